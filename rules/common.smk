@@ -6,19 +6,21 @@ from os.path import relpath
 from pathlib import Path
 
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, file_fault
 from ddlbench.experiment.paths import (
     cell_dir,
+    check_results,
     figures_dir,
     html_report_file,
     result_file,
     tables_dir,
 )
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.document import put_aside_if_broken
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.time_plan import links_plan
 from ddlbench.own_parts import try_own_parts
+from ddlbench.planning.budget import faulty_inputs
+from ddlbench.planning.finished import finished_of, put_aside_invalid
 from ddlbench.planning.matrix import cell_of
 from ddlbench.planning.matrix import expand as expand_matrix
 from ddlbench.planning.resources import request
@@ -40,6 +42,7 @@ try:
         config, ", ".join(CONFIG_FILES) or "the configuration"
     )
     SITE = load_site(EXPERIMENT.site, real_data=EXPERIMENT.real_data)
+    check_results(SITE.name)
     if workflow.is_main_process:
         check_profile(SITE, sys.argv[1:])
     ROWS = expand_matrix(EXPERIMENT, SITE)
@@ -47,8 +50,8 @@ try:
         own = try_own_parts(SITE, ROWS)
         for remark in (*own.data, *own.remarks):
             print(f"ddlbench: {remark}", file=sys.stderr)
-except ConfigError as error:
-    sys.exit(f"ddlbench: {error}")
+except (ConfigError, OSError) as error:
+    sys.exit(f"ddlbench: {file_fault(error) or error}")
 
 CELLS = {row.cell.id: row.cell for row in ROWS if row.unsupported is None}
 # The folders of the user's own data: jobs read the site's file, but not the experiment's.
@@ -67,12 +70,19 @@ run_screen.follow(
 # Not in the jobs that measure: one process looks after the results.
 if workflow.is_main_process:
     try:
+        check_results(
+            SITE.name, [TABLES / "any", FIGURES / "any", PAGE, *map(Path, RESULTS)]
+        )
         begin(SITE, CELLS)
-    except ConfigError as error:
-        sys.exit(f"ddlbench: {error}")
-    for file in RESULTS:
-        if fault := put_aside_if_broken(Path(file)):
-            print(f"ddlbench: {file} is broken and put aside: {fault}", file=sys.stderr)
+        finished = finished_of(CELLS, SITE.name)
+        for remark in (
+            *finished.left_remarks(),
+            *faulty_inputs([CELLS[id] for id in finished.waiting(CELLS)], SITE),
+            *put_aside_invalid(finished, SITE.name),
+        ):
+            print(f"ddlbench: {remark}", file=sys.stderr)
+    except (ConfigError, OSError) as error:
+        sys.exit(f"ddlbench: {file_fault(error) or error}")
 
 
 wildcard_constraints:
@@ -194,8 +204,8 @@ def ready_to_measure():
         if submitted:
             arrays = getattr(workflow.executor_settings, "array_jobs", None)
             check_cluster(SITE, cells or list(CELLS.values()), arrays)
-    except ConfigError as error:
-        sys.exit(f"ddlbench: {error}")
+    except (ConfigError, OSError) as error:
+        sys.exit(f"ddlbench: {file_fault(error) or error}")
 
 
 def partial_report():
@@ -210,7 +220,7 @@ def partial_report():
     try:
         make_report(EXPERIMENT, SITE, ROWS)
     except (KeyboardInterrupt, OSError) as error:
-        why = f" ({error})" if isinstance(error, OSError) else ""
+        why = f" ({file_fault(error) or error})" if isinstance(error, OSError) else ""
         print(
             f"tables and figures are as they were{why}; make them with: ddlbench report",
             file=sys.stderr,

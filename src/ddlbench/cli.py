@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,7 +26,7 @@ from ddlbench.commands.predict import accuracy, predict
 from ddlbench.commands.recommend import recommend
 from ddlbench.commands.timeline import timeline
 from ddlbench.commands.tune import tune
-from ddlbench.experiment.errors import ConfigError, no_room
+from ddlbench.experiment.errors import ConfigError, file_fault
 from ddlbench.experiment.paths import (
     RESULTS,
     enter_project,
@@ -46,7 +47,12 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run the command; what the user got wrong is one sentence and exit status 2."""
+    """Run the command; what the user got wrong is one sentence and exit status 2.
+
+    A file that cannot be written or read is one sentence and exit status 1.
+    """
+    if isinstance(sys.stdout, TextIOWrapper):  # a name of a file may be no text; see write_text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         commands(standalone_mode=False)
     except click.exceptions.Abort:
@@ -65,7 +71,7 @@ def main() -> None:
         say_error(error)
         sys.exit(2)
     except OSError as error:
-        if no_room(error) is None:
+        if file_fault(error) is None:  # of no file, so perhaps our own mistake
             raise
         say_error(error)
         sys.exit(1)
@@ -114,13 +120,18 @@ def plan(
     """Say what an experiment will cost before it runs."""
     from ddlbench.commands.plan_display import plan_lines  # noqa: PLC0415
     from ddlbench.own_parts import try_own_parts  # noqa: PLC0415
-    from ddlbench.planning.budget import cells_to_run, estimate  # noqa: PLC0415
+    from ddlbench.planning.budget import (  # noqa: PLC0415
+        cells_to_run,
+        estimate,
+        finished_rows,
+    )
 
-    cost = estimate(rows, site, RESULTS, try_own_parts(site, rows))
+    finished = finished_rows(rows, site)
+    cost = estimate(rows, site, RESULTS, try_own_parts(site, rows), finished)
     if as_json:
         click.echo(json.dumps(cost.to_dict(), indent=1))
         return
-    to_run = cells_to_run(rows, site, RESULTS)
+    to_run = cells_to_run(rows, finished)
     lines = plan_lines(cost, experiment, site, rows, to_run, every_cell=every_cell)
     click.echo("\n".join(lines))
     if site.launcher == "slurm" and to_run:
@@ -180,11 +191,16 @@ def report(
         click.echo(make_page(experiment, site, rows))
         return
     click.echo("\n".join([*summary_lines(tables, every_row=every_row), *advice_lines(tables)]))
-    click.echo(f"tables:  {tables}/measurements.csv")
-    click.echo(f"figures: {figures_dir(site.name, experiment.name)}/speedup.png")
-    page = html_report_file(site.name, experiment.name)
-    if page.is_file():
-        click.echo(f"page:    {page}")
+    figures = figures_dir(site.name, experiment.name)
+    # The figure that is read first; a matrix without a second strategy has no speed-up.
+    drawn = [figures / "speedup.png", *sorted(figures.glob("*.png"))]
+    for name, places in (
+        ("tables: ", [tables / "measurements.csv"]),
+        ("figures:", drawn),
+        ("page:   ", [html_report_file(site.name, experiment.name)]),
+    ):
+        for place in [place for place in places if place.is_file()][:1]:
+            click.echo(f"{name} {place}")
     if also_site:
         given = click.get_current_context().params
         configfile = enter_project(given["configfile"])
@@ -232,29 +248,36 @@ def status(
         click.echo(f"{head}no cell is {state}" if state else f"{head}no cells")
         return
     lines = status_lines(cells, every_cell=every_cell or state is not None)
-    unfinished = set(Status) - {found for found in Status if found.is_result}
+    unfinished = {state for state in Status if not state.is_result} - {Status.NEWER}
+    page = html_report_file(site.name, experiment.name)
     figure = figures_dir(site.name, experiment.name) / "speedup.png"
+    drawn = figure if figure.is_file() else page
     if state is None and unfinished & {cell.state for cell in cells}:
         lines.append(f"Next: {snakemake_command(experiment, site)}")
     elif state is None:
-        lines[0] += f": {figure}" if figure.is_file() else "; draw the figures: ddlbench report"
+        lines[0] += f": {drawn}" if drawn.is_file() else "; draw the figures: ddlbench report"
     click.echo(head + "\n".join(lines))
 
 
 _DISTURBED = "disturbed"
 _OTHER_DATA = "other-data"
+_OF_FILES = (Status.INVALID, Status.NEWER)
+_FORGOTTEN = (
+    *(s.value for s in Status if s.is_result or s in _OF_FILES),
+    _DISTURBED,
+    _OTHER_DATA,
+)
 
 
 @commands.command()
 @with_matrix
 @click.option(
     "--state",
-    type=click.Choice(
-        [*(s.value for s in Status if s.is_result or s is Status.INVALID), _DISTURBED, _OTHER_DATA]
-    ),
+    type=click.Choice(_FORGOTTEN),
+    metavar="STATE",
     required=True,
-    help="Which results to delete; disturbed: of cells that something stopped while they trained; "
-    "other-data: of cells that were measured with other data than lies in your folder now.",
+    help=f"Which results to delete: {', '.join(_FORGOTTEN)}. Disturbed are cells that something "
+    "stopped while they trained; other-data means measured with other data than lies there now.",
 )
 @click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
 def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -84,11 +84,17 @@ def _key(cell: Cell) -> _Key:
     return cell.dataset, cell.data_format
 
 
-def look(site: Site, cells: Iterable[Cell]) -> OwnFolders:
+def look(site: Site, cells: Iterable[Cell], waiting: Collection[str] | None = None) -> OwnFolders:
     """Look at the data of cells that read the user's own.
 
+    Args:
+        site: where they run.
+        cells: of any data.
+        waiting: ids of those that are still to be measured; None for all of them.
+
     Raises:
-        ConfigError: data that this machine sees cannot be read; the sentence says why.
+        ConfigError: data of a waiting cell, which this machine sees, cannot be read; the sentence
+            says why. Of data that no cell waits for, a remark says it.
     """
     real = [cell for cell in cells if cell.data_source == "real"]
     if not real:
@@ -103,19 +109,24 @@ def look(site: Site, cells: Iterable[Cell]) -> OwnFolders:
         request = replace(request_of(cell, site), scale=1.0)
         where = f"data.{cell.dataset}" if request.spec.source else f"real_data.{cell.dataset}"
         root = None
+        is_needed = waiting is None or any(
+            other.id in waiting for other in real if _key(other) == _key(cell)
+        )
         try:
             root = source_folder(request)
         except DataError as error:
-            if site.launcher != "slurm":
+            if site.launcher != "slurm" and is_needed:
                 raise ConfigError(str(error)) from error
-        if site.launcher == "slurm" and (root is None or not root.exists()):
+        if root is None or (site.launcher == "slurm" and not root.exists()):
             place = f"{root or request.source} ({cell.dataset})"
             remarks[f"{place} is not on this machine; the nodes will look at it"] = None
             continue
         try:
             seen[_key(cell)] = inspect_user_data(request)
         except DataError as error:
-            raise ConfigError(f"{where}: {error}") from error
+            if is_needed:
+                raise ConfigError(f"{where}: {error}") from error
+            remarks[f"{where}: {error}"] = None
     return OwnFolders(seen, tuple(remarks))
 
 

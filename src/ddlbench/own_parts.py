@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_text import read_json
-from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import NETWORKS, known
 from ddlbench.experiment.site import Site
 from ddlbench.own_folders import look
+from ddlbench.planning.finished import finished_of
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_traits import NetworkTraits, why_not_trained
 from ddlbench.planning.plan import OwnParts, make_plan, request_of
@@ -53,7 +54,7 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     real = [cell for cell in cells if cell.data_source == "real"]
     if not own and not real:
         return OwnParts()
-    waiting = {c.id for c in cells if not result_file(site.name, c.id).is_file()}
+    waiting = finished_of((c.id for c in cells), site.name).waiting(c.id for c in cells)
     used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
     remarks: dict[str, None] = {}
     tried = _try_networks(sorted(own & used), site, remarks)
@@ -61,7 +62,7 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
     counted = {pair: int(answer["operations"]) for pair, answer in tried.items()}
     operations = {pair: count for pair, count in counted.items() if count}
     remarks.update(dict.fromkeys(_on_networks(tried, [c for c in cells if c.id in waiting], site)))
-    folders = look(site, real)
+    folders = look(site, real, waiting)
     remarks.update(dict.fromkeys((*folders.remarks, *folders.others_remark(site, real))))
     images = folders.images(real)
     _check_counts(site, [cell for cell in real if cell.id in waiting], images)

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment, parse_experiment
-from ddlbench.experiment.errors import ConfigError, no_room
+from ddlbench.experiment.errors import ConfigError, file_fault
 from ddlbench.experiment.json_text import UnreadableJson, read_object
 from ddlbench.experiment.paths import (
     LOG_HEADING,
@@ -84,7 +84,8 @@ def logged(path: str, *explained: type[Exception], attempt: int = 1) -> Iterator
 def _write_log(log: Path, text: str) -> None:
     with suppress(OSError):  # a full disk must not hide what went wrong
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(text, encoding="utf-8")
+        # A file's name that is no UTF-8 may stand in it.
+        log.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def matrix_of(
@@ -176,7 +177,7 @@ def begin(site: Site, cells: Iterable[str]) -> None:
     try:
         begin_run(next(f for f in (RESULTS / site.name, RESULTS, Path()) if f.is_dir()))
     except OSError as error:
-        raise ConfigError(f"results cannot be written here: {no_room(error) or error}") from None
+        raise ConfigError(f"results cannot be written here: {file_fault(error) or error}") from None
     if site.launcher != "slurm":
         return
     _shell.update(drop_user_defaults())

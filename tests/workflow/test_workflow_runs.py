@@ -140,6 +140,25 @@ def test_a_deleted_result_is_measured_again_alone(workflow, first):
     assert workflow.snakemake(config="experiment.yaml").did_nothing
 
 
+def test_an_invalid_result_is_measured_again_and_a_newer_one_is_left(workflow, first):
+    invalid = workflow.cell("plain", "ddp") / "result.json"
+    newer = workflow.cell("plain", "sequential") / "result.json"
+    as_measured = newer.read_text()
+    invalid.write_text(json.dumps({**json.loads(invalid.read_text()), "site": "elsewhere"}))
+    newer.write_text(json.dumps({**json.loads(as_measured), "schema_version": 999}))
+    before = newer.read_bytes()
+    ended = workflow.snakemake(config="experiment.yaml")
+    assert ended.code == 0, ended.text
+    assert ended.jobs["cell"] == 1
+    assert "is the result of site 'elsewhere'" in ended.text
+    assert "written by a newer ddlbench (schema 999; this checkout reads 1)" in ended.text
+    assert newer.read_bytes() == before
+    assert invalid.with_name("result.json.broken").is_file()
+    assert workflow.result("plain", "ddp")["site"] == "box"
+    newer.write_text(as_measured)
+    assert workflow.snakemake(config="experiment.yaml").code == 0
+
+
 def test_any_cell_can_be_asked_for_by_its_path(workflow, first):
     variant = "batch_size=4+epochs=1+warmup_steps=0+max_steps=1+data_scale=0.0008"
     folder = workflow.cell("other", "sequential", variant)

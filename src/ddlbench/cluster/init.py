@@ -22,7 +22,7 @@ from ddlbench.cluster.kind_choice import (
 )
 from ddlbench.cluster.site_text import Answers, site_text
 from ddlbench.experiment.document import write_text
-from ddlbench.experiment.errors import ConfigError, no_room, printable
+from ddlbench.experiment.errors import ConfigError, file_fault, printable
 from ddlbench.experiment.site import parse_site, site_file
 from ddlbench.experiment.yaml_text import parse_yaml
 from ddlbench.slurm.constraints import holds, is_plain
@@ -46,9 +46,8 @@ def write_site(answers: Answers, overwrite: bool = False) -> Path:
     try:
         write_text(path, text)
     except OSError as error:
-        if no_room(error):
-            raise
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+        why = file_fault(error) or f"{path} cannot be written: {error.strerror}"
+        raise ConfigError(why) from None
     return path
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.experiment.paths import CONFIG, enter_project
+from ddlbench.experiment.paths import CONFIG, check_results, enter_project
 from ddlbench.experiment.schema import read_yaml
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def matrix_at(configfile: Path, site_name: str | None = None, scale: str | None 
     configfile = enter_project(configfile)
     config, given = config_at(configfile, site_name, scale)
     experiment, site, rows = matrix_of(config, where=str(configfile))
+    check_results(site.name)
     return replace(experiment, given=given), site, rows
 
 

@@ -11,6 +11,7 @@ import click
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import CONFIG, project_root, result_file
+from ddlbench.planning.finished import finished_of, put_aside_invalid
 
 if TYPE_CHECKING:
     from ddlbench.commands.questions import Questions
@@ -37,6 +38,8 @@ def by_workflow(
     def measure(cell: Cell) -> Glance | None:
         path = result_file(site.name, cell.id)
         click.echo(f"measuring {named(cell)} ...", err=True)
+        for remark in put_aside_invalid(finished_of([cell.id], site.name), site.name):
+            click.echo(remark, err=True)
         command = [sys.executable, "-m", "snakemake", str(path)]
         command += ["--profile", f"profiles/{site.launcher}"]
         command += ["--configfile", str(questions.configfile or CONFIG)]

@@ -52,6 +52,7 @@ def plan_lines(
     lines = paragraph(
         f"{experiment.name} on {site.name}: {_count(cost.cells, 'cell')}, {cost.to_run:,} to run, "
         f"{_done(cost)}, {cost.unsupported:,} cannot run"
+        + (f", {cost.left:,} left as they are" if cost.left else "")
     )
     pairs = []
     if cost.to_run:

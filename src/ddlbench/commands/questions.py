@@ -20,7 +20,7 @@ import click
 from ddlbench.commands.experiment_options import matrix_at
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import enter_project, links_file
+from ddlbench.experiment.paths import check_results, enter_project, links_file
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import load_site, making_command
 
@@ -115,6 +115,7 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
     if configfile is None:
         enter_project()
         site, experiment = load_site(site_name or "local"), None
+        check_results(site.name)
     else:
         experiment, site, rows = matrix_at(configfile, site_name)
         configfile = Path(experiment.where)

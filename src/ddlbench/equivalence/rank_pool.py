@@ -35,6 +35,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.runtime.socket_folder import use_short_socket_folder
 
 # A rank's work on one item: (item, rank, store of this item or None) -> result.
 Work = Callable[[Any, int, Store | None], Any]
@@ -93,6 +94,7 @@ def _server() -> Any:
     context.set_forkserver_preload(modules)
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads must not fork
+    use_short_socket_folder()
     try:
         forkserver.ensure_running()
     finally:

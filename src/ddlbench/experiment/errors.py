@@ -1,10 +1,13 @@
-"""The exception with messages for the user; what messages say of values and of a full disk."""
+"""The exception with messages for the user; what messages say of values and of files."""
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import reprlib
+import stat
+from pathlib import Path
 
 _LONGEST_VALUE = 60
 _LONGEST_WORD = 120
@@ -26,12 +29,78 @@ class ConfigError(ValueError):
         super().__init__(text if safe == text else safe)
 
 
-def no_room(error: BaseException) -> str | None:
-    """What to say of a full disk; None of any other error."""
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+def file_fault(error: BaseException, folder: Path | None = None) -> str | None:
+    """What to say of a file that cannot be written, read or reached; None of any other error.
+
+    The sentence names the file, or what is in its way, and says what to do.
+
+    Args:
+        error: any.
+        folder: what is written to, as a full disk shows in writes, which name no file.
+    """
+    if not isinstance(error, OSError) or error.errno is None:
         return None
-    where = error.filename or "a file"
-    return f"no room is left to write {where}; free some and run again"
+    said = error.strerror or type(error).__name__
+    if said.startswith("No usable temporary directory"):
+        return f"{printable(said)}; set TMPDIR to a folder that can be written"
+    place = error.filename
+    named = isinstance(place, str | bytes | os.PathLike)
+    if error.errno in _NO_ROOM:
+        where = os.fsdecode(place) if named else folder or "a file"
+        return printable(f"no room is left to write {where}; free some and run again")
+    if not named:
+        return None
+    path = Path(os.fsdecode(place))
+    in_the_way = None
+    if error.errno in _NOT_REACHED:  # a folder could not be made, or something in it not reached
+        in_the_way = obstacle(path / "any file" if error.errno == errno.EEXIST else path)
+    if error.errno == errno.EACCES:
+        closed = (p for p in reversed(path.parents) if p.exists() and not os.access(p, os.X_OK))
+        path = next(closed, path)
+    cure = _CURES.get(error.errno, "look at that place, and run again")
+    return printable(in_the_way or f"{path}: {said}; {cure}")
+
+
+def obstacle(path: Path) -> str | None:
+    """What keeps ``path`` from being a folder, or a file in one; None if nothing does.
+
+    It is a link that leads nowhere, or a file where a folder should be.
+    """
+    for place in (*reversed(path.parents), path):
+        try:
+            reached = stat.S_ISDIR(place.stat().st_mode)
+        except OSError as error:
+            if not os.path.islink(place):  # noqa: PTH114 - unlike Path, it raises nothing
+                return None  # nothing is there yet, or it cannot be looked at
+            if error.errno == errno.ELOOP:
+                return f"{place} is a link that leads back to itself; remove it"
+            where = place.readlink()
+            return f"{place} points to {where}, which is missing; make that, or remove the link"
+        if place != path and not reached:
+            return f"{place} is a file where a folder should be; move it away"
+    return None
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NOT_REACHED = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
+_RIGHTS = "its owner must let you write and read it, and enter the folders above it (chmod)"
+_SHORTER = "work in a folder with a shorter path, or shorten the names in it"
+_CURES = {
+    errno.EROFS: "let it lie on a file system that can be written",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.ENOENT: "make it, or run again if somebody has just deleted it",
+    errno.EEXIST: "move it away",
+    errno.ENOTDIR: "a folder should be there; move the file away",
+    errno.EISDIR: "a file should be there; move the folder away",
+    errno.ELOOP: "remove the link that leads back to itself",
+    errno.ENAMETOOLONG: _SHORTER,
+    errno.ESTALE: "the file server has replaced it; change into the folder anew, and run again",
+    errno.EIO: "its disk or file server does not answer; have it looked at, and run again",
+    errno.EMFILE: "allow more open files (ulimit -n), and run again",
+    errno.EFBIG: "allow larger files (ulimit -f), and run again",
+    errno.EXDEV: "let both places lie on one file system",
+}
 
 
 def printable(text: str) -> str:

@@ -40,7 +40,11 @@ class WrongForm(ValueError):  # noqa: N818 - what values are
 
     def within(self, key: object) -> WrongForm:
         """The same, seen from what holds the values under ``key``."""
-        return WrongForm(self._what, f"{key}.{self._place}" if self._place else str(key))
+        return type(self)(self._what, f"{key}.{self._place}" if self._place else str(key))
+
+
+class UnknownKey(WrongForm):
+    """A key that is no field of a dataclass, though all else may fit."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def read_fields(cls: type, values: Mapping[str, Any], *, others: bool = False) -
             raise WrongForm(f"{key!r} is missing")
     if not (others or _keys(cls).issuperset(values)):
         unknown = next(key for key in values if key not in _keys(cls))
-        raise WrongForm(f"{shown(unknown)} is not a key here")
+        raise UnknownKey(f"{shown(unknown)} is not a key here")
     return arguments
 
 

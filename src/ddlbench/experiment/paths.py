@@ -26,12 +26,14 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.experiment.errors import ConfigError, obstacle, shown
 
 RESULTS = Path("results")
+LINKS_FILE = "links.json"
 PROGRESS_FILE = "progress.json"
 QUEUED_FILE = "queued.json"
 STAGED_FILE = "staged.json"
@@ -64,6 +66,23 @@ def schema_file(name: str) -> Path:
     return project_root() / "config" / "schemas" / f"{name}.schema.yaml"
 
 
+def check_results(site: str, files: Iterable[Path] = ()) -> None:
+    """Refuse places that can hold no results, before anything is read or written there.
+
+    Args:
+        site: whose results.
+        files: of these results, which will be written.
+
+    Raises:
+        ConfigError: a link leads nowhere, or a file lies where a folder should be.
+    """
+    for folder in dict.fromkeys(file.parent for file in (result_file(site, "any"), *files)):
+        # Of thousands of folders most are there, or none.
+        in_the_way = None if folder.is_dir() else obstacle(folder / "any file")
+        if in_the_way is not None:
+            raise ConfigError(in_the_way)
+
+
 def cell_dir(site: str, cell_id: str) -> Path:
     """Folder of one cell's measurement."""
     return RESULTS / f"{site}/cells/{cell_id}"
@@ -94,7 +113,7 @@ def plan_file(site: str, cell_id: str) -> Path:
 
 def links_file(site: str, fabric: str) -> Path:
     """Latency and bandwidth between devices under one link condition."""
-    return RESULTS / site / "links" / fabric / "links.json"
+    return RESULTS / site / "links" / fabric / LINKS_FILE
 
 
 def profile_file(site: str, profile_id: str) -> Path:

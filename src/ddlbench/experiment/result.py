@@ -7,18 +7,16 @@ again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.json_form import OMIT_NONE, SameKeys, key_of
-from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.training import EpochAccuracy, Loss, Training
 
@@ -261,10 +259,20 @@ STATUSES = tuple(s for s in Status if s.is_result or s is Status.FAILED)
 
 
 class InvalidResult(ValueError):  # noqa: N818 - a state of a file, shown as such
-    """A result file that is truncated, of another version, or does not fit the schema."""
+    """A result file that is truncated, does not fit the schema, or belongs elsewhere."""
 
 
-_DOCUMENT = Document("result", "result", InvalidResult)
+class NewerResult(InvalidResult):
+    """A result that a newer ddlbench wrote: it is no fault, and nobody measures over it."""
+
+
+_DOCUMENT = Document(
+    "result",
+    "result",
+    InvalidResult,
+    newer=NewerResult,
+    instead=f"`ddlbench forget --state {Status.NEWER}`",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,9 +350,40 @@ def read_result(path: Path) -> Result:
     """Read and validate a result.
 
     Raises:
+        NewerResult: a newer ddlbench wrote it.
         InvalidResult: the file is no result of this schema version.
     """
     return _DOCUMENT.read_as(Result, path)
+
+
+def cell_result(path: Path, site: str, cell_id: str) -> Result | None:
+    """The result of a cell: the one rule of what counts as a result, for all who ask.
+
+    Args:
+        path: where it lies.
+        site: whose folder that is.
+        cell_id: of the cell.
+
+    Returns:
+        what the file says; None without a file. The cell is done if ``status.is_result``.
+
+    Raises:
+        NewerResult, InvalidResult: as :func:`read_result`.
+        InvalidResult: also if it is the result of another cell or site, or is ok without times.
+    """
+    try:
+        result = read_result(path)
+    except InvalidResult as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            return None
+        raise
+    if result.cell_id != cell_id:
+        raise InvalidResult(f"{path}: is the result of {shown(result.cell_id)}")
+    if result.site != site:
+        raise InvalidResult(f"{path}: is the result of site {shown(result.site)}, not of {site}")
+    if result.status == Status.OK and (result.timing is None or result.timing.epoch_s is None):
+        raise InvalidResult(f"{path}: the status is ok, but there is no epoch_s")
+    return result
 
 
 @dataclass(frozen=True)
@@ -365,35 +404,22 @@ class Glance:
     step_s: float | None
     start_s: float | None
 
+    @classmethod
+    def of(cls, cell: Cell, result: Result) -> Glance:
+        """What the result of ``cell`` says."""
+        timing = result.timing
+        step_s = None if timing is None or timing.disturbed is not None else timing.step_s.mean_s
+        if timing is None or step_s is None:
+            return cls(cell, result.status, result.elapsed_s, None, None)
+        steps = cell.warmup_steps + sum(epoch.steps for epoch in timing.epochs)
+        start_s = max(0.0, result.elapsed_s - steps * step_s)
+        return cls(cell, result.status, result.elapsed_s, step_s, start_s)
 
-def glance(path: Path, cell_id: str) -> Glance | None:
-    """Read a result's few fields; None when they are not what a result has.
 
-    Thousands of files are read while a user waits, so the whole schema is not checked here.
-    """
+def glance(path: Path, site: str, cell_id: str) -> Glance | None:
+    """What a cell costs, by its result; None without a result."""
     try:
-        result = read_object(path)
-        cell = Cell.from_id(cell_id)
-    except (OSError, ValueError):  # ConfigError and UnreadableJson are ValueErrors
+        result = cell_result(path, site, cell_id)
+        return None if result is None else Glance.of(Cell.from_id(cell_id), result)
+    except ValueError:  # InvalidResult; ConfigError of a cell of another version
         return None
-    status: Any = result.get("status")
-    elapsed_s = result.get("elapsed_s")
-    known = result.get("schema_version") == SCHEMA_VERSION and status in STATUSES
-    if not known or result.get("cell_id") != cell_id or not _is_duration(elapsed_s):
-        return None
-    try:
-        timing = result["timing"]
-        step_s = float(timing["step_s"]["mean"])
-        steps = cell.warmup_steps + sum(epoch["steps"] for epoch in timing["epochs"])
-        start_s = max(0.0, elapsed_s - steps * step_s)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return Glance(cell, Status(status), float(elapsed_s), None, None)
-    if not step_s > 0:  # damaged, as whoever checks the schema says
-        return None
-    if timing.get("disturbed") is not None:
-        return Glance(cell, Status(status), float(elapsed_s), None, None)
-    return Glance(cell, Status(status), float(elapsed_s), step_s, start_s)
-
-
-def _is_duration(seconds: object) -> TypeGuard[float]:
-    return isinstance(seconds, int | float) and seconds is not True and 0 <= seconds < math.inf

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import no_room
+from ddlbench.experiment.errors import file_fault, printable
 from ddlbench.experiment.units import BYTES, Unit, unit_for
 
 _GAP = "  "
@@ -98,7 +98,7 @@ def paragraph(text: str, indent: str = "", hanging: str | None = None) -> list[s
 
 def say_error(error: Exception) -> None:
     """Print what is wrong to stderr: wrapped on a terminal, in one line in a log."""
-    lines = f"ddlbench: {no_room(error) or error}".splitlines()
+    lines = f"ddlbench: {file_fault(error) or printable(str(error))}".splitlines()
     if sys.stderr.isatty():
         lines = [part for line in lines for part in paragraph(line, hanging="  ")]
     print("\n".join(lines), file=sys.stderr)

@@ -5,7 +5,7 @@
     result.json    ok, out_of_memory, unsupported, timeout      the cell is done
     failure.json   failed                                       the cell runs again
     neither        not run; queued: a SLURM job waits for nodes; running; interrupted: its run is
-                   gone; invalid: the file cannot be read
+                   gone; invalid: the file cannot be read; newer: a newer ddlbench wrote it
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Status(StrEnum):
     TIMEOUT = "timeout"
     FAILED = "failed"
     INVALID = "invalid"
+    NEWER = "newer"
     UNSUPPORTED = "unsupported"
     INTERRUPTED = "interrupted"
     RUNNING = "running"
@@ -111,7 +112,8 @@ REASON_CODES: Mapping[str, str] = {
     "no_step": "its cell was measured for the choice and ended without a step",
     "fault": "code of the strategy raised an error",
     # no result
-    "invalid_result": "result.json cannot be read",
+    "invalid_result": "result.json cannot be read, or is of another cell or site",
+    "newer_result": "a newer ddlbench wrote result.json",
     "no_result": "there is no result.json",
     "supervisor_lost": "what measured the cell is gone and has written nothing",
 }

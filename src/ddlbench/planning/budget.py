@@ -9,17 +9,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.paths import RESULTS
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.links import read_links
+from ddlbench.experiment.paths import LINKS_FILE, RESULTS
+from ddlbench.experiment.profile import read_profile
 from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.planning.expected_time import ExpectedTime, Likeness, cells_root
+from ddlbench.planning.finished import Finished, finished_of
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.resources import held_devices, node_disk_bytes, whole_nodes
@@ -35,9 +39,11 @@ class Budget:
 
     Args:
         site: the site's name.
-        cells: cells of the experiment; the sum of the next three.
+        cells: cells of the experiment; the sum of the next four.
         done: cells with a valid result.
         to_run: cells that will be measured.
+        left: cells whose result is of a newer ddlbench, or cannot be read today; nobody measures
+            them.
         unsupported: cells that cannot run, and get no job.
         done_statuses: status -> how many of the cells that are done.
         unsupported_reasons: reason -> how many of the unsupported cells.
@@ -69,6 +75,7 @@ class Budget:
     cells: int
     done: int
     to_run: int
+    left: int
     unsupported: int
     done_statuses: dict[str, int]
     unsupported_reasons: dict[str, int]
@@ -101,6 +108,7 @@ def estimate(
     site: Site,
     results_root: Path = RESULTS,
     own: OwnParts = OwnParts(),  # noqa: B008 - frozen
+    finished: Finished | None = None,
 ) -> Budget:
     """Estimate what an expanded experiment still costs.
 
@@ -109,15 +117,15 @@ def estimate(
         site: where it runs.
         results_root: the folder that holds ``<site>/cells``.
         own: what is known of the user's own networks and data.
+        finished: :func:`finished_rows`, where it is known already.
     """
-    finished, invalid = _read_results(rows, site.name, results_root)
+    finished = finished or finished_rows(rows, site, results_root)
     unsupported = [row for row in rows if row.unsupported is not None]
-    supported = [row for row in rows if row.unsupported is None]
-    done = [finished[row.cell.id] for row in supported if row.cell.id in finished]
-    to_run = [row.cell for row in supported if row.cell.id not in finished]
+    to_run = cells_to_run(rows, finished)
     first = _measured_first(to_run, site, results_root)
     largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
-    known = ExpectedTime(finished.values(), site, results_root, own)
+    glances = _glances(rows, finished, site.name, results_root)
+    known = ExpectedTime(glances, site, results_root, own)
     likeness: Counter[Likeness | None] = Counter()
     device_s = run_s = 0.0
     for cell in to_run:
@@ -129,10 +137,13 @@ def estimate(
     return Budget(
         site=site.name,
         cells=len(rows),
-        done=len(done),
+        done=len(finished.results),
         to_run=len(to_run),
+        left=len(finished.left),
         unsupported=len(unsupported),
-        done_statuses=dict(Counter(result.status for result in done).most_common()),
+        done_statuses=dict(
+            Counter(result.status for result in finished.results.values()).most_common()
+        ),
         unsupported_reasons=dict(
             Counter(str(row.unsupported) for row in unsupported).most_common()
         ),
@@ -154,50 +165,75 @@ def estimate(
         node_disk_bytes=node_disk_bytes(to_run, site),
         download_bytes=0,
         data=own.data,
-        warnings=(*_warnings(rows, to_run, site, invalid), *own.remarks),
+        warnings=(
+            *_warnings(rows, to_run, site),
+            *finished.remarks(),
+            *faulty_inputs(to_run, site, results_root),
+            *own.remarks,
+        ),
     )
 
 
-def cells_to_run(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS) -> list[Cell]:
-    """The cells that have no valid result yet and can run, in the order of the matrix."""
-    finished, _ = _read_results(rows, site.name, results_root)
-    return [row.cell for row in rows if row.unsupported is None and row.cell.id not in finished]
+def finished_rows(rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS) -> Finished:
+    """What is done of the cells that can run."""
+    ids = [row.cell.id for row in rows if row.unsupported is None]
+    return finished_of(ids, site.name, results_root)
 
 
-def _read_results(
-    rows: Sequence[MatrixRow], site: str, results_root: Path
-) -> tuple[dict[str, Glance], list[str]]:
-    """Read every result of the rows' datasets and networks: id -> result, and invalid ids.
+def cells_to_run(rows: Sequence[MatrixRow], finished: Finished) -> list[Cell]:
+    """The cells that are to be measured and can run, in the order of the matrix."""
+    waiting = finished.waiting(row.cell.id for row in rows if row.unsupported is None)
+    return [row.cell for row in rows if row.cell.id in waiting]
+
+
+def _glances(
+    rows: Sequence[MatrixRow], finished: Finished, site: str, results_root: Path
+) -> list[Glance]:
+    """What every finished cell of the rows' datasets and networks costs.
 
     Cells of other experiments are read too: they tell how long the ones to run may take.
     """
     root = cells_root(site, results_root)
-    finished: dict[str, Glance] = {}
-    invalid = []
+    found: list[Glance] = []
     for folder in dict.fromkeys("/".join(row.cell.id.split("/")[:2]) for row in rows):
         for path in (root / folder).glob("*/*/*/rep*/result.json"):
             cell_id = path.parent.relative_to(root).as_posix()
-            result = glance(path, cell_id)
-            if result is None:
-                invalid.append(cell_id)
-            elif result.status.is_result:
-                finished[cell_id] = result
-    return finished, invalid
+            result = finished.results.get(cell_id)
+            if result is not None:
+                found.append(Glance.of(Cell.from_id(cell_id), result))
+            elif cell_id not in finished.invalid and cell_id not in finished.left:
+                seen = glance(path, site, cell_id)
+                found += [seen] if seen is not None and seen.status.is_result else []
+    return found
 
 
 def _measured_first(cells: Iterable[Cell], site: Site, results_root: Path) -> int:
     """How many files the plans of ``cells`` still wait for (``balance: profile``)."""
-    wanted = {
-        path
+    return sum(not path.is_file() for path in _inputs(cells, site, results_root))
+
+
+def faulty_inputs(cells: Iterable[Cell], site: Site, results_root: Path = RESULTS) -> Iterator[str]:
+    """What is wrong with profiles and links that plans of ``cells`` are made from.
+
+    They are not made anew, as a newer ddlbench may have measured them.
+    """
+    for path in sorted(_inputs(cells, site, results_root)):
+        try:
+            if path.is_file():
+                (read_links if path.name == LINKS_FILE else read_profile)(path)
+        except ConfigError as error:
+            yield str(error)
+
+
+def _inputs(cells: Iterable[Cell], site: Site, results_root: Path) -> set[Path]:
+    return {
+        results_root / path.relative_to(RESULTS)
         for cell in cells
         for path in strategy_of(cell.strategy).measured_inputs(cell, site.name)
     }
-    return sum(not (results_root / path.relative_to(RESULTS)).is_file() for path in wanted)
 
 
-def _warnings(
-    rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site, invalid: Sequence[str]
-) -> Iterable[str]:
+def _warnings(rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site) -> Iterable[str]:
     supported = [row for row in rows if row.unsupported is None]
     baseless = [row.cell.id for row in supported if row.base_id is None]
     if baseless:
@@ -211,13 +247,6 @@ def _warnings(
         yield (
             f"{_cells(stranded)} a sequential base that cannot run, so no speed-up can be shown "
             f"(first: {stranded[0]})"
-        )
-    wanted = {row.cell.id for row in rows}
-    again = [cell_id for cell_id in invalid if cell_id in wanted]
-    if again:
-        yield (
-            f"{_cells(again)} an invalid result.json, which the workflow takes for a result: "
-            f"delete it to measure again (first: {again[0]})"
         )
     if whole_nodes(site):
         partial = [c for c in to_run if site.held_geometry(c)[1] < site.devices_per_node]

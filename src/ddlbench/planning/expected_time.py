@@ -89,7 +89,9 @@ class ExpectedTime:
         """Finished cells of the site, those of other networks too."""
         root = cells_root(self._site, self._results_root)
         paths = islice(root.glob("*/*/*/*/*/rep0/result.json"), _MOST_READ)
-        read = (glance(path, path.parent.relative_to(root).as_posix()) for path in paths)
+        read = (
+            glance(path, self._site, path.parent.relative_to(root).as_posix()) for path in paths
+        )
         others = [result for result in read if result and result.status == Status.OK]
         return list({r.cell.id: r for r in (*self._finished, *others)}.values())
 

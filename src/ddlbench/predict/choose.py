@@ -266,7 +266,7 @@ def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
 def result_of(cell: Cell, site: str, results_root: Path = RESULTS) -> Glance | None:
     """The result of a cell, if it has a readable one."""
     path = results_root / result_file(site, cell.id).relative_to(RESULTS)
-    return glance(path, cell.id)
+    return glance(path, site, cell.id)
 
 
 def choice_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:

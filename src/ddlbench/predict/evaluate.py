@@ -16,7 +16,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.registry import known
-from ddlbench.experiment.result import InvalidResult, Result, read_result
+from ddlbench.experiment.result import InvalidResult, Result, cell_result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status
@@ -116,7 +116,7 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
             cell = row.cell.with_(repeat=0)
             base = Cell.from_id(row.base_id).with_(repeat=0) if row.base_id else None
             outcomes.setdefault(cell.id, Outcome(cell, base))
-            result = _result(_path(row.cell, site, results_root), row.cell)
+            result = _result(_path(row.cell, site, results_root), site, row.cell)
             if result is not None:
                 results[row.cell] = result
     departing = departures_in(results)
@@ -199,17 +199,12 @@ def _path(cell: Cell, site: str, results_root: Path) -> Path:
     return results_root / result_file(site, cell.id).relative_to(RESULTS)
 
 
-def _result(path: Path, cell: Cell) -> Result | None:
-    """A readable result of exactly this cell, else None; the report shows what is wrong."""
-    if not path.is_file():
-        return None
+def _result(path: Path, site: str, cell: Cell) -> Result | None:
+    """The result of a cell, else None; the report shows what is wrong."""
     try:
-        result = read_result(path)
+        return cell_result(path, site, cell.id)
     except InvalidResult:
         return None
-    if result.cell_id != cell.id or (result.status == Status.OK and result.timing is None):
-        return None
-    return result
 
 
 NOTE_BREAK = " | "

@@ -81,7 +81,8 @@ MEASUREMENTS: tuple[Column, ...] = (
     _text(
         "status",
         "ok, out_of_memory, unsupported, timeout or failed (from result.json), "
-        "not run (there is none), invalid (it cannot be read)",
+        "not run (there is none), invalid (it cannot be read), "
+        "newer (a newer ddlbench wrote it)",
     ),
     _text("reason", "why there is no measurement; empty when ok"),
     _text("reason_code", "a word to count reasons by; the status where an older result has none"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
+
+# isort: split
 import pandas as pd
 from matplotlib.lines import Line2D
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
+
+# isort: split
 from matplotlib.figure import Figure
 
 from ddlbench.experiment.errors import ConfigError

@@ -134,7 +134,7 @@ def make_html_report(
         figures=list(_figures(page.parent, experiment, site, rows, results)),
         lacking=_lacking(experiment, site, rows, results),
         summary=_summary(read.summary),
-        reasons=_reasons(read),
+        reasons=_reasons(read, page.parent),
         files=_files(page.parent, tables),
     )
     write_text(page, text)
@@ -307,8 +307,8 @@ def _state(row: Mapping[Hashable, Any]) -> str:
     return ", ".join(parts) + (f": {reason}" if reason else "")
 
 
-def _reasons(tables: Tables) -> list[tuple[str, str, str, str]]:
-    """State, reason, names of the cells, and address of the first one's folder."""
+def _reasons(tables: Tables, folder: Path) -> list[tuple[str, str, str, str]]:
+    """State, reason, names of the cells, and address of the first one's log, seen from a folder."""
     shown = tables.measurements
     shown = shown[~shown["status"].isin([Status.OK, Status.NOT_RUN])]
     found = []
@@ -317,10 +317,8 @@ def _reasons(tables: Tables) -> list[tuple[str, str, str, str]]:
         listed = ", ".join(names[:_FEW_NAMES])
         if len(names) > _FEW_NAMES:
             listed += f" and {len(names) - _FEW_NAMES} more"
-        # What the plan itself calls unsupported has no folder.
-        folder = f"../cells/{cells['cell_id'].iloc[0]}/log.txt"
-        ran = status not in (Status.UNSUPPORTED, Status.INVALID)
-        log = quote(folder) if ran else ""
+        log = f"../cells/{cells['cell_id'].iloc[0]}/log.txt"
+        log = quote(log) if (folder / log).is_file() else ""
         found.append((str(status).replace("_", " "), str(reason), listed, log))
     return found
 

@@ -20,6 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
+
+# isort: split
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS, cell_dir, result_file
-from ddlbench.experiment.result import InvalidResult, read_result
+from ddlbench.experiment.result import InvalidResult, cell_result
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.columns import MEASUREMENTS, STEPS, VALIDATION
 from ddlbench.report.records import OF_CELL, records_of
@@ -85,11 +85,12 @@ def collect_validation(
     records = []
     for row in rows:
         path = results_root / result_file(site_name, row.cell.id).relative_to(RESULTS)
-        if not row.cell.validate or not path.is_file():
+        if not row.cell.validate:
             continue
         with suppress(InvalidResult):
+            result = cell_result(path, site_name, row.cell.id)
             own = {name: _of_cell(row.cell, name) for name in ("cell_id", *OF_CELL)}
-            records += [{**own, **asdict(one)} for one in read_result(path).validation]
+            records += [{**own, **asdict(one)} for one in result.validation] if result else []
     return frame_of(records, VALIDATION)
 
 

@@ -23,10 +23,11 @@ from ddlbench.experiment.result import (
     Checkpointing,
     InputDigests,
     InvalidResult,
+    NewerResult,
     RankEntry,
     Result,
     Timing,
-    read_result,
+    cell_result,
 )
 from ddlbench.experiment.site import did_not_compute
 from ddlbench.experiment.status import Reason, Status, reason_code
@@ -136,16 +137,12 @@ def _condition(condition: LinkCondition | None) -> dict[str, Any]:
 
 def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) -> dict[str, Any]:
     path = result_file(site, row.cell.id, root)
-    if not path.is_file():
-        return _without_result(row, path)
     try:
-        result = read_result(path)
+        result = cell_result(path, site, row.cell.id)
     except InvalidResult as error:
-        return _invalid(str(error).removeprefix(f"{path}: "))
-    if result.cell_id != row.cell.id:
-        return _invalid(f"the file is the result of {result.cell_id}")
-    if result.status == Status.OK and (result.timing is None or result.timing.epoch_s is None):
-        return _invalid("the status is ok, but there is no epoch_s")
+        return _invalid(error, path)
+    if result is None:
+        return _without_result(row, path)
     circumstances = Circumstances.of(result)
     return {
         "status": result.status,
@@ -209,8 +206,11 @@ def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
     return _without_number(Status.FAILED, reason)
 
 
-def _invalid(reason: str) -> dict[str, Any]:
-    return _without_number(Status.INVALID, Reason("invalid_result", _shortened(reason)))
+def _invalid(error: InvalidResult, path: Path) -> dict[str, Any]:
+    reason = _shortened(str(error).removeprefix(f"{path}: "))
+    if isinstance(error, NewerResult):
+        return _without_number(Status.NEWER, Reason("newer_result", reason))
+    return _without_number(Status.INVALID, Reason("invalid_result", reason))
 
 
 def _shortened(reason: str) -> str:

@@ -16,6 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
+
+# isort: split
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -106,7 +109,11 @@ def text_width_mm(text: str, size: float = MIN_PT) -> float:
     """Width of a line of text."""
     if not text.strip():
         return 0.0
-    text_path = TextPath((0, 0), text, size=size, prop=FontProperties(family="DejaVu Sans"))
+    # Also outside `style`, so nothing is left to matplotlib's parameters.
+    plain = FontProperties(
+        family="DejaVu Sans", style="normal", variant="normal", weight="normal", stretch="normal"
+    )
+    text_path = TextPath((0, 0), text, size=size, prop=plain)
     # The same as `get_extents`, seven times faster: glyphs have a point at every extreme.
     x = text_path.vertices[text_path.codes != TextPath.CLOSEPOLY, 0]
     return float(x.max() - x.min()) / 72 / MM

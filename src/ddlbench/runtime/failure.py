@@ -10,6 +10,7 @@ from ddlbench.experiment.failure import Cause
 from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.experiment.units import GB
 from ddlbench.runtime.rank_report import RankFailure
+from ddlbench.runtime.socket_folder import tmpdir_hint
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|"
@@ -61,6 +62,7 @@ def classify(error: BaseException) -> tuple[Status, Reason]:
     error = innermost(error)
     text = " ".join(str(error).split())
     reason = f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+    reason += tmpdir_hint(text)
     if isinstance(error, Unsupported):
         return Status.UNSUPPORTED, Reason(reason_of(error, "unsupported").code, text)
     if _REFUSAL.search(text):

@@ -25,8 +25,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from ddlbench.experiment.document import whole_file
 from ddlbench.experiment.owner import NOBODY, Owner, owner_in, seems_to_live
-from ddlbench.experiment.result import InvalidResult, Result, read_result, write_result
+from ddlbench.experiment.result import (
+    InvalidResult,
+    NewerResult,
+    Result,
+    read_result,
+    write_result,
+)
 from ddlbench.experiment.run_id import run_began_s
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.slurm import jobs
@@ -46,7 +53,7 @@ class Claim:
     """
 
     kind: Literal["mine", "adopted", "concluded"]
-    result: Result | None = None  # of an adopted cell
+    result: Result | None = None  # of an adopted cell; None if a newer ddlbench measured it
     status: Status | None = None  # of a concluded cell
     reason: Reason | None = None
 
@@ -68,14 +75,14 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
     while True:
         kept = _kept_since(folder, me.run_began, found)
         if kept is not None:
-            return Claim("adopted", result=kept)
+            return _adopted(kept)
         if _take(folder, me):
             # Its owner may have kept a result and left since the look above.
             kept = _kept_since(folder, me.run_began, found)
             if kept is None:
                 return Claim("mine")
             release(folder, me)
-            return Claim("adopted", result=kept)
+            return _adopted(kept)
         owner = _read(folder, me)
         if owner is None:
             continue
@@ -96,6 +103,12 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
 def keep(folder: Path, result: Result) -> None:
     """Keep a result under a name that Snakemake does not delete."""
     write_result(folder / _KEPT, result)
+
+
+def copy_kept(folder: Path) -> None:
+    """Make the kept result the cell's result.json, byte by byte."""
+    with whole_file(folder / "result.json") as beside:
+        beside.write_bytes((folder / _KEPT).read_bytes())
 
 
 def release(folder: Path, me: Owner) -> None:
@@ -127,7 +140,7 @@ def _take_over(
     """Claim the cell of an owner that has ended; None if another claimant was faster."""
     kept = _kept_since(folder, me.run_began, found)
     if kept is not None:
-        return Claim("adopted", result=kept)
+        return _adopted(kept)
     if not (_put_aside(folder, owner, me) and _take(folder, me)):
         return None
     if state == jobs.ENDED_FOR_MEMORY:
@@ -192,16 +205,23 @@ def _put_aside(folder: Path, seen: Owner, me: Owner) -> bool:
         aside.unlink(missing_ok=True)
 
 
-def _kept_since(folder: Path, when_s: float, found: int | None) -> Result | None:
-    """The kept result if it is newer than ``when_s``, or than what the claimant first ``found``.
+def _adopted(kept: Result | NewerResult) -> Claim:
+    return Claim("adopted", result=None if isinstance(kept, NewerResult) else kept)
 
-    What came while we waited needs no clock, which may be set meanwhile.
+
+def _kept_since(folder: Path, when_s: float, found: int | None) -> Result | NewerResult | None:
+    """The kept result if it came after ``when_s``, or after what the claimant first ``found``.
+
+    One that a newer ddlbench wrote is the error that says so. What came while we waited needs no
+    clock, which may be set meanwhile.
     """
     changed = _changed_ns(folder)
     if changed is None or (changed <= when_s * 1e9 and changed == found):
         return None
     try:
         return read_result(folder / _KEPT)
+    except NewerResult as newer:
+        return newer
     except InvalidResult:
         return None
 

@@ -34,6 +34,7 @@ from ddlbench.runtime.launch import Step, python_command
 from ddlbench.runtime.parent_death import end_with_parent
 from ddlbench.runtime.placement import device_variables, own_process
 from ddlbench.runtime.progress import Shows
+from ddlbench.runtime.socket_folder import remove_socket_folder, use_short_socket_folder
 from ddlbench.runtime.watchdog import watch
 
 
@@ -153,6 +154,7 @@ def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:
     process = own_process(processes)
     own_report = report_file(path.parent, process.rank)
     exit_status = 0
+    use_short_socket_folder()
     try:
         result = work(RankContext(process, len(processes), **task))
         write_json(own_report, {"rank": process.rank, "status": "ok", **result})
@@ -163,5 +165,6 @@ def rank_job_main(work: Callable[[RankContext], dict[str, Any]]) -> None:
         exit_status = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    remove_socket_folder()
     # Libraries may hang at exit when other ranks are gone, so skip their exit handlers.
     os._exit(exit_status)

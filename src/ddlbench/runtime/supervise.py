@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import write_json, write_text
-from ddlbench.experiment.errors import no_room
+from ddlbench.experiment.errors import file_fault
 from ddlbench.experiment.failure import FAILURE_FILE, Failure
 from ddlbench.experiment.json_text import UnreadableJson
 from ddlbench.experiment.owner import Owner
@@ -41,7 +41,15 @@ from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.heart import Heart
 from ddlbench.runtime.job import Job, kept_folder, log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
-from ddlbench.runtime.lease import Claim, claim, holds, keep, release, this_supervisor
+from ddlbench.runtime.lease import (
+    Claim,
+    claim,
+    copy_kept,
+    holds,
+    keep,
+    release,
+    this_supervisor,
+)
 from ddlbench.runtime.placement import device_variables
 from ddlbench.runtime.preconditions import why_not_started
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
@@ -66,7 +74,7 @@ def run_cell(
     cell_folder: Path,
     staging: dict[str, Any] | None = None,
     attempt: int = 1,
-) -> Result:
+) -> Result | None:
     """Measure a cell and write its result, unless another job does so or has just done so.
 
     Args:
@@ -78,17 +86,19 @@ def run_cell(
         attempt: 2 or more if the workflow itself repeats a failed cell. Such a repeat measures
             only what the infrastructure broke, as a program that crashed would crash again.
 
+    Returns:
+        the result; None if another job has measured the cell with a newer ddlbench.
+
     Raises:
         CellFailed: a rank crashed; failure.json and log.txt say why.
     """
     writer = Writer.here(attempt)
     _refuse_to_repeat(cell, cell_folder, writer)
     me = this_supervisor()
-    with _full_disk_named(cell, cell_folder):
+    with _file_fault_named(cell, cell_folder):
         claimed = claim(cell_folder, me)
         if claimed.kind == "adopted":
-            assert claimed.result is not None
-            write_result(cell_folder / "result.json", claimed.result)
+            copy_kept(cell_folder)
             return claimed.result
         # The lease is released while the heart still beats: it counts as left over without.
         with Heart(cell_folder):
@@ -155,17 +165,16 @@ def _terminable(me: Owner) -> Iterator[None]:
 
 
 @contextmanager
-def _full_disk_named(cell: Cell, cell_folder: Path) -> Iterator[None]:
-    """Say in one sentence that the disk is full.
+def _file_fault_named(cell: Cell, cell_folder: Path) -> Iterator[None]:
+    """Say in one sentence that the disk is full, or that a file cannot be written or read.
 
     Raises:
-        CellFailed: it is.
+        CellFailed: it is so.
     """
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(cell_folder)
-        sentence = no_room(error)
+        sentence = file_fault(error, cell_folder)
         if sentence is None:
             raise
         raise CellFailed(f"{cell.id}: {sentence}") from error

@@ -59,6 +59,7 @@ from ddlbench.runtime.rank_efficiency import measured_by_rank
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
 from ddlbench.runtime.replayed import replayed_losses
+from ddlbench.runtime.socket_folder import remove_socket_folder, use_short_socket_folder
 from ddlbench.runtime.tcp_traffic import TcpTraffic
 from ddlbench.runtime.validation import Validator
 from ddlbench.strategies.executor import Context, Executor, Unsupported, executor_of
@@ -73,6 +74,7 @@ def main(job_path: str) -> int:
     report_path = report_file(job.run_dir, process.rank)
     stacks = stacks_file(job.run_dir, process.rank).open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    use_short_socket_folder()
     try:
         write_rank_report(report_path, _run(job, process))
     except BaseException as error:
@@ -90,6 +92,7 @@ def main(job_path: str) -> int:
         # Libraries may hang at exit when other ranks are gone, so skip their exit handlers.
         sys.stdout.flush()
         sys.stderr.flush()
+        remove_socket_folder()
         os._exit(1)
     return 0
 

@@ -40,6 +40,14 @@ def test_a_failure_stands_below_the_heading(job, tmp_path, capsys):
     assert capsys.readouterr().err == "ddlbench: no room is left\n"
 
 
+def test_a_name_that_is_no_text_hides_no_reason(job, tmp_path, capsys):
+    name = os.fsdecode(b"caf\xe9.jpg")
+    with pytest.raises(SystemExit), logged(str(tmp_path / "cell.log"), RuntimeError):
+        raise RuntimeError(f"{name} is no image")
+    assert "caf\\udce9.jpg is no image" in (tmp_path / "cell.log").read_text("utf-8")
+    assert "is no image" in capsys.readouterr().err
+
+
 def test_a_log_of_an_earlier_job_is_replaced(job, tmp_path):
     (tmp_path / "cell.log").write_text("# SLURM job 11, attempt 1\na bug\n")
     with logged(str(tmp_path / "cell.log")):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import put_aside_if_broken
+from ddlbench.experiment.document import put_aside
 from ddlbench.experiment.json_text import UnreadableJson, parse_json, read_json
 from ddlbench.experiment.result import InvalidResult, glance, read_result
 
@@ -25,15 +25,24 @@ def test_damaged_text_is_one_kind_of_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", DAMAGED)
-def test_a_damaged_result_is_put_aside_and_never_a_traceback(text: str, tmp_path) -> None:
+def test_a_damaged_result_is_one_kind_of_error(text: str, tmp_path) -> None:
     path = tmp_path / "result.json"
     path.write_text(text)
     with pytest.raises(InvalidResult, match="not a readable result"):
         read_result(path)
-    assert glance(path, Cell("mnist", "vgg11", "ddp", 8).id) is None
-    assert put_aside_if_broken(path)
-    assert not path.exists()
-    assert (tmp_path / "result.json.broken").exists()
+    assert glance(path, "local", Cell("mnist", "vgg11", "ddp", 8).id) is None
+
+
+def test_what_is_put_aside_replaces_nothing(tmp_path) -> None:
+    path = tmp_path / "result.json"
+    for text in ("first", "second", "third"):
+        path.write_text(text)
+        put_aside(path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        "result.json.broken": "first",
+        "result.json.broken-2": "second",
+        "result.json.broken-3": "third",
+    }
 
 
 def test_bytes_that_are_no_text(tmp_path) -> None:

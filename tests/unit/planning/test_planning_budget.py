@@ -20,7 +20,7 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.budget import Budget, cells_to_run, estimate
+from ddlbench.planning.budget import Budget, cells_to_run, estimate, finished_rows
 from ddlbench.planning.expected_time import START_S
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import block_costs
@@ -46,6 +46,9 @@ LOCAL = Site(
 WHOLE_NODES = replace(LOCAL, launcher="slurm", slurm={"exclusive": True})
 SHARED_NODES = replace(LOCAL, launcher="slurm", slurm={"exclusive": False})
 
+RESULT = json.loads(
+    (Path(__file__).parents[3] / "benchmarks" / "scale" / "result.json").read_text("utf-8")
+)
 BASE = Cell("mnist", "resnet18", "sequential", batch_size=32)
 DDP = BASE.with_(strategy="ddp", devices_per_node=2)
 GPIPE = BASE.with_(strategy="gpipe", devices_per_node=2)
@@ -56,12 +59,19 @@ def _rows(*cells: Cell, base: Cell | None = BASE) -> list[MatrixRow]:
 
 
 def _finish(root: Path, cell: Cell, elapsed_s: float = 10.0, **changes: Any) -> Path:
-    """Leave the fields of a result that a cost reads."""
+    """Leave a result of a cell that took so long; no step of it was timed."""
     path = root / "here" / "cells" / cell.id / "result.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = {"schema_version": 1, "status": "ok", "cell_id": cell.id, "elapsed_s": elapsed_s}
-    path.write_text(json.dumps({**result, **changes}))
+    of_cell = {"site": "here", "cell_id": cell.id, "elapsed_s": elapsed_s, "timing": _timed(None)}
+    path.write_text(json.dumps({**RESULT, **of_cell, **changes}))
     return path
+
+
+def _timed(step_s: float | None, steps: int = 10) -> dict[str, Any]:
+    elapsed_s = steps * (step_s or 1.0)
+    epoch = {"epoch": 1, "steps": steps, "samples": 1, "elapsed_s": elapsed_s, "load_s": 0.0}
+    timing = RESULT["timing"]
+    return {**timing, "step_s": {**timing["step_s"], "mean": step_s}, "epochs": [epoch]}
 
 
 EXPERIMENT = parse_experiment(
@@ -80,7 +90,7 @@ EXPERIMENT = parse_experiment(
 
 
 def _shown(rows: list[MatrixRow], site: Site, root: Path) -> str:
-    cost, to_run = estimate(rows, site, root), cells_to_run(rows, site, root)
+    cost, to_run = estimate(rows, site, root), cells_to_run(rows, finished_rows(rows, site, root))
     return " ".join(" ".join(plan_lines(cost, EXPERIMENT, site, rows, to_run)).split())
 
 
@@ -121,7 +131,7 @@ def test_which_results_are_done(tmp_path: Path, status: str, done: int) -> None:
     cost = estimate(_rows(BASE), LOCAL, tmp_path)
     assert (cost.done, cost.to_run) == (done, 1 - done)
     assert cost.done_statuses == ({status: 1} if done else {})
-    assert cost.warnings == ()
+    assert len(cost.warnings) == 1 - done
 
 
 @pytest.mark.parametrize(
@@ -132,6 +142,9 @@ def test_which_results_are_done(tmp_path: Path, status: str, done: int) -> None:
         {"status": "fine"},
         {"status": None},
         {"cell_id": DDP.id},
+        {"site": "there"},
+        {"processes": 2.5},
+        {"timing": None},
         {"elapsed_s": "10"},
         {"elapsed_s": -1},
         {"elapsed_s": None},
@@ -142,10 +155,36 @@ def test_a_result_that_is_none_must_run_again(tmp_path: Path, changes: dict[str,
     _finish(tmp_path, BASE, **changes)
     cost = estimate(_rows(BASE), LOCAL, tmp_path)
     assert (cost.done, cost.to_run, cost.cells_unknown) == (0, 1, 1)
-    assert cost.warnings == (
-        "1 cell has an invalid result.json, which the workflow takes for a result: "
-        f"delete it to measure again (first: {BASE.id})",
-    )
+    (warning,) = cost.warnings
+    assert warning.startswith("result.json of 1 cell: ")
+    assert warning.endswith(f"; it is put aside and measured again (first: {BASE.id})")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sign"),
+    [
+        ({"schema_version": 999, "timing": None}, "schema 999; this checkout reads 1"),
+        ({"schema_version": 2.5, "status": "fine"}, "schema 2.5; this checkout reads 1"),
+        ({"brand_new": 1}, "brand_new is not known here"),
+        ({"timing": {**RESULT["timing"], "further": {}}}, "timing.further is not known here"),
+    ],
+)
+def test_nobody_measures_over_a_result_of_a_newer_version(
+    tmp_path: Path, changes: dict[str, Any], sign: str
+) -> None:
+    _finish(tmp_path, BASE, **changes)
+    cost = estimate(_rows(BASE, DDP), LOCAL, tmp_path)
+    assert (cost.cells, cost.done, cost.to_run, cost.left) == (2, 0, 1, 1)
+    (warning,) = cost.warnings
+    assert sign in warning
+    assert "written by a newer ddlbench" in warning
+    assert "ddlbench forget --state newer" in warning
+    assert "1 left as they are" in _shown(_rows(BASE, DDP), LOCAL, tmp_path)
+
+
+def test_a_newer_key_in_a_result_that_does_not_fit_either_is_no_sign(tmp_path: Path) -> None:
+    _finish(tmp_path, BASE, brand_new=1, processes="two")
+    assert estimate(_rows(BASE), LOCAL, tmp_path).to_run == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '"text"', "\x00", "{}", '{"elapsed_s": NaN}'])
@@ -378,11 +417,6 @@ def test_nothing_known_is_said(tmp_path: Path) -> None:
     assert "about 55 s a network: snakemake profiles --profile profiles/local" in text
 
 
-def _timed(step_s: float, steps: int = 10) -> dict[str, Any]:
-    epoch = {"epoch": 1, "steps": steps, "samples": 1, "elapsed_s": steps * step_s, "load_s": 0.0}
-    return {"step_s": {"mean": step_s}, "epochs": [epoch]}
-
-
 def test_other_amounts_of_work_are_scaled_by_measured_steps(tmp_path: Path) -> None:
     short = BASE.with_(max_steps=10, epochs=1, warmup_steps=0)
     _finish(tmp_path, short, 7.0, timing=_timed(0.5))  # 5 s of steps, 2 s of start
@@ -438,7 +472,7 @@ def test_a_profile_tells_the_steps_and_a_default_the_start(
 
 def test_thousands_of_results(tmp_path: Path) -> None:
     cells = [DDP.with_(seed=seed, repeat=repeat) for seed in range(500) for repeat in range(10)]
-    ballast = {"ranks": [{"rank": rank, "memory": list(range(60))} for rank in range(16)]}
+    ballast = {"ranks": RESULT["ranks"] * 8}
     for cell in cells:
         _finish(tmp_path, cell, **ballast)
     rows = _rows(*cells)

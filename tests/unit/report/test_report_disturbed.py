@@ -162,7 +162,7 @@ def test_a_glance_at_it_gives_no_step(tmp_path, monkeypatch):
     (row,) = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=[BASE])
     values = result(row.cell)
     values["timing"]["disturbed"] = SAID
-    seen = glance(write(tmp_path, row.cell, values), row.cell.id)
+    seen = glance(write(tmp_path, row.cell, values), "local", row.cell.id)
     assert seen is not None
     assert (str(seen.status), seen.step_s) == ("ok", None)
 

@@ -87,8 +87,12 @@ def _truncated(text):
     return text[: len(text) // 2]
 
 
-def _other_version(text):
-    return json.dumps({**json.loads(text), "schema_version": 99})
+def _older_version(text):
+    return json.dumps({**json.loads(text), "schema_version": 0})
+
+
+def _other_site(text):
+    return json.dumps({**json.loads(text), "site": "elsewhere"})
 
 
 def _other_cell(text):
@@ -99,7 +103,9 @@ def _no_timing(text):
     return json.dumps({**json.loads(text), "timing": None})
 
 
-@pytest.mark.parametrize("spoil", [_truncated, _other_version, _other_cell, _no_timing])
+@pytest.mark.parametrize(
+    "spoil", [_truncated, _older_version, _other_cell, _other_site, _no_timing]
+)
 def test_a_spoiled_file_is_invalid_and_says_why(tmp_path, rows, spoil):
     path = write(tmp_path, _cell(rows, "ddp"))
     path.write_text(spoil(path.read_text()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,17 @@ def test_a_cell_of_other_data_is_named_and_can_be_forgotten(project, tmp_path):
     assert "other data" not in said
     run("forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes")
     assert kept.exists()
+
+
+def test_data_that_is_gone_hinders_only_cells_that_need_it(project, tmp_path):
+    file = write_experiment(project)
+    kept = measure(file, 64 * "a")
+    shutil.rmtree(tmp_path / "photos")
+    code, said = run("plan", "--configfile", "mine.yaml")
+    assert (code, "0 to run, 1 done" in said, "is not a folder" in said) == (0, True, True)
+    kept.unlink()
+    code, said = run("plan", "--configfile", "mine.yaml")
+    assert (code, "photos is not" in said) == (1, True)
 
 
 def test_check_data_names_all_bad_files(project, tmp_path):

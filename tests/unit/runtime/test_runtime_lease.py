@@ -91,6 +91,15 @@ def test_a_result_that_was_deleted_is_measured_anew_not_adopted(tmp_path):
     assert claim(tmp_path, later).kind == "mine"
 
 
+def test_a_kept_result_of_a_newer_version_is_the_cells_result_as_it_is(tmp_path):
+    newer = '{"schema_version": 999, "what": "nobody here knows"}'
+    (tmp_path / ".kept-result.json").write_text(newer)
+    claimed = claim(tmp_path, dataclasses.replace(Owner.here(), run_began=0.0))
+    assert (claimed.kind, claimed.result) == ("adopted", None)
+    lease.copy_kept(tmp_path)
+    assert (tmp_path / "result.json").read_text() == newer
+
+
 def test_a_truncated_kept_result_is_not_adopted(tmp_path):
     (tmp_path / ".kept-result.json").write_text('{"schema_version": 1, "sta')
     assert claim(tmp_path, dataclasses.replace(Owner.here(), run_began=0.0)).kind == "mine"

@@ -168,7 +168,7 @@ class InvalidWorkload(ConfigError):  # noqa: N818 - a state of a file, shown as 
     """A workload file that is missing, truncated, of another version, or inconsistent."""
 
 
-_DOCUMENT = Document("workload", "workload file", InvalidWorkload)
+_DOCUMENT = Document("workload", "workload file", InvalidWorkload, instead="correct the file")
 _SHIPPED = files("ddlbench.predict.paradl").joinpath("workloads")
 
 

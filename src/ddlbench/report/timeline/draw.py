@@ -26,6 +26,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
+
+# isort: split
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes

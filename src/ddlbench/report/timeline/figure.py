@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
+
+# isort: split
 import pandas as pd
 from matplotlib.figure import Figure
 

@@ -1,0 +1,79 @@
+"""Files of a newer ddlbench: each reader says so, with the path and what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddlbench.experiment.links import InvalidLinks, read_links
+from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.profile import InvalidProfile, read_profile
+from ddlbench.experiment.result import InvalidResult, NewerResult, read_result
+from ddlbench.predict.accuracy import InvalidPredictions, read_predictions
+from ddlbench.predict.calibration import InvalidCalibration, calibration_file, read_calibration
+from ddlbench.predict.choose import InvalidChoice, read_choice
+
+RESULT = project_root() / "benchmarks" / "scale" / "result.json"
+PROFILE = (
+    project_root() / "config" / "accelerators" / "one-core" / "cifar10" / "stack" / "fp32-1t"
+) / "profile.json"
+
+
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [
+        (read_links, InvalidLinks),
+        (read_profile, InvalidProfile),
+        (read_result, NewerResult),
+        (read_predictions, InvalidPredictions),
+        (read_choice, InvalidChoice),
+    ],
+)
+def test_a_higher_version_is_of_a_newer_ddlbench(read, error, tmp_path) -> None:
+    path = tmp_path / "some.json"
+    path.write_text('{"schema_version": 999, "what": "nobody here knows"}')
+    with pytest.raises(error) as caught:
+        read(path)
+    assert str(caught.value).startswith(
+        f"{path}: written by a newer ddlbench (schema 999; this checkout reads 1); update this "
+        "checkout, or "
+    )
+
+
+def test_a_calibration_of_a_higher_version_is_said_too(tmp_path) -> None:
+    path = calibration_file("local", tmp_path)
+    path.parent.mkdir()
+    path.write_text('{"schema_version": 2}')
+    with pytest.raises(InvalidCalibration, match="written by a newer ddlbench"):
+        read_calibration("local", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "read", "change", "place"),
+    [
+        (RESULT, read_result, lambda r: r.update(new=1), "new"),
+        (RESULT, read_result, lambda r: r["ranks"][1].update(new=1), "ranks.1.new"),
+        (RESULT, read_result, lambda r: r["loss"].update(new=None), "loss.new"),
+        (PROFILE, read_profile, lambda r: r["blocks"][0].update(new=[]), "blocks.0.new"),
+    ],
+)
+def test_a_key_that_is_unknown_is_of_a_newer_ddlbench(file, read, change, place, tmp_path) -> None:
+    values = json.loads(file.read_text("utf-8"))
+    change(values)
+    path = tmp_path / "some.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=rf"newer ddlbench \({place} is not known here; this"):
+        read(path)
+
+
+@pytest.mark.parametrize("version", [None, "2", 0, -1, True, [999], {}])
+def test_another_version_that_is_not_higher_is_invalid(version, tmp_path) -> None:
+    values = {**json.loads(RESULT.read_text("utf-8")), "schema_version": version}
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(values))
+    if version is True:  # JSON schema has it for 1
+        return
+    with pytest.raises(InvalidResult) as caught:
+        read_result(path)
+    assert not isinstance(caught.value, NewerResult)

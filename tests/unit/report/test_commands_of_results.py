@@ -1,0 +1,103 @@
+"""What `status`, `forget` and `report` say and print of results as they are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import report_factory
+from click.testing import CliRunner
+
+from ddlbench import cli
+from ddlbench.experiment.paths import RESULTS, result_file
+from ddlbench.planning.matrix import MatrixRow
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch) -> list[MatrixRow]:
+    """A base and another strategy, without results."""
+    monkeypatch.chdir(tmp_path)
+    made = report_factory.matrix(
+        monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=["sequential", "ddp"]
+    )
+    monkeypatch.setattr(
+        "ddlbench.commands.experiment_options.matrix_at",
+        lambda *_: (report_factory.experiment(), report_factory.site(), made),
+    )
+    return made
+
+
+def said(*arguments: str) -> str:
+    ended = CliRunner().invoke(cli.commands, list(arguments), catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+def test_a_newer_result_is_a_state_of_its_own(rows):
+    for row in rows:
+        path = report_factory.write(RESULTS, row.cell)
+        path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "schema_version": 999}))
+    text = said("status")
+    assert "2 newer" in text
+    assert "written by a newer ddlbench (schema 999" in " ".join(text.split())
+    assert "Next: snakemake" not in text  # it would measure nothing
+    assert said("forget", "--state", "invalid", "--yes") == "0 results deleted\n"
+    assert said("forget", "--state", "newer", "--yes") == "2 results deleted\n"
+    assert "2 not run" in said("status")
+
+
+def test_a_result_of_another_site_is_invalid(rows):
+    values = report_factory.result(rows[0].cell)
+    report_factory.write(RESULTS, rows[0].cell, {**values, "site": "elsewhere"})
+    text = " ".join(said("status").split())
+    assert "1 invalid" in text
+    assert "is the result of site 'elsewhere', not of local" in text
+    assert "Next: snakemake" in text
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_report_prints_no_path_that_is_not_there(count: int, rows):
+    del rows[count:]
+    for row in rows:
+        report_factory.write(RESULTS, row.cell)
+    paths = re.findall(r"^(?:tables|figures|page): +(\S+)$", said("report"), re.MULTILINE)
+    assert len(paths) == 3
+    assert [path for path in paths if not Path(path).is_file()] == []
+    assert ("speedup.png" in paths[1]) == (count == 2)
+
+
+def test_the_page_links_logs_that_are_there_only(rows):
+    logged, unlogged = (row.cell for row in rows)
+    for cell in (logged, unlogged):
+        failed = report_factory.failed(cell, "timeout", f"too slow: {cell.strategy}")
+        report_factory.write(RESULTS, cell, failed)
+    (result_file("local", logged.id).parent / "log.txt").write_text("a log\n")
+    said("report")
+    page = (RESULTS / "local" / "demo" / "report.html").read_text("utf-8")
+    assert page.count("log.txt") == 1
+
+
+def test_a_file_in_the_way_is_one_sentence(rows, monkeypatch, capsys):
+    report_factory.write(RESULTS, rows[0].cell)
+    (RESULTS / "local" / "demo").touch()
+    monkeypatch.setattr(sys, "argv", ["ddlbench", "report"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "ddlbench: results/local/demo is a file where a folder should be; move it away\n"
+    )
+
+
+def test_an_error_of_no_file_is_not_hidden(rows, monkeypatch):
+    def broken(*_arguments, **_options):
+        raise ConnectionResetError(104, os.strerror(104))
+
+    monkeypatch.setattr("ddlbench.workflow.make_report", broken)
+    monkeypatch.setattr(sys, "argv", ["ddlbench", "report"])
+    with pytest.raises(ConnectionResetError):
+        cli.main()
