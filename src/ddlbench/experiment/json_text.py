@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,11 @@ def read_json(path: Path) -> Any:
         OSError: the file cannot be read.
         UnreadableJson: as :func:`parse_json`, or the file is larger than any of ours.
     """
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise UnreadableJson(f"{size} bytes are more than {MOST_BYTES}")
+    status = path.stat()
+    if status.st_size > MOST_BYTES:
+        raise UnreadableJson(f"{status.st_size} bytes are more than {MOST_BYTES}")
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise UnreadableJson("it is a pipe or a device, which may never end")
     return parse_json(path.read_bytes())
 
 

@@ -31,7 +31,7 @@ def _without_settings() -> Iterator[None]:
     shipped = Path(spec.origin).parent / "mpl-data" if spec and spec.origin else Path()
     os.environ["MATPLOTLIBRC"] = str(shipped / "matplotlibrc")
     # A file in the working folder goes before all others, so it must not be the working folder.
-    here = Path.cwd() if Path("matplotlibrc").is_file() else None
+    here = Path.cwd() if Path("matplotlibrc").exists() else None
     if here is not None:
         os.chdir(shipped)
     try:

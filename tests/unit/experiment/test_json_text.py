@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,12 @@ def test_bytes_that_are_no_text(tmp_path) -> None:
         read_json(path)
     with pytest.raises(OSError, match="No such file"):
         read_json(tmp_path / "none.json")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path) -> None:
+    os.mkfifo(tmp_path / "result.json")
+    with pytest.raises(UnreadableJson, match="a pipe"):
+        read_json(tmp_path / "result.json")
 
 
 @given(
