@@ -97,10 +97,12 @@ def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
 
 
 def split_folder(root: Path, split: str) -> Path | None:
-    """The folder of a split under ``root``; None if none of its names is there."""
+    """The folder of a split under ``root``, in small letters or not; None if it is not there."""
+    spellings = {name.lower(): name for name in reversed(names_in(root))}
     for name in SPLIT_NAMES[split]:
-        if (root / name).is_dir():
-            return root / name
+        for spelling in (name, spellings.get(name)):
+            if spelling is not None and (root / spelling).is_dir():
+                return root / spelling
     return None
 
 
@@ -298,6 +300,11 @@ def _no_split(root: Path, split: str) -> str:
         return (
             f"{wanted}, but {lies_there(root)}; put the class folders into {root.name}/train and "
             f"some images of each into {root.name}/val"
+        )
+    if split == "train" and any(name.lower().endswith(EXTENSIONS) for name in names_in(root)):
+        return (
+            f"{wanted}, and {root} holds images outside class folders; move those of each class "
+            "into a folder of its own"
         )
     return f"{wanted}: {lies_there(root)}; check the data source"
 

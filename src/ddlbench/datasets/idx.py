@@ -43,21 +43,28 @@ def own_files(root: Path, split: str) -> list[str]:
 
 
 def _own_file(root: Path, path: str) -> str:
+    """The file of which ``path`` is MNIST's; its name may have a beginning, or say ``test``."""
     name = Path(path).name
-    spellings = (name, name.replace("-idx", ".idx"))
     others = sorted(f"{raw.parent.name}/raw" for raw in root.glob("*/raw") if raw.is_dir())
     folders = [_FOLDER, *(others if len(others) == 1 else []), "raw", "."]
-    for folder in folders:
-        for spelling in spellings:
-            if (root / folder / spelling).is_file():
-                return f"{folder}/{spelling}".removeprefix("./")
-    for folder in folders:
-        for spelling in spellings:
-            packed = root / folder / f"{spelling}.gz"
-            if packed.is_file():
-                raise DataError(
-                    f"{root / folder / spelling} is packed as {packed.name}; run gunzip -k {packed}"
-                )
+    spellings = [name, name.replace("-idx", ".idx")]
+    spellings += [f"*[-_.]{spelling}" for spelling in spellings]
+    spellings += [spelling.replace("t10k", "test") for spelling in spellings if "t10k" in name]
+    for ending in ("", ".gz"):
+        for folder in folders:
+            for spelling in spellings:
+                found = sorted((root / folder).glob(spelling + ending))
+                if len(found) > 1:
+                    names = listed([file.name for file in found])
+                    raise DataError(f"{root / folder} holds {names}; leave one of them there")
+                if not found:
+                    continue
+                if ending:
+                    raise DataError(
+                        f"{found[0].with_suffix('')} is packed as {found[0].name}; run gunzip -k "
+                        f"{found[0]}"
+                    )
+                return f"{folder}/{found[0].name}".removeprefix("./")
     raise DataError(_missing(root, path, others))
 
 
@@ -65,7 +72,7 @@ def _missing(root: Path, path: str, others: list[str]) -> str:
     wanted = f"{root / path} is missing"
     if _FOLDER not in others and len(others) > 1:
         return f"{wanted}: {root} holds {listed(others)}; leave the folder of one dataset there"
-    holder = deeper(root, lambda folder: any(folder.glob("train-images*idx3-ubyte*")))
+    holder = deeper(root, lambda folder: any(folder.glob("*train-images*idx3-ubyte*")))
     if holder is not None:
         return f"{wanted}: {lies_there(holder)}; give {holder}"
     raw = next((root / folder for folder in (_FOLDER, *others) if (root / folder).is_dir()), root)
@@ -120,7 +127,7 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
 def recognises(root: Path) -> bool:
     """Whether MNIST-like files lie under ``root``, packed ones too."""
     folders = (_FOLDER, "*/raw", "raw", ".")
-    return any(any(root.glob(f"{folder}/train-images*idx3-ubyte*")) for folder in folders)
+    return any(any(root.glob(f"{folder}/*train-images*idx3-ubyte*")) for folder in folders)
 
 
 def image_shape(root: Path) -> tuple[int, int]:

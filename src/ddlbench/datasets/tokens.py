@@ -234,6 +234,9 @@ _BEGINNINGS = {
     b"\x93NUMPY": "is a file of numpy; write its numbers with tofile",
     b"PK\x03\x04": "is a zip archive, as torch and numpy save them; write plain token numbers",
     b"\x1f\x8b": "is packed by gzip; gunzip it",
+    b"\x80\x04\x95": "is a pickle; write plain token numbers, as numpy's tofile does",
+    b"\x80\x05\x95": "is a pickle; write plain token numbers, as numpy's tofile does",
+    b"\x98\xd8\x34\x01": "has llm.c's header; cut its 1024 bytes: tail -c +1025",
     b"PAR1": "is a Parquet file; give it as a folder of Parquet files",
 }
 _SAMPLE = 1 << 20  # tokens that are looked at for their width
@@ -262,9 +265,12 @@ def _not_tokens(path: Path, tokens: np.ndarray) -> str | None:
         nulls = sum(share > 0.5 for share in zeros)
         bytes_each = width * (4 if nulls == 3 else 2)
         order = " in big-endian order" if zeros[0] > 0.5 else ""
-        name = file_name("train" if "train" in path.name else "val", 4)
-        into = f"write them as uint32 into {name}" if width == 2 else "write them as uint32"
-        return f"holds numbers of {bytes_each} bytes{order}, not of {width}; {into}"
+        name = path.name.removesuffix(".bin").removesuffix(".uint32") + ".uint32.bin"
+        if (bytes_each, order) == (4, ""):
+            cure = f"name it {name}"
+        else:
+            cure = f"write them in little-endian order as uint16, or as uint32 into {name}"
+        return f"holds numbers of {bytes_each} bytes{order}, not of {width}; {cure}"
     octets = np.ascontiguousarray(sample).view(np.uint8)
     printable = ((octets >= 32) & (octets < 127)) | np.isin(octets, (9, 10, 13))
     if printable.mean() > 0.97:

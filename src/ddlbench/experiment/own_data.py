@@ -45,7 +45,7 @@ def declare(data: Mapping[str, Mapping[str, Any]], where: str, *, replace: bool 
         if name in DATASETS.declared and not replace:
             continue
         try:
-            DATASETS.declare(name, partial(_counted, name, dict(entry), place))
+            DATASETS.declare(name, partial(_counted, name, dict(entry), f"data.{name}"))
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from error
         _FILES[name] = where

@@ -128,7 +128,7 @@ def test_a_loop_of_links_is_read_once(tmp_path):
     assert Counter(split.labels.tolist()) == {0: 16, 1: 4, 2: 4}
 
 
-@pytest.mark.parametrize("name", ["valid", "validation", "dev", "test"])
+@pytest.mark.parametrize("name", ["valid", "validation", "dev", "test", "Val", "TEST"])
 def test_other_names_of_a_split_are_known(name, tmp_path):
     root = class_folders(tmp_path, splits=("training", name))
     assert labels(read(root, SPEC, "val")) == {"ant": {0}, "bee": {1}, "cat": {2}}
@@ -140,6 +140,7 @@ def test_other_names_of_a_split_are_known(name, tmp_path):
         (lambda r: class_folders(r / "ILSVRC/Data/CLS-LOC"), r"give .*ILSVRC/Data/CLS-LOC"),
         (lambda r: class_folders(r, splits=("",)), r"ant, bee and cat; put the class folders"),
         (lambda r: (r / "images.tar.gz").write_bytes(b"x"), r"run tar xf images.tar.gz"),
+        (lambda r: picture(0, 0).save(r / "x.png"), r"images outside class folders; move those"),
         (lambda r: (r / "pictures").mkdir(), r"holds pictures; check"),
         (lambda r: class_folders(r, splits=("train",)), r"val is missing: .* holds train"),
         (lambda r: [(r / s).mkdir() or (r / s / "n01.tar").touch() for s in ("train", "val")],

@@ -95,6 +95,15 @@ def test_files_as_mnists_tell_shape_and_classes(folder, tmp_path):
     read_all(spec)
 
 
+def test_files_as_emnists_are_read(tmp_path):
+    idx_files(tmp_path / "data/raw")
+    for file in list((tmp_path / "data/raw").iterdir()):
+        file.rename(file.with_name(f"emnist-letters-{file.name.replace('t10k', 'test')}"))
+    spec = spec_of(folder=str(tmp_path / "data"))
+    assert (spec.shape, spec.num_classes, spec.num_train) == ((1, 9, 9), 5, 20)
+    read_all(spec)
+
+
 def test_files_as_cifar_100s_are_read(tmp_path):
     cifar100(tmp_path / "data/cifar-100-python")
     spec = spec_of(folder=str(tmp_path / "data"))
@@ -172,7 +181,7 @@ def test_a_wrong_entry_is_a_sentence(entry, message, tmp_path):
     class_folders(tmp_path / "p")
     with pytest.raises(ConfigError, match=message) as raised:
         spec_of(**entry)
-    assert "here.yaml" in str(raised.value)
+    assert "data" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -211,6 +211,8 @@ def test_tokens_of_the_right_width_are_read(vocabulary, tmp_path):
     [
         (b"\x93NUMPY\x01\x00" + bytes(4000), "is a file of numpy"),
         (b"PK\x03\x04" + bytes(4000), "is a zip archive"),
+        (b"\x80\x04\x95" + bytes(4001), "is a pickle"),
+        ((20240520).to_bytes(4, "little") + bytes(4000), "has llm.c's header"),
         (b"It was the best of times. " * 400, "holds text, not token numbers"),
     ],
 )
