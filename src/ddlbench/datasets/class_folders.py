@@ -48,8 +48,8 @@ SPLIT_NAMES = {
 """Names of a split's folder, the first that is there."""
 
 _OF_TOOLS = (
-    "__MACOSX", "__pycache__", "lost+found", "$RECYCLE.BIN", "System Volume Information",
-    "#recycle", "#snapshot",
+    "__macosx", "__pycache__", "lost+found", "$recycle.bin", "recycler", "recycled",
+    "system volume information", "#recycle", "#snapshot", "~snapshot", "_thumbs", "cvs",
 )  # fmt: skip
 
 
@@ -84,6 +84,11 @@ def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
     """
     folder = split_folder(root, "train")
     if folder is None and spec.source and _has_images(root):
+        if (val := split_folder(root, "val")) is not None:
+            raise DataError(
+                f"{root} has {val.name}, but no train; move the class folders of training into "
+                f"{root / 'train'}"
+            )
         folder = root
     if folder is None:
         raise DataError(_no_split(root, "train"))
@@ -104,6 +109,12 @@ def split_folder(root: Path, split: str) -> Path | None:
             if spelling is not None and (root / spelling).is_dir():
                 return root / spelling
     return None
+
+
+def has_class_folders(root: Path) -> bool:
+    """Whether folders of images lie in the training split under ``root``, or in itself."""
+    train = split_folder(root, "train")
+    return _has_images(root) or (train is not None and _has_images(train))
 
 
 def _held_out(whole: FileSplit, split: str, is_shared: bool) -> FileSplit:
@@ -208,7 +219,7 @@ def _scan(folder: Path) -> tuple[list[ClassFolder], Counter[str], list[str]]:
 
 
 def _is_of_a_tool(name: str) -> bool:
-    return is_hidden(name) or name in _OF_TOOLS
+    return is_hidden(name) or name.lower() in _OF_TOOLS
 
 
 def _class_folder(folder: Path) -> ClassFolder:
@@ -281,7 +292,7 @@ def _has_images(root: Path) -> bool:
     """Whether folders directly under ``root`` hold images directly."""
     for name in names_in(root):
         folder = root / name
-        if folder.is_dir() and name not in _OF_TOOLS:
+        if folder.is_dir() and not _is_of_a_tool(name):
             images = (n for n in names_in(folder) if n.lower().endswith(EXTENSIONS))
             if next(images, None) is not None:
                 return True

@@ -180,10 +180,15 @@ def _count(spec: DatasetSpec, entry: Mapping[str, Any], root: Path) -> DatasetSp
     spec = replace(spec, num_train=train, num_val=val)
     if spec.sequence_length is not None:
         return spec
-    classes = max(map(_classes, splits.values()))
+    classes = _classes(splits["train"])
+    if _classes(splits["val"]) > classes:
+        raise DataError(
+            f"{root} has label {_classes(splits['val']) - 1} in val, but labels of train end at "
+            f"{classes - 1}; give train samples of it, or remove it from val"
+        )
     written = entry.get("classes")
     if written is not None and written < classes:
-        raise DataError(f"{root} has {classes} classes, more than {written}; correct classes")
+        raise DataError(f"{root} has more classes than {written}: {classes}; correct classes")
     return replace(spec, num_classes=written or classes)
 
 

@@ -14,6 +14,7 @@ clip them. What a camera's EXIF tags say about rotation is ignored, as torchvisi
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +25,10 @@ from ddlbench.datasets.files import DataError
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+_READ = (
+    "JPEG", "MPO", "PNG", "PPM", "BMP", "DIB", "TIFF", "WEBP", "GIF", "AVIF", "JPEG2000",
+)  # fmt: skip
+_BITS_PER_SAMPLE = 258  # tag of TIFF
 _INTEGER_IS_16_BITS = ("PNG", "PPM")  # formats whose images of mode I have 16 bits
 
 
@@ -40,7 +45,7 @@ def decode(file: Path | BinaryIO, spec: DatasetSpec, place: str | None = None) -
     """
     place = place or str(file)
     try:
-        with Image.open(file) as opened:
+        with Image.open(file, formats=_formats()) as opened:
             image = _of_bytes(opened, "L" if spec.channels == 1 else "RGB", place)
             image = _fitted(image, spec.width, spec.height)
     except (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError) as error:
@@ -64,14 +69,34 @@ def _of_bytes(image: Image.Image, mode: str, place: str) -> Image.Image:
         DataError: its numbers have no range that the file tells.
     """
     if image.mode in _SIXTEEN_BITS or (image.mode == "I" and image.format in _INTEGER_IS_16_BITS):
-        high = (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)
-        return Image.fromarray(high).convert(mode)
+        numbers = np.asarray(image).astype(np.uint32)
+        bits = _bits(image)
+        if bits == 16 and 0 < numbers.max() < 256:
+            raise DataError(
+                f"{place} holds numbers of 16 bits, none of them over {numbers.max()}, so it would "
+                "be black; write images of 8 bits"
+            )
+        return Image.fromarray((numbers >> (bits - 8)).astype(np.uint8)).convert(mode)
     if image.mode in ("I", "F"):
         kind = "whole numbers of 32 bits" if image.mode == "I" else "floating-point numbers"
         raise DataError(
             f"{place} holds {kind}, whose range the file does not tell; write images of 8 bits"
         )
     return image.convert(mode)
+
+
+def _bits(image: Image.Image) -> int:
+    """Bits of a number that a TIFF file tells, else 16."""
+    told = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, 16)
+    bits = told[0] if isinstance(told, tuple) else told
+    return int(bits) if 8 <= bits <= 16 else 16
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Formats that Pillow reads by itself; of others, as PostScript, it starts a program."""
+    Image.init()
+    return tuple(name for name in _READ if name in Image.OPEN)
 
 
 def _fitted(image: Image.Image, width: int, height: int) -> Image.Image:

@@ -247,14 +247,24 @@ class EncodedSplit:
 Split = ArraySplit | FileSplit | TokenSplit | EncodedSplit
 
 HELD_OUT = 10
-"""Where own data has no validation split, each sample of so many is held out for it."""
+"""Where own data has no validation split, a sample of so many is held out for it."""
+
+
+_GOLDEN = 2654435769  # 2**32 over the golden ratio: its multiples are spread evenly (Knuth, 6.4)
+
+
+def spread(count: int, kept: int) -> np.ndarray:
+    """Ids of ``kept`` of ``count`` samples, spread evenly over them; int64, rising.
+
+    They follow no period, so labels that come in turns have a share each, as have sorted ones.
+    """
+    places = (np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)) % np.uint64(1 << 32)
+    return np.sort(np.argsort(places, kind="stable")[:kept])
 
 
 def of_split(count: int, split: str) -> np.ndarray:
-    """Ids of the samples of a split, where own data has no validation split; int64.
-
-    Classes lie one after the other, so held-out samples are spread over all of them.
-    """
-    ids = np.arange(count)
-    held_out = ids % HELD_OUT == HELD_OUT - 1
-    return ids[held_out if split == "val" else ~held_out]
+    """Ids of the samples of a split, where own data has no validation split; int64, rising."""
+    held_out = spread(count, count // HELD_OUT)
+    if split == "val":
+        return held_out
+    return np.setdiff1d(np.arange(count), held_out, assume_unique=True)

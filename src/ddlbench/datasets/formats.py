@@ -58,7 +58,7 @@ FORMATS: dict[str, Format] = {
     "cifar": Format(
         cifar.write, cifar.read, own_files=cifar.own_files, recognises=cifar.recognises
     ),
-    "imagefolder": Format(imagefolder.write, imagefolder.read),
+    "imagefolder": Format(imagefolder.write, imagefolder.read, recognises=imagefolder.recognises),
     "raw": Format(raw.write, raw.read),
     "tokens": Format(
         tokens.write, tokens.read, tokens.TokenContent, tokens.own_files, tokens.check

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.datasets.class_folders import read_class_folders
+from ddlbench.datasets.class_folders import has_class_folders, read_class_folders
 from ddlbench.datasets.files import DataError, FileSplit, Record, Records, folder_crc
 from ddlbench.datasets.synthetic import Content, Recipe
 from ddlbench.experiment.dataset_spec import DatasetSpec
@@ -96,6 +96,11 @@ def write(
 def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
     """Lists one split under ``root``; see :mod:`ddlbench.datasets.class_folders`."""
     return read_class_folders(root, spec, split)
+
+
+def recognises(root: Path) -> bool:
+    """Whether class folders of images lie under ``root``."""
+    return has_class_folders(root)
 
 
 _SERVE = "from ddlbench.datasets.imagefolder import serve; serve()"

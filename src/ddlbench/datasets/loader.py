@@ -157,7 +157,7 @@ class BatchLoader:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "ddlbench.datasets.loading"])
         self._loader = DataLoader(
-            _WholeBatches(self.dataset),
+            _WholeBatches(self.dataset),  # type: ignore[arg-type]
             batch_size=None,
             sampler=self._plan,
             num_workers=self._loader_workers,
@@ -167,8 +167,8 @@ class BatchLoader:
             generator=torch.Generator(),
         )
         self._plan.ids = iter([np.zeros(1, np.int64)] * self._loader_workers)
-        for _ in self._loader:
-            pass
+        for read in self._loader:
+            _checked(read)
 
     def close(self) -> None:
         self._iteration += 1
@@ -220,7 +220,7 @@ class BatchLoader:
         read = iter(self._loader)
         for ids in self._ids(steps):
             self._check_latest(iteration)
-            images, labels = next(read)
+            images, labels = _checked(next(read))
             yield self._batch(ids, images, labels)
 
     def _check_latest(self, iteration: int) -> None:
@@ -256,12 +256,28 @@ class _Plan:
         return self.ids
 
 
-class _WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+class _WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor] | str]):
     def __init__(self, dataset: ImageDataset) -> None:
         self._dataset = dataset
 
-    def __getitem__(self, sample_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._dataset.gather(sample_ids)
+    def __getitem__(self, sample_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor] | str:
+        try:
+            return self._dataset.gather(sample_ids)
+        except DataError as error:  # torch would hand on its traceback as the message
+            return str(error)
+
+
+def _checked(
+    read: tuple[torch.Tensor, torch.Tensor] | str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a worker has read.
+
+    Raises:
+        DataError: it could not.
+    """
+    if isinstance(read, str):
+        raise DataError(read)
+    return read
 
 
 def feed_ranges(

@@ -11,7 +11,14 @@ import torch
 from torch.utils.data import Dataset
 
 from ddlbench.datasets.decoding import decode, decode_bytes
-from ddlbench.datasets.files import ArraySplit, DataError, EncodedSplit, FileSplit, TokenSplit
+from ddlbench.datasets.files import (
+    ArraySplit,
+    DataError,
+    EncodedSplit,
+    FileSplit,
+    TokenSplit,
+    spread,
+)
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.loader import BatchLoader, ImageDataset
 from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
@@ -39,7 +46,8 @@ def open_split(path: Path, request: DataRequest, split: str) -> ImageDataset:
     if not request.is_synthetic and request.scale < 1:
         total = len(data)
         kept = max(1, round(total * request.scale))
-        keep = np.arange(kept) * total // kept
+        is_stream = isinstance(data, TokenSplit)
+        keep = np.arange(kept) * total // kept if is_stream else spread(total, kept)
     if isinstance(data, TokenSplit):
         return TokenSequences(data, (path, request, split), keep)
     if isinstance(data, FileSplit):

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddlbench.datasets.class_folders import SPLIT_NAMES
 from ddlbench.datasets.files import (
     HELD_OUT,
     CheckedFile,
@@ -118,7 +119,7 @@ def own_files(root: Path, split: str) -> list[str]:
     """
     if root.is_file():
         return [""]
-    names = [file_name(split, token_bytes) for token_bytes in _SUFFIXES]
+    names = _names(split)
     there = [name for name in names if (root / name).is_file()]
     if len(there) > 1:
         raise DataError(f"{root} holds {there[0]} and {there[1]}; keep the right file of them")
@@ -171,15 +172,20 @@ def read(root: Path, spec: DatasetSpec, split: str) -> TokenSplit:
 
 
 def _has_split(root: Path, split: str) -> bool:
-    names = (file_name(split, token_bytes) for token_bytes in _SUFFIXES)
-    return root.is_dir() and any((root / name).is_file() for name in names)
+    return root.is_dir() and any((root / name).is_file() for name in _names(split))
+
+
+def _names(split: str) -> list[str]:
+    """Names that the file of a split may have, the usual one first."""
+    words = SPLIT_NAMES[split]
+    return [file_name(word, token_bytes) for word in words for token_bytes in _SUFFIXES]
 
 
 def _token_bytes(path: Path, spec: DatasetSpec) -> int:
     """Bytes of a token: 4 in files called so, and in a single file of a large vocabulary."""
     if path.name.endswith(_SUFFIXES[4]):
         return 4
-    is_of_a_split = path.name in (file_name("train", 2), file_name("val", 2))
+    is_of_a_split = path.name in (*_names("train"), *_names("val"))
     return 2 if is_of_a_split else spec.token_bytes
 
 
@@ -236,7 +242,10 @@ _BEGINNINGS = {
     b"\x1f\x8b": "is packed by gzip; gunzip it",
     b"\x80\x04\x95": "is a pickle; write plain token numbers, as numpy's tofile does",
     b"\x80\x05\x95": "is a pickle; write plain token numbers, as numpy's tofile does",
-    b"\x98\xd8\x34\x01": "has llm.c's header; cut its 1024 bytes: tail -c +1025",
+    b"\x88\xd8\x34\x01": "has llm.c's header; cut its 1024 bytes: tail -c +1025",
+    b"\x89HDF": "is an HDF5 file; write plain token numbers",
+    b"ARROW1": "is an Arrow file; give it as a saved Hugging Face dataset, or as Parquet",
+    b"\x28\xb5\x2f\xfd": "is packed by zstd; unpack it: zstd -d",
     b"PAR1": "is a Parquet file; give it as a folder of Parquet files",
 }
 _SAMPLE = 1 << 20  # tokens that are looked at for their width
@@ -245,34 +254,62 @@ _FEWEST = 64
 
 def _not_tokens(path: Path, tokens: np.ndarray) -> str | None:
     """What a file holds that is no token numbers of the width of ``tokens``; None if it does."""
-    width = tokens.dtype.itemsize
+    if (problem := _of_another_kind(path)) is not None:
+        return problem
+    sample = tokens[:_SAMPLE]
+    if len(sample) < _FEWEST:
+        return None
+    if not sample.any() and not tokens.any():
+        return "holds nothing but zeros, as a file that was not copied whole"
+    return _wider(path, sample) or _narrower(sample)
+
+
+def _of_another_kind(path: Path) -> str | None:
+    """Which other kind of file it is; None if nothing tells."""
     with path.open("rb") as file:
-        head = file.read(8)
+        head = file.read(16)
     for beginning, problem in _BEGINNINGS.items():
         if head.startswith(beginning):
             return problem
+    if head[8:10] == b'{"':
+        return "is a safetensors file; write plain token numbers"
     if path.with_suffix(".idx").is_file():
         return (
             f"has {path.with_suffix('.idx').name} beside it, so it is Megatron's; write its tokens "
             f"without documents, as uint16 or uint32"
         )
-    sample = tokens[:_SAMPLE]
-    if len(sample) < _FEWEST:
-        return None
-    # Text has no rhythm of 2 or 4 tokens. The upper halves of wider numbers do: they are mostly 0.
+    return None
+
+
+def _wider(path: Path, sample: np.ndarray) -> str | None:
+    """Which wider numbers these are halves or quarters of, or of which order; None if of none.
+
+    Text has no rhythm of 2 or 4 tokens. The upper halves of wider numbers do: they are mostly 0.
+    """
+    width = sample.dtype.itemsize
     zeros = [float(np.mean(sample[place::4] == 0)) for place in range(4)]
-    if max(zeros) - min(zeros) > 0.3 and max(zeros) > 0.5:
-        nulls = sum(share > 0.5 for share in zeros)
-        bytes_each = width * (4 if nulls == 3 else 2)
-        order = " in big-endian order" if zeros[0] > 0.5 else ""
-        name = path.name.removesuffix(".bin").removesuffix(".uint32") + ".uint32.bin"
-        if (bytes_each, order) == (4, ""):
-            cure = f"name it {name}"
-        else:
-            cure = f"write them in little-endian order as uint16, or as uint32 into {name}"
-        return f"holds numbers of {bytes_each} bytes{order}, not of {width}; {cure}"
+    if max(zeros) - min(zeros) <= 0.3 or max(zeros) <= 0.5:
+        if (sample & 255).any():
+            return None
+        return "holds numbers in big-endian order; write them in little-endian order"
+    nulls = sum(share > 0.5 for share in zeros)
+    bytes_each = width * (4 if nulls == 3 else 2)
+    order = " in big-endian order" if zeros[0] > 0.5 else ""
+    name = path.name.removesuffix(".bin").removesuffix(".uint32") + ".uint32.bin"
+    if (bytes_each, order) == (4, ""):
+        cure = f"name it {name}"
+    else:
+        cure = f"write them in little-endian order as uint16, or as uint32 into {name}"
+    return f"holds numbers of {bytes_each} bytes{order}, not of {width}; {cure}"
+
+
+def _narrower(sample: np.ndarray) -> str | None:
+    """Which bytes these numbers are pairs of; None if of none."""
     octets = np.ascontiguousarray(sample).view(np.uint8)
     printable = ((octets >= 32) & (octets < 127)) | np.isin(octets, (9, 10, 13))
     if printable.mean() > 0.97:
         return "holds text, not token numbers; tokenise it first"
+    # Tokens over 255 have low bytes of any value.
+    if sample.dtype.itemsize == 2 and octets.max() < 128 and len(np.unique(octets[1::2])) > 1:
+        return "holds numbers of 1 byte, not of 2; write them as uint16"
     return None

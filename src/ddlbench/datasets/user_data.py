@@ -29,6 +29,7 @@ from ddlbench.datasets.files import (
     FileSplit,
     Record,
     Split,
+    TokenSplit,
     available_cpus,
     in_parallel,
     record_of,
@@ -119,12 +120,17 @@ def inspect_user_data(request: DataRequest) -> UserData:
     parts = _files_of(request, root)
     whole = not isinstance(train, EncodedSplit)
     facts = {part: _record(folder / part, whole)["crc32"] for part in parts}
-    classes = 0
-    if isinstance(train, EncodedSplit):
-        classes = len(train.classes)
-    elif isinstance(train, ArraySplit):
-        classes = len(np.unique(train.labels))
-    return UserData(folder, parts, _digest(request, facts), samples, classes)
+    if isinstance(train, TokenSplit):
+        return UserData(folder, parts, _digest(request, facts), samples)
+    for split, data in splits.items():
+        assert not isinstance(data, TokenSplit)
+        facts[f"labels of {split}"] = zlib.crc32(data.labels.astype("<i8").tobytes())
+    names = train.classes if isinstance(train, EncodedSplit) else None
+    classes = len(names) if names is not None else int(train.labels.max()) + 1
+    seen = set(np.unique(train.labels).tolist())
+    empty = [names[k] if names else str(k) for k in range(classes) if k not in seen]
+    digest = _digest(request, facts)
+    return UserData(folder, parts, digest, samples, classes, empty_classes=tuple(empty))
 
 
 def count_user_data(request: DataRequest) -> int:
@@ -137,7 +143,9 @@ def count_user_data(request: DataRequest) -> int:
 
 
 def _digest(request: DataRequest, facts: Mapping[str, object]) -> str:
-    text = json.dumps([request.dataset, request.format, facts], sort_keys=True)
+    spec = request.spec
+    read_as = [spec.shape, spec.num_classes] if spec.source else []  # others are fixed
+    text = json.dumps([request.dataset, request.format, *read_as, facts], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 

@@ -59,7 +59,11 @@ from ddlbench.runtime.rank_efficiency import measured_by_rank
 from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
 from ddlbench.runtime.replayed import replayed_losses
-from ddlbench.runtime.socket_folder import remove_socket_folder, use_short_socket_folder
+from ddlbench.runtime.socket_folder import (
+    end_children,
+    remove_socket_folder,
+    use_short_socket_folder,
+)
 from ddlbench.runtime.tcp_traffic import TcpTraffic
 from ddlbench.runtime.validation import Validator
 from ddlbench.strategies.executor import Context, Executor, Unsupported, executor_of
@@ -93,6 +97,7 @@ def main(job_path: str) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         remove_socket_folder()
+        end_children()
         os._exit(1)
     return 0
 

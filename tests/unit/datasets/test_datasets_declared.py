@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cases.own_folders import class_folders
 
+from ddlbench.datasets.files import of_split
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DataRequest
@@ -73,12 +74,22 @@ def test_class_folders_are_counted(tmp_path):
     assert read_all(spec)["val"][5][0].shape == (3, 8, 6)
 
 
-def test_without_splits_every_tenth_image_is_held_out(tmp_path):
+def test_without_splits_a_tenth_of_the_images_is_held_out(tmp_path):
     spec = spec_of(folder=str(class_folders(tmp_path, splits=("",), each=20)), size=8)
     splits = read_all(spec)
     assert (spec.num_train, spec.num_val) == (54, 6)
-    labels = splits["val"].labels(np.arange(6)).tolist()
-    assert labels == [0, 0, 1, 1, 2, 2]
+    assert set(splits["val"].labels(np.arange(6)).tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("count", [10, 60, 1000])
+@pytest.mark.parametrize("period", [2, 3, 5, 10])
+def test_labels_in_turns_have_a_share_of_what_is_held_out(count, period):
+    train, val = of_split(count, "train"), of_split(count, "val")
+    assert sorted([*train, *val]) == list(range(count))
+    assert len(val) == count // 10
+    if count == 1000:
+        shares = np.bincount(val % period, minlength=period)
+        assert shares.min() >= 0.5 * len(val) / period
 
 
 def test_without_validation_images_of_training_are_held_out(tmp_path):

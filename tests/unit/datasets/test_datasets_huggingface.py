@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from ddlbench.datasets import declared, huggingface, tables
-from ddlbench.datasets.files import DataError, EncodedSplit, TokenSplit
+from ddlbench.datasets.files import DataError, EncodedSplit, TokenSplit, of_split
 from ddlbench.datasets.formats import FORMATS
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
@@ -121,7 +121,7 @@ def test_a_saved_dictionary_is_read_back_in_any_order(tmp_path: Path) -> None:
 def test_of_a_single_dataset_every_tenth_row_is_held_out(tmp_path: Path) -> None:
     pets(0, 25).save_to_disk(str(tmp_path / "photos"))
     root = tmp_path / "photos"
-    held_out = [9, 19]
+    held_out = of_split(25, "val").tolist()
     check_rows(read(root, "val"), held_out)
     check_rows(read(root), [k for k in range(25) if k not in held_out])
     assert len(huggingface.own_files(root, "train")) == 3
@@ -185,11 +185,11 @@ def test_row_groups_are_decoded_once_while_there_is_room(
 
     monkeypatch.setattr(tables.ParquetTable, "_decoded", counted)
     data = read(root)
-    check_rows(data, [k for k in range(60) if k % 10 != 9])
-    check_rows(data, [k for k in range(60) if k % 10 != 9])
+    check_rows(data, of_split(60, "train").tolist())
+    check_rows(data, of_split(60, "train").tolist())
     assert sum(name == "image" for name, _ in decoded) == 9
     monkeypatch.setattr(tables, "KEPT_BYTES", 2000)
-    check_rows(read(root), [k for k in range(60) if k % 10 != 9])
+    check_rows(read(root), of_split(60, "train").tolist())
     monkeypatch.setattr(tables, "KEPT_BYTES", 300)
     assert "row_group_size" in refused(root)
 
@@ -217,7 +217,7 @@ def test_a_column_of_bytes_needs_no_features(tmp_path: Path, name: str, kind: st
     root = write_table(tmp_path / "photos" / "a.parquet", columns)
     data = read(root)
     assert data.classes == ["0", "1", "2"]
-    check_rows(data, [k for k in range(12) if k != 9])
+    check_rows(data, of_split(12, "train").tolist())
 
 
 def test_images_may_lie_in_files_beside_the_table(tmp_path: Path) -> None:
@@ -232,9 +232,10 @@ def test_images_may_lie_in_files_beside_the_table(tmp_path: Path) -> None:
                       pa.struct([("bytes", pa.binary()), ("path", pa.string())]))  # fmt: skip
     write_table(root / "train.parquet", {"image": column, "label": [k % 3 for k in range(12)]})
     data = read(root)
-    check_rows(data, [k for k in range(12) if k != 9])
-    (root / "files" / "3.png").unlink()
-    with pytest.raises(DataError, match=r"3\.png.*cannot be read"):
+    check_rows(data, of_split(12, "train").tolist())
+    gone = int(of_split(12, "train")[3])
+    (root / "files" / f"{gone}.png").unlink()
+    with pytest.raises(DataError, match=rf"{gone}\.png.*cannot be read"):
         data.encoded(3)
 
 
@@ -332,7 +333,7 @@ def test_a_configuration_names_columns(tmp_path: Path) -> None:
     }
     root = write_table(tmp_path / "photos" / "all.parquet", columns)
     spec = replace(PHOTOS, image_key="front", label_key="kind.of")
-    check_rows(read(root, spec=spec), [k for k in range(12) if k != 9])
+    check_rows(read(root, spec=spec), of_split(12, "train").tolist())
     assert "no column 'side'" in refused(root, spec=replace(spec, image_key="side"))
     assert "no encoded images" in refused(root, spec=replace(spec, image_key="label"))
     assert "double" in refused(root, spec=replace(spec, label_key="label"))
@@ -350,7 +351,7 @@ def test_features_tell_images_and_classes_among_other_columns(tmp_path: Path) ->
     of_scan = {"scan": datasets.Image(), "kind": datasets.ClassLabel(names=PETS), **further}
     data = datasets.Dataset.from_dict(values, features=datasets.Features(of_scan))
     data.save_to_disk(str(tmp_path / "photos"))
-    check_rows(read(tmp_path / "photos"), [k for k in range(12) if k != 9])
+    check_rows(read(tmp_path / "photos"), of_split(12, "train").tolist())
     assert "of pixels" in refused(tmp_path / "photos", spec=replace(PHOTOS, image_key="pixels"))
 
 
@@ -366,7 +367,7 @@ def test_any_name_of_a_folder_is_that_of_files_here(tmp_path: Path, name: str) -
     """The library would take two colons for one file system within another."""
     pets(0, 12).save_to_disk(str(tmp_path / "saved"))
     (tmp_path / "saved").rename(tmp_path / name)
-    check_rows(read(tmp_path / name), [k for k in range(12) if k != 9], name)
+    check_rows(read(tmp_path / name), of_split(12, "train").tolist(), name)
 
 
 def test_several_images_or_classes_a_row_are_refused(tmp_path: Path) -> None:
@@ -390,7 +391,7 @@ def test_rows_in_a_new_order_are_read_as_saved(tmp_path: Path) -> None:
     plain = shuffled.with_format(None).cast_column("image", datasets.Image(decode=False))
     expected = [each["bytes"] for each in plain["image"]]
     data = read(root)
-    kept = [content for k, content in enumerate(expected) if k % 10 != 9]
+    kept = [expected[k] for k in of_split(len(expected), "train").tolist()]
     assert [data.encoded(k)[1] for k in range(len(data))] == kept
     assert data.encoded(len(data) - 1)[0].startswith("photos/data-00002-of-00003.arrow, row ")
 

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from ddlbench.datasets import declared, webdataset
-from ddlbench.datasets.files import DataError, EncodedSplit
+from ddlbench.datasets.files import DataError, EncodedSplit, of_split
 from ddlbench.datasets.formats import FORMATS
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
@@ -88,7 +88,7 @@ def open_files() -> int:
 
 
 def held_in(count: int) -> list[int]:
-    return [k for k in range(count) if k % 10 != 9]
+    return of_split(count, "train").tolist()
 
 
 def test_what_the_library_writes_is_read_back_in_any_order(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_is_read_is_what_the_library_reads(tmp_path: Path) -> None:
         check_samples(read(root), held_in(20))
         library = wds.WebDataset(str(root / "all.tar"), shardshuffle=False)
         expected = [each.get("png") or each["jpeg"] for each in library]
-        kept = [content for k, content in enumerate(expected) if k % 10 != 9]
+        kept = [expected[k] for k in of_split(len(expected), "train").tolist()]
         assert [read(root).encoded(k)[1] for k in range(18)] == kept
 
 
@@ -151,7 +151,7 @@ def test_of_shards_without_a_split_every_tenth_sample_is_held_out(tmp_path: Path
     write(root / "photos-000.tar", [sample(k) for k in range(13)])
     write(root / "photos-001.tar", [sample(k) for k in range(13, 25)])
     check_samples(read(root), held_in(25))
-    check_samples(read(root, "val"), [9, 19])
+    check_samples(read(root, "val"), of_split(25, "val").tolist())
     assert webdataset.own_files(root, "val") == []
     write(root / "train-0.tar", [sample(0)])
     assert "names no split" in refused(root)
