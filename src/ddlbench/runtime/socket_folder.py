@@ -12,8 +12,6 @@ import tempfile
 from contextlib import suppress
 from multiprocessing import util
 
-import psutil
-
 _LONGEST_SOCKET = 107
 _BELOW = len("/pymp-12345678/listener-12345678")
 LONGEST_TMPDIR = _LONGEST_SOCKET - _BELOW
@@ -54,10 +52,3 @@ def tmpdir_hint(text: str) -> str:
         f"; TMPDIR ({tempfile.gettempdir()}) is too long for a socket below it: set it to a path "
         f"of at most {LONGEST_TMPDIR} letters, for example TMPDIR=/tmp"
     )
-
-
-def end_children() -> None:
-    """End the loader's processes, which would outlive a process that ends at once."""
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            child.kill()

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +61,6 @@ from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, wr
 from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
 from ddlbench.runtime.replayed import replayed_losses
 from ddlbench.runtime.socket_folder import (
-    end_children,
     remove_socket_folder,
     use_short_socket_folder,
 )
@@ -97,9 +97,16 @@ def main(job_path: str) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         remove_socket_folder()
-        end_children()
+        _end_children()
         os._exit(1)
     return 0
+
+
+def _end_children() -> None:
+    """End the loader's processes, which would outlive a process that ends at once."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
 
 
 def _run(job: Job, process: Process) -> RankReport:
