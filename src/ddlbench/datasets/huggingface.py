@@ -33,6 +33,7 @@ from ddlbench.datasets.files import HELD_OUT, DataError, EncodedSplit, TokenSpli
 from ddlbench.datasets.hints import lies_there, listed, names_in
 from ddlbench.datasets.shards import (
     Shards,
+    check_library,
     files_below,
     found_below,
     numbered,
@@ -83,7 +84,7 @@ def read(root: Path, spec: DatasetSpec, split: str) -> EncodedSplit | TokenSplit
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: {lies_there(root)}; give the folder of the data")
-    _check_library(root)
+    check_library("datasets", f"{root} is a Hugging Face dataset")
     shards = _saved_shards(root) if _is_saved(root) else _parquet_shards(root)
     table = _table(root, shards.of(split))
     if not len(table):
@@ -106,17 +107,6 @@ def check(root: Path, spec: DatasetSpec, split: str) -> None:
     for first in range(0, len(data.tokens), _CHECKED_AT_ONCE):
         part = data.tokens[first : first + _CHECKED_AT_ONCE]
         _check_vocabulary(np.asarray(part), spec, root)
-
-
-def _check_library(root: Path) -> None:
-    try:
-        import datasets  # noqa: F401, PLC0415 - an extra
-    except ImportError as error:
-        missing = "is not installed" if error.name == "datasets" else f"does not import ({error})"
-        raise DataError(
-            f"{root} is a Hugging Face dataset, and `datasets` {missing}; "
-            "pip install 'ddlbench[data]'"
-        ) from error
 
 
 def _is_saved(root: Path) -> bool:

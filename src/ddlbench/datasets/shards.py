@@ -12,6 +12,7 @@ there counts, so a test split is read only where there is no other for validatio
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -278,3 +279,16 @@ def _check_count(count: int, spec: DatasetSpec, root: Path) -> None:
             f"{root} has labels of {count} classes, but {spec.label} has {spec.num_classes}; "
             "number the classes from 0, or correct classes"
         )
+
+
+def check_library(name: str, what: str) -> None:
+    """Import the library of an extra that reads some data.
+
+    Raises:
+        DataError: it is not installed, or does not import; ``what`` begins the sentence.
+    """
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        missing = "is not installed" if error.name == name else f"does not import ({error})"
+        raise DataError(f"{what}, and `{name}` {missing}; pip install 'ddlbench[data]'") from error

@@ -37,6 +37,7 @@ from ddlbench.datasets.shards import (
     USUAL_LABELS,
     Labels,
     Shards,
+    check_library,
     check_pointer,
     files_below,
     found_below,
@@ -98,7 +99,7 @@ def read(root: Path, spec: DatasetSpec, split: str) -> EncodedSplit:
         DataError: a shard is missing, compressed or damaged, a sample lacks an image or a label,
             or the library is not installed.
     """
-    _check_library(root)
+    check_library("webdataset", f"{root} holds shards of WebDataset")
     if spec.sequence_length is not None:
         raise DataError(f"{root} holds tar files; tokens are read from train.bin or from Parquet")
     shards = _shards(root)
@@ -114,17 +115,6 @@ def read(root: Path, spec: DatasetSpec, split: str) -> EncodedSplit:
         return samples.encoded(int(ids[sample_id]))
 
     return EncodedSplit(classes, values[ids], encoded)
-
-
-def _check_library(root: Path) -> None:
-    try:
-        import webdataset  # noqa: F401, PLC0415 - an extra
-    except ImportError as error:
-        missing = "is not installed" if error.name == "webdataset" else f"does not import ({error})"
-        raise DataError(
-            f"{root} holds shards of WebDataset, and `webdataset` {missing}; "
-            "pip install 'ddlbench[data]'"
-        ) from error
 
 
 def _shards(root: Path) -> Shards:
