@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
@@ -9,6 +10,8 @@ import pytest
 from workflow_project import SETTINGS, Workflow
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.result import InputDigests, Provenance, Result
+from ddlbench.experiment.status import Status
 
 PIPELINES = ["gpipe", "model-parallel-p2p", "pipedream", "pipe-gpipe"]
 PROFILE = "results/box/profiles/mnist/tiny_networks@plain/fp32-1t/profile.json"
@@ -20,6 +23,33 @@ def experiment(workflow: Workflow, balance: str, strategies: list[str] | None = 
         f"measured_{balance}.yaml",
         matrix={"strategy": chosen},
         strategies={name: {"balance": balance} for name in chosen},
+    )
+
+
+def done(cell: Cell) -> Result:
+    """A result of a cell that ended without times."""
+    return Result(
+        status=Status.UNSUPPORTED,
+        reason="for this test",
+        site="box",
+        cell_id=cell.id,
+        cell=cell.to_dict(),
+        inputs=InputDigests(None, None, None, None),
+        processes=1,
+        devices=2,
+        workers=1,
+        device_kind="cpu",
+        update_semantics="synchronous",
+        notes=(),
+        plan_details={},
+        ranks=(),
+        timing=None,
+        staging=None,
+        loss=None,
+        communication=None,
+        log_tail=(),
+        elapsed_s=1.0,
+        provenance=Provenance(),
     )
 
 
@@ -73,7 +103,7 @@ def test_a_profile_measured_again_repeats_no_cell(workflow):
     )
     result = workflow.folder / "results" / "box" / "cells" / cell.id / "result.json"
     result.parent.mkdir(parents=True)
-    result.write_text("{}")
+    result.write_text(json.dumps({**done(cell).to_dict(), "provenance": {}}))
     assert planned(workflow, "cells", config=config).keys() <= {"cells", "total"}
     profile = workflow.folder / PROFILE
     profile.parent.mkdir(parents=True)
