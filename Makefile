@@ -33,7 +33,9 @@ setup:
 
 demo: setup
 	snakemake --profile profiles/local
+	snakemake --profile profiles/local --configfile config/experiments/demo-gpus.yaml
 	@ddlbench report --show
+	@ddlbench report --configfile config/experiments/demo-gpus.yaml --show
 
 report: setup
 	@ddlbench report
