@@ -432,15 +432,15 @@ def test_operations_and_a_measured_rate_tell_of_other_networks(tmp_path: Path) -
     short = BASE.with_(max_steps=10, epochs=1, warmup_steps=0)
     _finish(tmp_path, short, 7.0, timing=_timed(0.5))
     other = short.with_(network="resnet50")
-    ratio = sum(b.operations for b in block_costs(other) or ()) / sum(
-        b.operations for b in block_costs(short) or ()
+    ratio = sum(b.work for b in block_costs(other.network, other.dataset) or ()) / sum(
+        b.work for b in block_costs(short.network, short.dataset) or ()
     )
     cost = estimate(_rows(other), LOCAL, tmp_path)
     assert cost.run_s_expected == pytest.approx(2 + 10 * 0.5 * ratio)
     assert cost.cells_known_by_operations == 1
     own = short.with_(network="my.models:net")
     assert estimate(_rows(own), LOCAL, tmp_path).cells_unknown == 1
-    twice = sum(b.operations for b in block_costs(short) or ()) * 2
+    twice = sum(b.work for b in block_costs(short.network, short.dataset) or ()) * 2
     parts = OwnParts(operations={("my.models:net", "mnist"): twice})
     known = estimate(_rows(own), LOCAL, tmp_path, parts)
     assert known.run_s_expected == pytest.approx(2 + 10 * 0.5 * 2)
