@@ -89,13 +89,11 @@ def accelerator(
         licence=licence or device.licence,
     )
     described = (folder / DESCRIPTION).is_file()
-    if described and not overwrite:
-        given = read_device(folder).precision
-        if given != precision:
-            raise ConfigError(
-                f"{folder / DESCRIPTION}: its times are of {given}; add those of {precision} to "
-                "another device"
-            )
+    if described and (given := read_device(folder).precision) != precision:
+        raise ConfigError(
+            f"{folder / DESCRIPTION}: its times are of {given}; add those of {precision} to "
+            "another device"
+        )
     write_tables(folder, tables, overwrite=overwrite)
     if overwrite or not described:
         write_device(folder, device)

@@ -17,16 +17,15 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.budget import Budget, cells_to_run, estimate, finished_rows
+from ddlbench.planning.device_table import table_for
 from ddlbench.planning.expected_time import START_S
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload, profile_at
 
 LOCAL = Site(
     name="here",
@@ -508,8 +507,7 @@ def test_emulated_devices_take_the_time_of_their_profile(tmp_path: Path) -> None
     assert site.accelerator is not None
     cell = Cell("cifar10", "vgg11", "sequential", batch_size=24, data_scale=0.005, epochs=1)
     cell = cell.with_(warmup_steps=2, max_steps=6)
-    path = site.accelerator.profile_file(ProfileKey.of(cell))
-    step_s = Workload(profile_at(path).to_dict(), str(path)).step(24).step_s
+    step_s = sum(table_for(site.accelerator, "cifar10", "vgg11").pass_s(24))
     cost = estimate(_rows(cell, base=cell), site, tmp_path)
     assert cost.cells_known_by_profile == 1
     assert cost.run_s_expected == pytest.approx(START_S + 8 * site.accelerator.slow_down * step_s)
