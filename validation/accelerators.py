@@ -1,179 +1,94 @@
-"""Writes the devices that ``config/sites/accelerators.yaml`` can emulate, from measured profiles.
+"""Writes the shipped devices of ``config/accelerators/`` anew, with ``ddlbench accelerator``.
 
-    python validation/accelerators.py one-core results/local/profiles
-    python validation/accelerators.py pipedream tests/unit/planning/pipedream_vgg16_graph.txt
+    python validation/accelerators.py one-core local
+    python validation/accelerators.py pipedream pipedream/profiler/image_classification/profiles
 
-``one-core`` keeps the profiles of a CPU site. The sixteen blocks of ``stack`` are one code, so each
-takes their mean. ``pipedream`` is the VGG-16 profile that the authors of PipeDream published
-(github.com/msr-fiddle/pipedream, profiler/image_classification/profiles/vgg16): milliseconds of one
-GPU at a mini-batch of 128 images of ImageNet. Other batch sizes are in proportion.
+``one-core`` takes the profiles of a CPU site. The sixteen blocks of ``stack`` are one code, so each
+takes their mean. ``pipedream`` takes ``graph.txt`` files of a clone of
+github.com/msr-fiddle/pipedream: one GPU, mini-batches of 256 (AlexNet, ResNet-18), 128 (VGG-16,
+ResNet-50) and 64 (ResNet-101) images of ImageNet.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from ddlbench.experiment.paths import project_root
-from ddlbench.experiment.profile import (
-    BatchTime,
-    BlockProfile,
-    LayerProfile,
-    ParameterTensor,
-    Profile,
-    ProfileKey,
-    read_profile,
-    write_profile,
+from ddlbench.cli import commands
+from ddlbench.experiment.fits import Timing
+from ddlbench.planning.device_folder import (
+    device_folder,
+    device_of_profiles,
+    measured_profiles,
+    tables_of_profiles,
+    write_device,
+    write_tables,
 )
+from ddlbench.planning.device_table import DeviceTable
 
-_PIPEDREAM_BATCH = 128
-_FLOAT32_BYTES = 4
+_STACK = ("cifar10", "stack")
+_NETWORKS = ("alexnet", "vgg16", "resnet18", "resnet50", "resnet101")
+_PIPEDREAM = {
+    "description": "one GPU of PipeDream's authors; the release does not name it",
+    "source": "PipeDream (Narayanan et al., SOSP 2019), github.com/msr-fiddle/pipedream, "
+    "profiler/image_classification/profiles/<network>/graph.txt",
+    "licence": "MIT",
+}
 
 
 def main() -> None:
-    """Write the profiles of one accelerator."""
+    """Write one device."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("accelerator", choices=["one-core", "pipedream"])
-    parser.add_argument("source", type=Path)
+    parser.add_argument("device", choices=["one-core", "pipedream"])
+    parser.add_argument("source", help="a site, or a folder of <network>/graph.txt")
     arguments = parser.parse_args()
-    made = {"one-core": _of_site, "pipedream": _of_pipedream}[arguments.accelerator]
-    folder = project_root() / "config" / "accelerators" / arguments.accelerator
-    for profile in made(arguments.source):
-        path = folder / profile.profile_id / "profile.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_profile(path, replace(profile, site=arguments.accelerator))
-        print(path)
+    {"one-core": _of_site, "pipedream": _of_graphs}[arguments.device](arguments.source)
 
 
-def _of_site(profiles: Path) -> Iterator[Profile]:
-    """Blocks, layers and tensors of measured profiles, without what belongs to their machine."""
-    for path in sorted(profiles.glob("*/*/*/profile.json")):
-        profile = read_profile(path)
-        blocks = profile.blocks
-        if profile.network == "stack":
-            blocks = _equal(blocks)
-        kept = ("cpu_model", "created", "git_commit", "method", "stretch")
-        yield replace(
-            profile,
-            steps=(),
-            layers=tuple(_without_intervals(layer) for layer in profile.layers),
-            blocks=tuple(_without_intervals(block) for block in blocks),
-            node_slowdown=(),
-            notes=(),
-            provenance={name: profile.provenance[name] for name in kept},
-        )
-
-
-def _without_intervals(entry: Any) -> Any:
-    return replace(
-        entry,
-        forward=tuple(replace(time, interval_s=None) for time in entry.forward),
-        backward=tuple(replace(time, interval_s=None) for time in entry.backward),
+def _of_site(site: str) -> None:
+    profiles = measured_profiles(site)
+    tables = tables_of_profiles(profiles)
+    if _STACK in tables:
+        tables[_STACK] = _equal(tables[_STACK])
+    folder = device_folder("one-core")
+    device = device_of_profiles([profile for _, profile in profiles.values()])
+    write_tables(folder, tables, overwrite=True)
+    write_device(
+        folder,
+        replace(
+            device,
+            description=f"one core of our test machines: {device.description}",
+            source="profiled by ddlbench, written by validation/accelerators.py",
+        ),
     )
 
 
-def _equal(blocks: tuple[BlockProfile, ...]) -> tuple[BlockProfile, ...]:
-    """The blocks, where each of the stack's repeated ones takes the mean of all of them."""
-    repeated = [block for block in blocks if block.name.startswith("block_")]
-
-    def mean(passes: list[tuple[BatchTime, ...]]) -> tuple[BatchTime, ...]:
-        return tuple(
-            replace(same[0], time_s=fmean(time.time_s for time in same))
-            for same in zip(*passes, strict=True)
+def _equal(table: DeviceTable) -> DeviceTable:
+    """The table, where each of the stack's repeated blocks takes the mean of all of them."""
+    repeated = [block for block in table.blocks if block.name.startswith("block_")]
+    sizes = table.batch_sizes
+    forward, backward = (
+        Timing.through([(size, fmean(one.at(size) for one in timings)) for size in sizes], "stack")
+        for timings in (
+            [block.forward for block in repeated],
+            [block.backward for block in repeated],
         )
-
-    forward = mean([block.forward for block in repeated])
-    backward = mean([block.backward for block in repeated])
-    return tuple(
+    )
+    blocks = (
         replace(block, forward=forward, backward=backward) if block in repeated else block
-        for block in blocks
+        for block in table.blocks
     )
+    return replace(table, blocks=tuple(blocks))
 
 
-def _published_nodes(graph: Path) -> list[dict[str, str]]:
-    """The nodes of a ``graph.txt`` by number: kind of layer, and the fields as it names them."""
-    nodes: dict[int, dict[str, str]] = {}
-    for line in graph.read_text("utf-8").splitlines():
-        if described := re.match(r"node(\d+) -- (\w+).* -- (forward_compute_time.*)", line):
-            fields = dict(re.findall(r"(\w+)=([\d.]+)", described[3]))
-            nodes[int(described[1])] = {"layer": described[2], **fields}
-    return [nodes[number] for number in sorted(nodes)]
-
-
-def _of_pipedream(graph: Path) -> Iterator[Profile]:
-    """PipeDream's nodes 2 to 41 are the 40 blocks of VGG-16, in order."""
-    nodes = _published_nodes(graph)
-    names = [*(f"features_{number}" for number in range(31)), "avgpool", "flatten"]
-    names += [f"classifier_{number}" for number in range(7)]
-    entering = float(nodes[0]["activation_size"])
-    blocks: list[BlockProfile] = []
-    layers: list[LayerProfile] = []
-    tensors: list[ParameterTensor] = []
-    whole_s = sum(float(node["backward_compute_time"]) for node in nodes)
-    ready_s = 0.0
-    for index, (name, node) in enumerate(zip(names, nodes[1:], strict=True)):
-        leaving = float(node["activation_size"])
-        if node["layer"] == "Size":  # reads a shape; the tensor goes on as it is
-            leaving = entering
-        shared: dict[str, Any] = {
-            "parameter_bytes": int(float(node["parameter_size"])),
-            "output_bytes_per_sample": leaving / _PIPEDREAM_BATCH,
-            "saved_bytes_per_sample": entering / _PIPEDREAM_BATCH,
-            "forward": _proportional(float(node["forward_compute_time"])),
-            "backward": _proportional(float(node["backward_compute_time"])),
-        }
-        blocks.append(
-            BlockProfile(
-                block=index,
-                name=name,
-                buffer_bytes=0,
-                input_bytes_per_sample=entering / _PIPEDREAM_BATCH,
-                **shared,
-            )
-        )
-        layers.append(
-            LayerProfile(name=name, block=index, block_name=name, kind=node["layer"], **shared)
-        )
-        entering = leaving
-    for block in reversed(blocks):
-        ready_s += block.backward[-1].time_s * 1e3
-        if block.parameter_bytes:
-            ready = min(1.0, ready_s / whole_s)
-            tensors.append(
-                ParameterTensor(f"{block.name}.weight", block.block, block.parameter_bytes, ready)
-            )
-    key = ProfileKey("imagenet", "vgg16")
-    yield Profile(
-        site="pipedream",
-        profile_id=key.id,
-        dataset=key.dataset,
-        network=key.network,
-        precision=key.precision,
-        threads_per_device=key.threads_per_device,
-        device_kind="cpu",
-        batch_sizes=(_PIPEDREAM_BATCH,),
-        steps=(),
-        layers=tuple(layers),
-        blocks=tuple(blocks),
-        tensors=tuple(tensors),
-        node_slowdown=(),
-        fixed_memory_bytes=0,
-        notes=(),
-        provenance={"method": "published with PipeDream (Narayanan et al., SOSP 2019)"},
-    )
-
-
-def _proportional(milliseconds: float) -> tuple[BatchTime, ...]:
-    """Times in proportion to the batch, through the one that was published."""
-    return tuple(
-        BatchTime(size, milliseconds / 1e3 * size / _PIPEDREAM_BATCH, None)
-        for size in (1, _PIPEDREAM_BATCH)
-    )
+def _of_graphs(folder: str) -> None:
+    arguments = [f"--{key}={value}" for key, value in _PIPEDREAM.items()]
+    for network in _NETWORKS:
+        graph = Path(folder) / network / "graph.txt"
+        arguments.append(f"--graph=imagenet/{network}={graph}")
+    commands(["accelerator", "pipedream", *arguments, "--overwrite"], standalone_mode=False)
 
 
 if __name__ == "__main__":

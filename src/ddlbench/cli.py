@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench import __version__
+from ddlbench.commands.accelerator import accelerator
 from ddlbench.commands.calibrate import calibrate
 from ddlbench.commands.check import check
 from ddlbench.commands.check_data import check_data
@@ -84,7 +85,7 @@ _GROUPS = {
         "oracle", "timeline",
     ),
     "Published": ("papers", "claims", "gallery"),
-    "Cluster": ("init", "doctor", "interconnect", "link"),
+    "Cluster": ("init", "doctor", "interconnect", "link", "accelerator"),
 }  # fmt: skip
 
 
@@ -364,6 +365,7 @@ def doctor(site_name: str | None, nodes: int, wait_minutes: float) -> None:
 
 
 for _command in (
+    accelerator,
     check,
     check_data,
     interconnect,

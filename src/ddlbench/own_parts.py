@@ -104,7 +104,7 @@ def _on_networks(
 def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
     """Why a cell cannot train such a network; None also where its plan needs a profile first."""
     try:
-        return why_not_trained(traits, make_plan(cell, site.name))
+        return why_not_trained(traits, make_plan(cell, site.name, site.accelerator))
     except ConfigError:
         return None
 

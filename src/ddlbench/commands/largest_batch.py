@@ -51,7 +51,8 @@ def largest_batch_command(
     questions = questions_of(options, batch_size=1)
     site, here = questions.site, questions.knowledge()
     cell = _cell_of_any_batch(questions.one, strategy)
-    candidate = assess(cell.with_(batch_size=smallest_batch(cell)), here)
+    smallest = smallest_batch(cell, site.accelerator)
+    candidate = assess(cell.with_(batch_size=smallest), here)
     if candidate.bound is None:
         raise ConfigError(f"{strategy}: {candidate.reason}")
     if candidate.beyond and not dry_run:

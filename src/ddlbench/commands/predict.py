@@ -99,7 +99,8 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
     from ddlbench.predict.candidate import predicted  # noqa: PLC0415
 
     cell = candidate.cell
-    plan, workload = make_plan(cell, here.site.name), here.inputs.workload(cell)
+    plan = make_plan(cell, here.site.name, here.site.accelerator)
+    workload = here.inputs.workload(cell)
     found: list[Prediction] = []
     errors: dict[str, None] = {}
     for name in names:

@@ -125,7 +125,7 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
     questions = [
-        _question(given, text, experiment)
+        _question(given, text, experiment, site)
         for text in dict.fromkeys(part.strip() for part in given["geometry"].split(","))
     ]
     for question in questions:
@@ -134,7 +134,9 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
     return Questions(tuple(questions), site, configfile)
 
 
-def _question(values: dict[str, Any], geometry: str, experiment: Experiment | None) -> Question:
+def _question(
+    values: dict[str, Any], geometry: str, experiment: Experiment | None, site: Site
+) -> Question:
     from ddlbench.predict.question import Question  # noqa: PLC0415 - slow to import
 
     nodes, devices_per_node = parse_geometry(geometry, "--geometry")
@@ -148,6 +150,7 @@ def _question(values: dict[str, Any], geometry: str, experiment: Experiment | No
         settings=settings,
         options=_options(values["options"]),
         experiment=experiment,
+        accelerator=site.accelerator,
     )
 
 

@@ -91,6 +91,11 @@ TABLES = (
     GeneratedTable(
         "docs/datasets.md", "ddlbench.commands.tables:dataset_table", section="datasets"
     ),
+    GeneratedTable(
+        "docs/emulated_accelerators.md",
+        "ddlbench.planning.device_folder:device_tables",
+        section="devices",
+    ),
     GeneratedTable("docs/papers.md", "ddlbench.commands.papers:papers_table", section="papers"),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:axis_table", section="axes"),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:option_table", section="options"),

@@ -67,6 +67,7 @@ NETWORKS: Registry[NetworkSpec] = Registry(
         for spec in (
             NetworkSpec("resnet18", "ResNet-18", f"{_NETWORKS}.resnet:resnet18"),
             NetworkSpec("resnet50", "ResNet-50", f"{_NETWORKS}.resnet:resnet50"),
+            NetworkSpec("resnet101", "ResNet-101", f"{_NETWORKS}.resnet:resnet101"),
             NetworkSpec("resnet152", "ResNet-152", f"{_NETWORKS}.resnet:resnet152"),
             NetworkSpec("vgg11", "VGG-11", f"{_NETWORKS}.alexnet_vgg:vgg11"),
             NetworkSpec("vgg16", "VGG-16", f"{_NETWORKS}.alexnet_vgg:vgg16"),

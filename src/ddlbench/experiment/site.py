@@ -19,7 +19,6 @@ from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.own_data import declare, declaring_file
 from ddlbench.experiment.paths import CONFIG, project_root
-from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
 from ddlbench.experiment.status import Reason
 
@@ -39,7 +38,8 @@ class Accelerator:
     """Devices that a site emulates; see :mod:`ddlbench.networks.emulated`.
 
     Args:
-        profiles: folder of ``<dataset>/<network>/fp32-1t/profile.json``: times of the device.
+        profiles: folder of ``<dataset>/<network>.csv``: times and bytes of the device's blocks; see
+            :mod:`ddlbench.planning.device_table`.
         slow_down: factor on all times of computation, of emulated links and of Horovod's cycle. It
             keeps their shares of a step, and leaves more of its time to this machine's cores.
     """
@@ -47,8 +47,9 @@ class Accelerator:
     profiles: str
     slow_down: float = 1.0
 
-    def profile_file(self, key: ProfileKey) -> Path:
-        return Path(self.profiles) / key.id / "profile.json"
+    def table_file(self, dataset: str, network: str) -> Path:
+        """Where the table of a network lies; it may not exist."""
+        return Path(self.profiles) / dataset / f"{network.replace(':', '@')}.csv"
 
     def variables(self) -> dict[str, str]:
         """Environment variables by which :meth:`of_this_process` works in the ranks of a job."""
@@ -78,18 +79,24 @@ class Accelerator:
 
     def supports(self, cell: Cell) -> str | None:
         """Why the cell cannot run on this accelerator; None if it can."""
-        key = ProfileKey.of(cell)
         if cell.precision != "fp32":
             return Reason("precision_unavailable", "emulated accelerators compute in fp32 only")
         if cell.compile:
             return Reason("cannot_compile", "blocks of emulated accelerators compute nothing")
         if cell.validate:
             return Reason("no_validation", "emulated accelerators train no weights to validate")
-        if not self.profile_file(key).is_file():
+        if cell.threads_per_device > 1:
             return Reason(
                 "no_accelerator_profile",
-                f"the emulated accelerator has no profile {self.profile_file(key)}; "
-                "copy one there that was measured on the device",
+                f"the emulated accelerator knows no times of {cell.threads_per_device} threads; "
+                "write threads_per_device: 1",
+            )
+        path = self.table_file(cell.dataset, cell.network)
+        if not path.is_file():
+            return Reason(
+                "no_accelerator_profile",
+                f"the emulated accelerator has no table {path}; make it from profiles measured on "
+                f"the device: ddlbench accelerator {path.parents[1].name} --site SITE",
             )
         return None
 

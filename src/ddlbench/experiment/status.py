@@ -61,7 +61,7 @@ REASON_CODES: Mapping[str, str] = {
     "no_link_to_emulate": "one node has no link that could be emulated",
     "no_real_data": "neither the experiment nor the site names real data for the dataset",
     "precision_unavailable": "the device has no such arithmetic",
-    "no_accelerator_profile": "the emulated accelerator has no profile of the network",
+    "no_accelerator_profile": "the emulated accelerator has no table of the network",
     "layers_not_emulated": "an emulated accelerator cannot split layers",
     "cannot_compile": "torch.compile does not work with the strategy, the network or the machine",
     # unsupported: known when the cell starts

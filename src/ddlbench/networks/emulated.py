@@ -1,8 +1,8 @@
-"""Networks of an emulated accelerator: blocks take a profiled time instead of computing.
+"""Networks of an emulated accelerator: blocks take a known time instead of computing.
 
 A site with the key ``accelerator`` has devices that this machine lacks. Everything runs as ever -
 the strategy's own executor, its schedule, gloo or Horovod, the links - but a block sleeps for the
-time that its profile names, and hands on tensors of the right size::
+time that the device's table names, and hands on tensors of the right size::
 
     forward     x --[ sleep forward_s(N) ]--> y             y: (N, k), uninitialised
     backward    dx <-[ sleep input share ]<-- dy
@@ -21,6 +21,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,50 +31,44 @@ from torch import Tensor, nn
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import Timing
-from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.workload import Block, Workload, profile_at
+from ddlbench.planning.device_table import table_for
+from ddlbench.planning.workload import Block
 
 _FLOAT32_BYTES = 4
+_BUFFER = "state"
 # A device has no gap between two kernels that were queued in time. A host that takes longer than
 # this to start the next block was busy with something else.
 _QUEUED_S = 0.002
 
 
-def emulated_network(
-    accelerator: Accelerator, network: str, spec: DatasetSpec, threads: int = 1
-) -> nn.Sequential:
-    """The profiled network on an emulated device: (N, ...) -> (N, ..., num_classes) of zeros.
+def emulated_network(accelerator: Accelerator, network: str, spec: DatasetSpec) -> nn.Sequential:
+    """The network of a device's table: (N, ...) -> (N, ..., num_classes) of zeros.
 
     Raises:
-        ConfigError: the accelerator has no profile of this network, or one without blocks.
+        ConfigError: the device has no table of this network, or a wrong one.
     """
-    path = accelerator.profile_file(ProfileKey(spec.name, network, threads_per_device=threads))
-    profile = profile_at(path)
-    workload = Workload(profile.to_dict(), str(path))
-    if not profile.blocks:
-        raise ConfigError(f"{path}: blocks were not timed, so they cannot be emulated")
-    sizes = _parameter_sizes(profile)
-    blocks = list(enumerate(workload.blocks))
+    table = table_for(accelerator, spec.name, network)
     modules: OrderedDict[str, nn.Module] = OrderedDict()
-    for index, block in blocks:
-        last = index == len(blocks) - 1
+    for block, tensors in zip(table.blocks, table.parameters, strict=True):
+        _check_names(block.name, tensors, accelerator.table_file(spec.name, network))
+        last = block is table.blocks[-1]
         outputs: tuple[int, ...] = (round(block.output_bytes / _FLOAT32_BYTES),)
         if last:
             outputs = (*spec.target_shape, spec.num_classes)
+        parameters = {name: size // _FLOAT32_BYTES for name, size in tensors.items()}
         modules[block.name] = EmulatedBlock(
-            block, sizes.get(index, {}), outputs, accelerator.slow_down, finite=last
+            block, parameters, outputs, accelerator.slow_down, finite=last
         )
     return nn.Sequential(modules)
 
 
-def _parameter_sizes(profile: Profile) -> dict[int, dict[str, int]]:
-    """Values of each parameter tensor, by its name within its block, for each block."""
-    sizes: dict[int, dict[str, int]] = {}
-    for tensor in profile.tensors:
-        name = tensor.name.partition(".")[2].replace(".", "_") or "weight"
-        sizes.setdefault(tensor.block, {})[name] = tensor.bytes // _FLOAT32_BYTES
-    return sizes
+def _check_names(block: str, tensors: Iterable[str], path: Path) -> None:
+    """Raises ConfigError if a module of torch has something else of that name."""
+    taken = [name for name in tensors if name == _BUFFER or hasattr(nn.Module(), name)]
+    taken += [block] if hasattr(nn.Sequential(), block) else []
+    if taken:
+        raise ConfigError(f"{path}: block {block}: torch has a {taken[0]} of its own; rename it")
 
 
 class EmulatedBlock(nn.Module):
@@ -101,7 +97,7 @@ class EmulatedBlock(nn.Module):
         for name, values in parameters.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(values)))
         if block.buffer_bytes >= _FLOAT32_BYTES:
-            self.register_buffer("state", torch.zeros(block.buffer_bytes // _FLOAT32_BYTES))
+            self.register_buffer(_BUFFER, torch.zeros(block.buffer_bytes // _FLOAT32_BYTES))
 
     def forward(self, inputs: Tensor) -> Tensor:
         batch_size = len(inputs)

@@ -1,4 +1,4 @@
-"""ResNet-18, ResNet-50 and ResNet-152 (He et al. 2016), torchvision's.
+"""ResNet-18, ResNet-50, ResNet-101 and ResNet-152 (He et al. 2016), torchvision's.
 
 Blocks: ``conv1``, ``bn1``, ``relu``, ``maxpool``, the residual blocks ``layer1_0`` ...
 ``layer4_2``, ``avgpool``, ``flatten``, ``fc``. Small images: the first convolution is 3x3 with
@@ -24,6 +24,11 @@ def resnet18(spec: DatasetSpec) -> nn.Sequential:
 def resnet50(spec: DatasetSpec) -> nn.Sequential:
     """ResNet-50: (N, C, H, W) -> (N, num_classes)."""
     return _resnet(models.resnet50, spec)
+
+
+def resnet101(spec: DatasetSpec) -> nn.Sequential:
+    """ResNet-101: (N, C, H, W) -> (N, num_classes)."""
+    return _resnet(models.resnet101, spec)
 
 
 def resnet152(spec: DatasetSpec) -> nn.Sequential:

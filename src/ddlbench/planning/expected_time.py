@@ -26,6 +26,7 @@ from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.statistics import medians
 from ddlbench.experiment.status import Status
+from ddlbench.planning.device_table import table_for
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.workload import Workload, profile_at
@@ -139,10 +140,10 @@ class ExpectedTime:
 
     def _operations(self, cell: Cell) -> float | None:
         """Of a step; a backward pass takes about twice those of a forward pass."""
-        forward = self._own.operations.get((cell.network, cell.dataset))
+        forward: float | None = self._own.operations.get((cell.network, cell.dataset))
         if forward is None:
-            blocks = block_costs(cell)
-            forward = sum(block.operations for block in blocks) if blocks else None
+            blocks = block_costs(cell.network, cell.dataset)
+            forward = sum(block.work for block in blocks) if blocks else None
         return 3.0 * forward * cell.batch_size if forward else None
 
     def _counted_step_s(self, cell: Cell) -> float | None:
@@ -151,14 +152,15 @@ class ExpectedTime:
         return operations / rate if operations and rate else None
 
     def _profiled_step_s(self, cell: Cell) -> float | None:
-        key, slow_down = ProfileKey.of(cell), 1.0
-        path = self._results_root / profile_file(self._site, key.id).relative_to(RESULTS)
-        if self._accelerator is not None:  # its devices take the time of a profile that is there
-            path, slow_down = self._accelerator.profile_file(key), self._accelerator.slow_down
         try:
+            if self._accelerator is not None:  # its devices take the time of a table that is there
+                table = table_for(self._accelerator, cell.dataset, cell.network)
+                return self._accelerator.slow_down * sum(table.pass_s(cell.batch_size))
+            key = ProfileKey.of(cell)
+            path = self._results_root / profile_file(self._site, key.id).relative_to(RESULTS)
             workload = Workload(profile_at(path).to_dict(), str(path))
-            return slow_down * workload.step(cell.batch_size).step_s
-        except (InvalidProfile, OSError):
+            return workload.step(cell.batch_size).step_s
+        except (ConfigError, OSError):  # whoever needs the file says what is wrong
             return None
 
     def _steps(self, cell: Cell) -> int:

@@ -33,7 +33,7 @@ from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.schema import nearest
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.strategy import (
     Strategy,
@@ -60,12 +60,14 @@ class MatrixRow:
             experiment has none.
         unsupported: why it is not run; None if it is.
         condition: of its links, if the site emulates its fabric.
+        accelerator: that the site emulates.
     """
 
     cell: Cell
     base_id: str | None
     unsupported: str | None
     condition: LinkCondition | None = None
+    accelerator: Accelerator | None = None
 
 
 def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
@@ -81,14 +83,14 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
     chosen: dict[str, MatrixRow] = {}
     too_large = _memory_check(site)
     for point, base_point in _product(experiment):
-        cell = _cell(point, experiment.where)
+        cell = _cell(point, experiment.where, site.accelerator)
         base = _base(base_point, experiment.where)
         reason = why_unsupported(cell, site) or too_large(cell)
         _choose(chosen, cell, base, reason, experiment.repeats)
     for number, entry in enumerate(experiment.include):
         where = f"{experiment.where}: include.{number}"
         point = {**experiment.settings, **_layered(experiment.settings, entry)}
-        cell = _cell(point, where)
+        cell = _cell(point, where, site.accelerator)
         reason = why_unsupported(cell, site)
         if reason is not None:
             raise ConfigError(f"{where}: {cell.strategy} cannot run this cell: {reason}")
@@ -101,6 +103,7 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
             row,
             base_id=row.base_id if row.base_id in chosen else None,
             condition=site.fabrics.get(row.cell.fabric),
+            accelerator=site.accelerator,
         )
         for row in chosen.values()
     ]
@@ -269,7 +272,7 @@ def _check_size(experiment: Experiment) -> None:
         )
 
 
-def _cell(point: Mapping[str, Any], where: str) -> Cell:
+def _cell(point: Mapping[str, Any], where: str, accelerator: Accelerator | None = None) -> Cell:
     for key in _NAMED_AXES:
         if point.get(key) is None:
             raise ConfigError(f"{where}: {key!r} is missing; give it as an axis of 'matrix'")
@@ -297,7 +300,7 @@ def _cell(point: Mapping[str, Any], where: str) -> Cell:
     own.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node)
     try:
         cell = normalise(Cell(**own, options=tuple(options.items())))
-        return cut_by_profile(cell, point.get("options", {}))
+        return cut_by_profile(cell, point.get("options", {}), accelerator)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -311,7 +314,7 @@ def _base(point: Mapping[str, Any], where: str) -> Cell | None:
 
 def why_unsupported(cell: Cell, site: Site) -> str | None:
     """Why a cell cannot run at a site, as far as is known before it runs; None if it can."""
-    strategy = _strategy(cell.strategy)
+    strategy = _strategy(cell.strategy, site.accelerator)
     images = DATASETS[cell.dataset].num_images("train", cell.data_scale)
     counted = cell.data_source == "synthetic" or bool(DATASETS[cell.dataset].source)
     if images < cell.batch_size and counted:
@@ -365,8 +368,8 @@ def _memory_check(site: Site) -> Callable[[Cell], str | None]:
 
 
 @cache
-def _strategy(name: str) -> Strategy:
-    return strategy_of(name)
+def _strategy(name: str, accelerator: Accelerator | None = None) -> Strategy:
+    return strategy_of(name, accelerator)
 
 
 @cache

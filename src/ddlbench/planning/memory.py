@@ -298,7 +298,7 @@ def why_cell_too_large(cell: Cell, site: Site) -> str | None:
     if _profile_and_capacity(cell, site) is None:
         return None
     try:
-        reason = why_too_large(make_plan(cell, site.name), site)
+        reason = why_too_large(make_plan(cell, site.name, site.accelerator), site)
     except ConfigError:  # its own job says what is wrong with its plan
         return None
     folder = result_file(site.name, cell.with_(repeat=0).id).parents[1]

@@ -2,7 +2,8 @@
 
 ``block_table.csv`` holds one row a block: floating-point operations of its forward pass
 (convolutions and matrix products) and output bytes, both of one sample, and the bytes of its
-weights. With it a login node cuts a network into stages.
+weights. With it a login node cuts a network into stages. An emulated device has the blocks of its
+own table (:mod:`ddlbench.planning.device_table`); :func:`blocks_of` knows which.
 
 ``split_limits.csv`` holds, for each network and dataset, the layer with the fewest rows (along
 height, width and depth, up to the head), filters and input channels. With it a login node knows
@@ -19,28 +20,75 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.device_table import DeviceTable, table_for
 
 BLOCK_COLUMNS = ("network", "dataset", "block", "operations", "parameter_bytes", "output_bytes")
 
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Operations of a block's forward pass, and its output, for one sample; bytes of float32."""
+    """What a block costs; bytes are of float32.
 
-    operations: int
+    Args:
+        name: in the network.
+        work: that stages share evenly: floating-point operations of a forward pass of one sample,
+            or the seconds of both passes where only an emulated device knows the block.
+        parameter_bytes: of its weights.
+        output_bytes: of one sample.
+    """
+
+    name: str
+    work: float
     parameter_bytes: int
-    output_bytes: int
+    output_bytes: float
 
 
-def block_costs(cell: Cell) -> tuple[BlockCost, ...] | None:
-    """The blocks of the cell's network, in order; None if it is not a built-in one."""
-    return _block_table().get((cell.network, cell.dataset))
+def block_costs(network: str, dataset: str) -> tuple[BlockCost, ...] | None:
+    """The blocks of a built-in network, in order; None of another one."""
+    return _block_table().get((network, dataset))
+
+
+def blocks_of(cell: Cell, accelerator: Accelerator | None) -> tuple[BlockCost, ...] | None:
+    """The blocks that the cell's network has on a site, in order; None if no table knows them.
+
+    Args:
+        cell: the cell.
+        accelerator: that the site emulates; None if its devices are real.
+
+    Raises:
+        ConfigError: the accelerator's table is wrong.
+    """
+    built_in = block_costs(cell.network, cell.dataset)
+    if accelerator is None or not accelerator.table_file(cell.dataset, cell.network).is_file():
+        return built_in  # a cell without a table is refused by its site
+    table = table_for(accelerator, cell.dataset, cell.network)
+    return built_in if built_in and cut_alike(table, built_in) else _timed(table)
+
+
+def cut_alike(table: DeviceTable, costs: Sequence[BlockCost]) -> bool:
+    """Whether a table has as many blocks as a network, with as large weights in each."""
+    return [block.parameter_bytes for block in table.blocks] == [c.parameter_bytes for c in costs]
+
+
+def _timed(table: DeviceTable) -> tuple[BlockCost, ...]:
+    largest = table.batch_sizes[-1]
+    return tuple(
+        BlockCost(
+            block.name,
+            block.forward.at(largest) + block.backward.at(largest),
+            block.parameter_bytes,
+            block.output_bytes,
+        )
+        for block in table.blocks
+    )
 
 
 @cache
@@ -48,7 +96,7 @@ def _block_table() -> dict[tuple[str, str], tuple[BlockCost, ...]]:
     blocks: defaultdict[tuple[str, str], tuple[BlockCost, ...]] = defaultdict(tuple)
     for row in _rows("block_table.csv"):
         costs = (int(row[name]) for name in BLOCK_COLUMNS[3:])
-        blocks[row["network"], row["dataset"]] += (BlockCost(*costs),)
+        blocks[row["network"], row["dataset"]] += (BlockCost(row["block"], *costs),)
     return dict(blocks)
 
 

@@ -2,13 +2,14 @@
 
 ::
 
-    balance    work, size, blocks   block_table.csv      |
+    balance    work, size, blocks   a table of blocks    |
                5+9                  by hand              |-> stages [[first, last, replicas], ...]
                profile              the site's profile   |
 
 ``work`` balances floating-point operations, which take most of a convolutional network's time and
 need no measurement. Only a profile knows how long batch norm and ReLU take, and how fast a device
-runs each kernel.
+runs each kernel. Of blocks that only the table of an emulated device knows, ``work`` balances its
+times. Tables of blocks: :func:`ddlbench.planning.network_tables.blocks_of`.
 
 ::
 
@@ -39,7 +40,7 @@ from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.site import making_command
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.network_tables import block_costs
+from ddlbench.planning.network_tables import BlockCost
 from ddlbench.planning.partition import (
     Chain,
     Level,
@@ -184,15 +185,20 @@ BALANCE_OPTION: dict[str, Any] = {
 }
 
 Stages = tuple[Stage, ...]
+Costs = Sequence[BlockCost]
 
 
 class NeedsProfile(ConfigError):  # noqa: N818 - what the plan asks for
     """The stages come from a profile, and the site is unknown or has no such profile."""
 
 
-def why_no_stages(cell: Cell, balance: str, replicas: Sequence[int]) -> str | None:
-    """Why the network cannot be cut, as far as is known without a profile; None if it can."""
-    costs = block_costs(cell)
+def why_no_stages(
+    cell: Cell, balance: str, replicas: Sequence[int], costs: Costs | None
+) -> str | None:
+    """Why the network cannot be cut, as far as is known without a profile; None if it can.
+
+    ``costs`` are of the network's blocks at the site; None if no table knows them.
+    """
     parts = balance.split("+")
     if parts[0].isdigit():
         dealt = sum(map(int, parts))
@@ -207,12 +213,13 @@ def why_no_stages(cell: Cell, balance: str, replicas: Sequence[int]) -> str | No
                 f"balance {balance} deals {dealt} blocks, {cell.network} has {len(costs)}",
             )
     elif balance != "profile":
-        return _why_not_by_table(cell, balance, replicas)
+        return _why_not_by_table(cell, balance, replicas, costs)
     return None
 
 
-def _why_not_by_table(cell: Cell, balance: str, replicas: Sequence[int]) -> str | None:
-    costs = block_costs(cell)
+def _why_not_by_table(
+    cell: Cell, balance: str, replicas: Sequence[int], costs: Costs | None
+) -> str | None:
     if costs is None:
         return Reason(
             "unknown_blocks",
@@ -234,6 +241,8 @@ def stages_of(
     cell: Cell,
     balance: str,
     replicas: Sequence[int] | None,
+    costs: Costs | None,
+    *,
     site: str | None,
     samples: int | None = None,
 ) -> tuple[Stages, float | None]:
@@ -244,6 +253,7 @@ def stages_of(
         balance: the rule.
         replicas: of each stage; None if PipeDream's partitioner chooses them, which requires
             balance ``profile``.
+        costs: of the network's blocks at the site; None if no table knows them.
         site: its profile and links are read.
         samples: of one forward pass, at which times are read; by default a whole mini-batch.
 
@@ -264,18 +274,17 @@ def stages_of(
         counts = even_costs(times, [node.output_bytes for node in chain.nodes], replicas)
         return _stages(counts, replicas), None
     assert replicas is not None
-    return _stages(_counts(cell, balance, replicas), replicas), None
+    return _stages(_counts(balance, replicas, costs), replicas), None
 
 
-def _counts(cell: Cell, balance: str, replicas: Sequence[int]) -> tuple[int, ...]:
+def _counts(balance: str, replicas: Sequence[int], costs: Costs | None) -> tuple[int, ...]:
     parts = balance.split("+")
     if parts[0].isdigit():
         return tuple(map(int, parts))
-    costs = block_costs(cell)
     assert costs is not None
     if balance == "blocks":
         return even_blocks(len(costs), replicas)
-    chosen = [cost.operations if balance == "work" else cost.parameter_bytes for cost in costs]
+    chosen = [cost.work if balance == "work" else cost.parameter_bytes for cost in costs]
     return even_costs(chosen, [cost.output_bytes for cost in costs], replicas)
 
 

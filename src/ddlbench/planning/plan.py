@@ -25,7 +25,7 @@ from ddlbench.experiment.errors import shown
 from ddlbench.experiment.json_form import WrongForm, read_fields
 from ddlbench.experiment.json_text import read_json, read_object
 from ddlbench.experiment.paths import RESULTS, plan_file
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.planning.strategy import Process, known_strategy, strategy_of
 
 SCHEMA_VERSION = 1
@@ -94,15 +94,18 @@ class _PlanFile:
     details: Mapping[str, Any]
 
 
-def make_plan(cell: Cell, site: str | None = None) -> Plan:
+def make_plan(cell: Cell, site: str | None = None, accelerator: Accelerator | None = None) -> Plan:
     """The plan of a cell that its strategy supports.
 
-    ``site`` is needed if the plan is made from the site's measurements.
+    Args:
+        cell: the cell.
+        site: needed if the plan is made from the site's measurements.
+        accelerator: that the site emulates.
 
     Raises:
         ConfigError: the plan is made from measurements that are missing.
     """
-    return Plan(cell, *strategy_of(cell.strategy).plan(cell, site))
+    return Plan(cell, *strategy_of(cell.strategy, accelerator).plan(cell, site))
 
 
 def parts_of(plan: Plan) -> int:
@@ -111,7 +114,12 @@ def parts_of(plan: Plan) -> int:
     return shards * strategy_of(plan.cell.strategy).micro_batches(plan)
 
 
-def plan_at(cell: Cell, site: str, results_root: Path = RESULTS) -> Plan:
+def plan_at(
+    cell: Cell,
+    site: str,
+    results_root: Path = RESULTS,
+    accelerator: Accelerator | None = None,
+) -> Plan:
     """The plan that a cell ran with at a site, else the plan that it would run with.
 
     ``results_root`` is the folder that holds ``<site>/cells``.
@@ -120,7 +128,7 @@ def plan_at(cell: Cell, site: str, results_root: Path = RESULTS) -> Plan:
         ConfigError: it did not run, and its plan is made from measurements that are missing.
     """
     path = results_root / plan_file(site, cell.id).relative_to(RESULTS)
-    return kept_plan(path, cell) or make_plan(cell, site)
+    return kept_plan(path, cell) or make_plan(cell, site, accelerator)
 
 
 def kept_plan(path: Path, cell: Cell) -> Plan | None:

@@ -20,7 +20,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.planning.matrix import MatrixRow, check_name
 from ddlbench.planning.pipeline_stages import NeedsProfile
 from ddlbench.planning.strategy import strategy_of
@@ -60,9 +60,9 @@ def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:
     return list(dict.fromkeys(ProfileKey.of(r.cell) for r in rows if r.unsupported is None))
 
 
-def device_batches(cell: Cell) -> set[int]:
+def device_batches(cell: Cell, accelerator: Accelerator | None = None) -> set[int]:
     """Batch sizes that one device of the cell computes on: its share, and its micro-batch."""
-    strategy = strategy_of(cell.strategy)
+    strategy = strategy_of(cell.strategy, accelerator)
     try:
         processes = strategy.placement(cell)
     except NeedsProfile:  # its stages take whole mini-batches, wherever the profile cuts
@@ -107,8 +107,9 @@ def needs_of(
     reason = site.supports(cell)
     if reason is not None:
         raise ConfigError(f"profile {profile_id}: {reason}")
-    steps = sorted(set().union(*(device_batches(cell) for cell in cells)))
-    shared = [max(device_batches(c)) for c in cells if c.devices > 1]
+    batches = [device_batches(cell, site.accelerator) for cell in cells]
+    steps = sorted(set().union(*batches))
+    shared = [max(own) for c, own in zip(cells, batches, strict=True) if c.devices > 1]
     return ProfileNeeds(
         cell=cell,
         step_batches=tuple(steps),

@@ -17,8 +17,9 @@ from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
+from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.network_tables import block_costs
+from ddlbench.planning.network_tables import BlockCost, blocks_of
 
 if TYPE_CHECKING:
     from ddlbench.planning.gradient_traffic import GradientTraffic
@@ -122,6 +123,9 @@ class Strategy:
             ``examples`` are values that ``ddlbench tune`` tries.
         younger_options: options that came after the strategy's first results. Plans leave out their
             defaults, so that earlier plans keep their digests.
+
+    Attributes:
+        accelerator: that the site of the cells emulates; None if its devices are real.
     """
 
     name: ClassVar[str]
@@ -141,6 +145,11 @@ class Strategy:
     recommended_by: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[dict[str, dict[str, Any]]] = {}
     younger_options: ClassVar[frozenset[str]] = frozenset()
+    accelerator: Accelerator | None = None
+
+    def blocks_of(self, cell: Cell) -> tuple[BlockCost, ...] | None:
+        """The blocks of the cell's network on the site's devices; None if no table knows them."""
+        return blocks_of(cell, self.accelerator)
 
     def supports(self, cell: Cell) -> str | None:
         """Why the cell cannot run with this strategy on any site; None if it can."""
@@ -339,8 +348,8 @@ class Strategy:
         }
 
 
-def strategy_of(name: str) -> Strategy:
-    """The descriptor called ``name``.
+def strategy_of(name: str, accelerator: Accelerator | None = None) -> Strategy:
+    """The descriptor called ``name``, for cells on devices that a site may emulate.
 
     Raises:
         ConfigError: there is none, or it is no descriptor.
@@ -348,7 +357,9 @@ def strategy_of(name: str) -> Strategy:
     loaded = load("ddlbench.strategies", name)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
         raise ConfigError(f"{shown(name)} is not a strategy: it must name a subclass of Strategy")
-    return loaded()
+    strategy = loaded()
+    strategy.accelerator = accelerator
+    return strategy
 
 
 def known_strategy(name: str) -> Strategy | None:
@@ -385,16 +396,19 @@ def normalise(cell: Cell) -> Cell:
     return cell.with_(nodes=1, devices_per_node=1, fabric="default")
 
 
-def cut_by_profile(cell: Cell, written: Mapping[str, Any]) -> Cell:
+def cut_by_profile(
+    cell: Cell, written: Mapping[str, Any], accelerator: Accelerator | None = None
+) -> Cell:
     """The cell with balance ``profile`` where only a profile knows the blocks of its network.
 
     Args:
-        cell: of any network; that of a built-in one stays as it is.
+        cell: of any network; one whose blocks a table knows stays as it is.
         written: the options that the user wrote; a balance among them stays.
+        accelerator: that the site emulates.
     """
-    if "balance" in written or block_costs(cell) is not None:
+    if "balance" in written or blocks_of(cell, accelerator) is not None:
         return cell
-    strategy = strategy_of(cell.strategy)
+    strategy = strategy_of(cell.strategy, accelerator)
     if getattr(strategy.supports(cell), "code", "") != "unknown_blocks":
         return cell
     options = strategy.check_options({**dict(cell.options), "balance": "profile"}, cell.strategy)

@@ -196,7 +196,8 @@ def label_of(strategy: str) -> str:
 
 
 def _assessed(cell: Cell, known: Knowledge) -> Candidate:
-    strategy, site = strategy_of(cell.strategy), known.site
+    site = known.site
+    strategy = strategy_of(cell.strategy, site.accelerator)
     candidate = Candidate(cell, strategy.label)
     reason = why_unsupported(cell, site)
     if reason is not None and site.scales:
@@ -209,7 +210,7 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
         code = getattr(reason, "code", "unsupported")
         return replace(candidate, reason=Reason(code, f"cannot run: {reason}"))
     candidate = replace(candidate, bound=strategy.most_speedup(cell, site.device))
-    plan = make_plan(cell, known.inputs.site)
+    plan = make_plan(cell, known.inputs.site, site.accelerator)
     candidate = replace(candidate, label=_label(strategy, plan))
     if other_update := _other_update(strategy, plan, known):
         return replace(candidate, reason=other_update)

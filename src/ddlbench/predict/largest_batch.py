@@ -20,7 +20,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.result import Glance
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import GB
 from ddlbench.planning.memory import Room, memory_bytes, room_of
@@ -61,7 +61,8 @@ class MemoryOfBatches:
         return self._room(batch_size).fits is not False
 
     def _room(self, batch_size: int) -> Room:
-        plan = make_plan(self.cell.with_(batch_size=batch_size), self.site.name)
+        cell = self.cell.with_(batch_size=batch_size)
+        plan = make_plan(cell, self.site.name, self.site.accelerator)
         devices = memory_bytes(self.workload, plan)
         room = room_of(self.workload, plan, devices, self.site, self.capacity_bytes)
         assert room is not None
@@ -94,13 +95,13 @@ class LargestBatch:
         return any(trial.status == Status.OK for trial in self.trials)
 
 
-def smallest_batch(cell: Cell) -> int:
+def smallest_batch(cell: Cell, accelerator: Accelerator | None = None) -> int:
     """The smallest batch that the strategy can cut; its multiples can be cut, too.
 
     Raises:
         ConfigError: there is none.
     """
-    strategy = strategy_of(cell.strategy)
+    strategy = strategy_of(cell.strategy, accelerator)
     reason: str | None = None
     for batch_size in range(1, _MOST_UNIT + 1):
         reason = strategy.supports(cell.with_(batch_size=batch_size))
@@ -138,7 +139,7 @@ def largest_batch(
     Raises:
         ConfigError: a cell ended otherwise than well or out of memory, or there is no model.
     """
-    unit = smallest_batch(memory.cell)
+    unit = smallest_batch(memory.cell, memory.site.accelerator)
     most = DATASETS[memory.cell.dataset].num_train
     predicted = predicted_largest(memory, unit, most)
     limit = "the dataset" if predicted + unit > most else "memory"

@@ -21,6 +21,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.schema import nearest
+from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.fitting import fitted
 from ddlbench.planning.matrix import written_points
 from ddlbench.planning.strategy import normalise, strategy_of
@@ -44,6 +45,7 @@ class Question:
         settings: further fields of the cell (precision, fabric, ...).
         options: strategy -> its options that differ from the defaults.
         experiment: whose settings, options and overrides the cells have besides; None for none.
+        accelerator: that the site emulates.
     """
 
     network: str
@@ -54,6 +56,7 @@ class Question:
     settings: Mapping[str, Any]
     options: Mapping[str, Mapping[str, Any]]
     experiment: Experiment | None = None
+    accelerator: Accelerator | None = None
 
     @property
     def devices(self) -> int:
@@ -105,7 +108,7 @@ class Question:
         """Written options and the cell: of several the first that is supported, or the first."""
         points = [{}] if self.experiment is None else self._points(strategy)
         found = [self._cell_at(strategy, point) for point in points]
-        supports = strategy_of(strategy).supports
+        supports = strategy_of(strategy, self.accelerator).supports
         return next((one for one in found if supports(one[1]) is None), found[0])
 
     def _cell_at(self, strategy: str, point: Mapping[str, Any]) -> tuple[dict[str, Any], Cell]:
@@ -121,7 +124,7 @@ class Question:
             devices_per_node=self.devices_per_node,
             options=tuple(options.items()),
         )
-        return written, fitted(normalise(cell), written)
+        return written, fitted(normalise(cell), written, self.accelerator)
 
     def with_batch(self, batch_size: int) -> Question:
         return replace(self, batch_size=batch_size)

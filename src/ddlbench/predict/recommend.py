@@ -138,11 +138,20 @@ def questions_of(experiment: Experiment, rows: Sequence[MatrixRow]) -> list[Ques
     cells = (row.cell for row in rows if row.unsupported is None and row.cell.devices > 1)
     cases = dict.fromkeys(tuple(getattr(cell, name) for name in _CASE) for cell in cells)
     found = []
+    accelerator = rows[0].accelerator if rows else None
     for values in cases:
         case = dict(zip(_CASE, values, strict=True))
         size = {name: case[name] for name in _SIZE}
         settings = {name: case[name] for name in SETTINGS}
-        found.append(Question(**size, settings=settings, options={}, experiment=experiment))
+        found.append(
+            Question(
+                **size,
+                settings=settings,
+                options={},
+                experiment=experiment,
+                accelerator=accelerator,
+            )
+        )
     return found
 
 

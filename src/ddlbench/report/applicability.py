@@ -32,7 +32,11 @@ def something_beside_a_base(rows: Rows) -> bool:
 
 def something_sent(rows: Rows) -> bool:
     """Some strategy runs as several processes."""
-    return any(len(strategy_of(cell.strategy).placement(cell)) > 1 for cell in supported(rows))
+    return any(
+        len(strategy_of(row.cell.strategy, row.accelerator).placement(row.cell)) > 1
+        for row in rows
+        if row.unsupported is None
+    )
 
 
 def several_numbers_of_workers(rows: Rows) -> bool:

@@ -29,7 +29,7 @@ from ddlbench.experiment.result import (
     Timing,
     cell_result,
 )
-from ddlbench.experiment.site import did_not_compute
+from ddlbench.experiment.site import Accelerator, did_not_compute
 from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
@@ -76,7 +76,8 @@ def records_of(
         results_root: the folder that holds ``<site>/cells``.
         stale: whether to say what is stale; for that every plan is made anew.
     """
-    plans = CurrentPlans(site_name, results_root) if stale else None
+    accelerator = rows[0].accelerator if rows else None
+    plans = CurrentPlans(site_name, results_root, accelerator) if stale else None
     records = {
         row.cell.id: {
             "experiment": experiment,
@@ -230,8 +231,8 @@ def _code_of(result: Result) -> str | None:
 class CurrentPlans:
     """What plans of a site's cells would be made from now; repeats of a cell share it."""
 
-    def __init__(self, site: str, root: Path) -> None:
-        self._site, self._root = site, root
+    def __init__(self, site: str, root: Path, accelerator: Accelerator | None = None) -> None:
+        self._site, self._root, self._accelerator = site, root, accelerator
         self._plans: dict[Cell, dict[str, Any] | None] = {}
         self._measured: dict[Cell, dict[str, str | None]] = {}
 
@@ -251,7 +252,7 @@ class CurrentPlans:
 
     def _plan(self, cell: Cell) -> dict[str, Any] | None:
         try:
-            return make_plan(cell, self._site).to_dict()
+            return make_plan(cell, self._site, self._accelerator).to_dict()
         except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
             return None
 

@@ -191,7 +191,7 @@ def _measure(
 ) -> Result:
     started = time.monotonic()
     measured = measured_digests(cell, site.name)
-    plan = make_plan(cell, site.name)
+    plan = make_plan(cell, site.name, site.accelerator)
     (cell_folder / FAILURE_FILE).unlink(missing_ok=True)
     write_json(cell_folder / "plan.json", plan.to_dict())
     too_large = why_too_large(plan, site)
@@ -315,7 +315,7 @@ _NO_REPEAT = " (not tried again: it would crash again)"
 def _concluded(cell: Cell, site: Site, claimed: Claim, staging: dict[str, Any] | None) -> Result:
     """The result of a cell whose supervisor was ended together with its job."""
     assert claimed.status is not None
-    plan = make_plan(cell, site.name)
+    plan = make_plan(cell, site.name, site.accelerator)
     return assemble(plan, site, claimed.status, claimed.reason, reports=[], staging=staging)
 
 

@@ -153,9 +153,9 @@ ACCELERATOR = "device: cpu\nlauncher: local\ndevices_per_node: 4\naccelerator: "
 
 
 def test_an_accelerator_slows_its_links_and_knows_its_networks(tmp_path: Path) -> None:
-    profile = tmp_path / "p" / "mnist" / "resnet18" / "fp32-1t" / "profile.json"
-    profile.parent.mkdir(parents=True)
-    profile.touch()
+    table = tmp_path / "p" / "mnist" / "resnet18.csv"
+    table.parent.mkdir(parents=True)
+    table.touch()
     text = f"{ACCELERATOR}{{profiles: {tmp_path / 'p'}, slow_down: 4}}\n"
     site = _load(tmp_path, text + "fabrics: {lan: {latency_ms: 1, bandwidth_mbit_per_s: 1000}}")
     assert site.fabrics["lan"].latency_s == pytest.approx(0.004)
@@ -163,7 +163,8 @@ def test_an_accelerator_slows_its_links_and_knows_its_networks(tmp_path: Path) -
     assert site.accelerator is not None
     assert site.accelerator.remark == "emulated compute: times of p, 4 times slower"
     assert site.supports(CELL) is None
-    assert "has no profile" in str(site.supports(CELL.with_(network="vgg11")))
+    assert "has no table" in str(site.supports(CELL.with_(network="vgg11")))
+    assert "2 threads" in str(site.supports(CELL.with_(threads_per_device=2)))
     assert "fp32 only" in str(site.supports(CELL.with_(precision="bf16")))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,16 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks import build, emulated, num_parameters
-from ddlbench.planning.workload import Workload, profile_at
+from ddlbench.networks.factory import skeleton
+from ddlbench.planning.device_table import DeviceTable, table_for, write_table
 
 ROOT = Path(__file__).resolve().parents[3]
 CIFAR = DATASETS["cifar10"]
+IMAGENET = DATASETS["imagenet"]
 ONE_CORE = Accelerator(str(ROOT / "config" / "accelerators" / "one-core"), slow_down=2)
+PIPEDREAM = Accelerator(str(ROOT / "config" / "accelerators" / "pipedream"))
 
 
 @pytest.fixture
@@ -29,9 +31,8 @@ def occupied(monkeypatch) -> list[float]:
     return seconds
 
 
-def workload_of(network: str) -> Workload:
-    path = ONE_CORE.profile_file(ProfileKey("cifar10", network))
-    return Workload(profile_at(path).to_dict())
+def table_of(network: str) -> DeviceTable:
+    return table_for(ONE_CORE, "cifar10", network)
 
 
 @pytest.mark.parametrize("network", ["vgg11", "resnet18", "mobilenetv2", "stack"])
@@ -61,30 +62,30 @@ def test_a_pass_saves_as_many_bytes_as_the_profile_says(network, occupied):
     blocks = emulated.emulated_network(ONE_CORE, network, CIFAR)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
         blocks(torch.zeros(8, *CIFAR.shape))
-    expected = sum(8 * block.saved_bytes for block in workload_of(network).blocks)
+    expected = sum(8 * block.saved_bytes for block in table_of(network).blocks)
     assert sum(saved) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_step_takes_the_times_of_the_profile(occupied):
-    workload = workload_of("vgg11")
+    table = table_of("vgg11")
     network = emulated.emulated_network(ONE_CORE, "vgg11", CIFAR)
     outputs = network(torch.zeros(8, *CIFAR.shape))
-    forward_s = sum(block.forward.at(8) for block in workload.blocks)
+    forward_s = sum(block.forward.at(8) for block in table.blocks)
     assert sum(occupied) == pytest.approx(2 * forward_s)
     occupied.clear()
     loss = torch.nn.functional.cross_entropy(outputs, torch.zeros(8, dtype=torch.long))
     assert torch.isfinite(loss)
     loss.backward()
-    blocks = list(enumerate(workload.blocks))
+    blocks = list(enumerate(table.blocks))
     backward_s = sum(b.backward.at(8) for i, b in blocks if i > 0 or b.parameter_bytes)
     assert sum(occupied) == pytest.approx(2 * backward_s)
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 
 def test_a_split_backward_pass_takes_each_half_once(occupied):
-    workload = workload_of("vgg11")
+    table = table_of("vgg11")
     stage = emulated.emulated_network(ONE_CORE, "vgg11", CIFAR)[3:10]
-    blocks = workload.blocks[3:10]
+    blocks = table.blocks[3:10]
     inputs = torch.zeros(8, 4, requires_grad=True)
     outputs = stage(inputs)
     occupied.clear()
@@ -123,26 +124,26 @@ def test_what_a_sleep_was_too_long_the_next_one_is_shorter(monkeypatch):
     assert slept == pytest.approx([0.1, 0.099, 0.1])
 
 
-def test_a_network_without_a_profile_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"vgg11/fp32-1t/profile\.json: no such profile"):
+def test_a_network_without_a_table_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cifar10/vgg11\.csv: no such table; make it with"):
         emulated.emulated_network(Accelerator(str(tmp_path)), "vgg11", CIFAR)
 
 
-def test_pipedreams_profile_is_the_published_one():
-    pipedream = Accelerator(str(ROOT / "config" / "accelerators" / "pipedream"))
-    profile = profile_at(pipedream.profile_file(ProfileKey("imagenet", "vgg16")))
-    published = ROOT / "tests" / "unit" / "planning" / "pipedream_vgg16_graph.txt"
-    numbers = re.findall(
-        r"^node(\d+) .*forward_compute_time=(.*), backward_compute_time=(.*), "
-        r"activation_size=.*, parameter_size=(.*)$",
-        published.read_text(),
-        re.MULTILINE,
-    )
-    nodes = sorted([float(number) for number in node] for node in numbers)[1:]
-    for block, (_, forward_ms, backward_ms, weights) in zip(profile.blocks, nodes, strict=True):
-        times_ms = [1e3 * block.forward[-1].time_s, 1e3 * block.backward[-1].time_s]
-        assert times_ms == pytest.approx([forward_ms, backward_ms])
-        assert block.parameter_bytes == weights
-    assert num_parameters(
-        emulated.emulated_network(pipedream, "vgg16", DATASETS["imagenet"])
-    ) == num_parameters(build("vgg16", DATASETS["imagenet"], seed=1))
+@pytest.mark.parametrize("network", ["alexnet", "vgg16", "resnet18", "resnet50", "resnet101"])
+def test_published_tables_have_the_weights_of_the_real_networks(network):
+    """A conv, linear or batch norm has the tensors that torchvision's has, split by its text."""
+    copy = emulated.emulated_network(PIPEDREAM, network, IMAGENET)
+    real = skeleton(network, IMAGENET)
+    assert list(copy._modules) == list(real._modules)
+    for ours, theirs in zip(copy, real, strict=True):
+        assert sorted(p.numel() for p in ours.parameters()) == sorted(
+            p.numel() for p in theirs.parameters()
+        )
+
+
+def test_a_name_that_torch_has_itself_is_refused(tmp_path):
+    table = table_of("vgg11")
+    wrong = replace(table, parameters=({"type": 8}, *table.parameters[1:]))
+    write_table(tmp_path / "cifar10" / "vgg11.csv", wrong)
+    with pytest.raises(ConfigError, match="torch has a type of its own; rename it"):
+        emulated.emulated_network(Accelerator(str(tmp_path)), "vgg11", CIFAR)

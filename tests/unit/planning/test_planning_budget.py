@@ -17,16 +17,15 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.budget import Budget, cells_to_run, estimate, finished_rows
+from ddlbench.planning.device_table import table_for
 from ddlbench.planning.expected_time import START_S
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload, profile_at
 
 LOCAL = Site(
     name="here",
@@ -432,15 +431,15 @@ def test_operations_and_a_measured_rate_tell_of_other_networks(tmp_path: Path) -
     short = BASE.with_(max_steps=10, epochs=1, warmup_steps=0)
     _finish(tmp_path, short, 7.0, timing=_timed(0.5))
     other = short.with_(network="resnet50")
-    ratio = sum(b.operations for b in block_costs(other) or ()) / sum(
-        b.operations for b in block_costs(short) or ()
+    ratio = sum(b.work for b in block_costs(other.network, other.dataset) or ()) / sum(
+        b.work for b in block_costs(short.network, short.dataset) or ()
     )
     cost = estimate(_rows(other), LOCAL, tmp_path)
     assert cost.run_s_expected == pytest.approx(2 + 10 * 0.5 * ratio)
     assert cost.cells_known_by_operations == 1
     own = short.with_(network="my.models:net")
     assert estimate(_rows(own), LOCAL, tmp_path).cells_unknown == 1
-    twice = sum(b.operations for b in block_costs(short) or ()) * 2
+    twice = sum(b.work for b in block_costs(short.network, short.dataset) or ()) * 2
     parts = OwnParts(operations={("my.models:net", "mnist"): twice})
     known = estimate(_rows(own), LOCAL, tmp_path, parts)
     assert known.run_s_expected == pytest.approx(2 + 10 * 0.5 * 2)
@@ -508,8 +507,7 @@ def test_emulated_devices_take_the_time_of_their_profile(tmp_path: Path) -> None
     assert site.accelerator is not None
     cell = Cell("cifar10", "vgg11", "sequential", batch_size=24, data_scale=0.005, epochs=1)
     cell = cell.with_(warmup_steps=2, max_steps=6)
-    path = site.accelerator.profile_file(ProfileKey.of(cell))
-    step_s = Workload(profile_at(path).to_dict(), str(path)).step(24).step_s
+    step_s = sum(table_for(site.accelerator, "cifar10", "vgg11").pass_s(24))
     cost = estimate(_rows(cell, base=cell), site, tmp_path)
     assert cost.cells_known_by_profile == 1
     assert cost.run_s_expected == pytest.approx(START_S + 8 * site.accelerator.slow_down * step_s)

@@ -200,7 +200,7 @@ def _rows(**config: Any) -> list[MatrixRow]:
 @pytest.fixture
 def four_blocks(monkeypatch) -> list[dict[str, Any]]:
     """The profile's network is no built-in one, whatever its name."""
-    monkeypatch.setattr("ddlbench.planning.pipeline_stages.block_costs", lambda cell: None)
+    monkeypatch.setattr("ddlbench.planning.strategy.blocks_of", lambda cell, accelerator: None)
     return [block(n, saved_bytes_per_sample=10**6) for n in range(4)]
 
 

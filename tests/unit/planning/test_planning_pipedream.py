@@ -88,7 +88,7 @@ def test_every_network_on_every_dataset_can_be_cut(network: str, dataset: str) -
         cell = _cell(f"{nodes}x{devices}", strategy, network, balance=balance).with_(
             dataset=dataset
         )
-        costs = block_costs(cell)
+        costs = block_costs(cell.network, cell.dataset)
         assert costs is not None
         if len(costs) < cell.devices:
             assert strategy_of(strategy).supports(cell) is not None

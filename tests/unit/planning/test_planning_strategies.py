@@ -126,12 +126,12 @@ def test_placements_are_whole(strategy: str, nodes: int, devices: int) -> None:
         (_cell("gpipe", 1, 4, batch=50), "does not divide into 4 micro-batches; make batch_size a"),
         (_cell("gpipe", 1, 4, chunks=5), "does not divide into 5 micro-batches; make batch_size a"),
         (_cell("gpipe", 1, 2, balance="5+9"), None),
-        (_cell("gpipe", 1, 4, balance="5+9"), "balance 5+9 has 2 parts for 4 devices"),
+        (_cell("gpipe", 1, 4, balance="5+9"), "balance 5+9 has 2 parts for 4 stages"),
         (_cell("gpipe", 1, 1, balance=14), None),
-        (_cell("gpipe", 1, 2, balance=14), "balance 14 has 1 parts for 2 devices"),
+        (_cell("gpipe", 1, 2, balance=14), "balance 14 has 1 parts for 2 stages"),
         (_cell("model-parallel", 1, 4, batch=50), None),
         (_cell("model-parallel", 2, 1), "drives the devices of one node and cannot span 2"),
-        (_cell("model-parallel", 1, 3, balance="5+9"), "balance 5+9 has 2 parts for 3 devices"),
+        (_cell("model-parallel", 1, 3, balance="5+9"), "balance 5+9 has 2 parts for 3 stages"),
     ],
 )
 def test_reasons(cell: Cell, reason: str | None) -> None:

@@ -38,12 +38,54 @@ _LINES = (
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A node of ``graph.txt`` and where it stands."""
+class GraphNode:
+    """A node of ``graph.txt``.
 
-    number: int
+    Args:
+        line: where it stands.
+        name: as the edges call it.
+        layer: what the profiler calls it, ``ReLU(inplace)``.
+        forward_ms, backward_ms: of one mini-batch.
+        output_bytes: of one mini-batch.
+        parameter_bytes: of its weights.
+    """
+
+    line: int
+    name: str
     layer: str
-    node: Node
+    forward_ms: float
+    backward_ms: float
+    output_bytes: float
+    parameter_bytes: float
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """The content of a ``graph.txt``: nodes by name, and edges (tensor's node, reader)."""
+
+    nodes: dict[str, GraphNode]
+    edges: tuple[tuple[str, str], ...]
+
+    @property
+    def inputs(self) -> list[GraphNode]:
+        """Inputs of the network."""
+        read = {reader for _, reader in self.edges}
+        return [n for n in self.nodes.values() if n.name not in read and is_input(n.layer)]
+
+    @property
+    def layers(self) -> LayerGraph:
+        """The network without its inputs and unused parts of outputs."""
+        kept = _without_inputs(self.nodes, self.edges)
+        place = {name: position for position, name in enumerate(kept)}
+        return LayerGraph.of(
+            [_node(self.nodes[name]) for name in kept],
+            [(place[a], place[b]) for a, b in self.edges if a in place and b in place],
+        )
+
+
+def _node(node: GraphNode) -> Node:
+    seconds = (node.forward_ms + node.backward_ms) / 1000.0
+    return Node(node.name, seconds, node.output_bytes, node.output_bytes, node.parameter_bytes)
 
 
 def graph_of(text: str, path: Path) -> LayerGraph:
@@ -52,7 +94,16 @@ def graph_of(text: str, path: Path) -> LayerGraph:
     Raises:
         ConfigError: it is none; the message names ``path`` and the line.
     """
-    nodes: dict[str, _Line] = {}
+    return graph_file(text, path).layers
+
+
+def graph_file(text: str, path: Path) -> GraphFile:
+    """The nodes and edges in the text of a ``graph.txt``.
+
+    Raises:
+        ConfigError: it is none; the message names ``path`` and the line.
+    """
+    nodes: dict[str, GraphNode] = {}
     edges: dict[tuple[str, str], int] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
         line, where = raw.strip(), f"{path}, line {number}"
@@ -64,12 +115,12 @@ def graph_of(text: str, path: Path) -> LayerGraph:
         if fields and _is_name(name) and layer.endswith("--"):
             if name in nodes:
                 raise ConfigError(
-                    f"{where}: {shown(name)} is also in line {nodes[name].number}; write each "
+                    f"{where}: {shown(name)} is also in line {nodes[name].line}; write each "
                     "node once"
                 )
             layer = layer.removesuffix("--").strip()
             fields = fields.partition("--")[0].strip()  # behind them is a stage_id
-            nodes[name] = _Line(number, layer, _node(name, fields, where))
+            nodes[name] = GraphNode(number, name, layer, *_costs(fields, where))
         elif not fields and _is_name(name) and dashes and _is_name(layer):
             edges.setdefault((name, layer), number)
         else:
@@ -77,14 +128,9 @@ def graph_of(text: str, path: Path) -> LayerGraph:
     if not nodes:
         raise ConfigError(f"{path}: holds no node; PipeDream's graph.txt has lines, {_LINES}")
     _check(path, nodes, edges)
-    kept = _without_inputs(nodes, list(edges))
-    if not kept:
+    if not _without_inputs(nodes, list(edges)):
         raise ConfigError(f"{path}: holds no layer, only inputs; write a line for each layer")
-    place = {name: position for position, name in enumerate(kept)}
-    return LayerGraph.of(
-        [nodes[name].node for name in kept],
-        [(place[a], place[b]) for a, b in edges if a in place and b in place],
-    )
+    return GraphFile(nodes, tuple(edges))
 
 
 def _is_name(text: str) -> bool:
@@ -105,7 +151,8 @@ def number_of(text: str) -> float:
     return value if value < _LARGEST else math.nan
 
 
-def _node(name: str, fields: str, where: str) -> Node:
+def _costs(fields: str, where: str) -> tuple[float, ...]:
+    """Milliseconds forward and backward, bytes of the output and of the weights."""
     pairs = [field.partition("=") for field in fields.removesuffix(",").split(",")]
     values = {key.strip(): value.strip() for key, equals, value in pairs if equals}
     if len(values) != len(pairs) or not {*FIELDS} <= {*values}:
@@ -113,10 +160,7 @@ def _node(name: str, fields: str, where: str) -> Node:
             f"{where}: {shown(fields)} is not {', '.join(f'{field}=NUMBER' for field in FIELDS)}; "
             "write each once, a point in a number, several outputs as [a; b; c]"
         )
-    forward_ms, backward_ms, output, weights = (
-        _sum(values[field], field, where) for field in FIELDS
-    )
-    return Node(name, (forward_ms + backward_ms) / 1000.0, output, output, weights)
+    return tuple(_sum(values[field], field, where) for field in FIELDS)
 
 
 def _sum(text: str, field: str, where: str) -> float:
@@ -132,7 +176,7 @@ def _sum(text: str, field: str, where: str) -> float:
     return sum(values)
 
 
-def _check(path: Path, nodes: dict[str, _Line], edges: dict[tuple[str, str], int]) -> None:
+def _check(path: Path, nodes: dict[str, GraphNode], edges: dict[tuple[str, str], int]) -> None:
     """Whether the edges join all nodes, and go forward."""
     if len(nodes) > MOST_NODES:
         raise ConfigError(
@@ -160,7 +204,7 @@ def _check(path: Path, nodes: dict[str, _Line], edges: dict[tuple[str, str], int
     alone = _not_joined(parts, edges)
     if alone is not None:
         raise ConfigError(
-            f"{path}, line {nodes[alone].number}: no edges join {shown(alone)} and "
+            f"{path}, line {nodes[alone].line}: no edges join {shown(alone)} and "
             f"{shown(parts[0])}; write an edge line for each tensor that a node reads, "
             "'node1 -- node2', or leave out what the network does not use"
         )
@@ -188,7 +232,7 @@ def _not_joined(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> str |
     return next((name for name in beside if name not in joined), None)
 
 
-def _without_inputs(nodes: dict[str, _Line], edges: Sequence[tuple[str, str]]) -> list[str]:
+def _without_inputs(nodes: dict[str, GraphNode], edges: Sequence[tuple[str, str]]) -> list[str]:
     """The nodes that are neither an input of the network nor an unused part of an output."""
     read = {reader for _, reader in edges}
     used = {source for source, _ in edges}

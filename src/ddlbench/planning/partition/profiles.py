@@ -42,7 +42,7 @@ def read_network(path: Path, batch_size: int | None = None) -> Chain | LayerGrap
         raise ConfigError(f"{path}: no such profile; write the path of a .json, .txt or .csv file")
     if path.suffix.lower() == ".json":
         return chain_of_profile(read_profile(path), batch_size)
-    text = _text(path)
+    text = text_of(path)
     is_graph = f"{FIELDS[0]}=" in text or path.suffix.lower() == ".txt"
     if not is_graph and path.suffix.lower() != ".csv":
         raise ConfigError(
@@ -68,7 +68,7 @@ def read_chain(path: Path, batch_size: int | None = None) -> Chain:
     raise ConfigError(f"{path}: a graph; write the path of a .json or .csv profile, a chain")
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """A text file in UTF-8, or UTF-16 with its mark."""
     try:
         content = path.read_bytes()

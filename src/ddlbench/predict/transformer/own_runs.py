@@ -60,12 +60,13 @@ def own_rows(
         results_root: the folder that holds ``<site>/cells``.
     """
     found = []
+    accelerator = rows[0].accelerator if rows else None
     for outcome in measure(rows, site, results_root):
         cell = outcome.cell
         if not outcome.step_s or cell.precision != "fp32":
             continue
         shape = transformer_shape(cell.network, cell.dataset)
-        cut = cut_of(plan_at(cell, site, results_root)) if shape else None
+        cut = cut_of(plan_at(cell, site, results_root, accelerator)) if shape else None
         if shape is None or cut is None:
             continue
         found.append(

@@ -113,7 +113,9 @@ class StagedStrategy(Strategy):
     def supports(self, cell: Cell) -> str | None:
         balance = str(self.option_values(cell)["balance"])
         replicas = self.replicas(cell)
-        return None if replicas is None else why_no_stages(cell, balance, replicas)
+        if replicas is None:
+            return None
+        return why_no_stages(cell, balance, replicas, self.blocks_of(cell))
 
     def plan(
         self, cell: Cell, site: str | None = None
@@ -124,7 +126,8 @@ class StagedStrategy(Strategy):
             ConfigError: the profile is missing or wrong.
         """
         balance = str(self.option_values(cell)["balance"])
-        stages, period_s = stages_of(cell, balance, self.replicas(cell), site)
+        blocks = self.blocks_of(cell)
+        stages, period_s = stages_of(cell, balance, self.replicas(cell), blocks, site=site)
         details = self.details_of(cell, stages)
         if period_s is not None:
             details["planned_period_s"] = period_s

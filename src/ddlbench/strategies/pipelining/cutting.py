@@ -172,12 +172,12 @@ def rows_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
         (
             network,
             spec.name,
-            number,
+            name,
             round(fact.work / _SAMPLES),
             fact.parameter_bytes,
             fact.output.bytes // _SAMPLES,
         )
-        for number, fact in enumerate(facts)
+        for name, fact in zip(blocks._modules, facts, strict=True)
     ]
 
 

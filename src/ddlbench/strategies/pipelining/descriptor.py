@@ -193,7 +193,8 @@ class SynchronousPipeline(Strategy):
             )
         stages = cell.devices // replicas * self.stages_per_rank(cell)
         # First, as schedules of more stages than a network has blocks take long to make.
-        if (why := why_no_stages(cell, str(values["balance"]), (1,) * stages)) is not None:
+        blocks = self.blocks_of(cell)
+        if (why := why_no_stages(cell, str(values["balance"]), (1,) * stages, blocks)) is not None:
             return why
         try:
             self.pipeline_schedule(cell)
@@ -244,7 +245,8 @@ class SynchronousPipeline(Strategy):
         starts = range(0, cell.devices, one.world_size)
         alone = (1,) * one.num_stages
         micro_batch = cell.batch_size // (len(starts) * one.micro_batches)
-        stages, _ = stages_of(cell, str(values["balance"]), alone, site, micro_batch)
+        balance, blocks = str(values["balance"]), self.blocks_of(cell)
+        stages, _ = stages_of(cell, balance, alone, blocks, site=site, samples=micro_batch)
         return self.placement(cell), {
             **values,
             "schedule": one.name,

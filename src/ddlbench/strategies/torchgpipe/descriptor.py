@@ -25,7 +25,12 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.fitting import micro_batch_counts
 from ddlbench.planning.partition import balance
 from ddlbench.planning.pipeline import PlannedSchedule
-from ddlbench.planning.pipeline_stages import check_enough, measured_chain, measured_files
+from ddlbench.planning.pipeline_stages import (
+    check_enough,
+    measured_chain,
+    measured_files,
+    why_no_stages,
+)
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import DeviceKind, Process, Strategy
@@ -85,13 +90,10 @@ class TorchGPipe(Strategy):
                 f"torchgpipe drives the devices of one node and cannot span {cell.nodes}; "
                 "write 1xD",
             )
-        rule = self.option_values(cell)["balance"]
-        parts = str(rule).split("+")
-        if parts[0].isdigit() and len(parts) != cell.devices:
-            return Reason(
-                "wrong_balance", f"balance {rule} has {len(parts)} parts for {cell.devices} devices"
-            )
-        return None
+        rule = str(self.option_values(cell)["balance"])
+        if not rule[0].isdigit():  # a run deals the blocks, or the plan by a profile
+            return None
+        return why_no_stages(cell, rule, (1,) * cell.devices, self.blocks_of(cell))
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return (

@@ -1,0 +1,198 @@
+"""The folder of a device: its description, and a table for each of its networks.
+
+::
+
+    config/accelerators/<device>/device.yaml               config/schemas/device.schema.yaml
+                                /<dataset>/<network>.csv    :mod:`ddlbench.planning.device_table`
+
+A site file names it as ``accelerator.profiles``. ``ddlbench accelerator`` makes one from profiles
+that were measured on the device, or from ``graph.txt`` files of PipeDream.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.document import write_text
+from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.experiment.paths import RESULTS, profile_file, project_root
+from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
+from ddlbench.experiment.registry import mismatch
+from ddlbench.experiment.schema import check_against, fill_defaults, read_yaml
+from ddlbench.experiment.site import Accelerator
+from ddlbench.planning.device_table import DeviceTable, read_table, table_of_profile, write_table
+from ddlbench.planning.matrix import check_name
+
+DESCRIPTION = "device.yaml"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Device:
+    """The content of a ``device.yaml``; see its schema for every key."""
+
+    description: str
+    precision: str
+    source: str
+    licence: str = ""
+    date: str = ""
+    commit: str = ""
+    lacks: tuple[str, ...] = ()
+
+
+def device_folder(name: str) -> Path:
+    """``config/accelerators/<name>``; it may not exist.
+
+    Raises:
+        ConfigError: it cannot be the name of a folder.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"device {shown(name)}: its name is a folder; write up to 100 letters, digits and the "
+            "signs _ . - only"
+        )
+    return project_root() / "config" / "accelerators" / name
+
+
+def read_device(folder: Path) -> Device:
+    """The description of a device.
+
+    Raises:
+        ConfigError: there is none, or a key of it is wrong.
+    """
+    path = folder / DESCRIPTION
+    values = read_yaml(path)
+    check_against("device", values, str(path))
+    values = fill_defaults("device", values)
+    return Device(**{**values, "lacks": tuple(values["lacks"])})
+
+
+def write_device(folder: Path, device: Device) -> Path:
+    """Write the description of a device; return its path."""
+    values = {key: value for key, value in asdict(device).items() if value}
+    values["lacks"] = list(device.lacks)
+    path = folder / DESCRIPTION
+    check_against("device", values, str(path))
+    write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+    return path
+
+
+def write_tables(
+    folder: Path, tables: Mapping[tuple[str, str], DeviceTable], *, overwrite: bool = False
+) -> list[Path]:
+    """Write the table of each pair of dataset and network; return their paths.
+
+    Raises:
+        ConfigError: one is there already and must not be overwritten; then none is written.
+    """
+    accelerator = Accelerator(str(folder))
+    paths = {pair: accelerator.table_file(*pair) for pair in tables}
+    present = [path for path in paths.values() if path.exists()]
+    if present and not overwrite:
+        raise ConfigError(f"{present[0]} is there already; --overwrite replaces it")
+    for pair, path in paths.items():
+        write_table(path, tables[pair])
+    return list(paths.values())
+
+
+def check_network(dataset: str, network: str, where: str) -> None:
+    """Raises ConfigError unless there are such a dataset and a network that reads it."""
+    DATASETS.check(dataset, where)
+    check_name("ddlbench.networks", network, where)
+    if (reason := mismatch(network, dataset)) is not None:
+        raise ConfigError(f"{where}: {reason}")
+
+
+def measured_profiles(
+    site: str, precision: str = "fp32", results_root: Path = RESULTS
+) -> dict[tuple[str, str], tuple[Path, Profile]]:
+    """The profiles of a site, with one thread a device, by dataset and network.
+
+    Raises:
+        ConfigError: one is wrong.
+    """
+    folder = results_root / profile_file(site, "").parent.relative_to(RESULTS)
+    found: dict[tuple[str, str], tuple[Path, Profile]] = {}
+    for path in sorted(folder.glob(f"*/*/{precision}-1t/profile.json")):
+        key = ProfileKey.from_id(path.parent.relative_to(folder).as_posix())
+        found[key.dataset, key.network] = path, read_profile(path)
+    return found
+
+
+def tables_of_profiles(
+    profiles: Mapping[tuple[str, str], tuple[Path, Profile]],
+) -> dict[tuple[str, str], DeviceTable]:
+    """The table of each profile.
+
+    Raises:
+        ConfigError: the blocks of one were not timed.
+    """
+    return {
+        pair: table_of_profile(profile, str(path)) for pair, (path, profile) in profiles.items()
+    }
+
+
+def device_of_profiles(profiles: Sequence[Profile]) -> Device:
+    """What measured profiles say of their device; at least one."""
+    provenance = [profile.provenance for profile in profiles]
+    models = [*_values(provenance, "gpu_models"), *_values(provenance, "cpu_model")]
+    dates = sorted(_values(provenance, "created"))
+    return Device(
+        description=" and ".join(models) or f"a {profiles[0].device_kind} device",
+        precision=profiles[0].precision,
+        source=f"profiled by ddlbench at site {profiles[0].site}",
+        date=dates[-1][:10] if dates else "",
+        commit=", ".join(_values(provenance, "git_commit")),
+        lacks=("The optimiser and loading: they run on the host, as fast as it is.",),
+    )
+
+
+def _values(provenance: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """Texts under a key, each once; of a list each entry."""
+    texts: dict[str, None] = {}
+    for values in provenance:
+        value = values.get(key)
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and text:
+                texts[text] = None
+    return list(texts)
+
+
+def tables_of(folder: Path) -> Iterator[tuple[str, str, DeviceTable]]:
+    """Dataset, network and table of each table in a device's folder.
+
+    Raises:
+        ConfigError: one is wrong, or of an unknown dataset.
+    """
+    for path in sorted(folder.glob("*/*.csv")):
+        dataset, network = path.parent.name, path.stem.replace("@", ":")
+        DATASETS.check(dataset, str(path))
+        yield dataset, network, read_table(path, dataset)
+
+
+def device_tables() -> str:
+    """One row a network of each shipped device, as Markdown."""
+    lines = [
+        "| device | dataset | network | blocks | parameter tensors | parameters | batch sizes "
+        "| forward + backward pass, at batch size |",
+        "|---|---|---|---:|---:|---:|---|---:|",
+    ]
+    root = project_root() / "config" / "accelerators"
+    for folder in sorted(path.parent for path in root.glob(f"*/{DESCRIPTION}")):
+        for dataset, network, table in tables_of(folder):
+            largest = table.batch_sizes[-1]
+            forward_s, backward_s = table.pass_s(largest)
+            sizes = ", ".join(map(str, table.batch_sizes))
+            lines.append(
+                f"| `{folder.name}` | {dataset} | {network} | {len(table.blocks)} "
+                f"| {table.tensors} | {table.parameter_bytes / 1e6:.1f} MB | {sizes} "
+                f"| {1e3 * forward_s:.1f} + {1e3 * backward_s:.1f} ms, {largest} |"
+            )
+    return "\n".join(lines)
