@@ -13,7 +13,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.site import Accelerator
-from ddlbench.networks import build, emulated, num_parameters
+from ddlbench.networks import build, emulated, emulated_device, num_parameters
 from ddlbench.planning.workload import Workload, profile_at
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,7 +25,7 @@ ONE_CORE = Accelerator(str(ROOT / "config" / "accelerators" / "one-core"), slow_
 def occupied(monkeypatch) -> list[float]:
     """Seconds for which the device would have worked, in order."""
     seconds: list[float] = []
-    monkeypatch.setattr(emulated, "occupy", seconds.append)
+    monkeypatch.setattr(emulated_device, "occupy", seconds.append)
     return seconds
 
 
@@ -103,24 +103,6 @@ def test_a_split_backward_pass_takes_each_half_once(occupied):
     assert sum(occupied) == pytest.approx(weights_s)
     assert of_input_s == pytest.approx(whole_s - weights_s)
     assert all(parameter.grad is not None for parameter in stage.parameters())
-
-
-def test_what_a_sleep_was_too_long_the_next_one_is_shorter(monkeypatch):
-    now = [10.0]
-    slept: list[float] = []
-
-    def sleep(seconds):
-        slept.append(seconds)
-        now[0] += seconds + 0.001  # the host wakes late
-
-    monkeypatch.setattr(emulated.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(emulated.time, "sleep", sleep)
-    monkeypatch.setattr(emulated, "_queue", emulated._Queue())
-    emulated.occupy(0.1)
-    emulated.occupy(0.1)
-    now[0] += 1.0  # the host did something else: the device was idle
-    emulated.occupy(0.1)
-    assert slept == pytest.approx([0.1, 0.099, 0.1])
 
 
 def test_a_network_without_a_profile_is_named(tmp_path):
