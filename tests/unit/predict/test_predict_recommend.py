@@ -178,13 +178,13 @@ def test_on_cpus_pipelines_of_one_process_are_not_recommended_for_their_speed(fo
 
 def test_on_emulated_devices_pipelines_of_one_process_are_faster_than_one(tmp_path):
     device = Accelerator(str(tmp_path / "device"))
-    write_profile(
-        device.profile_file(ProfileKey("mnist", "vgg11")), Profile.from_dict(make.profile())
-    )
+    times = Profile.from_dict(make.profile())
+    write_profile(device.profile_file(ProfileKey("mnist", "vgg11")), times)
     make.write_site(tmp_path, make.emulated(), make.links())
     emulated = make.site(accelerator=device)
     here = make.knowledge(tmp_path, site=emulated)
-    told = by_strategy(recommend(make.question(options={"gpipe": {"chunks": 8}}), here))
+    asked = make.question(batch_size=256, options={"gpipe": {"chunks": 8}})
+    told = by_strategy(recommend(asked, here))
     assert told["gpipe"].bound == pytest.approx(4 * 8 / 11)
     assert told["gpipe"].predicted_s < told["sequential"].predicted_s
     assert told["model-parallel"].bound == 1
