@@ -345,10 +345,10 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
     from ddlbench.report.tables import write_table  # noqa: PLC0415
 
     frame = predictions(rows, site)
-    cases = table_8_1(frame, site.device)
+    cases = table_8_1(frame, site.compute_kind)
     rates = table_8_2(cases)
     scored, columns = with_choices(errors(frame), rates), table_6_1(frame)
-    as_published = published_cases(frame, site.device)
+    as_published = published_cases(frame, site.compute_kind)
     tables = PredictionTables(scored, columns, cases, rates, *as_published)
     folder = tables_dir(site.name, experiment.name)
     for field in fields(tables):

@@ -59,7 +59,7 @@ def predict(
     ranking = rank(among, DEFAULT_RECOMMENDER)
     if candidate.bound is None:
         raise ConfigError(f"{strategy}: {candidate.reason}")
-    used = predictor_for(DEFAULT_RECOMMENDER, strategy, site.device) or DEFAULT_RECOMMENDER
+    used = predictor_for(DEFAULT_RECOMMENDER, strategy, site.compute_kind) or DEFAULT_RECOMMENDER
     if every_model:
         names = tuple(known("ddlbench.predictors"))
     predictions = _predictions(candidate, names or (used,), here)

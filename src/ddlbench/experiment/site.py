@@ -27,6 +27,13 @@ _ACCELERATOR = "DDLBENCH_ACCELERATOR"
 
 EMULATED_COMPUTE = "emulated compute"  # begins the remark of results that did not compute
 
+ComputeKind = Literal["cpu", "cuda", "emulated"]
+"""What computes: cores, GPUs, or emulated accelerators.
+
+Devices of one process compute at once if they are GPUs or emulated, as they work off a queue. A
+core computes when its process does, so partitions of one process take turns there.
+"""
+
 
 def did_not_compute(notes: Iterable[str]) -> bool:
     """Whether these notes of a result say that its devices were emulated."""
@@ -164,6 +171,11 @@ class Site:
         if self.launcher != "local" or self.accelerator is not None:
             return None
         return _machine_memory_bytes() / (self.nodes * self.devices_per_node)
+
+    @property
+    def compute_kind(self) -> ComputeKind:
+        """What computes; ``device`` is where tensors are."""
+        return self.device if self.accelerator is None else "emulated"
 
     @property
     def scales(self) -> bool:

@@ -54,7 +54,7 @@ from ddlbench.interconnect.collectives import (
     touched,
 )
 from ddlbench.interconnect.worlds import message_sizes
-from ddlbench.networks.emulated import occupy
+from ddlbench.networks.emulated_device import occupy
 
 # Buckets have 25 MiB; a larger tensor is one of its own, and is extrapolated.
 _LARGEST_BYTES = 32 * 2**20

@@ -10,7 +10,8 @@ time that the device's table names, and hands on tensors of the right size::
 
 Sleeping leaves the cores to communication, as an accelerator does, and takes the same time whatever
 else runs. A device works off its queue without gaps: what one sleep was too long, the next one is
-shorter, if it follows at once. Loading, the optimiser, copies and messages are real.
+shorter, if it follows at once. A process that drives several devices starts a block and goes on
+(:mod:`ddlbench.networks.emulated_device`). Loading, the optimiser, copies and messages are real.
 
 The idea is that of Phantora (Qin et al., arXiv 2505.01616): emulate the devices, and run the
 rest. What such a network learns means nothing.
@@ -18,10 +19,8 @@ rest. What such a network learns means nothing.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,14 +31,13 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.site import Accelerator
+from ddlbench.networks.emulated_device import Device, QueuedDevices, WaitedDevice
 from ddlbench.planning.device_table import table_for
 from ddlbench.planning.workload import Block
 
 _FLOAT32_BYTES = 4
 _BUFFER = "state"
-# A device has no gap between two kernels that were queued in time. A host that takes longer than
-# this to start the next block was busy with something else.
-_QUEUED_S = 0.002
+_WAITED = WaitedDevice()
 
 
 def emulated_network(accelerator: Accelerator, network: str, spec: DatasetSpec) -> nn.Sequential:
@@ -71,8 +69,31 @@ def _check_names(block: str, tensors: Iterable[str], path: Path) -> None:
         raise ConfigError(f"{path}: block {block}: torch has a {taken[0]} of its own; rename it")
 
 
+def queued_devices(partitions: Sequence[nn.Module]) -> QueuedDevices | None:
+    """Put each partition of this process on an emulated device of its own.
+
+    Returns:
+        The devices; None if the partitions compute, or if there is one only: its blocks are
+        waited for, as every block is that was not put on a device.
+    """
+    blocks = [
+        [block for block in partition.modules() if isinstance(block, EmulatedBlock)]
+        for partition in partitions
+    ]
+    if len(partitions) < 2 or not any(blocks):
+        return None
+    devices = QueuedDevices(len(partitions))
+    for device, own in zip(devices.each, blocks, strict=True):
+        for block in own:
+            block.device = device
+    return devices
+
+
 class EmulatedBlock(nn.Module):
     """One block of the profiled network: (N, ...) -> (N, *outputs).
+
+    Attributes:
+        device: that it is on.
 
     Args:
         block: its times and bytes.
@@ -81,6 +102,8 @@ class EmulatedBlock(nn.Module):
         slow_down: factor on all times.
         finite: outputs are zeros; else they are what lies in memory, which takes no time to write.
     """
+
+    device: Device = _WAITED
 
     def __init__(
         self,
@@ -103,16 +126,21 @@ class EmulatedBlock(nn.Module):
         batch_size = len(inputs)
         backward_s = self._seconds(self._block.backward, batch_size)
         weights = list(self.parameters())
-        weight_s = backward_s * self._weight_share(inputs.requires_grad, bool(weights))
-        ready = _Weights.apply(weight_s, *weights) if weights else None
+        weight_s = 0.0
+        # From a queue, a gradient goes to another device when its whole pass is done, as on a GPU.
+        if not self.device.queues:
+            weight_s = backward_s * self._weight_share(inputs.requires_grad, bool(weights))
+        ready = _Weights.apply(self.device, weight_s, *weights) if weights else None
         work = _Work(
+            self.device,
             (batch_size, *self._outputs),
             round(batch_size * self._block.saved_bytes / _FLOAT32_BYTES),
             self._seconds(self._block.forward, batch_size),
             backward_s - weight_s,
+            self._finite,
         )
         outputs: Tensor = _Pass.apply(inputs, ready, work)
-        return outputs.zero_() if self._finite else outputs
+        return outputs
 
     def _seconds(self, timing: Timing, batch_size: int) -> float:
         return self._slow_down * max(0.0, timing.at(batch_size))
@@ -126,12 +154,14 @@ class EmulatedBlock(nn.Module):
 
 
 class _Work(NamedTuple):
-    """One pass: size of its output, saved values, seconds without the weights' gradients."""
+    """One pass: its device, size of its output, saved values, seconds without ``_Weights``."""
 
+    device: Device
     outputs: tuple[int, ...]
     saved: int
     forward_s: float
     backward_s: float
+    finite: bool
 
 
 class _Weights(torch.autograd.Function):
@@ -141,14 +171,23 @@ class _Weights(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, backward_s: float, *weights: Tensor) -> Tensor:
-        ctx.backward_s, ctx.shapes = backward_s, [weight.shape for weight in weights]
+    def forward(ctx: Any, device: Device, backward_s: float, *weights: Tensor) -> Tensor:
+        ctx.device, ctx.backward_s = device, backward_s
+        ctx.shapes = [weight.shape for weight in weights]
+        ctx.weights = weights if device.queues else ()
         return torch.zeros(1)
 
     @staticmethod
     def backward(ctx: Any, _gradient: Tensor) -> tuple[Any, ...]:
-        occupy(ctx.backward_s)
-        return (None, *(torch.empty(shape) for shape in ctx.shapes))
+        ctx.device.work(ctx.backward_s)
+        # A device adds the gradients of a step's micro-batches. The host of several devices would
+        # take longer to do so, and nobody reads the sum: it keeps the first.
+        summed = [weight.grad is not None for weight in ctx.weights] or [False] * len(ctx.shapes)
+        gradients = (
+            None if kept else torch.empty(shape)
+            for kept, shape in zip(summed, ctx.shapes, strict=True)
+        )
+        return (None, None, *gradients)
 
 
 class _Pass(torch.autograd.Function):
@@ -156,47 +195,26 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, ready: Tensor | None, work: _Work) -> Tensor:
-        occupy(work.forward_s)
-        ctx.shape, ctx.has_weights, ctx.backward_s = (
+        ctx.shape, ctx.has_weights, ctx.device, ctx.backward_s = (
             inputs.shape,
             ready is not None,
+            work.device,
             work.backward_s,
         )
         floats = inputs if inputs.is_floating_point() else inputs.new_empty(0, dtype=torch.float32)
         # What a real block keeps; it is never written. Saved as autograd saves, a profile sees it.
         ctx.save_for_backward(floats.new_empty(work.saved))
-        return floats.new_empty(work.outputs)
+        outputs = (floats.new_zeros if work.finite else floats.new_empty)(work.outputs)
+        # The host reads finite outputs, so they hold no number of a work.
+        work.device.work(work.forward_s, inputs, None if work.finite else outputs)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        # A schedule that splits a backward pass comes here again for the weights: the gradient of
-        # the input is there already, and what it took is not taken twice.
-        occupy(ctx.backward_s)
-        ctx.backward_s = 0.0
         of_inputs = gradient.new_empty(ctx.shape) if ctx.needs_input_grad[0] else None
         ready = gradient.new_zeros(1) if ctx.has_weights else None
+        # A schedule that splits a backward pass comes here again for the weights: the gradient of
+        # the input is there already, and what it took is not taken twice.
+        ctx.device.work(ctx.backward_s, gradient, of_inputs)
+        ctx.backward_s = 0.0
         return of_inputs, ready, None
-
-
-class _Queue(threading.local):
-    """When the device of this thread finished its last work, and how late the host noticed."""
-
-    noticed_s = 0.0
-    late_s = 0.0
-
-
-_queue = _Queue()
-
-
-def occupy(seconds: float) -> None:
-    """Return when the device has worked for ``seconds``; the cores are free meanwhile."""
-    if seconds <= 0.0:
-        return
-    now = time.perf_counter()
-    end = now + seconds
-    if now - _queue.noticed_s < _QUEUED_S:
-        end -= _queue.late_s  # the device began while the host still slept
-    if end > now:
-        time.sleep(end - now)
-    _queue.noticed_s = time.perf_counter()
-    _queue.late_s = _queue.noticed_s - end

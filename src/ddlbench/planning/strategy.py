@@ -17,7 +17,7 @@ from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
-from ddlbench.experiment.site import Accelerator
+from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import BlockCost, blocks_of
 
@@ -116,8 +116,8 @@ class Strategy:
         not_compiled: why its cells cannot have ``compile``; empty if they can.
         install: how to get them, for whoever lacks one.
         predictors: names of the predictors that model it, besides those of every strategy.
-        preferred_predictor: the predictor that ``recommend`` uses, by kind of device ("cpu",
-            "cuda"); without one the strategy is not ranked there.
+        preferred_predictor: the predictor that ``recommend`` uses, by what computes ("cpu",
+            "cuda", "emulated"); see :meth:`preferred_on`.
         recommended_by: the predictor that a published recommender uses, by the recommender's name.
         options: JSON-schema properties of its options, each with a default and a description;
             ``examples`` are values that ``ddlbench tune`` tries.
@@ -182,9 +182,19 @@ class Strategy:
         """Files of a site's measurements that the cell's plan is made from."""
         return ()
 
-    def note(self, device_kind: DeviceKind) -> str | None:
+    def note(self, compute_kind: ComputeKind) -> str | None:
         """A remark for readers of this strategy's numbers on such devices."""
         return None
+
+    def preferred_on(self, compute_kind: ComputeKind) -> str | None:
+        """The preferred predictor on such devices; without one the strategy is not ranked there.
+
+        Messages of emulated accelerators take this machine's cores, so what is not of them alone
+        is of CPUs.
+        """
+        preferred = self.preferred_predictor
+        fallback = preferred.get("cpu") if compute_kind == "emulated" else None
+        return preferred.get(compute_kind, fallback)
 
     def remarks(self, cell: Cell, details: Mapping[str, Any]) -> tuple[str, ...]:
         """Further remarks on a run, from what its details say."""
@@ -199,7 +209,7 @@ class Strategy:
         """
         return devices
 
-    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+    def most_speedup(self, cell: Cell, compute_kind: ComputeKind = "cuda") -> float:
         """The highest speed-up over one device that the cell can reach.
 
         The devices that train, unless a schedule allows less. Schedules assume equal stages,
@@ -208,7 +218,7 @@ class Strategy:
 
         Args:
             cell: that the strategy supports.
-            device: what it runs on.
+            compute_kind: what computes.
 
         Raises:
             ConfigError: there is no schedule for the cell's numbers.

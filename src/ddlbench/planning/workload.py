@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.profile import LoneRun, Profile, read_profile
+from ddlbench.experiment.site import ComputeKind, did_not_compute
 
 
 def backward_shares(layers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -123,7 +124,7 @@ class Workload:
         self._profile, self._where = profile, where
         self.network: str = profile["network"]
         self.dataset: str = profile["dataset"]
-        self.device_kind: str = profile["device_kind"]
+        self.device_kind: Literal["cpu", "cuda"] = profile["device_kind"]
         self.runs: int = profile.get("runs", 1)
         self.fixed_memory_bytes: int = profile["fixed_memory_bytes"]
         self.device_memory_bytes: int | None = profile.get("device_memory_bytes")
@@ -150,6 +151,12 @@ class Workload:
             )
             for entry in sorted(entries, key=lambda entry: entry["block"])
         )
+
+    @cached_property
+    def compute_kind(self) -> ComputeKind:
+        """What was profiled; an emulated device names itself as the processor."""
+        processor = self._profile.get("provenance", {}).get("cpu_model")
+        return "emulated" if did_not_compute([processor or ""]) else self.device_kind
 
     @cached_property
     def halves_timed(self) -> bool:

@@ -209,14 +209,14 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
     if reason is not None:
         code = getattr(reason, "code", "unsupported")
         return replace(candidate, reason=Reason(code, f"cannot run: {reason}"))
-    candidate = replace(candidate, bound=strategy.most_speedup(cell, site.device))
+    candidate = replace(candidate, bound=strategy.most_speedup(cell, site.compute_kind))
     plan = make_plan(cell, known.inputs.site, site.accelerator)
     candidate = replace(candidate, label=_label(strategy, plan))
     if other_update := _other_update(strategy, plan, known):
         return replace(candidate, reason=other_update)
     predictor = _predictor(cell, known)
     if predictor is None:
-        why = f"recommender {known.recommender} has no predictor for it on {site.device}"
+        why = f"recommender {known.recommender} has no predictor for it on {site.compute_kind}"
         return replace(candidate, reason=Reason("no_prediction", f"no prediction: {why}"))
     try:
         workload = known.inputs.workload(cell)
@@ -242,7 +242,7 @@ def _predictor(cell: Cell, known: Knowledge) -> str | None:
     # A rule of thumb decides the order; the times beside it come from measured links.
     by_rule = known.recommender == UNLESS_OOM
     named = MEASURED_LINKS if by_rule else known.recommender
-    return predictor_for(named, cell.strategy, known.site.device)
+    return predictor_for(named, cell.strategy, known.site.compute_kind)
 
 
 def _label(strategy: Strategy, plan: Plan) -> str:

@@ -49,9 +49,8 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
     """
     question.check_names()
     if known_here.recommender != UNLESS_OOM:
-        predictor_for(
-            known_here.recommender, BASE, known_here.site.device
-        )  # the name must be known
+        kind = known_here.site.compute_kind
+        predictor_for(known_here.recommender, BASE, kind)  # the name must be known
     candidates = [_candidate(question, name, known_here) for name in known("ddlbench.strategies")]
     if not any(c.belief for c in candidates):
         # One sentence names all that is missing.

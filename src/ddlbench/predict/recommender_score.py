@@ -23,6 +23,7 @@ import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE, known
+from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Status
 from ddlbench.predict.accuracy import ALL
 from ddlbench.predict.prediction import predictor_of
@@ -67,12 +68,12 @@ class Pick:
     note: str = ""
 
 
-def predicted_rows(recommender: str, case: pd.DataFrame, device: str) -> pd.DataFrame:
+def predicted_rows(recommender: str, case: pd.DataFrame, compute_kind: ComputeKind) -> pd.DataFrame:
     """Rows of a case by the predictors that a recommender uses; the rule of thumb uses none."""
     if recommender == UNLESS_OOM:
         return case.iloc[:0]
     named = case["strategy"].map(
-        {name: predictor_for(recommender, name, device) for name in case["strategy"].unique()}
+        {name: predictor_for(recommender, name, compute_kind) for name in case["strategy"].unique()}
     )
     return case[case["predictor"] == named]
 
@@ -158,17 +159,19 @@ COLUMNS_8_2 = (
 )  # fmt: skip
 
 
-def judged(device: str) -> list[tuple[str, bool]]:
-    """Names of all recommenders for "cpu" or "cuda", and whether each is a baseline."""
+def judged(compute_kind: ComputeKind) -> list[tuple[str, bool]]:
+    """Names of all recommenders on such devices, and whether each is a baseline."""
     alone = [name for name in known("ddlbench.predictors") if predictor_of(name).strategies is None]
     return [
-        *((name, False) for name in recommenders_on(device)),
+        *((name, False) for name in recommenders_on(compute_kind)),
         *((name, predictor_of(name).baseline) for name in alone),
         (UNLESS_OOM, True),
     ]
 
 
-def table_8_1(predictions: pd.DataFrame, device: str, kind: CaseKind = ONE_BATCH) -> pd.DataFrame:
+def table_8_1(
+    predictions: pd.DataFrame, compute_kind: ComputeKind, kind: CaseKind = ONE_BATCH
+) -> pd.DataFrame:
     """Recommended strategy, fastest strategy and extra time, one row per recommender and case.
 
     A case counts if at least two of its strategies were measured. ``tied`` is the number of
@@ -180,7 +183,7 @@ def table_8_1(predictions: pd.DataFrame, device: str, kind: CaseKind = ONE_BATCH
 
     Args:
         predictions: the frame that :func:`ddlbench.predict.evaluate.predictions` makes.
-        device: "cpu" or "cuda", as the site file says.
+        compute_kind: of the site.
         kind: which strategies are candidates of one case.
     """
     frame = predictions[(predictions["strategy"] != BASE) & predictions["synchronous"]]
@@ -197,8 +200,8 @@ def table_8_1(predictions: pd.DataFrame, device: str, kind: CaseKind = ONE_BATCH
         every = outcomes(group)
         if len(_strategies(_measured(every))) < 2:
             continue
-        for recommender, baseline in judged(device):
-            used = predicted_rows(recommender, group, device)
+        for recommender, baseline in judged(compute_kind):
+            used = predicted_rows(recommender, group, compute_kind)
             picked = pick(recommender, used, every)
             rows.append(
                 {
@@ -262,15 +265,18 @@ def with_choices(errors: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def published_cases(predictions: pd.DataFrame, device: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+def published_cases(
+    predictions: pd.DataFrame, compute_kind: ComputeKind
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Tables 8.1 and 8.2 of the kinds that the thesis has; their column ``kind`` says which.
 
     Args:
         predictions: as of :func:`table_8_1`.
-        device: "cpu" or "cuda".
+        compute_kind: of the site.
     """
     cases = [
-        table_8_1(predictions, device, kind).assign(kind=kind.title) for kind in PUBLISHED_KINDS
+        table_8_1(predictions, compute_kind, kind).assign(kind=kind.title)
+        for kind in PUBLISHED_KINDS
     ]
     rates = [
         table_8_2(table).assign(kind=kind.title)

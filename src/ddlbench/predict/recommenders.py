@@ -5,6 +5,7 @@
     recommender      strategy     device        predictor
     ddlbench         any          any           ddlbench, or that of another package
     measured-links   ddp          cpu           the descriptor's preferred_predictor["cpu"]
+    measured-links   gpipe        emulated      ... ["emulated"]; ["cpu"] where there is none
     overlap          ddp          any           the descriptor's preferred_predictor["cuda"]
     thesis           horovod      any           the descriptor's recommended_by["thesis"]
     linear           any          any           linear: a predictor of every strategy
@@ -15,6 +16,7 @@ from __future__ import annotations
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, known
 from ddlbench.experiment.schema import nearest
+from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
 
@@ -28,7 +30,7 @@ RECOMMENDERS = (MEASURED_LINKS, _OVERLAP, "thesis", "ddlbench-2020")
 UNLESS_OOM = "horovod-unless-oom"
 
 
-def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
+def predictor_for(recommender: str, strategy: str, compute_kind: ComputeKind) -> str | None:
     """Name of the predictor that a recommender uses for a strategy; None if it has none.
 
     A predictor of every strategy is a recommender by itself; the default is ``ddlbench``. For a
@@ -37,7 +39,7 @@ def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
     Args:
         recommender: its name.
         strategy: name of the strategy.
-        device: "cpu" or "cuda", as the site file says.
+        compute_kind: what computes.
 
     Raises:
         ConfigError: there is no such recommender.
@@ -49,7 +51,7 @@ def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
         raise ConfigError(f"unknown recommender {recommender!r}; {remark}")
     if own is not None and own != DEFAULT_RECOMMENDER:
         return own
-    predictor = None if own else _named_predictor(recommender, strategy, device)
+    predictor = None if own else _named_predictor(recommender, strategy, compute_kind)
     if predictor is not None or strategy in STRATEGIES:
         return predictor or own
     for name in known("ddlbench.predictors"):
@@ -58,22 +60,22 @@ def predictor_for(recommender: str, strategy: str, device: str) -> str | None:
     return own
 
 
-def recommenders_on(device: str) -> list[str]:
+def recommenders_on(compute_kind: ComputeKind) -> list[str]:
     """Names of the recommenders that differ on such devices."""
     distinct: dict[tuple[str | None, ...], str] = {}
     for name in RECOMMENDERS:
-        members = tuple(_named_predictor(name, strategy, device) for strategy in STRATEGIES)
+        members = tuple(_named_predictor(name, strategy, compute_kind) for strategy in STRATEGIES)
         distinct.setdefault(members, name)
     return list(distinct.values())
 
 
-def _named_predictor(recommender: str, strategy: str, device: str) -> str | None:
+def _named_predictor(recommender: str, strategy: str, compute_kind: ComputeKind) -> str | None:
     """The predictor that a strategy's descriptor names for a recommender."""
     descriptor = known_strategy(strategy)
     if descriptor is None:
         return None
     if recommender == MEASURED_LINKS:
-        return descriptor.preferred_predictor.get(device)
+        return descriptor.preferred_on(compute_kind)
     if recommender == _OVERLAP:
-        return descriptor.preferred_predictor.get("cuda")
+        return descriptor.preferred_on("cuda")
     return descriptor.recommended_by.get(recommender)

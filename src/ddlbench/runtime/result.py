@@ -164,7 +164,7 @@ def _staging(report: Mapping[str, Any]) -> Staging:
 def _notes(strategy: Strategy, site: Site) -> list[str]:
     shared = SHARED_GPU_NOTE if site.devices_share_gpu else None
     emulated = None if site.accelerator is None else site.accelerator.remark
-    remarks = (strategy.note(site.device), shared, emulated)
+    remarks = (strategy.note(site.compute_kind), shared, emulated)
     return [note for note in remarks if note is not None]
 
 

@@ -12,7 +12,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Accelerator
-from ddlbench.networks import build, emulated, num_parameters
+from ddlbench.networks import build, emulated, emulated_device, num_parameters
 from ddlbench.networks.factory import skeleton
 from ddlbench.planning.device_table import DeviceTable, table_for, write_table
 
@@ -27,7 +27,7 @@ PIPEDREAM = Accelerator(str(ROOT / "config" / "accelerators" / "pipedream"))
 def occupied(monkeypatch) -> list[float]:
     """Seconds for which the device would have worked, in order."""
     seconds: list[float] = []
-    monkeypatch.setattr(emulated, "occupy", seconds.append)
+    monkeypatch.setattr(emulated_device, "occupy", seconds.append)
     return seconds
 
 
@@ -104,24 +104,6 @@ def test_a_split_backward_pass_takes_each_half_once(occupied):
     assert sum(occupied) == pytest.approx(weights_s)
     assert of_input_s == pytest.approx(whole_s - weights_s)
     assert all(parameter.grad is not None for parameter in stage.parameters())
-
-
-def test_what_a_sleep_was_too_long_the_next_one_is_shorter(monkeypatch):
-    now = [10.0]
-    slept: list[float] = []
-
-    def sleep(seconds):
-        slept.append(seconds)
-        now[0] += seconds + 0.001  # the host wakes late
-
-    monkeypatch.setattr(emulated.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(emulated.time, "sleep", sleep)
-    monkeypatch.setattr(emulated, "_queue", emulated._Queue())
-    emulated.occupy(0.1)
-    emulated.occupy(0.1)
-    now[0] += 1.0  # the host did something else: the device was idle
-    emulated.occupy(0.1)
-    assert slept == pytest.approx([0.1, 0.099, 0.1])
 
 
 def test_a_network_without_a_table_is_named(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
-from ddlbench.planning.strategy import DeviceKind, strategy_of
+from ddlbench.experiment.site import ComputeKind
+from ddlbench.planning.strategy import strategy_of
 
 
 def _cell(strategy: str, geometry: tuple[int, int] = (1, 4), **options: int | str) -> Cell:
@@ -22,8 +23,8 @@ def _cell(strategy: str, geometry: tuple[int, int] = (1, 4), **options: int | st
     )
 
 
-def most_speedup(cell: Cell, device: DeviceKind = "cuda") -> float:
-    return strategy_of(cell.strategy).most_speedup(cell, device)
+def most_speedup(cell: Cell, compute_kind: ComputeKind = "cuda") -> float:
+    return strategy_of(cell.strategy).most_speedup(cell, compute_kind)
 
 
 @pytest.mark.parametrize("chunks", [4, 8, 32])
@@ -71,10 +72,11 @@ def test_a_server_does_not_train(servers: int) -> None:
 
 def test_partitions_of_one_process_take_turns_on_cpus() -> None:
     assert most_speedup(_cell("gpipe", chunks=8), "cpu") == 1
+    assert most_speedup(_cell("gpipe", chunks=8), "emulated") == pytest.approx(4 * 8 / 11)
     assert most_speedup(_cell("pipe-gpipe", chunks=8), "cpu") > 2  # a process a stage
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "emulated"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nobody_gains_more_than_there_are_devices(strategy: str, device: DeviceKind) -> None:
+def test_nobody_gains_more_than_there_are_devices(strategy: str, device: ComputeKind) -> None:
     assert 1 <= most_speedup(_cell(strategy), device) <= 4

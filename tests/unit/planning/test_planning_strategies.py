@@ -177,6 +177,7 @@ def test_option_values_are_whole() -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_notes(name: str) -> None:
     assert strategy_of(name).note("cuda") is None
+    assert (strategy_of(name).note("emulated") is not None) == (name in ("fsdp", "deepspeed"))
     assert (strategy_of(name).note("cpu") is not None) == (
         name in (*ONE_PROCESS, "fsdp", "deepspeed")
     )

@@ -10,7 +10,7 @@ from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.candidate import Knowledge
@@ -180,12 +180,20 @@ def plan(strategy: str, geometry: str = "1x4", batch_size: int = 32, **changes: 
     return make_plan(cell(strategy, geometry, batch_size, **changes))
 
 
+def emulated(**changes: Any) -> dict[str, Any]:
+    """The same profile, measured on a site of emulated accelerators."""
+    return profile(provenance={"cpu_model": ACCELERATOR.remark}, **changes)
+
+
 def workload(**changes: Any) -> Workload:
     return Workload(profile(**changes))
 
 
 def table(*pairs: dict[str, Any], sweeps: tuple[dict[str, Any], ...] = ()) -> LinkTable:
     return LinkTable(Links.from_dict(links(*pairs, sweeps=sweeps)))
+
+
+ACCELERATOR = Accelerator("config/accelerators/one-core", slow_down=4)
 
 
 def site(**changes: Any) -> Site:

@@ -23,6 +23,7 @@ from ddlbench.predict.predictors.data_parallel import exposed_s
 from ddlbench.predict.predictors.published import communication_s, ring_all_reduce_s
 from ddlbench.strategies.ddp.descriptor import DdpDetails
 
+EMULATED = {"provenance": {"cpu_model": make.ACCELERATOR.remark}}
 SLOW_RING = make.pair([0, 0, 0, 0], bandwidth=1e9, latency_s=1e-4, slow={(3, 0): 5e8})
 
 
@@ -251,7 +252,8 @@ def test_a_step_is_compute_and_bubble_and_exposed_communication(name):
     plan = make.plan(strategy, geometry)
     work = strategy_of(strategy).device_work(plan.cell)
     alone = {"work": work, "count": 9, "step_s": 0.1, "interval_s": None, "messages": []}
-    found = told(name, plan, table, alone=[alone] if work else [])
+    device = EMULATED if name == "torchgpipe-replay" else {}
+    found = told(name, plan, table, alone=[alone] if work else [], **device)
     total = found.compute_s + found.bubble_s + found.exposed_communication_s
     assert found.step_s == pytest.approx(total)
     assert found.communication_s >= found.exposed_communication_s >= 0
@@ -338,5 +340,53 @@ def test_turns_are_independent_of_devices_and_links_and_say_nothing_of_gpus():
     assert two.step_s == four.step_s
     parallel = told("torchgpipe-turns", make.plan("model-parallel", "1x4", 32))
     assert parallel.step_s == pytest.approx(0.42)  # one micro-batch: the sequential step
-    with pytest.raises(NotPredictable, match="on GPUs compute at once"):
-        told("torchgpipe-turns", plans[0], device_kind="cuda")
+    for other in ({"device_kind": "cuda"}, EMULATED):
+        with pytest.raises(NotPredictable, match="on other devices compute at once"):
+            told("torchgpipe-turns", plans[0], **other)
+
+
+@pytest.mark.parametrize(("checkpoint", "again"), [("never", 0), ("except_last", 3), ("always", 4)])
+def test_torchgpipes_partitions_compute_at_once_on_emulated_devices(checkpoint, again):
+    options = {"chunks": 4, "checkpoint": checkpoint, "balance": "1+1+1+1"}
+    found = told("torchgpipe-replay", make.plan("gpipe", "1x4", 32, options=options), **EMULATED)
+    whole, one = 0.1 + 0.32, 0.1 + 0.08  # a step of 32 samples, and of 8
+    forward_s, backward_s = 0.3 * one / 4, 0.6 * one / 4  # of a partition, as all are alike
+    # Fill and drain of 4 partitions. The first recomputes the last micro-batch while it waits,
+    # each later one between two backward passes (torchgpipe_step).
+    passes_s = (4 + 3) * (forward_s + backward_s)
+    passes_s += again * forward_s
+    assert found.step_s == pytest.approx(0.1 * whole + passes_s)
+    assert found.compute_s == pytest.approx(
+        0.1 * whole + 4 * (forward_s + backward_s) + again * forward_s
+    )
+    assert found.communication_s == 0
+    low, high = found.interval_s
+    assert (low, high) == pytest.approx((0.98 * found.step_s, 1.02 * found.step_s))
+
+
+def test_model_parallelism_on_emulated_devices_is_one_device_after_the_other():
+    found = told("torchgpipe-replay", make.plan("model-parallel", "1x4", 32), **EMULATED)
+    assert found.step_s == pytest.approx(0.42)
+    assert found.bubble_s == pytest.approx(0.75 * 0.9 * 0.42)
+
+
+def test_a_replay_of_partitions_says_nothing_of_cores_and_gpus():
+    plan = make.plan("gpipe", "1x4", 32)
+    for kind in ("cpu", "cuda"):
+        with pytest.raises(NotPredictable, match="is of emulated accelerators"):
+            told("torchgpipe-replay", plan, device_kind=kind)
+
+
+@pytest.mark.parametrize("strategy", ["gpipe", "model-parallel"])
+def test_ddlbench_knows_what_torchgpipe_runs_on(strategy):
+    plan = make.plan(strategy, "1x4", 32)
+    assert told("ddlbench", plan).step_s == told("torchgpipe-turns", plan).step_s
+    emulated = told("ddlbench", plan, **EMULATED)
+    assert emulated.step_s == told("torchgpipe-replay", plan, **EMULATED).step_s
+
+
+def test_only_on_cores_does_the_thesis_equation_lack_that_partitions_take_turns():
+    plan, links = make.plan("gpipe", "1x4", 32), make.table()
+    for profile, lacks in (({}, True), (EMULATED, False)):
+        limits = told("thesis-6", plan, links, **profile).limits
+        assert any("one after the other" in limit for limit in limits) == lacks

@@ -7,7 +7,9 @@ import pytest
 from predict_factory import MB
 
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.experiment.registry import STRATEGIES, known
+from ddlbench.experiment.site import Accelerator
 from ddlbench.predict.prediction import Measured
 from ddlbench.predict.ranking import candidate_dict
 from ddlbench.predict.recommend import recommend
@@ -172,6 +174,20 @@ def test_on_cpus_pipelines_of_one_process_are_not_recommended_for_their_speed(fo
     on_gpu = by_strategy(found(site=make.site(device="cuda"), recommender="measured-links"))
     assert on_gpu["gpipe"].prediction.predictor == "thesis-6"
     assert on_gpu["gpipe"].bound > 1
+
+
+def test_on_emulated_devices_pipelines_of_one_process_are_faster_than_one(tmp_path):
+    device = Accelerator(str(tmp_path / "device"))
+    times = Profile.from_dict(make.profile())
+    write_profile(device.profile_file(ProfileKey("mnist", "vgg11")), times)
+    make.write_site(tmp_path, make.emulated(), make.links())
+    emulated = make.site(accelerator=device)
+    here = make.knowledge(tmp_path, site=emulated)
+    asked = make.question(batch_size=256, options={"gpipe": {"chunks": 8}})
+    told = by_strategy(recommend(asked, here))
+    assert told["gpipe"].bound == pytest.approx(4 * 8 / 11)
+    assert told["gpipe"].predicted_s < told["sequential"].predicted_s
+    assert told["model-parallel"].bound == 1
 
 
 def test_splits_are_ranked_where_their_prediction_holds(found):

@@ -48,6 +48,13 @@ def test_on_cpus_measured_links_hides_nothing_and_takes_turns():
     assert (on_gpu["gpipe"], on_gpu["ddp"]) == ("thesis-6", "ddp-buckets")
 
 
+def test_emulated_devices_are_cpus_but_for_what_their_queues_change():
+    emulated = {s: predictor_for("measured-links", s, "emulated") for s in STRATEGIES}
+    on_cpu = {s: predictor_for("measured-links", s, "cpu") for s in STRATEGIES}
+    replayed = dict.fromkeys(("gpipe", "model-parallel"), "torchgpipe-replay")
+    assert emulated == on_cpu | replayed
+
+
 def test_what_says_the_same_is_named_once():
     assert recommenders_on("cpu") == ["measured-links", "overlap", "thesis", "ddlbench-2020"]
     assert recommenders_on("cuda") == ["measured-links", "thesis", "ddlbench-2020"]

@@ -80,14 +80,14 @@ class Ddlbench(BuiltInPredictor):
             return replayed(inputs, level=True)
         if strategy.tensor_traffic(inputs.workload, plan) is not None:
             return replace(_preferred(inputs, "linear-pairs"), predictor=DEFAULT_PREDICTOR)
-        preferred = strategy.preferred_predictor.get(inputs.workload.device_kind)
+        preferred = strategy.preferred_on(inputs.workload.compute_kind)
         work = strategy.device_work(inputs.cell)
         if work is not None and (preferred is None or work in inputs.workload.alone):
             preferred = "split-layers"
         if preferred in (None, DEFAULT_PREDICTOR):
             raise NotPredictable(
                 f"{DEFAULT_PREDICTOR} has no model of {strategy.name} on "
-                f"{inputs.workload.device_kind} devices: its descriptor states none of "
+                f"{inputs.workload.compute_kind} devices: its descriptor states none of "
                 "gradient_traffic, pipeline_run, tensor_traffic and device_work"
             )
         return replace(_preferred(inputs, str(preferred)), predictor=DEFAULT_PREDICTOR)

@@ -312,33 +312,3 @@ def _sent_s(repeated: Repeated, sent_s: Sequence[float], kinds: Kinds) -> float:
 def _is_sum(event: Event) -> bool:
     """Whether all pipelines take part in it."""
     return event.action is not None and event.action.kind == "all_reduce"
-
-
-class TorchgpipeTurns(BuiltInPredictor):
-    """The passes of all micro-batches, one after the other."""
-
-    name = "torchgpipe-turns"
-    source = "torchgpipe's one thread for all CPU partitions"
-
-    def model(self, inputs: CellInputs) -> Prediction:
-        workload, strategy, batch_size = inputs.workload, inputs.strategy, inputs.cell.batch_size
-        if workload.device_kind != "cpu":
-            raise NotPredictable(f"{self.name} is of CPUs; partitions on GPUs compute at once")
-        micro_batches = strategy.micro_batches(inputs.plan)
-        whole, micro = workload.step(batch_size), workload.step(batch_size / micro_batches)
-        once_s = max(0.0, whole.step_s - whole.forward_s - whole.backward_s)
-        passes_s = micro_batches * (micro.forward_s + micro.backward_s)
-        recomputed = strategy.recomputed_micro_batches(inputs.plan)
-        step_s = once_s + passes_s + recomputed * micro.forward_s
-        return Prediction(
-            self.name,
-            compute_s=step_s,
-            limits=(
-                "partitions have one core: a process that may use the shares of all its devices is "
-                "faster",
-                "cutting a mini-batch into micro-batches and joining their outputs costs nothing",
-            ),
-            notes=joined(whole.remark, micro.remark),
-            # The relative uncertainty is that of a step of one micro-batch.
-            interval_s=micro.interval(step_s / micro.step_s, 0.0),
-        )

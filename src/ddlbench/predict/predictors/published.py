@@ -159,7 +159,7 @@ class _IdealPipeline(BuiltInPredictor):
 
 def _pipeline_limits(workload: Workload) -> tuple[str, ...]:
     limits = ("partitions take equally long", "no recomputation of activations")
-    if workload.device_kind != "cpu":
+    if workload.compute_kind != "cpu":
         return limits
     return (
         *limits,

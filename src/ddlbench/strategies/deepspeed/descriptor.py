@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import (
     DEFAULT_BUCKET_BYTES,
@@ -39,7 +40,6 @@ from ddlbench.planning.gradient_traffic import (
 from ddlbench.planning.memory import backward_peak_bytes, work_space_bytes
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit
-from ddlbench.planning.strategy import DeviceKind
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -93,8 +93,8 @@ class DeepSpeed(DataParallel):
         },
     }
 
-    def note(self, device_kind: DeviceKind) -> str | None:
-        if device_kind == "cuda":
+    def note(self, compute_kind: ComputeKind) -> str | None:
+        if compute_kind == "cuda":
             return None
         return (
             "on CPUs no collective runs beside computation, and in stage 3 gloo's reduce-scatter "

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
 from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit, sharded_bytes
-from ddlbench.planning.strategy import DeviceKind, Process, Strategy
+from ddlbench.planning.strategy import Process, Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -102,8 +103,8 @@ class FullyShardedDataParallel(Strategy):
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return data_parallel_placement(cell)
 
-    def note(self, device_kind: DeviceKind) -> str | None:
-        if device_kind == "cuda":
+    def note(self, compute_kind: ComputeKind) -> str | None:
+        if compute_kind == "cuda":
             return None
         return (
             "on CPUs gloo's reduce-scatter costs an all-reduce, and no collective runs beside "

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.network_traits import (
@@ -48,7 +49,7 @@ from ddlbench.planning.pipeline_stages import (
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.pipedream import warmups
-from ddlbench.planning.strategy import DeviceKind, Needs, Process, Strategy
+from ddlbench.planning.strategy import Needs, Process, Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -214,7 +215,7 @@ class ModelParallelP2p(StagedStrategy):
     ) -> Schedule:
         return model_parallel(len(details["stages"]), mini_batches, only_rank)
 
-    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+    def most_speedup(self, cell: Cell, compute_kind: ComputeKind = "cuda") -> float:
         """One device at a time computes."""
         return 1.0
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.fitting import micro_batch_counts
 from ddlbench.planning.memory import pipeline_bytes
@@ -58,7 +59,7 @@ from ddlbench.planning.schedules import (
     replicate,
     zero_bubble_v,
 )
-from ddlbench.planning.strategy import DeviceKind, Needs, Process, Strategy
+from ddlbench.planning.strategy import Needs, Process, Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -167,7 +168,7 @@ class SynchronousPipeline(Strategy):
         """The schedule of one optimiser step, of all ranks of all replicas."""
         return replicate(self.pipeline_schedule(cell), int(self.option_values(cell)["replicas"]))
 
-    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+    def most_speedup(self, cell: Cell, compute_kind: ComputeKind = "cuda") -> float:
         """That of the schedule, replayed; p m / (m + p - 1) with a flush and one stage a device."""
         schedule = self.pipeline_schedule(cell)
         stages = schedule.num_stages

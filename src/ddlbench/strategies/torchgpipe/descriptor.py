@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.fitting import micro_batch_counts
 from ddlbench.planning.partition import balance
@@ -33,7 +34,7 @@ from ddlbench.planning.pipeline_stages import (
 )
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.schedules import Action, gpipe
-from ddlbench.planning.strategy import DeviceKind, Process, Strategy
+from ddlbench.planning.strategy import Process, Strategy
 from ddlbench.strategies.torchgpipe.partitions import partition_bytes, partitions_of
 
 if TYPE_CHECKING:
@@ -147,8 +148,8 @@ class TorchGPipe(Strategy):
         measured = self.option_values(cell)["balance"] == "profile"
         return measured_files(cell, site) if measured else ()
 
-    def note(self, device_kind: DeviceKind) -> str | None:
-        if device_kind == "cuda":
+    def note(self, compute_kind: ComputeKind) -> str | None:
+        if compute_kind != "cpu":
             return None
         return "torchgpipe runs its CPU partitions one after the other: no speed-up can show here"
 
@@ -165,12 +166,13 @@ class GPipe(TorchGPipe):
     not_compiled: ClassVar[str] = _THREADS
     parallelism: ClassVar[str | None] = "pipeline"
     predictors: ClassVar[tuple[str, ...]] = (
-        *("ddlbench-eq2", "thesis-6", "torchgpipe-turns"),
+        *("ddlbench-eq2", "thesis-6", "torchgpipe-turns", "torchgpipe-replay"),
         *("paradl-authors", "paradl-corrected"),
     )
-    # On CPU torchgpipe's partitions take turns; on GPUs they compute at once.
+    # On CPU torchgpipe's partitions take turns; on GPUs and emulated devices they compute at once.
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "torchgpipe-turns",
+        "emulated": "torchgpipe-replay",
         "cuda": "thesis-6",
     }
     recommended_by: ClassVar[Mapping[str, str]] = {
@@ -204,12 +206,12 @@ class GPipe(TorchGPipe):
             )
         return super().supports(cell)
 
-    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+    def most_speedup(self, cell: Cell, compute_kind: ComputeKind = "cuda") -> float:
         """The bound p m / (m + p - 1) (Huang et al. 2019, section 2), without recomputation.
 
-        On CPUs torchgpipe's partitions compute one after the other.
+        On cores of a CPU torchgpipe's partitions compute one after the other.
         """
-        if device == "cpu":
+        if compute_kind == "cpu":
             return 1.0
         chunks = int(self.option_values(cell)["chunks"])
         return cell.devices * chunks / (chunks + cell.devices - 1)
@@ -234,14 +236,17 @@ class ModelParallel(TorchGPipe):
     family: ClassVar[str] = "model"
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:ModelParallelExecutor"
     not_compiled: ClassVar[str] = _THREADS
-    predictors: ClassVar[tuple[str, ...]] = ("ddlbench-eq2", "model-parallel", "torchgpipe-turns")
+    predictors: ClassVar[tuple[str, ...]] = (
+        *("ddlbench-eq2", "model-parallel", "torchgpipe-turns", "torchgpipe-replay"),
+    )
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "torchgpipe-turns",
+        "emulated": "torchgpipe-replay",
         "cuda": "model-parallel",
     }
     recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench-2020": "ddlbench-eq2"}
 
-    def most_speedup(self, cell: Cell, device: DeviceKind = "cuda") -> float:
+    def most_speedup(self, cell: Cell, compute_kind: ComputeKind = "cuda") -> float:
         """One device at a time computes."""
         return 1.0
 

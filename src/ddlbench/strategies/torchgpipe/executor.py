@@ -1,6 +1,9 @@
 """Executor of torchgpipe: one process, one thread for each device, micro-batches in a pipeline.
 
 One thing differs from torchgpipe: its threads are kept from step to step (:mod:`.workers`).
+
+Emulated devices work off their queues as GPUs do. The optimiser runs on the host, so it waits for
+them; the loss is of zeros, which are there at once.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from torchgpipe import GPipe
 from torchgpipe.balance import balance_by_size, balance_by_time
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.emulated import queued_devices
+from ddlbench.networks.emulated_device import QueuedDevices
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.timing import Span
@@ -28,6 +33,7 @@ class GPipeExecutor(StepwiseExecutor):
     chunks: int
     checkpoint: str
     balance: list[int]
+    emulated: QueuedDevices | None
 
     def __init__(self) -> None:
         self.workers = KeptWorkers()
@@ -51,17 +57,25 @@ class GPipeExecutor(StepwiseExecutor):
                 spec = DATASETS[cell.dataset]
                 check_recomputation(network, spec, self.context.floating)
             count_once(network)
-        return GPipe(
+        module = GPipe(
             network,
             balance=self.balance,
             devices=devices,
             chunks=self.chunks,
             checkpoint=self.checkpoint,
         )
+        # Only now, as torchgpipe times blocks for a balance by running them one at a time.
+        self.emulated = queued_devices(list(module.partitions))
+        return module
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         with self.workers.in_use():  # the output is on the last partition's device
             return super().step(inputs, labels.to(self.context.devices[-1]))
+
+    def update(self) -> None:
+        if self.emulated is not None:
+            self.emulated.wait()
+        super().update()
 
     def state_dict(self) -> dict[str, Any]:
         assert isinstance(self.module, GPipe)
@@ -79,7 +93,8 @@ class GPipeExecutor(StepwiseExecutor):
     def partition_spans(self, mini_batch: int) -> list[PartitionSpan]:
         """Train one more step, untimed; the spans of each partition and micro-batch."""
         assert isinstance(self.module, GPipe)
-        with recording(list(self.module.partitions), self.context.devices) as recorder:
+        partitions = list(self.module.partitions)
+        with recording(partitions, self.context.devices, self.emulated) as recorder:
             self.run(mini_batch, 1)
         return recorder.spans()
 

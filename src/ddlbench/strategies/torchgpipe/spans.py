@@ -7,6 +7,7 @@
     backward    from the first to the last autograd node of the partition's operations
 
 Marks are those of a :class:`~ddlbench.strategies.timing.SpanRecorder` for each partition's device.
+On an emulated device a mark is when all queued work has ended and a hook's tensors are there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchgpipe.checkpoint import is_recomputing
 
+from ddlbench.networks.emulated_device import QueuedDevices
 from ddlbench.strategies.timing import Mark, SpanRecorder
 
 
@@ -37,12 +39,15 @@ class PartitionSpan(NamedTuple):
 class PartitionRecorder:
     """Collects the marks of one step; see :func:`recording`."""
 
-    def __init__(self, devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self, devices: Sequence[torch.device], emulated: QueuedDevices | None = None
+    ) -> None:
         self._marks: dict[tuple[int, str, int], list[Mark]] = {}
         self._forwarded = [0] * len(devices)
         self._checkpointed: list[list[int]] = [[] for _ in devices]
         self._current = [("forward", 0)] * len(devices)
         self._recorders = [SpanRecorder(device) for device in devices]
+        self._emulated = emulated
         self._start_s = time.perf_counter()
 
     def spans(self) -> list[PartitionSpan]:
@@ -56,7 +61,7 @@ class PartitionRecorder:
             spans.append(PartitionSpan(partition, kind, micro_batch, min(seconds), max(seconds)))
         return sorted(spans, key=lambda span: (span.start_s, span.partition))
 
-    def enter(self, partition: int, _module: nn.Module, _inputs: Any) -> None:
+    def enter(self, partition: int, _module: nn.Module, inputs: Any) -> None:
         """Mark that a partition starts a micro-batch."""
         if is_recomputing():
             # Backward goes from the last micro-batch to the first.
@@ -67,7 +72,7 @@ class PartitionRecorder:
             self._current[partition] = ("forward", micro_batch)
             if not torch.is_grad_enabled():
                 self._checkpointed[partition].append(micro_batch)
-        self._mark(partition, *self._current[partition])
+        self._mark(partition, *self._current[partition], after=inputs)
 
     def leave(self, partition: int, _module: nn.Module, _inputs: Any, _output: Any) -> None:
         """Mark that a partition has finished a micro-batch."""
@@ -79,20 +84,27 @@ class PartitionRecorder:
         if node is None:
             return
         mark = partial(self._mark, partition, "backward", self._current[partition][1])
-        node.register_prehook(lambda _gradients: mark())
+        node.register_prehook(lambda gradients: mark(after=gradients))
         node.register_hook(lambda _inputs, _outputs: mark())
 
-    def _mark(self, partition: int, kind: str, micro_batch: int) -> None:
-        mark = self._recorders[partition].now()
+    def _mark(self, partition: int, kind: str, micro_batch: int, after: Sequence[Any] = ()) -> None:
+        """Mark what was issued so far and, on an emulated device, when tensors are there."""
+        if self._emulated is None:
+            mark = self._recorders[partition].now()
+        else:
+            tensors = [one for one in after if isinstance(one, Tensor)]
+            mark = self._emulated.each[partition].begin_s(*tensors)
         self._marks.setdefault((partition, kind, micro_batch), []).append(mark)
 
 
 @contextmanager
 def recording(
-    partitions: Sequence[nn.Module], devices: Sequence[torch.device]
+    partitions: Sequence[nn.Module],
+    devices: Sequence[torch.device],
+    emulated: QueuedDevices | None = None,
 ) -> Iterator[PartitionRecorder]:
     """Record the passes of ``partitions``, each on its device, in the step of the body."""
-    recorder = PartitionRecorder(devices)
+    recorder = PartitionRecorder(devices, emulated)
     hooks = []
     for index, partition in enumerate(partitions):
         hooks.append(partition.register_forward_pre_hook(partial(recorder.enter, index)))
