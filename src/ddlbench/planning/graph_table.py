@@ -6,7 +6,8 @@
             +-> node8 --------------------------+-> node9 Add -> node10 ReLU(inplace) -> node11
     |  block  |            one block: two tensors cross every cut in it              | block
 
-A pipeline cuts where one tensor passes, and never between a sum and the ReLU that overwrites it. A
+A pipeline cuts where one tensor passes, and never between a sum and the ReLU that overwrites it, or
+between several outputs and the ``__getitem__`` that takes one of them. A
 ``Size`` reads the shape of the tensor before a ``View``, so both are one block; where the built-in
 network of that name has a block more there, ``Size`` is that block (the average pooling of AlexNet
 and VGG-16, which is none at 224 x 224). A network that is cut as the built-in one has its names.
@@ -61,6 +62,8 @@ def table_of_graph(path: Path, network: str, spec: DatasetSpec) -> DeviceTable:
     Raises:
         ConfigError: it is no such file, or of another dataset.
     """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; write the path of PipeDream's graph.txt")
     graph = graph_file(text_of(path), path)
     batch_size = _batch_size(graph, spec, path)
     costs = block_costs(network, spec.name)
@@ -166,13 +169,16 @@ class _Cutting:
             or (
                 last_reader[node] > node
                 and all(last_reader[earlier] <= node for earlier in range(node))
-                and not self._overwritten(node)
+                and not self._belongs_to(node)
             )
         ]
 
-    def _overwritten(self, node: int) -> bool:
-        """Whether the next layer works in place on the sum that this node is."""
-        return len(self._tensors_read(node)) > 1 and "inplace" in self._nodes[node + 1].layer
+    def _belongs_to(self, node: int) -> bool:
+        """Whether the next layer overwrites this sum, or takes one of these outputs."""
+        following = self._nodes[node + 1].layer
+        return following.startswith("__getitem__") or (
+            len(self._tensors_read(node)) > 1 and "inplace" in following
+        )
 
     def _output_bytes(self, node: int) -> float:
         """Of a mini-batch."""

@@ -74,6 +74,16 @@ def test_a_sum_that_nothing_overwrites_ends_a_block(tmp_path: Path) -> None:
     assert [block.name for block in table.blocks][2:4] == ["node4_to_node6", "node7"]
 
 
+def test_several_outputs_are_no_tensor_to_cut_at(tmp_path: Path) -> None:
+    changes = {
+        2: ("LSTM(3, 4)", *RESIDUAL[2][1:]),
+        3: ("__getitem__(0)", *RESIDUAL[3][1:]),
+    }
+    table = table_of_graph(_graph(tmp_path, RESIDUAL, changes), "my.models:net", CIFAR)
+    assert [block.name for block in table.blocks][:2] == ["node2_to_node3", "node4_to_node7"]
+    assert table.parameters[0] == {"weight": 448}  # its text does not tell its bias
+
+
 def test_the_shipped_table_is_what_the_release_makes() -> None:
     made = table_of_graph(VGG16, "vgg16", DATASETS["imagenet"])
     shipped = Accelerator(str(ROOT / "config" / "accelerators" / "pipedream"))
