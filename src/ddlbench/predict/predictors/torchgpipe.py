@@ -97,6 +97,7 @@ class TorchgpipeReplay(BuiltInPredictor):
             bubble_s=bubble_s,
             limits=(
                 "the host queues work faster than devices do it",
+                "a block takes as long as where its process waits for it",
                 "copies between partitions cost nothing",
             ),
             notes=joined(whole.remark, times.notes),
