@@ -126,7 +126,8 @@ def partition_command(
 ) -> None:
     """Cut a profiled network into pipeline stages, as PipeDream does.
 
-    PROFILE is a profile.json of this project, PipeDream's graph.txt, or a .csv table of a chain.
+    PROFILE is a profile.json of this project, a table of config/accelerators, PipeDream's
+    graph.txt, or a .csv table of a chain.
 
     A row is a stage: the layers of the profile that it runs, counted from 0 without its Input, and
     its replicas. JSON has [first, last, replicas], where last is the first layer of the next stage.

@@ -16,6 +16,7 @@ from ddlbench.planning.partition import (
     Node,
     balance,
     chain_of_profile,
+    partition,
     partition_graph,
     read_chain,
     read_network,
@@ -23,6 +24,23 @@ from ddlbench.planning.partition import (
 
 VGG16 = Path(__file__).with_name("pipedream_vgg16_graph.txt")
 HEADER = "node,layer,forward_ms,backward_ms,activation_bytes,parameter_bytes\n"
+
+
+TABLE = Path(__file__).parents[3] / "config/accelerators/pipedream/imagenet/vgg16.csv"
+
+
+def test_a_devices_table_is_the_chain_of_its_graph():
+    """`pipedream`'s table was made from the graph: the same partition, in proportion to the batch."""
+    levels = [Level(4, 32e9)]
+    of_graph = partition_graph(read_network(VGG16), levels)
+    for batch_size, share in ((None, 1.0), (32, 0.25)):
+        chain = read_chain(TABLE, batch_size)
+        made = partition(chain, levels)
+        assert [(one.first, one.last, one.replicas) for one in made.stages] == [
+            (0, 15, 3),
+            (15, 40, 1),
+        ]
+        assert made.period_s == pytest.approx(share * of_graph.period_s, rel=1e-6)
 
 
 def _block(number: int, **changes):

@@ -18,6 +18,8 @@ import numpy as np
 
 from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.profile import BatchTime, Profile, read_profile
+from ddlbench.planning.device_table import COLUMNS as DEVICE_COLUMNS
+from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.partition.chain import Chain, Node
 from ddlbench.planning.partition.graph import LayerGraph
 from ddlbench.planning.partition.graph_file import FIELDS, graph_of, is_input, number_of
@@ -31,9 +33,10 @@ _JOINING = re.compile(r"(Add|Sub|Mul|Div|Concat|Cat|Stack|__getitem__)\b.*")
 
 
 def read_network(path: Path, batch_size: int | None = None) -> Chain | LayerGraph:
-    """Reads a profile: ours (``.json``), PipeDream's ``graph.txt`` or a table (``.csv``).
+    """Reads a profile: ours (``.json``), a device's table, PipeDream's ``graph.txt`` or its layers.
 
-    ``batch_size`` is the largest measured one if left out. Only our profile takes one.
+    The last ones are a table (``.csv``) of a chain. ``batch_size`` is the largest measured one if
+    left out. Only our profile and a device's table take one.
 
     Raises:
         ConfigError: the file is missing or is no profile, or the batch size does not suit it.
@@ -43,6 +46,8 @@ def read_network(path: Path, batch_size: int | None = None) -> Chain | LayerGrap
     if path.suffix.lower() == ".json":
         return chain_of_profile(read_profile(path), batch_size)
     text = text_of(path)
+    if text.startswith(f"{DEVICE_COLUMNS[0]},"):
+        return chain_of_table(read_table(path, path.parent.name), batch_size)
     is_graph = f"{FIELDS[0]}=" in text or path.suffix.lower() == ".txt"
     if not is_graph and path.suffix.lower() != ".csv":
         raise ConfigError(
@@ -51,9 +56,27 @@ def read_network(path: Path, batch_size: int | None = None) -> Chain | LayerGrap
     if batch_size is not None:
         raise ConfigError(
             f"{path}: PipeDream's profile holds one batch size; leave --batch-size out, or give "
-            "our .json"
+            "our .json or a device's table"
         )
     return graph_of(text, path) if is_graph else _table(path, text)
+
+
+def chain_of_table(table: DeviceTable, batch_size: int | None = None) -> Chain:
+    """The blocks of a device's table at a batch size; the largest timed one if left out."""
+    images = batch_size or table.batch_sizes[-1]
+    return Chain(
+        tuple(
+            Node(
+                name=block.name,
+                time_s=block.forward.at(images) + block.backward.at(images),
+                output_bytes=block.output_bytes * images,
+                saved_bytes=block.saved_bytes * images,
+                parameter_bytes=float(block.parameter_bytes),
+                buffer_bytes=float(block.buffer_bytes),
+            )
+            for block in table.blocks
+        )
+    )
 
 
 def read_chain(path: Path, batch_size: int | None = None) -> Chain:
