@@ -83,8 +83,8 @@ def queued_devices(partitions: Sequence[nn.Module]) -> QueuedDevices | None:
     if len(partitions) < 2 or not any(blocks):
         return None
     devices = QueuedDevices(len(partitions))
-    for device, own in zip(devices.each, blocks, strict=True):
-        for block in own:
+    for device, placed in zip(devices.each, blocks, strict=True):
+        for block in placed:
             block.device = device
     return devices
 

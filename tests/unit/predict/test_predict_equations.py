@@ -348,26 +348,28 @@ def test_turns_are_independent_of_devices_and_links_and_say_nothing_of_gpus():
 @pytest.mark.parametrize(("checkpoint", "again"), [("never", 0), ("except_last", 3), ("always", 4)])
 def test_torchgpipes_partitions_compute_at_once_on_emulated_devices(checkpoint, again):
     options = {"chunks": 4, "checkpoint": checkpoint, "balance": "1+1+1+1"}
-    found = told("torchgpipe-replay", make.plan("gpipe", "1x4", 32, options=options), **EMULATED)
+    prediction = told(
+        "torchgpipe-replay", make.plan("gpipe", "1x4", 32, options=options), **EMULATED
+    )
     whole, one = 0.1 + 0.32, 0.1 + 0.08  # a step of 32 samples, and of 8
     forward_s, backward_s = 0.3 * one / 4, 0.6 * one / 4  # of a partition, as all are alike
     # Fill and drain of 4 partitions. The first recomputes the last micro-batch while it waits,
     # each later one between two backward passes (torchgpipe_step).
     passes_s = (4 + 3) * (forward_s + backward_s)
     passes_s += again * forward_s
-    assert found.step_s == pytest.approx(0.1 * whole + passes_s)
-    assert found.compute_s == pytest.approx(
+    assert prediction.step_s == pytest.approx(0.1 * whole + passes_s)
+    assert prediction.compute_s == pytest.approx(
         0.1 * whole + 4 * (forward_s + backward_s) + again * forward_s
     )
-    assert found.communication_s == 0
-    low, high = found.interval_s
-    assert (low, high) == pytest.approx((0.98 * found.step_s, 1.02 * found.step_s))
+    assert prediction.communication_s == 0
+    low, high = prediction.interval_s
+    assert (low, high) == pytest.approx((0.98 * prediction.step_s, 1.02 * prediction.step_s))
 
 
 def test_model_parallelism_on_emulated_devices_is_one_device_after_the_other():
-    found = told("torchgpipe-replay", make.plan("model-parallel", "1x4", 32), **EMULATED)
-    assert found.step_s == pytest.approx(0.42)
-    assert found.bubble_s == pytest.approx(0.75 * 0.9 * 0.42)
+    prediction = told("torchgpipe-replay", make.plan("model-parallel", "1x4", 32), **EMULATED)
+    assert prediction.step_s == pytest.approx(0.42)
+    assert prediction.bubble_s == pytest.approx(0.75 * 0.9 * 0.42)
 
 
 def test_a_replay_of_partitions_says_nothing_of_cores_and_gpus():

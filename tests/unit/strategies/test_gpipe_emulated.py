@@ -110,9 +110,9 @@ def scheduled_s(forward_s: list[float], backward_s: list[float], chunks: int, ag
 @pytest.mark.parametrize("parts", [2, 4])
 def test_equal_partitions_reach_the_published_bound(clock, parts, chunks):
     """(m + p - 1) / (p m): Huang et al. 2019, section 2."""
-    found = step_s(clock, network([0.01] * 8, [0.02] * 8), [8 // parts] * parts, chunks)
+    took_s = step_s(clock, network([0.01] * 8, [0.02] * 8), [8 // parts] * parts, chunks)
     one_device_s = 16 * 8 * 0.03
-    assert found == pytest.approx(one_device_s * (chunks + parts - 1) / (chunks * parts), rel=1e-9)
+    assert took_s == pytest.approx(one_device_s * (chunks + parts - 1) / (chunks * parts), rel=1e-9)
 
 
 @pytest.mark.parametrize("only_first", [False, True])
@@ -129,16 +129,16 @@ def test_any_step_is_the_schedules(clock, balance, checkpoint, only_first):
         [16 / chunks * sum(islice(times, count)) for count in balance]
         for times in (iter(forward_s), iter(backward_s))
     ]
-    found = step_s(clock, blocks, balance, chunks, checkpoint)
-    assert found == pytest.approx(scheduled_s(*sums, chunks, again), rel=1e-9)
+    took_s = step_s(clock, blocks, balance, chunks, checkpoint)
+    assert took_s == pytest.approx(scheduled_s(*sums, chunks, again), rel=1e-9)
 
 
 def test_recomputation_costs_a_forward_pass_of_all_micro_batches_but_the_last(clock):
     """On one bottleneck partition, where nothing hides it."""
     forward_s, backward_s = [0.05, 1e-9], [0.1, 1e-9]
-    took = [step_s(clock, network(forward_s, backward_s), [1, 1], 4, c) for c in CHECKPOINTS]
-    assert took[1] - took[0] == pytest.approx(3 * 4 * 0.05, rel=1e-6)
-    assert took[2] - took[1] == pytest.approx(4 * 0.05, rel=1e-6)
+    took_s = [step_s(clock, network(forward_s, backward_s), [1, 1], 4, c) for c in CHECKPOINTS]
+    assert took_s[1] - took_s[0] == pytest.approx(3 * 4 * 0.05, rel=1e-6)
+    assert took_s[2] - took_s[1] == pytest.approx(4 * 0.05, rel=1e-6)
 
 
 def test_spans_are_in_the_time_of_the_devices(clock):
@@ -161,10 +161,10 @@ def test_spans_are_in_the_time_of_the_devices(clock):
         for timed in line
         if timed.action.computes
     }
-    found = {(s.partition, s.kind, s.micro_batch): (s.start_s, s.end_s) for s in recorder.spans()}
-    assert found.keys() == expected.keys()
+    spans = {(s.partition, s.kind, s.micro_batch): (s.start_s, s.end_s) for s in recorder.spans()}
+    assert spans.keys() == expected.keys()
     for piece, times in expected.items():
-        assert found[piece] == pytest.approx(times, abs=1e-9), piece
+        assert spans[piece] == pytest.approx(times, abs=1e-9), piece
 
 
 def test_a_balance_by_time_waits_for_blocks(clock, monkeypatch):

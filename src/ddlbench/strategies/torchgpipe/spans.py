@@ -92,7 +92,7 @@ class PartitionRecorder:
         if self._emulated is None:
             mark = self._recorders[partition].now()
         else:
-            tensors = [one for one in after if isinstance(one, Tensor)]
+            tensors = [value for value in after if isinstance(value, Tensor)]
             mark = self._emulated.each[partition].begin_s(*tensors)
         self._marks.setdefault((partition, kind, micro_batch), []).append(mark)
 
