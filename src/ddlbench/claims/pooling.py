@@ -1,0 +1,127 @@
+"""One row a configuration: its runs pooled, and between what each metric is known to lie.
+
+::
+
+    several runs   their mean; from the least to the greatest of what they say
+    one run        its value; the interval over its steps
+    both           no closer than the bed's known share over the root of the runs
+
+The order of rows does not matter, and a run that several tables keep counts once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from ddlbench.claims.beds import KNOWN_TO
+from ddlbench.claims.evidence import COLUMNS, CONFIGURATION, MEASURED, OF_CONFIGURATION
+
+Ends = tuple[float, float]
+_DIGITS = 5  # of a value that two tables keep of the same run
+
+
+def pooled(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of :mod:`ddlbench.claims.evidence`, one a configuration."""
+    if rows.empty:
+        return rows.reindex(columns=list(COLUMNS))
+    told = rows.assign(_same=_fingerprints(rows))
+    groups = told.groupby(list(CONFIGURATION), dropna=False, sort=True)
+    made = [_configuration(group.to_dict("records")) for _, group in groups]
+    whole = pd.DataFrame(made).reindex(columns=list(COLUMNS))
+    for end in ("", "_low", "_high"):
+        whole[f"efficiency{end}"] = whole[f"speedup{end}"] / whole["devices"]
+        # p m / (m + p - 1): Huang et al. 2019, section 2.
+        idle = (whole["chunks"] + whole["devices"] - 1) / whole["chunks"]
+        whole[f"share_of_bubble{end}"] = whole[f"efficiency{end}"] * idle
+    signed = whole[["signed_error_low", "signed_error_high"]]
+    crosses = (signed["signed_error_low"] <= 0) & (signed["signed_error_high"] >= 0)
+    whole["absolute_error"] = whole["signed_error"].abs()
+    whole["absolute_error_low"] = signed.abs().min(axis=1).mask(crosses, 0.0)
+    whole["absolute_error_high"] = signed.abs().max(axis=1)
+    return whole
+
+
+def _fingerprints(rows: pd.DataFrame) -> pd.Series:
+    """A text of each row's values: rows of one run have the same in all tables."""
+    values = [rows[name].map(_shortened) for name in (*MEASURED, "runs")]
+    return pd.concat(values, axis=1).agg(" ".join, axis=1)
+
+
+def _shortened(value: Any) -> str:
+    return f"{float(value):.{_DIGITS}g}" if pd.notna(value) else "-"
+
+
+def _configuration(rows: list[dict[Any, Any]]) -> dict[str, Any]:
+    """One row; ``_same`` tells rows of one run that several tables keep."""
+    runs = list({row["_same"]: row for row in rows}.values())
+    count = math.fsum(float(run["runs"]) for run in runs)
+    made: dict[str, Any] = {name: rows[0][name] for name in CONFIGURATION}
+    made |= {name: _agreed(row[name] for row in rows) for name in OF_CONFIGURATION}
+    made["base_s"] = _mean([(run["base_s"], float(run["runs"])) for run in runs])
+    made["runs"] = count
+    share = KNOWN_TO[made["bed"]] / math.sqrt(count)
+    for metric in MEASURED:
+        told = [run for run in runs if pd.notna(run[metric])]
+        if not told:
+            continue
+        value = _mean([(run[metric], float(run["runs"])) for run in told])
+        ends = [
+            float(run[f"{metric}{end}"])
+            for run in rows
+            for end in ("", "_low", "_high")
+            if pd.notna(run[metric]) and pd.notna(run[f"{metric}{end}"])
+        ]
+        least, most = _WIDENED[metric](value, share)
+        made |= {
+            metric: value,
+            f"{metric}_low": min(*ends, least),
+            f"{metric}_high": max(*ends, most),
+        }
+    return made
+
+
+def _agreed(values: Iterable[Any]) -> Any:
+    """The least of the values that are known: tables of one run may leave some out."""
+    return min((value for value in values if pd.notna(value)), default=math.nan)
+
+
+def _mean(values: list[tuple[Any, float]]) -> float:
+    told = [(float(value), weight) for value, weight in values if pd.notna(value)]
+    if not told:
+        return math.nan
+    # fsum, so that the order of rows changes no digit.
+    return math.fsum(value * weight for value, weight in told) / math.fsum(w for _, w in told)
+
+
+def _of_a_time(value: float, share: float) -> Ends:
+    return value * (1 - share), value * (1 + share)
+
+
+def _of_a_ratio(value: float, share: float) -> Ends:
+    """Of two runs, each known to that share."""
+    return value * (1 - share) / (1 + share), value * (1 + share) / (1 - share)
+
+
+def _of_an_error(value: float, share: float) -> Ends:
+    """Of a prediction, whose measured step is known to that share."""
+    return (1 + value) / (1 + share) - 1, (1 + value) / (1 - share) - 1
+
+
+def _of_a_count(value: float, _: float) -> Ends:
+    return value, value
+
+
+_WIDENED: Mapping[str, Callable[[float, float], Ends]] = {
+    "speedup": _of_a_ratio,
+    "samples_per_s": _of_a_time,
+    "step_s": _of_a_time,
+    "signed_error": _of_an_error,
+    "right": _of_a_count,
+    "device_share": _of_a_time,
+    "forward_over_backward": _of_a_time,
+    "gap_over_compute": _of_a_time,
+}
