@@ -25,12 +25,12 @@ ACCELERATOR = "emulated accelerator"
 EMULATED_GPU = "emulated GPU"
 GPU = "GPU"
 
-KNOWN_TO = {CPU: 0.084, ACCELERATOR: 0.020, EMULATED_GPU: 0.035, GPU: 0.0044}
+KNOWN_TO = {CPU: 0.084, ACCELERATOR: 0.015, EMULATED_GPU: 0.035, GPU: 0.0044}
 """Each bed, and to what share of itself the value of one run is known there.
 
 * CPU: DDP's runs differ most of all strategies with five cells or more; one run of it is 8.4 % off
   the others of its cell (docs/validation/prediction/repeats_fast-link.csv).
-* emulated accelerator: Horovod's, 2.0 % (docs/validation/emulated/repeats.csv).
+* emulated accelerator: likewise, Horovod's, 1.5 % (docs/validation/emulated/repeats.csv).
 * emulated GPU: three runs of eight cells on four devices differ by 3.5 % on average (VGG-16 and
   ResNet-50; Horovod, GPipe, PipeDream, model parallelism; 26 November 2026).
 * GPU: five runs of ResNet-50 on one H100 differ by 0.44 % (docs/validation/gpu/tables.md).

@@ -51,6 +51,7 @@ COLUMNS = (
 _DEVICE_TEXTS = ("notes", "processors", "device", "device_kind")
 _RATES = {"": "measured_step_s", "_low": "measured_high_s", "_high": "measured_low_s"}
 """Ends of a rate's interval, and the ends of the step that they come from."""
+_PATHS = ("cell_id", "configuration", "variant", "options")  # columns of name=value pairs
 _PAIR = re.compile(r"([A-Za-z_]\w*)=([^+,/\s]+)")
 _TURNS = "one after the other"  # of torchgpipe's note on its CPU partitions
 _GPIPE = "gpipe"
@@ -130,9 +131,9 @@ def _with_device(table: pd.DataFrame, path: Path, bed: str | None) -> pd.DataFra
         ConfigError: nothing tells it.
     """
     texts = [table[name] for name in _DEVICE_TEXTS if name in table.columns]
-    devices = [
-        device_of(str(text) for text in row) for row in zip(*texts, strict=True)
-    ] or [None] * len(table)  # fmt: skip
+    told = list(zip(*texts, strict=True)) if texts else [()] * len(table)
+    of_texts = {row: device_of(map(str, row)) for row in set(told)}
+    devices = [of_texts[row] for row in told]
     other = _device_beside(path) if None in devices else None
     if None in devices and other is None:
         if bed is None:
@@ -153,7 +154,7 @@ def _device_beside(path: Path) -> Device | None:
         if beside != path and beside.is_file():
             table = _read(beside)
             texts = [table[column] for column in _DEVICE_TEXTS if column in table.columns]
-            told = {device_of(map(str, row)) for row in zip(*texts, strict=True)}
+            told = {device_of(map(str, row)) for row in set(zip(*texts, strict=True))}
             if len(told) == 1:
                 return told.pop()
     return None
@@ -183,7 +184,10 @@ def _of_summary(table: pd.DataFrame) -> list[pd.DataFrame]:
 
 def _of_study(table: pd.DataFrame) -> list[pd.DataFrame]:
     """A study's predictions, and its cells' measured steps, each cell once."""
-    cells = table.drop_duplicates("cell_id")
+    # Some predictors are scored on a part of a cell's runs: the row with most runs has all.
+    most_first = table.assign(_count=_runs(table)).sort_values("_count", ascending=False)
+    of_cell = [name for name in ("cell_id", "network", "strategy", "geometry") if name in table]
+    cells = most_first.drop_duplicates(of_cell[:1] if "cell_id" in table else of_cell).sort_index()
     made = _keys(cells).assign(kind="speed", predictor=None)
     for end, source in _RATES.items():
         made[f"samples_per_s{end}"] = made["batch_size"] / _numbers(cells, source)
@@ -219,7 +223,8 @@ def _of_choices(table: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _of_ways(table: pd.DataFrame) -> list[pd.DataFrame]:
-    made = _keys(table).assign(kind="way", way=table["way"])
+    # A way's share is over so many cases.
+    made = _keys(table).assign(kind="way", way=table["way"], runs=_numbers(table, "cases"))
     return [made.assign(right=_numbers(table, "right"),
                         device_share=_numbers(table, "device_share"))]  # fmt: skip
 
@@ -278,7 +283,9 @@ def _keys(table: pd.DataFrame) -> pd.DataFrame:
     sizes = made["geometry"].astype(str).str.extract(r"(\d+)x(\d+)").astype(float)
     made["nodes"], made["devices"] = sizes[0], sizes[0] * sizes[1]
     made["runs"] = _runs(table)
-    told = [_told(row) for row in table.to_dict("records")]
+    paths = [name for name in _PATHS if name in table.columns]
+    told = [_told(row) for row in zip(*(table[name] for name in paths), strict=True)]
+    told = told or [{}] * len(table)
     strategies = made["strategy"].astype(str)
     own = [_options_of(*pair) for pair in zip(strategies, told, strict=True)]
     made["batch_size"] = _numbers(table, "batch_size").fillna(
@@ -337,15 +344,17 @@ def _takes_turns(strategy: str, bed: str) -> bool:
 @cache
 def _descriptor(strategy: str) -> Any:
     """The strategy's class; None of one that is not installed here."""
-    return load("ddlbench.strategies", strategy) if strategy in known("ddlbench.strategies") else None
+    return (
+        load("ddlbench.strategies", strategy) if strategy in known("ddlbench.strategies") else None
+    )
 
 
-def _told(row: Mapping[Any, Any]) -> dict[str, str]:
-    """``name=value`` pairs of a cell's path, a configuration, a variant, or a list of options."""
-    texts = (row.get(name) for name in ("cell_id", "configuration", "variant", "options"))
-    told = dict(pair for text in texts for pair in _PAIR.findall(str(text)))
-    if isinstance(row.get("options"), dict):
-        told |= {str(key): str(value) for key, value in row["options"].items()}
+def _told(texts: Iterable[Any]) -> dict[str, str]:
+    """``name=value`` pairs of a cell's path, a configuration, a variant, or options."""
+    told: dict[str, str] = {}
+    for text in texts:
+        pairs = text.items() if isinstance(text, dict) else _PAIR.findall(str(text))
+        told |= {str(name): str(value) for name, value in pairs}
     return told
 
 
@@ -390,5 +399,3 @@ def _rates_between_nodes(links: Links) -> Iterable[float]:
             for receiver, rate in zip(pair.nodes, row, strict=True):
                 if rate is not None and sender != receiver:
                     yield rate
-
-

@@ -107,7 +107,13 @@ class Judged:
             return ""
         cases = "one case" if found.n == 1 else f"{found.n} cases"
         least, most = found.runs_least, found.runs_most
-        runs = "one run" if most == 1 else f"{most} runs" if least == most else f"{least} to {most} runs"
+        runs = (
+            "one run"
+            if most == 1
+            else f"{most} runs"
+            if least == most
+            else f"{least} to {most} runs"
+        )
         return f"{cases}, {runs} of each"
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 need       a row has it if                                   column
 ========== ================================================= ===================================
 device     ``gpu``: its devices compute as fast as GPUs      bed
-           ``real-gpu``: and have their memory and kernels
+           ``real``: they compute, which emulated ones do not
+           ``real-gpu``: both
 overlap    its devices send while they compute               bed: a CPU's core does both
 at_once    its devices compute at the same time              at_once: torchgpipe's CPU partitions
                                                              take turns
@@ -52,6 +53,8 @@ class Needs(JsonForm):
             lacks.append(self.runtime)
         if self.device == "gpu" and bed not in (GPU, EMULATED_GPU):
             lacks.append("devices as fast as GPUs")
+        if self.device == "real" and bed not in (CPU, GPU):
+            lacks.append("devices that compute")
         if self.device == "real-gpu" and bed != GPU:
             lacks.append("real GPUs")
         if self.overlap and bed == CPU:

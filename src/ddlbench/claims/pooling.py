@@ -12,7 +12,8 @@ The order of rows does not matter, and a run that several tables keep counts onc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -21,6 +22,7 @@ from ddlbench.claims.beds import KNOWN_TO
 from ddlbench.claims.evidence import COLUMNS, CONFIGURATION, MEASURED, OF_CONFIGURATION
 
 Ends = tuple[float, float]
+Row = Mapping[Any, Any]
 _DIGITS = 5  # of a value that two tables keep of the same run
 
 
@@ -28,9 +30,12 @@ def pooled(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of :mod:`ddlbench.claims.evidence`, one a configuration."""
     if rows.empty:
         return rows.reindex(columns=list(COLUMNS))
-    told = rows.assign(_same=_fingerprints(rows))
-    groups = told.groupby(list(CONFIGURATION), dropna=False, sort=True)
-    made = [_configuration(group.to_dict("records")) for _, group in groups]
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Row]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for row in rows.to_dict("records"):
+        groups[tuple(_text(row[name]) for name in CONFIGURATION)][_fingerprint(row)].append(row)
+    made = [_configuration(list(groups[key].values())) for key in sorted(groups)]
     whole = pd.DataFrame(made).reindex(columns=list(COLUMNS))
     for end in ("", "_low", "_high"):
         whole[f"efficiency{end}"] = whole[f"speedup{end}"] / whole["devices"]
@@ -45,19 +50,19 @@ def pooled(rows: pd.DataFrame) -> pd.DataFrame:
     return whole
 
 
-def _fingerprints(rows: pd.DataFrame) -> pd.Series:
-    """A text of each row's values: rows of one run have the same in all tables."""
-    values = [rows[name].map(_shortened) for name in (*MEASURED, "runs")]
-    return pd.concat(values, axis=1).agg(" ".join, axis=1)
+def _text(value: Any) -> str:
+    return "" if pd.isna(value) else str(value)
 
 
-def _shortened(value: Any) -> str:
-    return f"{float(value):.{_DIGITS}g}" if pd.notna(value) else "-"
+def _fingerprint(row: Row) -> tuple[str, ...]:
+    """A row's values: rows of one run have the same in all tables."""
+    values = (row[name] for name in (*MEASURED, "runs"))
+    return tuple("" if pd.isna(value) else f"{float(value):.{_DIGITS}g}" for value in values)
 
 
-def _configuration(rows: list[dict[Any, Any]]) -> dict[str, Any]:
-    """One row; ``_same`` tells rows of one run that several tables keep."""
-    runs = list({row["_same"]: row for row in rows}.values())
+def _configuration(kept: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    """One row of the rows of each run, which several tables may keep."""
+    runs, rows = [of_run[0] for of_run in kept], [row for of_run in kept for row in of_run]
     count = math.fsum(float(run["runs"]) for run in runs)
     made: dict[str, Any] = {name: rows[0][name] for name in CONFIGURATION}
     made |= {name: _agreed(row[name] for row in rows) for name in OF_CONFIGURATION}

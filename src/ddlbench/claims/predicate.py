@@ -159,7 +159,9 @@ class Predicate(JsonForm):
         if self.metric:
             rows = rows[rows[self.metric].notna()]
         if self.left or self.right:
-            sides = [selected(rows, _without_status(side)).index for side in (self.left, self.right)]
+            sides = [
+                selected(rows, _without_status(side)).index for side in (self.left, self.right)
+            ]
             rows = rows.loc[rows.index.isin(sides[0].union(sides[1]))]
         return rows
 
