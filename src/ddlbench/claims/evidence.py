@@ -230,8 +230,10 @@ def _of_ways(table: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _of_spans(table: pd.DataFrame) -> list[pd.DataFrame]:
-    """Of each step the time of all forward passes over that of all backward passes, and the gaps
-    between a partition's forward passes over their computation.
+    """Ratios of each recorded step.
+
+    All forward passes over all backward passes, from the first to the last; and the median gap
+    between two forward passes of a partition over the computation before it.
     """
     spans = table[table.get("row", pd.Series("measured", table.index)) != "planned"]
     keys = ["dataset", "network", "geometry"]

@@ -12,13 +12,19 @@ from ddlbench.claims.beds import KNOWN_TO
 from ddlbench.claims.evidence import COLUMNS
 from ddlbench.claims.needs import Needs
 from ddlbench.claims.pooling import pooled
-from ddlbench.claims.predicate import ENDED, Found, Predicate
+from ddlbench.claims.predicate import ENDED, Found, Predicate, Verdict
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_form import JsonForm
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, nearest, read_yaml
 
-VERDICTS = ("holds", "refuted", "undecided", "not testable here", "not measured")
+VERDICTS: tuple[Verdict, ...] = (
+    "holds",
+    "refuted",
+    "undecided",
+    "not testable here",
+    "not measured",
+)
 DECIDED = VERDICTS[:3]
 
 
@@ -71,9 +77,8 @@ def _check_columns(claim: Claim, where: str) -> None:
     ends = [side["status"] for side in (test.left, test.right) if "status" in side]
     for status in [*ends, *(test.is_ if test.kind == "ends" else ())]:
         if status not in ENDED:
-            raise ConfigError(
-                f"{where}: claim {claim.id}: no run ends as {status!r}; {nearest(str(status), ENDED)}"
-            )
+            near = nearest(str(status), ENDED)
+            raise ConfigError(f"{where}: claim {claim.id}: no run ends as {status!r}; {near}")
     used = [*test.where, *test.left, *test.right, *test.by, *claim.needs.each]
     used += [name for name in (test.metric, test.along, test.among) if name]
     for name in used:
@@ -101,20 +106,14 @@ class Judged:
 
     @property
     def rests_on(self) -> str:
-        """``3 cases, one run of each``; empty where nothing is decided."""
+        """``3 cases, one run a cell``; empty where nothing is decided."""
         found = self.found
         if found.verdict not in DECIDED:
             return ""
         cases = "one case" if found.n == 1 else f"{found.n} cases"
         least, most = found.runs_least, found.runs_most
-        runs = (
-            "one run"
-            if most == 1
-            else f"{most} runs"
-            if least == most
-            else f"{least} to {most} runs"
-        )
-        return f"{cases}, {runs} of each"
+        count = str(most) if least == most else f"{least} to {most}"
+        return f"{cases}, {'one run' if most == 1 else f'{count} runs'} a cell"
 
     def to_dict(self) -> dict[str, Any]:
         found, claim = self.found, self.claim

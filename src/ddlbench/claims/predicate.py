@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
@@ -272,7 +273,7 @@ def _trend(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
     steps: list[tuple[tuple[str, ...], list[tuple[Row, Row]]]] = []
     for key, case in sorted(_cases_of(rows, by).items()):
         values = _in_order(one, case)
-        for before, after in zip(values, values[1:], strict=False):
+        for before, after in pairwise(values):
             starts, ends = ([row for row in case if row[one.along] == at] for at in (before, after))
             pairs = [(last, first) for last in ends for first in starts]
             if pairs:
@@ -288,7 +289,7 @@ def _in_order(one: Predicate, case: Sequence[Row]) -> list[Any]:
     """The values of ``along`` that a case has, in the claim's order."""
     there = sorted({row[one.along] for row in case if pd.notna(row[one.along])}, key=_number_first)
     if set(one.order) == {LEAST, MOST}:
-        if len(there) < 2 or there[-1] < one.apart * there[0]:  # noqa: PLR2004 - two ends
+        if len(there) < 2 or there[-1] < one.apart * there[0]:
             return []
         return [there[0], there[-1]] if one.order[0] == LEAST else [there[-1], there[0]]
     texts = {_text(value): value for value in there}

@@ -17,7 +17,8 @@ from ddlbench.experiment.screen import Column, named_lines, paragraph, table, tw
 from ddlbench.experiment.site import load_site
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from ddlbench.claims.ledger import Claim, Judged
 
@@ -127,7 +128,7 @@ def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
     lacking = Counter(words for one in judged for words in one.lacks)
     lines = [head, *(table(columns, rows) if rows else []), *paragraph(f"{told}.")]
     if single:
-        lines += paragraph(f"{len(single)} rest on one case, or on one run of a configuration.")
+        lines += paragraph(f"{len(single)} rest on one case, or on one run a cell.")
     if lacking:
         lines += paragraph(
             "Missing here: "
@@ -169,6 +170,9 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
         ("source", claim.source),
         ("measured there on", claim.hardware),
         ("test", _test_words(claim)),
+        ("on cells with", _words(claim.test.where)),
+        ("one side", _words(claim.test.left)),
+        ("over the other", _words(claim.test.right)),
         ("needs", "; ".join(claim.needs.in_words()) or "nothing"),
         ("decided by", f"ddlbench papers {claim.experiment}"),
         ("remark", claim.remark),
@@ -180,6 +184,14 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
     return lines
 
 
+def _words(where: Mapping[str, Any]) -> str:
+    parts = (
+        f"{name} {', '.join(map(str, values)) if isinstance(values, list) else values}"
+        for name, values in where.items()
+    )
+    return "; ".join(parts)
+
+
 def _test_words(claim: Claim) -> str:
     test = claim.test
     ends = {"at least": test.least, "at most": test.most}
@@ -187,6 +199,8 @@ def _test_words(claim: Claim) -> str:
     if test.is_:
         bounds.append(f"is {' or '.join(map(str, test.is_))}")
     whole = test.metric if test.of == "each" else f"{test.of} {test.metric}"
+    if test.along:
+        whole += f" along {test.along}, {' then '.join(map(str, test.order))}"
     words = f"{test.kind} {whole}".strip() + (f": {', '.join(bounds)}" if bounds else "")
     return words if test.of != "each" else f"{words}; in {test.share:.0%} of the cases"
 
@@ -198,8 +212,8 @@ def _of_bed(one: Judged) -> list[tuple[str, str]]:
         numbers = f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
     if found.ambiguous:
         several = (
-            f"{found.ambiguous} cases have several configurations a side: one is true or false only "
-            "if all of them are"
+            f"{found.ambiguous} cases have several configurations a side: such a case is true or "
+            "false only if all of them are"
         )
     of_cases = one.claim.test.of == "each" and found.n
     return [

@@ -73,7 +73,7 @@ def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit
 
 
 def _numbers(one: Judged) -> str:
-    """``CPU: 0.93; 3 cases, one run of each``, or what is missing there."""
+    """``CPU: 0.93; 3 cases, one run a cell``, or what is missing there."""
     value = "" if one.found.value is None else f"{two_digits(one.found.value)}; "
     told = "; ".join(one.lacks) or f"{value}{one.rests_on}"
     return f"{one.bed}: {told}" if told else one.bed
