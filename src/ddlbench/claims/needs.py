@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from ddlbench.claims.beds import CPU, EMULATED_GPU, GPU
+from ddlbench.claims.predicate import value_text
 from ddlbench.experiment.json_form import JsonForm
 
 RUNTIME = "ddlbench"
@@ -69,12 +70,11 @@ class Needs(JsonForm):
                 lacks.append(words)
             rows = rows[has.loc[rows.index]]
         for column, values in self.each.items():
-            there = set(rows[column].astype(str))
-            missing = [str(value) for value in values if str(value) not in there]
+            there = set(map(value_text, rows[column]))
+            missing = [str(value) for value in values if value_text(value) not in there]
             if missing:
                 lacks.append(f"cells of {column} {' and '.join(missing)}")
-        if lacks and self.each and not _has_each(rows, self.each):
-            rows = rows.iloc[:0]
+                rows = rows.iloc[:0]
         return rows, lacks
 
     def _of_rows(self, rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
@@ -102,10 +102,3 @@ class Needs(JsonForm):
 
 _NO_ROWS = pd.DataFrame(columns=["at_once", "inside", "gbit_per_s", "chunks", "nodes"])
 
-
-def _has_each(rows: pd.DataFrame, each: Mapping[str, Sequence[str | float]]) -> bool:
-    return all(
-        str(value) in set(rows[column].astype(str))
-        for column, values in each.items()
-        for value in values
-    )

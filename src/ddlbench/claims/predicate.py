@@ -228,11 +228,11 @@ def _cases_of(rows: pd.DataFrame, by: Sequence[str]) -> dict[tuple[str, ...], li
     """Rows with equal values of these columns; what is unknown equals what is unknown."""
     cases: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows.to_dict("records"):
-        cases[tuple(_text(row[name]) for name in by)].append(row)
+        cases[tuple(value_text(row[name]) for name in by)].append(row)
     return cases
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """24, 24.0 and ``24`` are one value."""
     if pd.isna(value):
         return ""
@@ -292,8 +292,8 @@ def _in_order(one: Predicate, case: Sequence[Row]) -> list[Any]:
         if len(there) < 2 or there[-1] < one.apart * there[0]:
             return []
         return [there[0], there[-1]] if one.order[0] == LEAST else [there[-1], there[0]]
-    texts = {_text(value): value for value in there}
-    return [texts[_text(value)] for value in one.order if _text(value) in texts]
+    texts = {value_text(value): value for value in there}
+    return [texts[value_text(value)] for value in one.order if value_text(value) in texts]
 
 
 def _number_first(value: Any) -> tuple[bool, Any]:
@@ -349,10 +349,10 @@ _COMBINED: Mapping[str, Callable[[Sequence[Interval]], Interval]] = {
 
 def _best(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
     """A case is true if a named one is above all others, false if another is above all named."""
-    among, winners = one.among or "strategy", set(map(_text, one.is_))
+    among, winners = one.among or "strategy", set(map(value_text, one.is_))
     for _, case in sorted(_cases_of(rows, [*_PLACE, *one.by]).items()):
-        named = [row for row in case if _text(row[among]) in winners]
-        others = [row for row in case if _text(row[among]) not in winners]
+        named = [row for row in case if value_text(row[among]) in winners]
+        others = [row for row in case if value_text(row[among]) not in winners]
         if not named or not others:
             continue
         best, rival = (max(part, key=lambda row: row[one.metric]) for part in (named, others))
