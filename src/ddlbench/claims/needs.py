@@ -69,13 +69,13 @@ class Needs(JsonForm):
             if not has.all():
                 lacks.append(words)
             rows = rows[has.loc[rows.index]]
+        absent = []
         for column, values in self.each.items():
             there = set(map(value_text, rows[column]))
             missing = [str(value) for value in values if value_text(value) not in there]
             if missing:
-                lacks.append(f"cells of {column} {' and '.join(missing)}")
-                rows = rows.iloc[:0]
-        return rows, lacks
+                absent.append(f"cells of {column} {' and '.join(missing)}")
+        return (rows.iloc[:0] if absent else rows), [*lacks, *absent]
 
     def _of_rows(self, rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
         if self.at_once:
@@ -101,4 +101,3 @@ class Needs(JsonForm):
 
 
 _NO_ROWS = pd.DataFrame(columns=["at_once", "inside", "gbit_per_s", "chunks", "nodes"])
-

@@ -52,9 +52,10 @@ def claims(
     csv_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Test the published claims on what was measured, one bed at a time.
+    """Test the published claims on what was measured.
 
-    CLAIM, an id, prints one in full: what it says and needs, its test, the numbers.
+    A verdict is of one bed: CPU, emulated accelerator, emulated GPU, or GPU. CLAIM, an id, prints
+    one in full: what it says and needs, its test, the numbers.
     """
     from ddlbench.claims.evidence import rows_of_site, rows_of_tables  # noqa: PLC0415 - slow
     from ddlbench.claims.ledger import judge, read_claims  # noqa: PLC0415
