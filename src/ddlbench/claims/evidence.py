@@ -25,7 +25,7 @@ import pandas as pd
 
 from ddlbench.claims.beds import CPU, GPU, KNOWN_TO, Device, device_of
 from ddlbench.claims.needs import RUNTIME
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.links import Links, read_links
 from ddlbench.experiment.paths import LINKS_FILE, RESULTS
 from ddlbench.experiment.registry import BASE, known, load
@@ -33,7 +33,7 @@ from ddlbench.experiment.status import Status
 
 MEASURED = ("speedup", "samples_per_s", "step_s", "signed_error", "right", "device_share",
             "forward_over_backward", "gap_over_compute")  # fmt: skip
-METRICS = (*MEASURED, "efficiency", "share_of_bubble", "absolute_error")
+METRICS = (*MEASURED, "samples_per_device_s", "efficiency", "share_of_bubble", "absolute_error")
 CONFIGURATION = (
     "kind", "bed", "device", "site", "dataset", "network", "strategy", "predictor", "way",
     "geometry", "batch_size", "chunks", "stage_all_reduce", "options", "precision", "fabric",
@@ -103,7 +103,10 @@ def _rows_of(path: Path, bed: str | None) -> pd.DataFrame:
     for columns, rows_of in _KINDS:
         if columns & set(table.columns):
             table = _with_device(table.reset_index(drop=True), path, bed)
-            return _together([part for part in rows_of(table) if len(part)])
+            try:
+                return _together([part for part in rows_of(table) if len(part)])
+            except _NotANumber as error:
+                raise ConfigError(f"{path}: {error}") from None
     raise ConfigError(
         f"{path}: neither speedup, samples_per_s nor predicted_step_s is a column; write a "
         "summary, a figure's table or a study's cells.csv"
@@ -161,6 +164,10 @@ def _device_beside(path: Path) -> Device | None:
 
 
 # --- what each kind of table tells ------------------------------------------------------------
+
+
+class _NotANumber(ValueError):  # noqa: N818 - what a value is
+    """A word in a column of numbers; the message says where."""
 
 
 def _of_summary(table: pd.DataFrame) -> list[pd.DataFrame]:
@@ -380,9 +387,22 @@ def _statuses(table: pd.DataFrame) -> pd.Series:
 
 
 def _numbers(table: pd.DataFrame, name: str) -> pd.Series:
+    """A column as numbers; what is empty, or no column, is not a number.
+
+    Raises:
+        _NotANumber: it holds words.
+    """
     if name not in table.columns:
         return pd.Series(float("nan"), index=table.index)
-    return pd.to_numeric(table[name], errors="coerce")
+    numbers = pd.to_numeric(table[name], errors="coerce")
+    words = table[name].notna() & numbers.isna()
+    if words.any():
+        line = int(words[words].index[0]) + 2  # after the header
+        raise _NotANumber(
+            f"line {line}: {shown(table[name][words].iloc[0])} in column {name} is no number; "
+            "leave it empty where there is none"
+        )
+    return numbers
 
 
 def _measured_gbit_per_s(folder: Path, fabric: str) -> float:

@@ -20,6 +20,7 @@ import pandas as pd
 
 from ddlbench.claims.beds import KNOWN_TO
 from ddlbench.claims.evidence import COLUMNS, CONFIGURATION, MEASURED, OF_CONFIGURATION
+from ddlbench.claims.predicate import value_text
 
 Ends = tuple[float, float]
 Row = Mapping[Any, Any]
@@ -33,11 +34,16 @@ def pooled(rows: pd.DataFrame) -> pd.DataFrame:
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Row]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for row in rows.to_dict("records"):
-        groups[tuple(_text(row[name]) for name in CONFIGURATION)][_fingerprint(row)].append(row)
+    # Tables of one run may differ in a late digit or in what they leave out: the order is total.
+    told = sorted(rows.to_dict("records"), key=lambda row: [value_text(row[k]) for k in COLUMNS])
+    for row in told:
+        groups[tuple(value_text(row[name]) for name in CONFIGURATION)][_fingerprint(row)].append(
+            row
+        )
     made = [_configuration(list(groups[key].values())) for key in sorted(groups)]
     whole = pd.DataFrame(made).reindex(columns=list(COLUMNS))
     for end in ("", "_low", "_high"):
+        whole[f"samples_per_device_s{end}"] = whole[f"samples_per_s{end}"] / whole["devices"]
         whole[f"efficiency{end}"] = whole[f"speedup{end}"] / whole["devices"]
         # p m / (m + p - 1): Huang et al. 2019, section 2.
         idle = (whole["chunks"] + whole["devices"] - 1) / whole["chunks"]
@@ -48,10 +54,6 @@ def pooled(rows: pd.DataFrame) -> pd.DataFrame:
     whole["absolute_error_low"] = signed.abs().min(axis=1).mask(crosses, 0.0)
     whole["absolute_error_high"] = signed.abs().max(axis=1)
     return whole
-
-
-def _text(value: Any) -> str:
-    return "" if pd.isna(value) else str(value)
 
 
 def _fingerprint(row: Row) -> tuple[str, ...]:

@@ -237,7 +237,7 @@ def value_text(value: Any) -> str:
     if pd.isna(value):
         return ""
     try:
-        return f"{float(value):g}"
+        return repr(float(value))
     except (TypeError, ValueError):
         return str(value)
 

@@ -15,7 +15,7 @@ from ddlbench.claims.pooling import pooled
 from ddlbench.claims.predicate import Predicate
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
-from tests.unit.claims.planted import USUAL, exact, rows
+from tests.unit.claims.planted import exact, rows
 
 KEPT = project_root() / "docs" / "validation"
 
@@ -145,6 +145,11 @@ def test_a_table_of_another_kind_is_refused(tmp_path, content) -> None:
         rows_of_tables([path], CPU)
 
 
+def test_a_word_among_numbers_is_refused_with_its_line(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"cells.csv: line 3: 'fast' in column measured_step_s"):
+        study(tmp_path, measured_step_s=[1.0, "fast"])
+
+
 def test_repeats_are_pooled_and_tell_their_own_interval() -> None:
     one, other = ({"samples_per_s": v, "geometry": "1x4"} for v in (10.0, 14.0))
     made = pooled(rows(one, other)).iloc[0]
@@ -252,7 +257,7 @@ def test_a_verdict_says_on_how_little_it_rests() -> None:
     assert told.rests_on == "2 cases, 1 to 2 runs a cell"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_the_order_of_rows_decides_nothing(data) -> None:
     values = st.sampled_from([0.5, 1.0, 1.04, 1.5, 2.0])
@@ -282,7 +287,3 @@ def test_the_order_of_rows_decides_nothing(data) -> None:
     ]  # fmt: skip
     ledger = [claim(test) for test in tests]
     assert judge(ledger, rows(*drawn)) == judge(ledger, rows(*shuffled))
-
-
-def test_usual_rows_are_whole() -> None:
-    assert set(USUAL) <= set(COLUMNS)

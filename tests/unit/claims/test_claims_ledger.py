@@ -101,7 +101,7 @@ def test_the_command_prints_the_ledger_and_one_claim() -> None:
     assert told.exit_code == 0, told.output
     assert len(json.loads(told.stdout)) == len(LEDGER)
     assert {"claim", "verdict", "bed", "lacks", "rests_on"} <= json.loads(told.stdout)[0].keys()
-    for more in ([], ["--all"], ["horovod-fastest"], ["gpipe-bubble"]):
+    for more in (["--all"], ["horovod-fastest"]):
         shown = CliRunner().invoke(commands, ["claims", "--tables", table, *more])
         assert shown.exit_code == 0, shown.output
         assert max(map(len, shown.stdout.splitlines())) <= 80
