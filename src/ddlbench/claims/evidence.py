@@ -230,8 +230,7 @@ def _of_choices(table: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _of_ways(table: pd.DataFrame) -> list[pd.DataFrame]:
-    # A way's share is over so many cases.
-    made = _keys(table).assign(kind="way", way=table["way"], runs=_numbers(table, "cases"))
+    made = _keys(table).assign(kind="way", way=table["way"])
     return [made.assign(right=_numbers(table, "right"),
                         device_share=_numbers(table, "device_share"))]  # fmt: skip
 
