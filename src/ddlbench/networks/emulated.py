@@ -21,6 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -52,8 +53,8 @@ def emulated_network(
     workload = Workload(profile.to_dict(), str(path))
     if not profile.blocks:
         raise ConfigError(f"{path}: blocks were not timed, so they cannot be emulated")
-    sizes = _parameter_sizes(profile)
-    blocks = list(enumerate(workload.blocks))
+    sizes = _parameter_sizes(profile, accelerator.shrink)
+    blocks = list(enumerate(_shrunk(block, accelerator.shrink) for block in workload.blocks))
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     for index, block in blocks:
         last = index == len(blocks) - 1
@@ -66,12 +67,23 @@ def emulated_network(
     return nn.Sequential(modules)
 
 
-def _parameter_sizes(profile: Profile) -> dict[int, dict[str, int]]:
+def _shrunk(block: Block, shrink: float) -> Block:
+    """The block with 1/``shrink`` of the bytes; no tensor vanishes."""
+    return replace(
+        block,
+        buffer_bytes=round(block.buffer_bytes / shrink),
+        output_bytes=max(_FLOAT32_BYTES, block.output_bytes / shrink),
+        saved_bytes=block.saved_bytes / shrink,
+    )
+
+
+def _parameter_sizes(profile: Profile, shrink: float) -> dict[int, dict[str, int]]:
     """Values of each parameter tensor, by its name within its block, for each block."""
     sizes: dict[int, dict[str, int]] = {}
     for tensor in profile.tensors:
         name = tensor.name.partition(".")[2].replace(".", "_") or "weight"
-        sizes.setdefault(tensor.block, {})[name] = tensor.bytes // _FLOAT32_BYTES
+        values = round(tensor.bytes / shrink / _FLOAT32_BYTES)
+        sizes.setdefault(tensor.block, {})[name] = max(1, values)
     return sizes
 
 

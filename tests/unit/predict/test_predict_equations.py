@@ -152,10 +152,11 @@ def test_buckets_fill_in_the_order_of_readiness():
 
 
 def test_only_the_default_has_a_small_first_bucket():
+    whole = make.workload().shrunk
     given = make.plan("ddp", options={"bucket_cap_bytes": 2**20 + 1})
-    assert DdpDetails.of(given).first_bucket_bytes == 2**20 + 1
+    assert DdpDetails.of(given).caps(whole) == (2**20 + 1, 2**20 + 1)
     default = DdpDetails.of(make.plan("ddp"))
-    assert (default.first_bucket_bytes, default.bucket_cap_bytes) == (2**20, 25 * 2**20)
+    assert default.caps(whole) == (2**20, 25 * 2**20)
     assert make.plan("ddp").details["bucket_cap_bytes"] == 26_214_400  # in plans since ever
 
 
