@@ -132,7 +132,7 @@ def _measure(site: Site, name: str, parts: _Parts, folder: Path) -> None:
     starts = f"{nodes * devices} processes start"
     display.begin(starts, plan.before_s + plan.sweeps_s, plan.after_s)
     try:
-        with fabric_up(site, name, nodes) as fabric:
+        with fabric_up(site, name, (nodes, devices)) as fabric:
             _run_tools(site, plan, settings, parts, folder, fabric=fabric, display=display)
             link = fabric.report()
         fault = fault_of(link)

@@ -19,7 +19,7 @@ def links(**changes):
 
 def switch(nodes=3, numbers=None, **changes):
     draws = iter(numbers) if numbers is not None else None
-    return Switch(nodes, links(**changes), (lambda: next(draws)) if draws else random.random)
+    return Switch(range(nodes), links(**changes), (lambda: next(draws)) if draws else random.random)
 
 
 def arrivals(model, until_s=10.0):
@@ -149,7 +149,7 @@ def test_loss_is_decided_for_each_packet():
 @pytest.mark.parametrize("loss", [0.01, 0.1])
 @pytest.mark.parametrize("packets", [1, 10])
 def test_loss_has_the_rate_that_was_set(loss, packets):
-    model = Switch(2, links(loss=loss, bits_per_s=None), random.Random(20).random)
+    model = Switch(range(2), links(loss=loss, bits_per_s=None), random.Random(20).random)
     frame = tcp(bytes(packets * 948), packet_bytes=948)
     count = 50_000 // packets
     for _ in range(count):
