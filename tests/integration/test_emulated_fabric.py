@@ -132,7 +132,7 @@ def test_a_rank_that_is_killed_in_its_node_ends_the_others(site, tmp_path):
 
 def test_tools_run_in_the_nodes_too_one_after_the_other(site, tmp_path):
     site = dataclasses.replace(site, cell_timeout_s=90)
-    with fabric_up(site, "slow", 2) as fabric:
+    with fabric_up(site, "slow", (2, 1)) as fabric:
         for turn in range(2):
             reports = run_rank_job(
                 site, (2, 1), "tool_samples", {"mode": "report"}, tmp_path, fabric=fabric
@@ -153,7 +153,7 @@ def test_a_relay_that_ends_ends_the_ranks(site, tmp_path):
 
     finished = threading.Event()
     killer = threading.Thread(target=kill_the_relay_once_ranks_run)
-    with pytest.raises(FabricUnfit, match="relay"), fabric_up(site, "slow", 2) as fabric:
+    with pytest.raises(FabricUnfit, match="relay"), fabric_up(site, "slow", (2, 1)) as fabric:
         if fabric.report()["usage"]["backend"] != "relay":
             pytest.skip("this kernel makes the links itself")
         killer.start()

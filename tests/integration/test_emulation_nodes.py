@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,70 @@ def test_a_slow_link_has_its_delay_and_the_time_of_its_bits():
         found = echoes(nodes, 0, 1, 10)
     bits_s = 2 * 28 * 8 / 1e6
     assert min(found) >= 2 * 0.999 * (0.005 - compensation_s + bits_s)
+
+
+INSIDE = LinkCondition(latency_s=0.005, bandwidth_bits_per_s=400e6, loss=0.0)
+
+
+def names_at(nodes, node, device):
+    """What a device is called where it is, and under which addresses it finds others."""
+    names = (
+        "import socket; print(socket.gethostname(), "
+        "[socket.gethostbyname(f'node{i}') for i in (0, 1)])"
+    )
+    command = nodes.command(node, [sys.executable, "-c", names], device)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_devices_have_links_of_their_own_inside_nodes_of_one_name():
+    with EmulatedNodes(condition(inside=INSIDE), 2, 2) as nodes:
+        ends = [(node, device) for node in (0, 1) for device in (0, 1)]
+        assert [nodes.address(*end)[-2:] for end in ends] == ["11", "12", "13", "14"]
+        assert names_at(nodes, 1, 1) == "node1 ['10.213.78.11', '10.213.78.14']"
+        assert names_at(nodes, 0, 1) == "node0 ['10.213.78.12', '10.213.78.13']"
+        count = 5_000_000
+        begun_s = time.monotonic()
+        with ThreadPoolExecutor() as pool:  # both devices of node 0 to those of node 1, at once
+            sent = [pool.submit(stream, nodes, (0, one), (1, one), count) for one in (0, 1)]
+            assert [each.result() for each in sent] == [count, count]
+        assert time.monotonic() - begun_s >= 2 * count * 8 / 200e6
+        begun_s = time.monotonic()
+        assert stream(nodes, (1, 0), (1, 1), count) == count
+        assert time.monotonic() - begun_s >= count * 8 / 400e6
+
+
+def test_one_node_may_have_links_inside_it_and_they_are_probed():
+    only = LinkCondition(0.0, None, 0.0, inside=INSIDE)
+    with EmulatedNodes(only, 1, 3) as nodes:
+        found = nodes.probe()
+    json.dumps(found, allow_nan=False)
+    assert found["setting"] == {**only.to_dict(), "nodes": 1, "devices_per_node": 3}
+    measured = found["measured"]
+    assert (measured["pairs"], measured["loss"]) == ([], None)
+    (pair,) = measured["inside"]["pairs"]
+    assert (pair["node"], pair["from"], pair["to"]) == (0, 0, 2)
+    assert pair["one_way_delay_s"] >= 0.999 * (
+        0.005 - measured["links"]["inside"]["compensation_s"]
+    )
+    assert pair["rate_bits_per_s"] <= 400e6 * 1.5
+
+
+def stream(nodes, source, target, count):
+    """Send bytes from one device, as (node, device), to another; what arrived."""
+    address = nodes.address(*target)
+    receiver = subprocess.Popen(
+        nodes.command(target[0], [sys.executable, "-c", RECEIVE, address], target[1]),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        port = receiver.stdout.readline().strip()
+        send = [sys.executable, "-c", SEND, address, port, str(count)]
+        subprocess.run(nodes.command(source[0], send, source[1]), check=True, timeout=BUDGET_S)
+        return json.loads(receiver.communicate(timeout=BUDGET_S)[0])[0]
+    finally:
+        receiver.kill()
+        receiver.wait()
 
 
 def test_a_relay_that_ends_is_told():

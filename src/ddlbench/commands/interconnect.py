@@ -172,7 +172,7 @@ def link() -> None:
 
 
 @link.command(short_help="Make links of a condition, and measure them.")
-@click.option("--latency-ms", type=float, required=True, help="Delay from node to node, one way.")
+@click.option("--latency-ms", type=float, help="Delay from node to node, one way.")
 @click.option("--bandwidth-mbit", type=float, help="Rate of each node's link, each direction.")
 @click.option("--loss-percent", type=float, default=0.0, show_default=True, help="Lost packets.")
 @click.option("--mtu", type=int, default=LinkCondition.mtu, show_default=True, help="In bytes.")
@@ -184,11 +184,24 @@ def link() -> None:
 )
 @click.option("--compare", multiple=True, help="Show TCP's goodput with this one too; repeatable.")
 @click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True)
-@click.option("--nodes", type=click.IntRange(2), default=2, show_default=True, help="How many.")
+@click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="How many.")
+@click.option("--inside-latency-ms", type=float, help="Delay inside a node, device to device.")
+@click.option("--inside-bandwidth-mbit", type=float, help="Rate of each device's link inside.")
+@click.option(
+    "--devices",
+    type=click.IntRange(2),
+    default=2,
+    show_default=True,
+    help="Of each node that has links inside.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def probe(
+    *,
     bandwidth_mbit: float | None,
+    inside_latency_ms: float | None,
+    inside_bandwidth_mbit: float | None,
     nodes: int,
+    devices: int,
     compare: tuple[str, ...],
     as_json: bool,
     **values: Any,
@@ -199,10 +212,12 @@ def probe(
     """
     from ddlbench.emulation import EmulatedNodes, EmulationFailed  # noqa: PLC0415
 
-    given = {"bandwidth_mbit_per_s": bandwidth_mbit, **values}
+    of_links = {"latency_ms": values.pop("latency_ms"), "bandwidth_mbit_per_s": bandwidth_mbit}
+    inside = {"latency_ms": inside_latency_ms, "bandwidth_mbit_per_s": inside_bandwidth_mbit}
+    given = {**values, **_known(of_links), **({"inside": _known(inside)} if _known(inside) else {})}
     condition = LinkCondition.from_mapping(given, "link probe")
     try:
-        with EmulatedNodes(condition, nodes) as emulated:
+        with EmulatedNodes(condition, nodes, devices) as emulated:
             found = emulated.probe(compare)
     except EmulationFailed as error:
         raise ConfigError(f"link probe: {error}") from error
@@ -214,23 +229,27 @@ def probe(
         sys.exit(1)
 
 
+def _known(values: dict[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _show_probe(found: dict[str, Any]) -> None:
     setting, measured = found["setting"], found["measured"]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("link")
     for name in ("set", "measured"):
         table.add_column(name, justify="right")
-    delay_s, loss = measured["one_way_delay_s"], measured["loss"]
-    table.add_row("one-way delay", _ms(setting["latency_s"]), _ms(delay_s))
-    round_trip_s = None if delay_s is None else 2 * delay_s
-    table.add_row("round trip (ping)", _ms(2 * setting["latency_s"]), _ms(round_trip_s))
-    rate = measured["rate_bits_per_s"]
-    table.add_row("rate (UDP)", _mbit(setting["bandwidth_bits_per_s"]), _mbit(rate))
-    table.add_row(
-        f"loss ({loss['sent']} packets)",
-        f"{setting['loss']:.3%}",
-        f"{loss['share']:.3%} ({loss['interval']['low']:.3%} to {loss['interval']['high']:.3%})",
-    )
+    if measured["pairs"]:
+        _add_link(table, setting, measured)
+    if "inside" in measured:
+        _add_link(table, setting["inside"], measured["inside"], " inside a node")
+    if (loss := measured["loss"]) is not None:
+        interval = f"{loss['interval']['low']:.3%} to {loss['interval']['high']:.3%}"
+        table.add_row(
+            f"loss ({loss['sent']} packets)",
+            f"{setting['loss']:.3%}",
+            f"{loss['share']:.3%} ({interval})",
+        )
     failures: list[str] = []
     for tcp in measured["tcp"]:
         table.add_row(f"TCP, {tcp['congestion_control']}", "", _mbit(tcp["goodput_bits_per_s"]))
@@ -242,6 +261,19 @@ def _show_probe(found: dict[str, Any]) -> None:
         console.print(f"no goodput of TCP: {sentence}", highlight=False, soft_wrap=True)
     for sentence in found["misses"]:
         console.print(f"missed: {sentence}", highlight=False, soft_wrap=True)
+
+
+def _add_link(
+    table: Table, setting: dict[str, Any], measured: dict[str, Any], where: str = ""
+) -> None:
+    """Rows of one kind of links."""
+    delay_s, rate = measured["one_way_delay_s"], measured["rate_bits_per_s"]
+    table.add_row(f"one-way delay{where}", _ms(setting["latency_s"]), _ms(delay_s))
+    round_trip_s = None if delay_s is None else 2 * delay_s
+    table.add_row(
+        f"round trip{where or ' (ping)'}", _ms(2 * setting["latency_s"]), _ms(round_trip_s)
+    )
+    table.add_row(f"rate{where or ' (UDP)'}", _mbit(setting["bandwidth_bits_per_s"]), _mbit(rate))
 
 
 def _ms(seconds: float | None) -> str:

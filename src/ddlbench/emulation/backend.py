@@ -37,8 +37,11 @@ class Backend(Protocol):
     def without_loss(self) -> AbstractContextManager[None]:
         """Lose no packets on purpose within a ``with``, to probe the rate."""
 
-    def correct(self, excess_s: float) -> None:
-        """Shorten the one-way delay, which was measured to be ``excess_s`` above its setting."""
+    def correct(self, excess_s: float, inside: bool = False) -> None:
+        """Shorten the one-way delay, which was measured to be ``excess_s`` above its setting.
+
+        The delay is that between nodes, or of the links ``inside`` them.
+        """
 
     def describe(self) -> dict[str, Any]:
         """How the links are made, for the result."""
@@ -86,9 +89,6 @@ def _ip(node: Held, *lines: str) -> None:
 
 
 QUEUE_PACKETS = 1000  # netem's default; further packets are dropped at the tail
-# Longest time of a bundle of TCP packets on the link. A bundle arrives as a whole with its last
-# packet, so its first packets are late by up to this time.
-_BURST_S = 0.0005
 _LARGEST_BUNDLE_BYTES = 65_000
 
 
@@ -112,4 +112,4 @@ def burst_packets(condition: LinkCondition) -> int:
     rate = condition.bandwidth_bits_per_s
     if rate is None:
         return most
-    return min(most, max(1, int(rate * _BURST_S / 8 / condition.mtu)))
+    return min(most, max(1, int(rate * condition.burst_s / 8 / condition.mtu)))

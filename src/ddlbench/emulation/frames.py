@@ -68,6 +68,17 @@ def without_lost(frame: bytes, kept: Sequence[bool]) -> list[bytes]:
     return left
 
 
+def in_bundles(frame: bytes, most_packets: int) -> list[bytes]:
+    """The frame, or frames of at most ``most_packets`` packets each."""
+    packets, _ = measure(frame)
+    if packets <= most_packets:
+        return [frame]
+    return [
+        _run(frame, first, min(first + most_packets, packets), packets)
+        for first in range(0, packets, most_packets)
+    ]
+
+
 def _headers(frame: bytes) -> int:
     """Bytes of the IP header and of TCP's or UDP's."""
     network = (frame[HEADER_BYTES] & 0x0F) * 4

@@ -103,7 +103,7 @@ class Netem:
         finally:
             self._shape("change", self._condition)
 
-    def correct(self, excess_s: float) -> None:
+    def correct(self, excess_s: float, inside: bool = False) -> None:
         """Do nothing: the kernel's timers are exact, and the excess is the machine's own."""
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,12 @@
-"""Emulated nodes on one machine, each with its own network, host name and /etc/hosts."""
+"""Emulated nodes on one machine, each with its own network, host name and /etc/hosts.
+
+If devices have links of their own inside a node, each device has its own network, too; the host
+name stays the node's::
+
+    one end a node          node0 .11        node1 .12
+    one end a device        node0 .11 .12    node1 .13 .14       "node1" is .14 on the device .14,
+                                                                 and .13 everywhere else
+"""
 
 from __future__ import annotations
 
@@ -13,14 +21,14 @@ from typing import Any
 from ddlbench.emulation.backend import INTERFACE, NETWORK, Backend
 from ddlbench.emulation.namespaces import EmulationFailed, Held, Space, missing_tools, tool
 from ddlbench.emulation.netem import Netem, missing_netem
-from ddlbench.emulation.probe import one_way_delay, probe
+from ddlbench.emulation.probe import DevicesOf, Ends, one_way_delay, probe
 from ddlbench.emulation.relay_backend import RelayBackend, missing_tun
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 
 # Addresses .11, .12, ...
 _FIRST_ADDRESS = 11
-_MOST_NODES = 240
+_MOST_ENDS = 240
 # Entering the mount namespace changes the working folder, but not the environment.
 _GO_BACK = 'sh -c \'cd "$0" && exec "$@"\' "$(pwd -P)" "$@"'
 
@@ -54,23 +62,29 @@ class EmulatedNodes:
 
     Args:
         condition: of every link.
-        nodes: number of nodes, 2 to 240.
+        nodes: number of nodes, from 2 on; from 1 on if their devices have links inside them.
+        devices_per_node: ends of the links inside each node, if the condition has any.
 
     Attributes:
         interface: network interface of every node.
-        hosts: host name -> address, in /etc/hosts of every node.
+        hosts: host name -> address of the node's first device, in /etc/hosts of every node.
 
     Raises:
-        ConfigError: another number of nodes.
+        ConfigError: another number of nodes, or more than 240 ends.
     """
 
     interface = INTERFACE
 
-    def __init__(self, condition: LinkCondition, nodes: int) -> None:
-        if not 2 <= nodes <= _MOST_NODES:
-            raise ConfigError(f"{nodes} emulated nodes: write 2 to {_MOST_NODES}")
+    def __init__(self, condition: LinkCondition, nodes: int, devices_per_node: int = 1) -> None:
+        per_node = 1 if condition.inside is None else devices_per_node
+        fewest, most = 1 if per_node > 1 else 2, _MOST_ENDS // per_node
+        if not fewest <= nodes <= most:
+            each = "" if per_node == 1 else f" of {per_node} devices"
+            raise ConfigError(f"{nodes} emulated nodes{each}: write {fewest} to {most}")
         first = ipaddress.ip_network(NETWORK).network_address + _FIRST_ADDRESS
-        self.hosts = {f"node{index}": str(first + index) for index in range(nodes)}
+        self._addresses = [str(first + index) for index in range(nodes * per_node)]
+        self.hosts = {f"node{index}": self._addresses[index * per_node] for index in range(nodes)}
+        self._per_node = per_node
         self._condition = condition
         self._held: list[Held] = []
         self._backend: Backend | None = None
@@ -88,13 +102,14 @@ class EmulatedNodes:
             raise ConfigError(f"emulated nodes need {', '.join(lacking)}; install or add to PATH")
         with ExitStack() as stack:
             space = stack.enter_context(Space())
-            # Each node mounts this file, so its name is not needed once they are up.
-            with tempfile.NamedTemporaryFile("w", prefix="ddlbench-hosts-") as hosts:
-                hosts.write(self._hosts_text())
-                hosts.flush()
-                Path(hosts.name).chmod(0o644)
-                self._held = [space.hold(name, hosts.name) for name in self.hosts]
-                self._backend = self._links(space, hosts.name, stack)
+            # Each end mounts its file, so the names are not needed once they are up.
+            with tempfile.TemporaryDirectory(prefix="ddlbench-hosts-") as folder:
+                Path(folder).chmod(0o755)
+                self._held = [
+                    space.hold(name, self._write_hosts(Path(folder), name, address))
+                    for name, address in self._names()
+                ]
+                self._backend = self._links(space, str(Path(folder) / self._addresses[0]), stack)
             self.calibrate()
             self._backend.reset_usage()
             self._up = stack.pop_all()
@@ -105,20 +120,25 @@ class EmulatedNodes:
         self._held, self._backend = [], None
         self._up.close()
 
-    def command(self, node: int, command: Sequence[str]) -> list[str]:
+    def command(self, node: int, command: Sequence[str], device: int = 0) -> list[str]:
         """The command that runs ``command`` inside a node, in the caller's folder and environment.
 
         It keeps its process id throughout, so a signal to it reaches the command.
+
+        Args:
+            node: its number.
+            command: to run.
+            device: of the node, whose links it uses if devices have their own.
 
         Raises:
             EmulationFailed: the nodes are not up.
         """
         self._running()
-        enter = shlex.join(self._held[node].enter())
+        enter = shlex.join(self._held[self._end(node, device)].enter())
         return [tool("sh"), "-c", f"exec {enter} {_GO_BACK}", "sh", *command]
 
-    def address(self, node: int) -> str:
-        return self.hosts[f"node{node}"]
+    def address(self, node: int, device: int = 0) -> str:
+        return self._addresses[self._end(node, device)]
 
     def probe(self, congestion_controls: Sequence[str] = ()) -> dict[str, Any]:
         """Measure the links: ``setting``, ``measured``, ``ok``, ``misses``; see ``require``.
@@ -130,7 +150,8 @@ class EmulatedNodes:
             EmulationFailed: a measurement failed.
         """
         backend = self._running()
-        report = probe(self, len(self.hosts), self._condition, backend, congestion_controls)
+        shape = len(self.hosts), self._per_node
+        report = probe(self, shape, self._condition, backend, congestion_controls)
         backend.reset_usage()
         return report
 
@@ -140,12 +161,20 @@ class EmulatedNodes:
         Raises:
             EmulationFailed: a measurement failed.
         """
-        backend, latency_s = self._running(), self._condition.latency_s
-        if latency_s:
-            backend.correct(0.0)
-            measured_s = one_way_delay(self, (0, 1), self._condition, backend)
-            if measured_s is not None:
-                backend.correct(measured_s - latency_s)
+        backend, inside = self._running(), self._condition.inside
+        if len(self.hosts) > 1:
+            self._calibrate(self, self._condition, backend, inside=False)
+        if inside is not None and self._per_node > 1:
+            self._calibrate(DevicesOf(self, 0), inside, backend, inside=True)
+
+    @staticmethod
+    def _calibrate(ends: Ends, condition: LinkCondition, backend: Backend, *, inside: bool) -> None:
+        if not condition.latency_s:
+            return
+        backend.correct(0.0, inside)
+        measured_s = one_way_delay(ends, (0, 1), condition, backend)
+        if measured_s is not None:
+            backend.correct(measured_s - condition.latency_s, inside)
 
     def describe(self) -> dict[str, Any]:
         """How the links are made: backend, and core, priority and compensation of a relay."""
@@ -169,10 +198,9 @@ class EmulatedNodes:
         chosen, lacking = _choice(self._condition.backend, space)
         if lacking is not None:
             raise ConfigError(f"links cannot be emulated here: {lacking}")
-        addresses = list(self.hosts.values())
         if chosen == "netem":
-            return Netem(space, hosts, self._held, addresses, self._condition)
-        relay = RelayBackend(space, self._held, addresses, self._condition)
+            return Netem(space, hosts, self._held, self._addresses, self._condition)
+        relay = RelayBackend(space, self._held, self._addresses, self._condition, self._per_node)
         return stack.enter_context(closing(relay))
 
     def _running(self) -> Backend:
@@ -180,6 +208,20 @@ class EmulatedNodes:
             raise EmulationFailed("the emulated nodes are not up; use them inside `with`")
         return self._backend
 
-    def _hosts_text(self) -> str:
-        lines = ["127.0.0.1 localhost", "::1 localhost"]
-        return "\n".join([*lines, *(f"{ip} {name}" for name, ip in self.hosts.items()), ""])
+    def _end(self, node: int, device: int) -> int:
+        """Number of the namespace of a node's device, or of the node as a whole."""
+        return node * self._per_node + (device if self._per_node > 1 else 0)
+
+    def _names(self) -> list[tuple[str, str]]:
+        """Host name and address of every end."""
+        names = [name for name in self.hosts for _ in range(self._per_node)]
+        return list(zip(names, self._addresses, strict=True))
+
+    def _write_hosts(self, folder: Path, own_name: str, own_address: str) -> str:
+        """Write /etc/hosts of an end, in which its own name is its own address."""
+        known = {**self.hosts, own_name: own_address}
+        lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{ip} {n}" for n, ip in known.items())]
+        path = folder / own_address
+        path.write_text("\n".join([*lines, ""]), encoding="ascii")
+        path.chmod(0o644)
+        return str(path)

@@ -7,8 +7,9 @@
     TCP     goodput of one connection over some round trips: reported, but not checked
     rate    UDP at 1.1 times the setting, without loss: the rate of arrivals
 
-The measurements run in this order: delay and rate from every node to the next in a ring, loss and
-TCP from node 0 to node 1. An ``endpoint`` runs in each of the two nodes and reports its counts.
+The measurements run in this order: delay and rate from every node to the next in a ring, and
+inside each node from its first device to its last; loss and TCP from node 0 to node 1. An
+``endpoint`` runs at both ends and reports its counts.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ class LinkMissed(RuntimeError):  # noqa: N818 - a state of the link, shown as su
 
 
 def misses(setting: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
-    """A sentence for each field of a ``LinkCondition`` that the probed link misses."""
+    """A sentence for each field of a ``LinkCondition`` that the probed links miss."""
     sentences: list[str | None] = []
     for pair in measured["pairs"]:
-        between = f"from node{pair['from']} to node{pair['to']}"
-        sentences += [
-            _missed_delay(between, setting["latency_s"], pair["one_way_delay_s"]),
-            _missed_rate(between, setting["bandwidth_bits_per_s"], pair["rate_bits_per_s"]),
-        ]
-    sentences.append(_missed_loss(setting["loss"], measured["loss"]))
+        sentences += _missed_pair(f"from node{pair['from']} to node{pair['to']}", setting, pair)
+    for pair in measured.get("inside", {}).get("pairs", ()):
+        between = f"from device {pair['from']} to device {pair['to']} of node{pair['node']}"
+        sentences += _missed_pair(between, setting["inside"], pair)
+    if measured["loss"] is not None:
+        sentences.append(_missed_loss(setting["loss"], measured["loss"]))
     return [sentence for sentence in sentences if sentence is not None]
 
 
@@ -58,6 +59,15 @@ def require(probed: Mapping[str, Any]) -> None:
     """
     if probed["misses"]:
         raise LinkMissed("; ".join(probed["misses"]))
+
+
+def _missed_pair(
+    between: str, setting: Mapping[str, Any], pair: Mapping[str, Any]
+) -> list[str | None]:
+    return [
+        _missed_delay(between, setting["latency_s"], pair["one_way_delay_s"]),
+        _missed_rate(between, setting["bandwidth_bits_per_s"], pair["rate_bits_per_s"]),
+    ]
 
 
 def _missed_delay(between: str, setting_s: float, measured_s: float | None) -> str | None:
@@ -103,17 +113,38 @@ _ENDPOINT = Path(__file__).with_name("endpoint.py")
 _LONGEST_S = 120.0
 
 
-class Nodes(Protocol):
+class Ends(Protocol):
+    """Ends of links of one kind: the nodes, or the devices of a node."""
+
+    def command(self, end: int, command: Sequence[str], /) -> list[str]:
+        """The command that runs ``command`` at ``end``."""
+
+    def address(self, end: int, /) -> str: ...
+
+
+class HasDevices(Protocol):
     """The part of ``EmulatedNodes`` that a probe uses."""
 
-    def command(self, node: int, command: Sequence[str]) -> list[str]:
-        """The command that runs ``command`` inside ``node``."""
+    def command(self, node: int, command: Sequence[str], device: int = 0) -> list[str]: ...
 
-    def address(self, node: int) -> str: ...
+    def address(self, node: int, device: int = 0) -> str: ...
+
+
+class DevicesOf:
+    """The devices of one node: :class:`Ends` of the links inside it."""
+
+    def __init__(self, nodes: HasDevices, node: int) -> None:
+        self._nodes, self._node = nodes, node
+
+    def command(self, end: int, command: Sequence[str], /) -> list[str]:
+        return self._nodes.command(self._node, command, end)
+
+    def address(self, end: int, /) -> str:
+        return self._nodes.address(self._node, end)
 
 
 def ping(
-    nodes: Nodes, source: int, target: int, *, count: int, interval_s: float, wait_s: float
+    ends: Ends, source: int, target: int, *, count: int, interval_s: float, wait_s: float
 ) -> list[float]:
     """Round-trip times in seconds from ``source`` to ``target``, without lost ones.
 
@@ -121,13 +152,13 @@ def ping(
         EmulationFailed: the sender fails.
     """
     settings = {"count": count, "interval_s": interval_s, "wait_s": wait_s}
-    with _endpoint(nodes, source, "ping", address=nodes.address(target), **settings) as process:
+    with _endpoint(ends, source, "ping", address=ends.address(target), **settings) as process:
         round_trips_s: list[float] = _finish(process)["round_trips_s"]
     return round_trips_s
 
 
 def exchange(
-    nodes: Nodes,
+    ends: Ends,
     source: int,
     target: int,
     kind: str,
@@ -138,9 +169,9 @@ def exchange(
     """Run one stream from ``source`` to ``target``; returns the reports of sender and receiver.
 
     Args:
-        nodes: the network.
-        source: node that sends.
-        target: node that receives.
+        ends: of the links.
+        source: end that sends.
+        target: end that receives.
         kind: "udp" or "tcp".
         sender: arguments of the sender's role in ``endpoint``, without address and port.
         receiver: arguments of the receiver's role, likewise.
@@ -148,23 +179,21 @@ def exchange(
     Raises:
         EmulationFailed: an end fails.
     """
-    to = nodes.address(target)
-    with _endpoint(nodes, target, f"{kind}_receive", address=to, **receiver) as receiving:
+    to = ends.address(target)
+    with _endpoint(ends, target, f"{kind}_receive", address=to, **receiver) as receiving:
         assert receiving.stdout is not None
         port = _parsed(receiving, receiving.stdout.readline())["port"]
-        with _endpoint(nodes, source, f"{kind}_send", address=to, port=port, **sender) as sending:
+        with _endpoint(ends, source, f"{kind}_send", address=to, port=port, **sender) as sending:
             return _finish(sending), _finish(receiving)
 
 
 @contextmanager
-def _endpoint(
-    nodes: Nodes, node: int, role: str, **settings: Any
-) -> Iterator[subprocess.Popen[str]]:
-    """Start an ``endpoint`` in a node; it is killed at the end of the ``with``."""
+def _endpoint(ends: Ends, end: int, role: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start an ``endpoint`` at an end; it is killed at the end of the ``with``."""
     # -I: isolated from the caller's environment variables and folder.
     command = [sys.executable, "-I", str(_ENDPOINT), json.dumps({"role": role, **settings})]
     process = subprocess.Popen(
-        nodes.command(node, command),
+        ends.command(end, command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -215,16 +244,16 @@ _CONFIDENCE, _WIDE_CONFIDENCE = 0.95, 0.999
 
 
 def one_way_delay(
-    nodes: Nodes, pair: tuple[int, int], condition: LinkCondition, backend: Backend
+    ends: Ends, pair: tuple[int, int], condition: LinkCondition, backend: Backend
 ) -> float | None:
-    """One-way delay between a pair of nodes in seconds; None if too few echoes came back.
+    """One-way delay between a pair of ends in seconds; None if too few echoes came back.
 
     This is half the median round trip, less the time in which the two links transmit the echo: the
     setting counts from its last bit, and at low rates this time matters.
     """
     echoes = min(_MOST_ECHOES, math.ceil(_ECHOES / (1 - condition.loss) ** 2))
     round_trips_s = ping(
-        *(nodes, *pair),
+        *(ends, *pair),
         count=echoes,
         interval_s=_ECHO_INTERVAL_S,
         wait_s=1.0 + 3 * condition.latency_s,
@@ -237,46 +266,85 @@ def one_way_delay(
 
 
 def probe(
-    nodes: Nodes,
-    count: int,
+    nodes: HasDevices,
+    shape: tuple[int, int],
     condition: LinkCondition,
     backend: Backend,
     congestion_controls: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Measure the links of ``count`` nodes: ``setting``, ``measured``, ``ok`` and ``misses``.
+    """Measure the links of emulated nodes: ``setting``, ``measured``, ``ok`` and ``misses``.
 
-    The goodput of ``congestion_controls`` is reported besides that of the condition's own.
+    The goodput of ``congestion_controls`` is reported besides that of the condition's own. A single
+    node has no loss, and the goodput is that inside it.
+
+    Args:
+        nodes: that are up.
+        shape: number of nodes, and ends of the links inside each; 1 without such links.
+        condition: their setting.
+        backend: that makes the links.
+        congestion_controls: of TCP.
 
     Raises:
         EmulationFailed: a measurement failed.
     """
+    count, devices = shape
+    inside = condition.inside if devices > 1 else None
     backend.reset_usage()
-    ring = [(node, (node + 1) % count) for node in range(count)]
+    ring = [(node, (node + 1) % count) for node in range(count)] if count > 1 else []
     delays = [one_way_delay(nodes, pair, condition, backend) for pair in ring]
-    loss = _loss(nodes, condition)
+    loss = _loss(nodes, condition) if ring else None
+    ends, between = (nodes, condition) if ring else (DevicesOf(nodes, 0), inside or condition)
     controls = dict.fromkeys((None, *congestion_controls))
-    goodputs = [_goodput(nodes, condition, control) for control in controls]
+    goodputs = [_goodput(ends, between, control) for control in controls]
     with backend.without_loss():
         rates = [_rate(nodes, *pair, condition) for pair in ring]
-    pairs = [
-        {"from": source, "to": target, "one_way_delay_s": delay_s, "rate_bits_per_s": rate}
-        for (source, target), delay_s, rate in zip(ring, delays, rates, strict=True)
-    ]
     measured = {
         "links": backend.describe(),
-        "one_way_delay_s": _furthest(delays, condition.latency_s),
-        "rate_bits_per_s": _furthest(rates, condition.bandwidth_bits_per_s),
-        "pairs": pairs,
+        **_summary(condition, ring, delays, rates),
         "loss": loss,
         "tcp": goodputs,
-        "usage": backend.usage(),
     }
-    setting = {**condition.to_dict(), "nodes": count}
+    setting: dict[str, Any] = {**condition.to_dict(), "nodes": count}
+    if inside is not None:
+        setting["devices_per_node"] = devices
+        measured["inside"] = _inside(nodes, shape, inside, backend)
+    measured["usage"] = backend.usage()
     missed = misses(setting, measured)
     return {"setting": setting, "measured": measured, "ok": not missed, "misses": missed}
 
 
-def _rate(nodes: Nodes, source: int, target: int, condition: LinkCondition) -> float | None:
+def _inside(
+    nodes: HasDevices, shape: tuple[int, int], condition: LinkCondition, backend: Backend
+) -> dict[str, Any]:
+    """Delay and rate inside each node; its links are alike, so one pair stands for the others."""
+    count, devices = shape
+    pair = (0, devices - 1)
+    of_node = [DevicesOf(nodes, node) for node in range(count)]
+    delays = [one_way_delay(ends, pair, condition, backend) for ends in of_node]
+    rates = [_rate(ends, *pair, condition) for ends in of_node]
+    found = _summary(condition, [pair] * count, delays, rates)
+    found["pairs"] = [{"node": node, **entry} for node, entry in enumerate(found["pairs"])]
+    return found
+
+
+def _summary(
+    condition: LinkCondition,
+    pairs: Sequence[tuple[int, int]],
+    delays: Sequence[float | None],
+    rates: Sequence[float | None],
+) -> dict[str, Any]:
+    """Delay and rate of each pair, and those furthest from the setting."""
+    return {
+        "one_way_delay_s": _furthest(delays, condition.latency_s),
+        "rate_bits_per_s": _furthest(rates, condition.bandwidth_bits_per_s),
+        "pairs": [
+            {"from": source, "to": target, "one_way_delay_s": delay_s, "rate_bits_per_s": rate}
+            for (source, target), delay_s, rate in zip(pairs, delays, rates, strict=True)
+        ],
+    }
+
+
+def _rate(ends: Ends, source: int, target: int, condition: LinkCondition) -> float | None:
     """Bits per second, as IP counts them; None without a setting, or if too few packets arrived."""
     setting = condition.bandwidth_bits_per_s
     if setting is None:
@@ -285,7 +353,7 @@ def _rate(nodes: Nodes, source: int, target: int, condition: LinkCondition) -> f
     packets_per_s = _OFFERED * setting / 8 / condition.mtu
     offered_s = _SETTLE_S + _MEASURE_S + _LONGER_S
     _, received = exchange(
-        *(nodes, source, target, "udp"),
+        *(ends, source, target, "udp"),
         sender={
             "payload_bytes": payload_bytes,
             "bundle": burst_packets(condition),
@@ -307,7 +375,7 @@ def _rate(nodes: Nodes, source: int, target: int, condition: LinkCondition) -> f
     return packets * condition.mtu * 8 / float(received["seconds"])
 
 
-def _loss(nodes: Nodes, condition: LinkCondition) -> dict[str, Any]:
+def _loss(ends: Ends, condition: LinkCondition) -> dict[str, Any]:
     """Packets sent and lost, with exact binomial intervals (Clopper and Pearson 1934)."""
     packets_per_s = _LOSS_PACKETS_PER_S
     if condition.bandwidth_bits_per_s is not None:
@@ -315,7 +383,7 @@ def _loss(nodes: Nodes, condition: LinkCondition) -> dict[str, Any]:
         packets_per_s = min(packets_per_s, condition.bandwidth_bits_per_s / 8 / wire_bytes / 2)
     packets = max(1, min(_LOSS_PACKETS, int(packets_per_s * _LOSS_S)))
     sent, received = exchange(
-        *(nodes, 0, 1, "udp"),
+        *(ends, 0, 1, "udp"),
         sender={
             "payload_bytes": _LOSS_PAYLOAD_BYTES,
             "bundle": 1,
@@ -347,13 +415,13 @@ def _interval(lost: int, sent: int, confidence: float) -> dict[str, float]:
     return {"low": float(interval.low), "high": float(interval.high), "confidence": confidence}
 
 
-def _goodput(nodes: Nodes, condition: LinkCondition, control: str | None) -> dict[str, Any]:
+def _goodput(ends: Ends, condition: LinkCondition, control: str | None) -> dict[str, Any]:
     """Goodput of one connection; None, and the reason, if the connection fails."""
     round_trip_s = 2 * condition.latency_s
     settle_s, measure_s = max(0.5, 5 * round_trip_s), max(1.0, 10 * round_trip_s)
     try:
         sent, received = exchange(
-            *(nodes, 0, 1, "tcp"),
+            *(ends, 0, 1, "tcp"),
             sender={"control": control, "seconds": settle_s + measure_s + 10.0},
             receiver={"settle_s": settle_s, "measure_s": measure_s},
         )
@@ -373,6 +441,6 @@ def _goodput(nodes: Nodes, condition: LinkCondition, control: str | None) -> dic
 def _furthest(values: Sequence[float | None], setting: float | None) -> float | None:
     """The value furthest from the setting; None if a value is missing."""
     known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    if len(known) < len(values) or not known:
         return None
     return max(known, key=lambda value: abs(value - (setting or 0.0)))

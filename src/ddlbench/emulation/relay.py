@@ -1,4 +1,4 @@
-"""The relay process: the switch between the nodes, in user space.
+"""The relay process: the switch between the nodes, and those inside them, in user space.
 
     python -m ddlbench.emulation.relay
 
@@ -6,7 +6,7 @@
 
     stdin    settings, then a JSON command a line ("set", "usage", "reset"); its end ends the relay
     stdout   one JSON line of answer each
-    TUN      one device a node: read -> Switch.send -> ... until the frame is due -> write
+    TUN      one device an end: read -> Switches.send -> ... until the frame is due -> write
 
 One thread does all of this. It asks for real-time priority, as a relay that waits for a core delays
 the frames; it reports the priority that it gets. It measures its own load to see whether it keeps
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.emulation.frames import FRAME_BYTES, destination, is_ipv4, open_tun
-from ddlbench.emulation.switch import Links, Switch
+from ddlbench.emulation.switch import Links, Switches
 
 # A relay that computes for this share of a second is late during parts of it.
 SATURATED_SHARE = 0.9
@@ -119,7 +119,7 @@ _PR_SET_TIMERSLACK = 29
 
 
 class Relay:
-    """The switch, its devices, and the commands from stdin."""
+    """The switches, their devices, and the commands from stdin."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         opened = [open_tun(Path(one), settings["interface"]) for one in settings["namespaces"]]
@@ -129,16 +129,22 @@ class Relay:
         self._targets = {
             socket.inet_aton(address): node for node, address in enumerate(settings["addresses"])
         }
-        links = Links(**settings["links"])
-        self._switch = Switch(len(opened), links, random.Random().random)
-        self._load = Load(max(_LATE_SHARE * links.delay_s, _LATE_S))
+        between, inside = (
+            None if one is None else Links(**one) for one in (settings["links"], settings["inside"])
+        )
+        assert between is not None
+        self._switches = Switches(
+            len(opened), settings["per_node"], between, inside, random.Random().random
+        )
+        shortest_s = min(one.delay_s for one in (between, inside) if one is not None)
+        self._load = Load(max(_LATE_SHARE * shortest_s, _LATE_S))
         self._refused = 0
         self._unfinished_line = b""
 
     def run(self) -> None:
         sources = [sys.stdin.fileno(), *self._devices]
         while True:
-            next_s = self._switch.next_s()
+            next_s = self._switches.next_s()
             wait_s = None if next_s is None else max(0.0, next_s - time.monotonic())
             readable, _, _ = select.select(sources, [], [], wait_s)
             self._load.see(time.monotonic())
@@ -159,10 +165,10 @@ class Relay:
                 return
             # Multicast and foreign addresses have no target; a switch without uplink drops them.
             if is_ipv4(frame) and (target := self._targets.get(destination(frame))) is not None:
-                self._switch.send(source, target, frame, time.monotonic())
+                self._switches.send(source, target, frame, time.monotonic())
 
     def _write(self) -> None:
-        for due_s, _, target, frame in self._switch.arrived(time.monotonic()):
+        for due_s, _, target, frame in self._switches.arrived(time.monotonic()):
             try:
                 os.write(self._devices[target], frame)
             except OSError:
@@ -179,17 +185,18 @@ class Relay:
 
     def _run_command(self, command: dict[str, Any]) -> dict[str, Any]:
         if "set" in command:
-            self._switch.links = replace(self._switch.links, **command["set"])
+            switch = self._switches.inside if command["inside"] else self._switches.between
+            assert switch is not None
+            switch.links = replace(switch.links, **command["set"])
             return {}
         if "reset" in command:
             self._load.reset()
-            self._switch.dropped = self._switch.lost = self._switch.passed = self._refused = 0
+            self._switches.reset_counts()
+            self._refused = 0
             return {}
         return {
             **self._load.to_dict(),
-            "packets": self._switch.passed,
-            "lost_on_purpose": self._switch.lost,
-            "dropped_by_queue": self._switch.dropped,
+            **self._switches.counts(),
             "refused_by_device": self._refused,
         }
 

@@ -39,6 +39,8 @@ def missing_tun() -> str | None:
 class RelayBackend:
     """The relay, on the last core that this process may use: a :class:`Backend`.
 
+    ``nodes`` are the namespaces, ``per_node`` of them each node's; more than one are its devices.
+
     Raises:
         EmulationFailed: the relay does not start.
         ConfigError: the kernel lacks the congestion control.
@@ -53,9 +55,11 @@ class RelayBackend:
         nodes: Sequence[Held],
         addresses: Sequence[str],
         condition: LinkCondition,
+        per_node: int = 1,
     ) -> None:
-        self._nodes, self._condition = nodes, condition
-        self._compensation_s = 0.0
+        self._nodes, self._condition, self._per_node = nodes, condition, per_node
+        self._inside = condition.inside if per_node > 1 else None
+        self._compensation_s = {False: 0.0, True: 0.0}  # between nodes, inside them
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [*space.enter(), sys.executable, "-m", "ddlbench.emulation.relay"],
@@ -66,8 +70,11 @@ class RelayBackend:
         )
         try:
             self._described = self._ask(self._settings(addresses))
+            # The relay cuts what is too long for the slower kind of links.
+            kinds = [one for one in (condition, self._inside) if one is not None]
+            bundled = max(map(burst_packets, kinds))
             for node, address in zip(nodes, addresses, strict=True):
-                set_up_interface(node, address, condition, burst_packets(condition))
+                set_up_interface(node, address, condition, bundled)
             self._lost_by_devices_before = 0
             self.reset_usage()
         except BaseException:
@@ -79,25 +86,26 @@ class RelayBackend:
 
     @contextmanager
     def without_loss(self) -> Iterator[None]:
-        self._ask({"set": {"loss": 0.0}})
+        self._ask({"set": {"loss": 0.0}, "inside": False})
         try:
             yield
         finally:
-            self._ask({"set": {"loss": self._condition.loss}})
+            self._ask({"set": {"loss": self._condition.loss}, "inside": False})
 
-    def correct(self, excess_s: float) -> None:
+    def correct(self, excess_s: float, inside: bool = False) -> None:
         """Shorten the relay's delay by the time that it needs to wake up, read and write."""
-        self._compensation_s = min(max(excess_s, 0.0), self._condition.latency_s)
-        delay_s = self._condition.latency_s - self._compensation_s
-        self._ask({"set": {"delay_s": delay_s}})
+        condition = self._inside if inside else self._condition
+        assert condition is not None
+        self._compensation_s[inside] = min(max(excess_s, 0.0), condition.latency_s)
+        delay_s = condition.latency_s - self._compensation_s[inside]
+        self._ask({"set": {"delay_s": delay_s}, "inside": inside})
 
     def describe(self) -> dict[str, Any]:
         return {
             "backend": self.name,
             **self._described,
-            "bundled_packets": burst_packets(self._condition),
-            "queue_bytes": queue_bytes(self._condition),
-            "compensation_s": self._compensation_s,
+            **self._limits(self._condition, inside=False),
+            **({} if self._inside is None else {"inside": self._limits(self._inside, inside=True)}),
         }
 
     def usage(self) -> dict[str, Any]:
@@ -111,19 +119,21 @@ class RelayBackend:
         self._ask({"reset": True})
         self._lost_by_devices_before = self._lost_by_devices()
 
+    def _limits(self, condition: LinkCondition, *, inside: bool) -> dict[str, Any]:
+        return {
+            "bundled_packets": burst_packets(condition),
+            "queue_bytes": queue_bytes(condition),
+            "compensation_s": self._compensation_s[inside],
+        }
+
     def _settings(self, addresses: Sequence[str]) -> dict[str, Any]:
-        links = Links(
-            delay_s=self._condition.latency_s,
-            bits_per_s=self._condition.bandwidth_bits_per_s,
-            loss=self._condition.loss,
-            queue_bytes=queue_bytes(self._condition),
-            mtu=self._condition.mtu,
-        )
         return {
             "namespaces": [f"/proc/{node.pid}/ns/net" for node in self._nodes],
             "addresses": list(addresses),
             "interface": INTERFACE,
-            "links": asdict(links),
+            "per_node": self._per_node,
+            "links": asdict(_links(self._condition)),
+            "inside": None if self._inside is None else asdict(_links(self._inside)),
             "core": max(os.sched_getaffinity(0)),
         }
 
@@ -163,6 +173,17 @@ class RelayBackend:
             sent_drops(Path(f"/proc/{node.pid}/net/dev").read_text(encoding="ascii"))
             for node in self._nodes
         )
+
+
+def _links(condition: LinkCondition) -> Links:
+    return Links(
+        delay_s=condition.latency_s,
+        bits_per_s=condition.bandwidth_bits_per_s,
+        loss=condition.loss,
+        queue_bytes=queue_bytes(condition),
+        mtu=condition.mtu,
+        bundled_packets=burst_packets(condition),
+    )
 
 
 def sent_drops(text: str) -> int:

@@ -212,6 +212,8 @@ class Profile(JsonForm):
         alone: of cells whose devices compute each layer together; empty in earlier profiles.
         runs: jobs that it is the median of.
         device_memory_bytes: of one device; None if unknown.
+        shrink: of the emulated device: bytes of the network over bytes here. None where they are
+            the same.
     """
 
     schema_version: int = PROFILE_VERSION
@@ -232,6 +234,7 @@ class Profile(JsonForm):
     alone: tuple[LoneRun, ...] = ()
     fixed_memory_bytes: int
     device_memory_bytes: int | None = None
+    shrink: float | None = field(default=None, metadata=OMIT_NONE)
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
 

@@ -40,6 +40,15 @@ def did_not_compute(notes: Iterable[str]) -> bool:
     return any(note.startswith(EMULATED_COMPUTE) for note in notes)
 
 
+def shrunk_bytes(size_bytes: int, shrink: float) -> int:
+    """A size threshold for tensors that have 1/``shrink`` of their bytes; 0 stays 0.
+
+    Everything that decides by bytes divides by this function: what a rank gives to a library, and
+    what a predictor expects of it.
+    """
+    return max(1, round(size_bytes / shrink)) if size_bytes else 0
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """Devices that a site emulates; see :mod:`ddlbench.networks.emulated`.
@@ -49,10 +58,14 @@ class Accelerator:
             :mod:`ddlbench.planning.device_table`.
         slow_down: factor on all times of computation, of emulated links and of Horovod's cycle. It
             keeps their shares of a step, and leaves more of its time to this machine's cores.
+        shrink: divisor of all bytes of the emulated blocks, of the rates of emulated links, and of
+            the sizes at which strategies send. It keeps the shares, too, and leaves more of this
+            machine's memory and cores.
     """
 
     profiles: str
     slow_down: float = 1.0
+    shrink: float = 1.0
 
     def table_file(self, dataset: str, network: str) -> Path:
         """Where the table of a network lies; it may not exist."""
@@ -78,11 +91,18 @@ class Accelerator:
         accelerator = cls.of_this_process()
         return seconds if accelerator is None else seconds * accelerator.slow_down
 
+    @classmethod
+    def shrunk(cls, size_bytes: int) -> int:
+        """A size threshold of a strategy or library, divided as the tensors of this rank are."""
+        accelerator = cls.of_this_process()
+        return size_bytes if accelerator is None else shrunk_bytes(size_bytes, accelerator.shrink)
+
     @property
     def remark(self) -> str:
         """What every result of such a site says."""
         slower = f", {self.slow_down:g} times slower" if self.slow_down != 1 else ""
-        return f"{EMULATED_COMPUTE}: times of {Path(self.profiles).name}{slower}"
+        smaller = f", 1/{self.shrink:g} of the bytes" if self.shrink != 1 else ""
+        return f"{EMULATED_COMPUTE}: times of {Path(self.profiles).name}{slower}{smaller}"
 
     def supports(self, cell: Cell) -> str | None:
         """Why the cell cannot run on this accelerator; None if it can."""
@@ -201,12 +221,9 @@ class Site:
                 f"site {self.name} has {self.nodes} node(s) of {self.devices_per_node} device(s), "
                 f"the cell asks for {cell.geometry}{emulated}",
             )
-        if self.emulates(cell.fabric) and cell.nodes == 1:
-            return Reason(
-                "no_link_to_emulate",
-                f"the cell has one node, so there is no link that {cell.fabric} could shape; "
-                "take two nodes or more, or fabric default",
-            )
+        no_link = self._why_no_link(cell)
+        if no_link is not None:
+            return no_link
         own = DATASETS[cell.dataset].source
         if cell.data_source == "real" and not own and cell.dataset not in self.real_data:
             return Reason(
@@ -223,6 +240,20 @@ class Site:
         if self.device == "cpu" and cell.precision == "tf32":
             return Reason("precision_unavailable", "tf32 exists on GPUs only")
         return None if self.accelerator is None else self.accelerator.supports(cell)
+
+    def _why_no_link(self, cell: Cell) -> Reason | None:
+        """Why the cell's fabric would shape nothing; None if it shapes some link, or is real."""
+        condition = self.fabrics.get(cell.fabric)
+        if condition is None or condition.shapes(cell.nodes, cell.devices_per_node):
+            return None
+        what, instead = "one node", "take two nodes or more"
+        if condition.inside is not None:
+            what, instead = "one device a node", "take two devices a node or more"
+        return Reason(
+            "no_link_to_emulate",
+            f"the cell has {what}, so there is no link that {cell.fabric} could shape; "
+            f"{instead}, or fabric default",
+        )
 
 
 def _machine_memory_bytes() -> int:
@@ -320,7 +351,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _emulated(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """The accelerator of a site, and its fabrics as slow as it is.
+    """The accelerator of a site, and its fabrics as slow and as narrow as it is.
 
     Raises:
         ConfigError: the site's other keys do not fit an emulated accelerator.
@@ -333,8 +364,11 @@ def _emulated(values: dict[str, Any], where: str) -> dict[str, Any]:
     folder = project_root() / accelerator.profiles
     if not folder.is_dir():
         raise ConfigError(f"{where}: accelerator.profiles: {folder} is no folder")
-    slower = {name: link.slowed(accelerator.slow_down) for name, link in values["fabrics"].items()}
-    return {"accelerator": replace(accelerator, profiles=str(folder)), "fabrics": slower}
+    fabrics = {
+        name: link.slowed(accelerator.slow_down).shrunk(accelerator.shrink)
+        for name, link in values["fabrics"].items()
+    }
+    return {"accelerator": replace(accelerator, profiles=str(folder)), "fabrics": fabrics}
 
 
 def _unfilled(values: Any, key: str = "") -> list[str]:

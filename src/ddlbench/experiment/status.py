@@ -58,7 +58,7 @@ REASON_CODES: Mapping[str, str] = {
     "package_missing": "a package that the strategy imports is not installed",
     "stage_too_large": "a stage needs more memory than a device has",
     "site_too_small": "the site has too few nodes, devices or cores",
-    "no_link_to_emulate": "one node has no link that could be emulated",
+    "no_link_to_emulate": "the cell has no link that its fabric could shape",
     "no_real_data": "neither the experiment nor the site names real data for the dataset",
     "precision_unavailable": "the device has no such arithmetic",
     "no_accelerator_profile": "the emulated accelerator has no table of the network",

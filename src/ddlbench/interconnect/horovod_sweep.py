@@ -66,7 +66,8 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
     )
     set_place(place, rendezvous, group.interface)
     options = Horovod.options
-    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(options["fusion_threshold_bytes"]["default"])
+    threshold = Accelerator.shrunk(options["fusion_threshold_bytes"]["default"])
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold)
     cycle_s = Accelerator.slowed(options["cycle_time_s"]["default"])
     os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_s * 1e3)
     hvd.init()

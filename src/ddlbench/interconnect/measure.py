@@ -25,18 +25,19 @@ from ddlbench.experiment.links import (
     TensorCost,
     write_links,
 )
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Site, shrunk_bytes
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.assemble import given_parts, node_type_pairs, sweeps_of, world_pairs
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.interconnect.progress import LinksDisplay
 from ddlbench.interconnect.time_plan import FIGURES_S, PAIRS, LinksPlan, links_plan
-from ddlbench.interconnect.worlds import is_given, links_geometry
+from ddlbench.interconnect.worlds import copies_inside, is_given, links_geometry
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 
 _LARGEST_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
+_LEAST_BYTES = 4096  # a fit needs several sizes
 _PAIRS_BUDGET_S = 600.0
 
 
@@ -45,8 +46,11 @@ class LinksFailed(ConfigError):  # noqa: N818 - what happened
 
 
 def largest_bytes(site: Site) -> int:
-    """Largest message of a sweep."""
-    return int(site.interconnect.get("largest_bytes") or _LARGEST_BYTES[site.device])
+    """Largest message of a sweep; by default divided as the tensors of emulated devices are."""
+    usual = _LARGEST_BYTES[site.device]
+    if site.accelerator is not None:
+        usual = shrunk_bytes(usual, site.accelerator.shrink)
+    return int(site.interconnect.get("largest_bytes") or max(usual, _LEAST_BYTES))
 
 
 @dataclass
@@ -123,6 +127,7 @@ def _measure(site: Site, name: str, parts: _Parts, folder: Path) -> None:
         # Half of the tool's time limit; the rest is for the start and for the last pair.
         "pairs_budget_s": min(_PAIRS_BUDGET_S, site.cell_timeout_s / 2),
         "devices_per_node": devices,
+        "node_copies": copies_inside(site, name),
         "worlds": plan.groups,
         "cores": plan.cores,
         "device_kind": site.device,
@@ -132,7 +137,7 @@ def _measure(site: Site, name: str, parts: _Parts, folder: Path) -> None:
     starts = f"{nodes * devices} processes start"
     display.begin(starts, plan.before_s + plan.sweeps_s, plan.after_s)
     try:
-        with fabric_up(site, name, nodes) as fabric:
+        with fabric_up(site, name, (nodes, devices)) as fabric:
             _run_tools(site, plan, settings, parts, folder, fabric=fabric, display=display)
             link = fabric.report()
         fault = fault_of(link)
@@ -175,13 +180,14 @@ def _run_tools(
                 raise RankJobFailed(f"rank {report['rank']}: {reason}")
         return reports
 
-    if devices > 1 and site.device == "cuda":
+    copies = devices > 1 and settings["node_copies"]
+    if copies and site.device == "cuda":
         reports = run("node_pairs", (nodes, 1))
         parts.pairs += node_type_pairs(reports)
         reasons = dict.fromkeys(report.get("no_pairs") for report in reports)
         parts.notes += [f"no pairs within the node: {reason}" for reason in reasons if reason]
     reports = run("sweep")
-    if devices > 1 and site.device == "cpu":
+    if copies and site.device == "cpu":
         parts.pairs += node_type_pairs(reports)
 
     def measured(part: str) -> list[dict[str, Any]]:

@@ -61,7 +61,8 @@ def work(here: RankContext) -> dict[str, Any]:
 
     Settings: ``worlds`` (lists of nodes, devices per node, in the order of measurement), ``cores``
     that the ranks share, ``largest_bytes``, ``budget_s`` of a sweep, ``aim_s`` and ``limit_s`` of
-    all, ``devices_per_node`` of the site.
+    all, ``devices_per_node`` of the site, ``node_copies``: whether processes of a node copy to each
+    other.
     """
     settings, rank = here.settings, here.process.rank
     groups = {
@@ -83,7 +84,7 @@ def work(here: RankContext) -> dict[str, Any]:
     no_horovod = _why_no_horovod(device)
     if no_horovod is not None:
         report["notes"].append(f"no sweep of Horovod: {no_horovod}")
-    if device.type == "cpu":
+    if device.type == "cpu" and settings["node_copies"]:
         report |= measure_node(here, store)
     turns = _Turns(store, rank, settings, horovod=no_horovod is None)
     for name, members in groups.items():

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ddlbench.experiment.site import Site
-from ddlbench.interconnect.worlds import OPERATIONS, is_given, links_geometry, worlds
+from ddlbench.interconnect.worlds import OPERATIONS, copies_inside, is_given, links_geometry, worlds
 
 BUDGET_S = 3.0  # of a sweep, where the site does not say
 # A sweep may exceed its budget by this factor, for the sake of long messages.
@@ -193,7 +193,7 @@ def links_plan(site: Site, fabric: str) -> LinksPlan:
     before_s, after_s = start_s, start_s + _pairs_s(ranks) + FIGURES_S
     if site.emulates(fabric):
         before_s += _EMULATION_S
-    if devices > 1:
+    if devices > 1 and copies_inside(site, fabric):
         before_s += PASSES * devices * (devices - 1) * _PAIR_S
         before_s += start_s + _GPU_TOOL_S if site.device == "cuda" else 0.0
     sweep_s = float(site.interconnect.get("sweep_budget_s") or BUDGET_S)

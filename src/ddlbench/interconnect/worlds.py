@@ -74,13 +74,21 @@ def links_geometry(site: Site, fabric: str) -> tuple[int, int]:
     """Nodes, and devices of each, whose links are measured.
 
     These are all of the site, or one device if nothing is measured. On a cluster, one real node
-    emulates as many nodes as it has devices.
+    emulates as many nodes as it has devices, or half as many of two devices where they have links
+    inside their nodes.
     """
     if is_given(site, fabric):
         return 1, 1
     if site.launcher == "slurm" and site.emulates(fabric):
-        return site.devices_per_node, 1
+        per_node = 1 if copies_inside(site, fabric) else min(2, site.devices_per_node)
+        return site.devices_per_node // per_node, per_node
     return site.nodes, site.devices_per_node
+
+
+def copies_inside(site: Site, fabric: str) -> bool:
+    """Whether devices of a node meet as the machine has it, so that its own copies tell of them."""
+    condition = site.fabrics.get(fabric)
+    return condition is None or condition.inside is None
 
 
 def links_request(site: Site, fabric: str) -> SchedulerRequest:

@@ -20,7 +20,8 @@ rest. What such a network learns means nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,15 +49,15 @@ def emulated_network(accelerator: Accelerator, network: str, spec: DatasetSpec) 
     """
     table = table_for(accelerator, spec.name, network)
     modules: OrderedDict[str, nn.Module] = OrderedDict()
-    for block, tensors in zip(table.blocks, table.parameters, strict=True):
-        _check_names(block.name, tensors, accelerator.table_file(spec.name, network))
-        last = block is table.blocks[-1]
+    for whole, tensors in zip(table.blocks, table.parameters, strict=True):
+        _check_names(whole.name, tensors, accelerator.table_file(spec.name, network))
+        block = _shrunk(whole, accelerator.shrink)
+        last = whole is table.blocks[-1]
         outputs: tuple[int, ...] = (round(block.output_bytes / _FLOAT32_BYTES),)
         if last:
             outputs = (*spec.target_shape, spec.num_classes)
-        parameters = {name: size // _FLOAT32_BYTES for name, size in tensors.items()}
         modules[block.name] = EmulatedBlock(
-            block, parameters, outputs, accelerator.slow_down, finite=last
+            block, _values(tensors, accelerator.shrink), outputs, accelerator.slow_down, finite=last
         )
     return nn.Sequential(modules)
 
@@ -87,6 +88,23 @@ def queued_devices(partitions: Sequence[nn.Module]) -> QueuedDevices | None:
         for block in placed:
             block.device = device
     return devices
+
+
+def _shrunk(block: Block, shrink: float) -> Block:
+    """The block with 1/``shrink`` of the bytes; no tensor vanishes."""
+    return replace(
+        block,
+        buffer_bytes=round(block.buffer_bytes / shrink),
+        output_bytes=max(_FLOAT32_BYTES, block.output_bytes / shrink),
+        saved_bytes=block.saved_bytes / shrink,
+    )
+
+
+def _values(tensors: Mapping[str, int], shrink: float) -> dict[str, int]:
+    """Values of each parameter tensor, by name, with 1/``shrink`` of the bytes."""
+    return {
+        name: max(1, round(size / shrink / _FLOAT32_BYTES)) for name, size in tensors.items()
+    }
 
 
 class EmulatedBlock(nn.Module):

@@ -76,13 +76,14 @@ def fused(total_bytes: int, cap_bytes: int) -> list[int]:
     return [cap_bytes] * full + ([rest] if rest else [])
 
 
-def whole_buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
+def whole_buckets(tensors: Sequence[Tensor], cap_bytes: int) -> list[list[int]]:
     """Bytes of the tensors of each bucket when all weights are summed at once, in their order.
 
-    ``tensors`` are in the order in which their gradients are ready: the last weights come first.
+    A bucket has ``cap_bytes`` at most. ``tensors`` are in the order in which their gradients are
+    ready: the last weights come first.
     """
     sizes = [tensor.bytes for tensor in reversed(tensors)]
-    return [[sizes[i] for i in bucket] for bucket in buckets(sizes, DEFAULT_BUCKET_BYTES)]
+    return [[sizes[i] for i in bucket] for bucket in buckets(sizes, cap_bytes)]
 
 
 def _ranges(begins: Sequence[int], count: int) -> list[range]:

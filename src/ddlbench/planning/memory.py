@@ -43,7 +43,6 @@ from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.experiment.units import GB
-from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES
 from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
@@ -249,7 +248,7 @@ def _rank(rank: int, workload: Workload, plan: Plan, pipeline: Pipeline) -> floa
     if micro_batches is not None:
         bytes_ += micro_batches * samples * _received_bytes(pipeline.spans(rank), workload)
     if len(own[0].ranks) > 1:
-        bytes_ += min(weights, DEFAULT_BUCKET_BYTES)
+        bytes_ += min(weights, workload.bucket_bytes)
     return bytes_
 
 

@@ -29,7 +29,8 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.profile import LoneRun, Profile, read_profile
-from ddlbench.experiment.site import ComputeKind, did_not_compute
+from ddlbench.experiment.site import ComputeKind, did_not_compute, shrunk_bytes
+from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES
 
 
 def backward_shares(layers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -128,6 +129,7 @@ class Workload:
         self.runs: int = profile.get("runs", 1)
         self.fixed_memory_bytes: int = profile["fixed_memory_bytes"]
         self.device_memory_bytes: int | None = profile.get("device_memory_bytes")
+        self._shrink = float(profile.get("shrink") or 1.0)
         self._steps: dict[float, Step] = {}
 
     @cached_property
@@ -204,6 +206,15 @@ class Workload:
         if self.tensors:
             return sum(tensor.bytes for tensor in self.tensors)
         return sum(block.parameter_bytes for block in self.blocks)
+
+    def shrunk(self, size_bytes: int) -> int:
+        """A size threshold of a strategy, divided as the bytes of this workload are."""
+        return shrunk_bytes(size_bytes, self._shrink)
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bytes of a bucket of our own all-reduces."""
+        return self.shrunk(DEFAULT_BUCKET_BYTES)
 
     @cached_property
     def alone(self) -> Mapping[str, LoneRun]:

@@ -106,9 +106,12 @@ class Inputs:
         condition = self._conditions.get(fabric)
         if condition is None:
             return open_links(path) if path.is_file() else None
-        if path.is_file():
-            return replace(open_links(path), within_node=self.links_of("default"))
-        return ConditionLinks(condition, self.links_of("default"), fabric)
+        computed = ConditionLinks(condition, self.links_of("default"), fabric)
+        if not path.is_file():
+            return computed
+        # Of a fabric that says nothing of links within a node, those are the machine's.
+        own = self.links_of("default") if condition.inside is None else computed
+        return replace(open_links(path), within_node=own)
 
     @cached_property
     def _conditions(self) -> Mapping[str, LinkCondition]:

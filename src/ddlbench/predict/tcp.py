@@ -138,15 +138,18 @@ def gloo_all_reduce_s(path: TcpPath, ranks: int, message_bytes: float) -> float:
 
 @dataclass(frozen=True)
 class _Computed:
-    """An :class:`CollectiveTimes` whose time is a formula."""
+    """An :class:`CollectiveTimes` whose time is a formula.
 
-    path: TcpPath
+    A ring is as slow as its slowest kind of links, between nodes or inside them.
+    """
+
+    paths: tuple[TcpPath, ...]
     ranks: int
     floor: CollectiveTimes | None
     notes: tuple[str, ...]
 
     def time_s(self, message_bytes: float) -> float:
-        computed_s = gloo_all_reduce_s(self.path, self.ranks, message_bytes)
+        computed_s = max(gloo_all_reduce_s(one, self.ranks, message_bytes) for one in self.paths)
         return max(computed_s, self.floor.time_s(message_bytes) if self.floor else 0.0)
 
 
@@ -159,33 +162,41 @@ class ConditionLinks(LinkTable):
     """The links of a fabric that was not measured, computed from its condition.
 
     Args:
-        condition: delay, rate, loss between any two nodes.
-        base: links of the undisturbed network, used within a node and as a lower bound.
+        condition: delay, rate, loss between any two nodes, and of links inside each, if it has any.
+        base: links of the undisturbed network, used within a node whose links have no condition,
+            and as a lower bound.
         name: of the fabric, for messages.
     """
 
     def __init__(self, condition: LinkCondition, base: LinkTable | None, name: str) -> None:
         super().__init__(base.links if base else _NO_LINKS, f"fabric {name}")
         self.path, self._base = path_of(condition), base
+        self._inside = None if condition.inside is None else path_of(condition.inside)
         self._note = f"links of fabric {name} are computed from its delay, rate and loss"
 
     def hop(self, kind: str, source: tuple[int, int], target: tuple[int, int]) -> tuple[Hop, str]:
-        """Between nodes half a round trip and TCP's bandwidth; within a node as measured."""
-        if source[0] == target[0]:
+        """Half a round trip and TCP's bandwidth; within a node as measured if it has no path."""
+        path = self._inside if source[0] == target[0] else self.path
+        if path is None:
             hop, remark = super().hop(kind, source, target)  # type: ignore[arg-type]
             return hop, remark or self._note
-        latency_s = self.path.round_trip_s / 2 + self.path.stall_s(1)
-        return Hop(latency_s, self.path.bandwidth_bytes_per_s), self._note
+        if path.bandwidth_bytes_per_s == math.inf and self._base is not None:
+            return self._base.hop(kind, source, target)  # type: ignore[arg-type,return-value]
+        latency_s = path.round_trip_s / 2 + path.stall_s(1)
+        return Hop(latency_s, path.bandwidth_bytes_per_s), self._note
 
     def collective(
         self, operation: str, nodes: int, devices_per_node: int, transport: str | None
     ) -> CollectiveTimes:
-        """Between nodes gloo's all-reduce over all ranks; within one node as measured.
+        """Gloo's all-reduce over all ranks; within a node whose links have no path as measured.
 
         Raises:
-            ConfigError: another collective between nodes, for which no formula is known.
+            ConfigError: another collective, for which no formula is known.
         """
-        if nodes < 2:
+        paths = [self.path] if nodes > 1 else []
+        if self._inside is not None and devices_per_node > 1:
+            paths.append(self._inside)
+        if not paths:
             return super().collective(operation, nodes, devices_per_node, transport)
         if operation != ALL_REDUCE:
             raise ConfigError(
@@ -195,5 +206,5 @@ class ConditionLinks(LinkTable):
         floor = None
         if self._base is not None and self._base.links.sweeps:
             floor = self._base.all_reduce(nodes, devices_per_node, transport)
-        computed = _Computed(self.path, nodes * devices_per_node, floor, (self._note,))
+        computed = _Computed(tuple(paths), nodes * devices_per_node, floor, (self._note,))
         return computed  # type: ignore[return-value]  # the same two members

@@ -78,6 +78,7 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
         "node_slowdown": slowdowns([seconds for seconds in of_replicas if seconds]),
         "fixed_memory_bytes": own["fixed_memory_bytes"],
         "device_memory_bytes": own["device_memory_bytes"] or _memory_of_device(site),
+        **_shrink(site),
         "notes": [*own["notes"], *_comparison(own)],
         "provenance": {
             **driver_provenance(cell.seed),
@@ -91,6 +92,11 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
         },
     }
     return Profile.from_dict(values)
+
+
+def _shrink(site: Site) -> dict[str, float]:
+    accelerator = site.accelerator
+    return {} if accelerator is None or accelerator.shrink == 1 else {"shrink": accelerator.shrink}
 
 
 def _memory_of_device(site: Site) -> int | None:

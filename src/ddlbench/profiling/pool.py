@@ -82,9 +82,9 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
     )
 
 
-def _shape(profile: Profile) -> tuple[tuple[str, ...], ...]:
+def _shape(profile: Profile) -> tuple[object, ...]:
     names = ([one.name for one in entries] for entries in (profile.layers, profile.blocks))
-    return tuple(map(tuple, names))
+    return (profile.shrink, *map(tuple, names))
 
 
 def _joined(

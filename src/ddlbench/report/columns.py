@@ -57,6 +57,13 @@ _SETTINGS = (
     _number("link_loss", "probability that a packet is lost, emulated"),
     _bytes("link_mtu_bytes", "largest IP packet, emulated"),
     _text("link_congestion_control", "of TCP, emulated"),
+    _seconds("link_inside_latency_s", "one-way delay between devices of a node, where emulated"),
+    Column(
+        "link_inside_bits_per_s",
+        "number",
+        "bit/s",
+        "rate of a device's link inside its node, emulated; empty: no limit",
+    ),
     _text("settings", "further cell fields that differ from their defaults, name=value"),
 )
 _MEMORY = (

@@ -133,6 +133,14 @@ def _condition(condition: LinkCondition | None) -> dict[str, Any]:
         "link_loss": condition.loss,
         "link_mtu_bytes": condition.mtu,
         "link_congestion_control": condition.congestion_control,
+        **({} if condition.inside is None else _inside(condition.inside)),
+    }
+
+
+def _inside(condition: LinkCondition) -> dict[str, Any]:
+    return {
+        "link_inside_latency_s": condition.latency_s,
+        "link_inside_bits_per_s": condition.bandwidth_bits_per_s,
     }
 
 

@@ -31,7 +31,8 @@ COLUMNS = SUMMARY
 _FROM_FIRST = [
     "site", "experiment", "dataset", "network", "strategy", "options", "nodes", "devices_per_node",
     "geometry", "batch_size", "precision", "fabric", "link_latency_s", "link_bits_per_s",
-    "link_loss", "link_mtu_bytes", "link_congestion_control", "settings",
+    "link_loss", "link_mtu_bytes", "link_congestion_control", "link_inside_latency_s",
+    "link_inside_bits_per_s", "settings",
 ]  # fmt: skip
 _MEDIANS = (
     "step_median_s", "load_s", "loss_last", "accuracy", "probe_s", "mfu", "flops_per_s",

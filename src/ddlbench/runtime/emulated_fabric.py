@@ -24,7 +24,7 @@ from typing import Any
 from ddlbench.emulation import EmulatedNodes, EmulationFailed, LinkMissed, available, require
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.planning.strategy import DeviceKind
+from ddlbench.planning.strategy import DeviceKind, Process
 from ddlbench.runtime.fabric import FabricUnfit, FabricUnsupported, Rendezvous
 from ddlbench.runtime.launch import LocalLaunch, Step
 from ddlbench.runtime.progress import phase_in
@@ -36,6 +36,7 @@ _CHECK_RELAY_S = 5.0
 _PROBES, _PAUSE_S = 3, 2.0
 # NCCL's faster transports would bypass the emulated link.
 _SOCKETS = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
+_SOCKETS_INSIDE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,13 @@ class EmulatedFabric:
         return Rendezvous(self._nodes.address(0), _PORT, self._nodes.interface)
 
     def launch(self, step: Step, rendezvous: Rendezvous) -> EmulatedLaunch:
-        inside = _Inside(self._nodes, step.devices_per_node, self._device_kind, self._share_gpu)
+        inside = _Inside(
+            self._nodes,
+            step.devices_per_node,
+            self._device_kind,
+            self._share_gpu,
+            links_inside=self._condition.inside is not None,
+        )
         with _confined(self._cpus.ranks):
             return EmulatedLaunch(step, inside, self._meter)
 
@@ -155,11 +162,18 @@ class EmulatedFabric:
 def emulated_fabric(
     name: str,
     condition: LinkCondition,
-    nodes: int,
+    geometry: tuple[int, int],
     device_kind: DeviceKind,
     share_gpu: bool = False,
 ) -> Iterator[EmulatedFabric]:
-    """Emulate ``nodes`` nodes for the time of a ``with``, and check their links first.
+    """Emulate nodes for the time of a ``with``, and check their links first.
+
+    Args:
+        name: of the fabric.
+        condition: of its links.
+        geometry: nodes, and devices of each.
+        device_kind: of these devices.
+        share_gpu: whether they are one GPU.
 
     Raises:
         FabricUnsupported: this machine cannot emulate nodes, or not with such links.
@@ -172,7 +186,7 @@ def emulated_fabric(
     try:
         with ExitStack() as stack:
             try:
-                emulated = stack.enter_context(EmulatedNodes(condition, nodes))
+                emulated = stack.enter_context(EmulatedNodes(condition, *geometry))
             except ConfigError as error:  # this kernel lacks the congestion control
                 raise FabricUnsupported(f"{cannot}: {error}") from error
             probe = _probe(emulated)
@@ -196,28 +210,30 @@ def _probe(emulated: EmulatedNodes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Inside:
-    """Inside an emulated node: a ``launch.Place``."""
+    """Inside an emulated node, at the links of a process's first device: a ``launch.Place``."""
 
     nodes: EmulatedNodes
     devices_per_node: int
     device_kind: DeviceKind
     share_gpu: bool = False
+    links_inside: bool = False
 
-    def command(self, node: int, command: Sequence[str]) -> list[str]:
-        return self.nodes.command(node, command)
+    def command(self, process: Process, command: Sequence[str]) -> list[str]:
+        return self.nodes.command(process.node, command, process.devices[0])
 
-    def environment(self, node: int) -> dict[str, str]:
+    def environment(self, process: Process) -> dict[str, str]:
         """Show a node its own GPUs, and have NCCL use sockets, which go through the link."""
         if self.device_kind == "cpu":
             return {}
+        sockets = {**_SOCKETS, **(_SOCKETS_INSIDE if self.links_inside else {})}
         if self.share_gpu:
-            return dict(_SOCKETS)
-        first = node * self.devices_per_node
+            return sockets
+        first = process.node * self.devices_per_node
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         if visible == [""]:
             visible = [str(index) for index in range(first + self.devices_per_node)]
         own = visible[first : first + self.devices_per_node]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own), **_SOCKETS}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(own), **sockets}
 
 
 @contextmanager

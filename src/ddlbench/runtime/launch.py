@@ -53,12 +53,12 @@ class Step:
 
 
 class Place(Protocol):
-    """Where on this machine the processes of a node run, for example inside namespaces."""
+    """Where on this machine processes run, for example inside namespaces of their nodes."""
 
-    def command(self, node: int, command: Sequence[str]) -> list[str]:
+    def command(self, process: Process, command: Sequence[str]) -> list[str]:
         """The command that becomes ``command`` there, in the same process."""
 
-    def environment(self, node: int) -> dict[str, str]:
+    def environment(self, process: Process) -> dict[str, str]:
         """Environment variables that differ there."""
 
 
@@ -202,7 +202,7 @@ class LocalLaunch(Launch):
     Args:
         step: what to start.
         listener: bound socket of the rendezvous for rank 0; without one, rank 0 binds its port.
-        place: where on this machine each node's processes run; None for no special place.
+        place: where on this machine each process runs; None for no special place.
     """
 
     def __init__(
@@ -215,8 +215,8 @@ class LocalLaunch(Launch):
             environment = {**shared, **identity_variables(process)}
             handed_over: tuple[int, ...] = ()
             if place is not None:
-                command = place.command(process.node, command)
-                environment.update(place.environment(process.node))
+                command = place.command(process, command)
+                environment.update(place.environment(process))
             if process.rank == 0 and listener is not None:
                 handed_over = (listener.fileno(),)
                 environment[LISTEN_FD] = str(listener.fileno())

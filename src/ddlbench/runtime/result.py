@@ -123,7 +123,7 @@ def assemble(
         device_kind=site.device,
         update_semantics="synchronous" if synchronous else "stale",
         notes=(
-            *_notes(strategy, site),
+            *_notes(strategy, site, plan),
             *(strategy.remarks(cell, ok[0].plan_details) if complete else ()),
             *unlike_ranks([report.provenance for report in ok]),
             *drain_notes(cell, synchronous or round_steps > 1, len(scored)),
@@ -161,11 +161,21 @@ def _staging(report: Mapping[str, Any]) -> Staging:
     return Staging(**{name: report[name] for name in _STAGING if name in report})
 
 
-def _notes(strategy: Strategy, site: Site) -> list[str]:
+def _notes(strategy: Strategy, site: Site, plan: Plan) -> list[str]:
     shared = SHARED_GPU_NOTE if site.devices_share_gpu else None
     emulated = None if site.accelerator is None else site.accelerator.remark
-    remarks = (strategy.note(site.compute_kind), shared, emulated)
+    remarks = (strategy.note(site.compute_kind), shared, emulated, _unshaped(site, plan))
     return [note for note in remarks if note is not None]
+
+
+def _unshaped(site: Site, plan: Plan) -> str | None:
+    """Which copies bypass the links inside a node; None if none does."""
+    condition = site.fabrics.get(plan.cell.fabric)
+    if condition is None or condition.inside is None:
+        return None
+    if all(len(process.devices) == 1 for process in plan.processes):
+        return None
+    return f"copies between devices of one process are not shaped by fabric {plan.cell.fabric}"
 
 
 def _provenance(

@@ -211,7 +211,7 @@ def _measure(
     link: dict[str, Any] | None = None
     reason: Reason | None
     try:
-        with fabric_up(site, cell.fabric, cell.nodes) as fabric:
+        with fabric_up(site, cell.fabric, (cell.nodes, cell.devices_per_node)) as fabric:
             outcome = _launch_and_watch(plan, site, run_dir, fabric, restart.order)
             link = fabric.report()
         reports = _read_reports(plan, run_dir)

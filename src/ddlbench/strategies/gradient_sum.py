@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, buckets
 
 
@@ -23,7 +24,8 @@ class GradientSum:
     Args:
         gradients: of this rank; shapes are the same on all ranks of the group.
         group: the ranks.
-        bucket_bytes: size of a bucket; a larger gradient has a bucket of its own.
+        bucket_bytes: size of a bucket; a larger gradient has a bucket of its own. None takes the
+            usual one.
         in_place: whether the sum may overwrite a gradient that is alone in its bucket; this saves a
             copy.
     """
@@ -32,10 +34,12 @@ class GradientSum:
         self,
         gradients: Sequence[Tensor],
         group: dist.ProcessGroup | None,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         *,
         in_place: bool = False,
     ) -> None:
+        if bucket_bytes is None:
+            bucket_bytes = Accelerator.shrunk(DEFAULT_BUCKET_BYTES)
         sizes = [gradient.nbytes for gradient in gradients]
         numbers = buckets(sizes, bucket_bytes, [gradient.dtype for gradient in gradients])
         parts = [[gradients[index] for index in bucket] for bucket in numbers]

@@ -58,6 +58,24 @@ def test_a_miss_is_one_sentence(changes, sentence):
     assert str(error.value) == found[0]
 
 
+def test_links_inside_a_node_are_judged_by_their_own_setting():
+    setting = {**SETTING, "inside": {"latency_s": 0.001, "bandwidth_bits_per_s": 8e9}}
+    pair = {"node": 1, "from": 0, "to": 3, "one_way_delay_s": 0.001, "rate_bits_per_s": 8e9}
+    found = {**measured(), "inside": {"pairs": [pair]}}
+    assert misses(setting, found) == []
+    slow = {**found, "inside": {"pairs": [{**pair, "rate_bits_per_s": 4e9}]}}
+    (sentence,) = misses(setting, slow)
+    assert "the rate from device 0 to device 3 of node1 is 4000 Mbit/s" in sentence
+
+
+def test_one_node_has_no_link_that_loses_packets():
+    inside = {"latency_s": 0.001, "bandwidth_bits_per_s": None}
+    pair = {"node": 0, "from": 0, "to": 1, "one_way_delay_s": 0.002, "rate_bits_per_s": None}
+    found = {"pairs": [], "loss": None, "inside": {"pairs": [pair]}}
+    (sentence,) = misses({**SETTING, "inside": inside}, found)
+    assert "the one-way delay from device 0 to device 1 of node0 is 2 ms" in sentence
+
+
 def test_what_is_not_set_is_not_judged():
     free = {"latency_s": 0.0, "bandwidth_bits_per_s": None, "loss": 0.0}
     assert misses(free, measured(delay_s=0.0001, rate=None, low=0.0, high=0.0004)) == []

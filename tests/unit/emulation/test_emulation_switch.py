@@ -6,10 +6,11 @@ import pytest
 from emulated_frames import payload_of, tcp
 from scipy.stats import binomtest
 
-from ddlbench.emulation.switch import Links, Switch
+from ddlbench.emulation.switch import Links, Switch, Switches
 
 MS = 1e-3
-PACKET = tcp(bytes(948))  # 1000 bytes of IP: one millisecond
+HEADERS = 52
+PACKET = tcp(bytes(1000 - HEADERS))  # 1000 bytes of IP: one millisecond
 
 
 def links(**changes):
@@ -19,7 +20,7 @@ def links(**changes):
 
 def switch(nodes=3, numbers=None, **changes):
     draws = iter(numbers) if numbers is not None else None
-    return Switch(nodes, links(**changes), (lambda: next(draws)) if draws else random.random)
+    return Switch(range(nodes), links(**changes), (lambda: next(draws)) if draws else random.random)
 
 
 def arrivals(model, until_s=10.0):
@@ -149,7 +150,7 @@ def test_loss_is_decided_for_each_packet():
 @pytest.mark.parametrize("loss", [0.01, 0.1])
 @pytest.mark.parametrize("packets", [1, 10])
 def test_loss_has_the_rate_that_was_set(loss, packets):
-    model = Switch(2, links(loss=loss, bits_per_s=None), random.Random(20).random)
+    model = Switch(range(2), links(loss=loss, bits_per_s=None), random.Random(20).random)
     frame = tcp(bytes(packets * 948), packet_bytes=948)
     count = 50_000 // packets
     for _ in range(count):
@@ -165,3 +166,78 @@ def test_a_new_delay_holds_from_then_on():
     model.links = links(bits_per_s=None, delay_s=5 * MS)
     model.send(0, 1, PACKET, 0.0)
     assert times(model) == pytest.approx([5.0])
+
+
+def switches(nodes=2, per_node=2, inside=None, **between):
+    """Links of 1 ms a packet between nodes, and of ``inside``'s properties inside them."""
+    own = links(delay_s=1 * MS, bits_per_s=16e6) if inside is None else inside
+    return Switches(nodes * per_node, per_node, links(**between), own, random.random)
+
+
+def test_devices_of_a_node_meet_over_their_own_links():
+    model = switches()
+    model.send(2, 3, PACKET, 0.0)
+    # Half a millisecond on either link at 16 Mbit/s, and 1 ms of delay.
+    assert arrivals(model) == [(pytest.approx(2.0), 3, PACKET)]
+
+
+def test_each_device_sends_and_receives_inside_at_its_own_rate():
+    model = switches(nodes=1, per_node=4)
+    for source, target in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        model.send(source, target, PACKET, 0.0)
+    assert times(model) == pytest.approx([2.0] * 4)
+    for source in (1, 2, 3):  # but what three send to one device comes one after the other
+        model.send(source, 0, PACKET, 1.0)
+    assert times(model) == pytest.approx([1002.0, 1002.5, 1003.0])
+
+
+def test_devices_of_a_node_share_its_link_to_other_nodes():
+    model = switches()
+    for source, target in ((0, 2), (1, 3)):  # from node 0 to node 1
+        model.send(source, target, PACKET, 0.0)
+    assert arrivals(model) == [
+        (pytest.approx(12.0), 2, PACKET),
+        (pytest.approx(13.0), 3, PACKET),
+    ]
+    model.send(0, 3, PACKET, 1.0)  # what both nodes' links carry the other way does not matter
+    model.send(2, 1, PACKET, 1.0)
+    assert times(model) == pytest.approx([1012.0, 1012.0])
+
+
+def test_links_inside_and_between_do_not_slow_each_other():
+    model = switches()
+    model.send(0, 1, PACKET, 0.0)
+    model.send(0, 2, PACKET, 0.0)
+    assert sorted(times(model)) == pytest.approx([2.0, 12.0])
+
+
+def test_packets_are_lost_between_nodes_only():
+    model = switches(loss=1.0)
+    model.send(0, 1, PACKET, 0.0)
+    model.send(0, 2, PACKET, 0.0)
+    assert [target for _, target, _ in arrivals(model)] == [1]
+    assert model.counts() == {"packets": 1, "lost_on_purpose": 1, "dropped_by_queue": 0}
+    model.reset_counts()
+    assert set(model.counts().values()) == {0}
+
+
+def test_without_links_inside_a_node_is_one_end():
+    model = Switches(3, 1, links(), None, random.random)
+    model.send(0, 2, PACKET, 0.0)
+    model.send(1, 2, PACKET, 0.0)
+    assert times(model) == pytest.approx([12.0, 13.0])
+
+
+def test_a_bundle_that_is_long_for_the_slower_links_is_cut():
+    long = tcp(bytes(range(79)) * 48, packet_bytes=948)
+    cut, whole = switch(bundled_packets=2), switch()
+    cut.send(0, 1, long, 0.0)
+    whole.send(0, 1, long, 0.0)
+    # The first two packets need not wait for the others; the last one is as late as ever.
+    assert times(cut) == pytest.approx([13.0, 15.0])
+    found = arrivals(whole)
+    assert [at for at, _, _ in found] == pytest.approx([15.0])
+    cut.send(0, 1, long, 0.0)
+    assert b"".join(payload_of(one, HEADERS) for _, _, one in arrivals(cut)) == payload_of(
+        long, HEADERS
+    )

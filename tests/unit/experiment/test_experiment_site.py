@@ -9,7 +9,7 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.site import Accelerator, Site, load_site
+from ddlbench.experiment.site import Accelerator, Site, load_site, shrunk_bytes
 
 CELL = Cell("mnist", "resnet18", "ddp", batch_size=8)
 
@@ -168,9 +168,31 @@ def test_an_accelerator_slows_its_links_and_knows_its_networks(tmp_path: Path) -
     assert "fp32 only" in str(site.supports(CELL.with_(precision="bf16")))
 
 
+def test_an_accelerator_shrinks_its_links_and_says_so(tmp_path: Path) -> None:
+    text = f"{ACCELERATOR}{{profiles: {tmp_path}, slow_down: 4, shrink: 20}}\n"
+    site = _load(tmp_path, text + "fabrics: {lan: {latency_ms: 1, bandwidth_mbit_per_s: 1000}}")
+    assert site.fabrics["lan"].latency_s == pytest.approx(0.004)  # the host's, not of bytes
+    assert site.fabrics["lan"].bandwidth_bits_per_s == pytest.approx(12.5e6)
+    assert site.accelerator is not None
+    assert site.accelerator.remark.endswith("4 times slower, 1/20 of the bytes")
+
+
+def test_a_cell_of_one_node_may_have_links_inside_it(tmp_path: Path) -> None:
+    inside = "{inside: {latency_ms: 0.1, bandwidth_mbit_per_s: 800}}"
+    text = (
+        f"device: cpu\nlauncher: local\nnodes: 2\ndevices_per_node: 4\nfabrics: {{pcie: {inside}}}"
+    )
+    site = _load(tmp_path, text)
+    one = CELL.with_(fabric="pcie", devices_per_node=2)
+    assert site.supports(one) is None
+    reason = str(site.supports(one.with_(nodes=2, devices_per_node=1)))
+    assert "one device a node, so there is no link that pcie could shape" in reason
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        (f"{ACCELERATOR}{{profiles: ., shrink: 0.5}}", "shrink: 0.5 is too small"),
         (f"{ACCELERATOR}{{profiles: nowhere}}", "accelerator.profiles: .*nowhere is no folder"),
         (f"{ACCELERATOR}{{profiles: ., slow_down: 0.5}}", "slow_down: 0.5 is too small"),
         (
@@ -197,6 +219,15 @@ def test_horovods_cycle_is_as_slow_as_the_devices(monkeypatch) -> None:
     for name, value in Accelerator("/profiles", 4.0).variables().items():
         monkeypatch.setenv(name, value)
     assert Accelerator.slowed(0.001) == 0.004
+
+
+def test_size_thresholds_are_as_small_as_the_tensors(monkeypatch) -> None:
+    assert Accelerator.shrunk(64 * 2**20) == 64 * 2**20
+    for name, value in Accelerator("/profiles", 4.0, 20.0).variables().items():
+        monkeypatch.setenv(name, value)
+    assert Accelerator.shrunk(64 * 2**20) == shrunk_bytes(64 * 2**20, 20) == 3_355_443
+    assert Accelerator.shrunk(0) == 0  # Horovod: no fusion
+    assert Accelerator.shrunk(5) == 1
 
 
 def test_real_data_of_an_experiment_goes_before_the_sites(tmp_path):

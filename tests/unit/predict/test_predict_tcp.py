@@ -66,6 +66,26 @@ def test_rate_counts_by_the_ring() -> None:
     assert found == pytest.approx(1.5 * 3e6 / (1e6 * 1448 / 1500))
 
 
+def test_links_inside_nodes_have_a_path_of_their_own() -> None:
+    inside = LinkCondition(0.001, 80e6, 0.0)
+    links = ConditionLinks(LinkCondition(0.005, 8e6, 0.0, inside=inside), None, "both")
+    within, _ = links.hop("transport", (1, 0), (1, 1))
+    assert (within.latency_s, within.bandwidth_bytes_per_s) == pytest.approx(
+        (0.001, 1e7 * 1448 / 1500)
+    )
+    between, _ = links.hop("transport", (0, 1), (1, 1))
+    assert between.latency_s == pytest.approx(0.005)
+    size = 4 * MIB
+    path = TcpPath(0.002, rate_bytes_per_s=1e7)
+    expected_s = gloo_all_reduce_s(path, 4, size)
+    assert links.all_reduce(1, 4, "gloo").time_s(size) == pytest.approx(expected_s)
+    # A ring over two nodes of two is as slow as the slower kind of its links.
+    slower_s = gloo_all_reduce_s(TcpPath(0.01, rate_bytes_per_s=1e6), 4, size)
+    assert links.all_reduce(2, 2, "gloo").time_s(size) == pytest.approx(slower_s)
+    with pytest.raises(ConfigError, match="no formula gives the all-gather"):
+        links.collective("all_gather", 1, 4, "gloo")
+
+
 def test_links_of_a_condition_need_no_measurement() -> None:
     condition = LinkCondition(latency_s=0.005, bandwidth_bits_per_s=8e6, loss=0.0)
     links = ConditionLinks(condition, None, "slow")

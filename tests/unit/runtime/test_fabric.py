@@ -15,6 +15,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import make_plan
+from ddlbench.planning.strategy import Process
 from ddlbench.runtime import emulated_fabric, supervise
 from ddlbench.runtime.emulated_fabric import EmulatedFabric, RelayMeter, cpu_shares
 from ddlbench.runtime.fabric import SiteFabric, fabric_up, fault_of
@@ -32,7 +33,7 @@ class Nodes:
 
     interface = "eth0"
 
-    def __init__(self, condition=CONDITION, nodes=2):
+    def __init__(self, condition=CONDITION, nodes=2, devices_per_node=1):
         self.count = 0
         self.is_up = False
         self.missed: list[list[str]] = []
@@ -48,8 +49,8 @@ class Nodes:
     def address(self, node):
         return f"10.0.0.{node + 1}"
 
-    def command(self, node, command):
-        return ["inside", str(node), *command]
+    def command(self, node, command, device=0):
+        return ["inside", str(node), str(device), *command]
 
     def probe(self):
         misses = self.missed.pop(0) if self.missed else []
@@ -90,7 +91,7 @@ def link(**usage):
 
 def test_a_name_that_the_site_does_not_emulate_is_its_own_network(site):
     for name in ("default", "somebody-set-this"):
-        with fabric_up(site, name, 2) as fabric:
+        with fabric_up(site, name, (2, 1)) as fabric:
             assert isinstance(fabric, SiteFabric)
             assert fabric.report() is None
             meeting = fabric.rendezvous()
@@ -105,7 +106,7 @@ def test_an_emulated_fabric_is_up_inside_and_gone_outside(site, monkeypatch):
     monkeypatch.setattr(
         emulated_fabric, "EmulatedNodes", lambda *given: made.append(Nodes(*given)) or made[-1]
     )
-    with pytest.raises(ZeroDivisionError), fabric_up(site, "lat10", 2) as fabric:
+    with pytest.raises(ZeroDivisionError), fabric_up(site, "lat10", (2, 1)) as fabric:
         meeting = fabric.rendezvous()
         assert (meeting.host, meeting.interface, meeting.listener) == ("10.0.0.1", "eth0", None)
         assert made[0].is_up
@@ -122,7 +123,7 @@ def test_links_of_a_machine_that_was_busy_for_a_moment_are_set_and_probed_again(
     monkeypatch.setattr(emulated_fabric, "_PAUSE_S", 0.0)
     monkeypatch.setattr(emulated_fabric, "available", lambda backend: None)
     monkeypatch.setattr(emulated_fabric, "EmulatedNodes", lambda *given: nodes)
-    with fabric_up(site, "lat10", 2) as fabric:
+    with fabric_up(site, "lat10", (2, 1)) as fabric:
         probe = fabric.report()["probe"]
     assert probe == {"ok": True, "misses": [], "earlier_misses": missed}
     assert nodes.calibrated == len(missed)
@@ -176,11 +177,30 @@ def test_each_node_sees_its_own_gpus(monkeypatch, seen, node, own):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    process = Process(0, "worker", node, 1, (1,))
     inside = emulated_fabric._Inside(Nodes(), devices_per_node=2, device_kind="cuda")
-    assert inside.environment(node)["CUDA_VISIBLE_DEVICES"] == own
-    assert emulated_fabric._Inside(Nodes(), 2, "cpu").environment(node) == {}
-    shared = emulated_fabric._Inside(Nodes(), 2, "cuda", share_gpu=True).environment(node)
+    assert inside.environment(process)["CUDA_VISIBLE_DEVICES"] == own
+    assert emulated_fabric._Inside(Nodes(), 2, "cpu").environment(process) == {}
+    shared = emulated_fabric._Inside(Nodes(), 2, "cuda", share_gpu=True).environment(process)
     assert shared == {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
+
+
+def test_a_process_runs_at_the_links_of_its_device_and_nccl_takes_no_other_way():
+    process = Process(3, "worker", 1, 1, (1,))
+    inside = emulated_fabric._Inside(Nodes(), 2, "cuda", links_inside=True)
+    assert inside.command(process, ["train"]) == ["inside", "1", "1", "train"]
+    environment = inside.environment(process)
+    assert (environment["NCCL_P2P_DISABLE"], environment["NCCL_SHM_DISABLE"]) == ("1", "1")
+
+
+def test_a_process_with_several_devices_says_that_its_copies_are_not_shaped(site):
+    pcie = dataclasses.replace(CONDITION, inside=CONDITION)
+    said = "copies between devices of one process are not shaped by fabric pcie"
+    inside = dataclasses.replace(site, fabrics={"pcie": pcie})
+    for strategy, notes in (("gpipe", [said]), ("pipe-gpipe", [])):
+        cell = Cell("mnist", "resnet18", strategy, batch_size=8, devices_per_node=2, fabric="pcie")
+        result = assemble(make_plan(cell), inside, "timeout", "late", reports=[], staging=None)
+        assert [note for note in result.notes if "not shaped" in note] == notes
 
 
 def test_cores_are_confined_only_for_what_is_started_inside():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.site import Accelerator, shrunk_bytes
 from ddlbench.planning.gradient_traffic import filled_buckets
 from ddlbench.planning.plan import make_plan
 from ddlbench.planning.workload import Tensor
@@ -35,7 +37,9 @@ def network() -> nn.Sequential:
     return nn.Sequential(OrderedDict(blocks))
 
 
-def train_here(cell, rank: int, store: Store | None) -> dict:
+def train_here(case, rank: int, store: Store | None) -> dict:
+    cell, shrink = case
+    os.environ.update(Accelerator("/no/profiles", shrink=shrink).variables())
     plan = make_plan(cell)
     process = plan.processes[rank]
     executor = executor_of(cell)
@@ -45,21 +49,24 @@ def train_here(cell, rank: int, store: Store | None) -> dict:
     said = executor.module._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     details = executor.details()
     executor.close()
+    for name in Accelerator("").variables():
+        del os.environ[name]
     return {"sizes": [int(size) for size in said.split(",")], "details": details}
 
 
+@pytest.mark.parametrize("shrink", [1, 5.5], ids=["whole", "shrunk"])
 @pytest.mark.parametrize("cap_bytes", [None, 3 * 2**20], ids=["default", "given"])
-def test_torch_makes_the_buckets_that_are_predicted(cap_bytes):
+def test_torch_makes_the_buckets_that_are_predicted(cap_bytes, shrink):
     options = () if cap_bytes is None else (("bucket_cap_bytes", cap_bytes),)
     cell = Cell("mnist", "wide", "ddp", batch_size=16, devices_per_node=2, options=options)
-    (ranks,) = run_ranks(train_here, [cell], 2)
+    (ranks,) = run_ranks(train_here, [(cell, shrink)], 2)
     gradients = reversed(list(network().named_parameters()))
     tensors = [Tensor(name, p.numel() * 4, 1.0) for name, p in gradients]
-    caps = DdpDetails.of(make_plan(cell))
-    filled = filled_buckets(tensors, caps.first_bucket_bytes, caps.bucket_cap_bytes)
+    caps = DdpDetails.of(make_plan(cell)).caps(lambda size: shrunk_bytes(size, shrink))
+    filled = filled_buckets(tensors, *caps)
     expected = [message.bytes for message in filled]
     for rank in ranks:
         assert rank["sizes"] == expected
-        assert rank["details"]["first_bucket_bytes"] == caps.first_bucket_bytes
-    if cap_bytes is None:
+        assert rank["details"]["first_bucket_bytes"] == caps[0]
+    if cap_bytes is None and shrink == 1:
         assert expected[0] < 3 * 2**20 < 25 * 2**20 <= expected[1]

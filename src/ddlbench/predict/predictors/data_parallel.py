@@ -188,4 +188,6 @@ class AveragedWeights(_Serial):
 
     def messages(self, inputs: CellInputs) -> tuple[str, Sequence[int]]:
         transport = "nccl" if inputs.workload.device_kind == "cuda" else "gloo"
-        return transport, [sum(bucket) for bucket in whole_buckets(inputs.workload.tensors)]
+        workload = inputs.workload
+        in_buckets = whole_buckets(workload.tensors, workload.bucket_bytes)
+        return transport, [sum(bucket) for bucket in in_buckets]

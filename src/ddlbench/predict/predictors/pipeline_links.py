@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, fused
+from ddlbench.planning.gradient_traffic import fused
 from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, Held
@@ -66,6 +66,7 @@ class PipelineLinks:
         plan: who runs where.
         pipeline: its stages.
         blocks: of each stage.
+        bucket_bytes: of the all-reduces of replicas.
         ends: a message costs its ranks processor time, which is not spent on computation.
     """
 
@@ -75,10 +76,12 @@ class PipelineLinks:
         plan: Plan,
         pipeline: Pipeline,
         blocks: Sequence[Sequence[Block]],
+        bucket_bytes: int,
         *,
         ends: bool = False,
     ) -> None:
         self._table, self._pipeline, self._ends = table, pipeline, ends
+        self._bucket_bytes = bucket_bytes
         self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
         self._weight_bytes = [sum(block.parameter_bytes for block in stage) for stage in blocks]
         self._places = places_of(plan)
@@ -187,7 +190,7 @@ class PipelineLinks:
         """Seconds of the all-reduces of all buckets of a stage, one after the other."""
         reduce = self._all_reduce(self._pipeline.stages[stage].ranks, transport)
         self._remarks.update(dict.fromkeys(reduce.notes))
-        sizes = fused(self._weight_bytes[stage], DEFAULT_BUCKET_BYTES)
+        sizes = fused(self._weight_bytes[stage], self._bucket_bytes)
         return sum(reduce.time_s(size) for size in sizes if size)
 
     def _all_reduce(self, ranks: Sequence[int], transport: str) -> CollectiveTimes:

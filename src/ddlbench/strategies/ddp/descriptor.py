@@ -32,7 +32,7 @@ SC 2020, section 5.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -68,11 +68,14 @@ class DdpDetails(PlanDetails):
     hook: str = "none"
     hook_rank: int = 1
 
-    @property
-    def first_bucket_bytes(self) -> int:
-        """Bytes at which the first bucket of a step is sent."""
+    def caps(self, shrunk: Callable[[int], int]) -> tuple[int, int]:
+        """Bytes at which the first bucket of a step is sent, and at which later ones are.
+
+        Both are divided as the gradients are by ``shrunk``.
+        """
         default = self.bucket_cap_bytes == DEFAULT_BUCKET_BYTES
-        return DDP_FIRST_BUCKET_BYTES if default else self.bucket_cap_bytes
+        first_bytes = DDP_FIRST_BUCKET_BYTES if default else self.bucket_cap_bytes
+        return shrunk(first_bytes), shrunk(self.bucket_cap_bytes)
 
 
 class DistributedDataParallel(DataParallel):
@@ -224,9 +227,7 @@ class DistributedDataParallel(DataParallel):
                 for bucket in self._buckets(workload, details)
                 for size in bucket_bytes(bucket, details.hook_rank).sizes
             ]
-        filled = filled_buckets(
-            workload.tensors, details.first_bucket_bytes, details.bucket_cap_bytes
-        )
+        filled = filled_buckets(workload.tensors, *details.caps(workload.shrunk))
         if details.hook == "fp16":
             return [replace(message, bytes=message.bytes // 2) for message in filled]
         return filled
@@ -234,11 +235,9 @@ class DistributedDataParallel(DataParallel):
     @staticmethod
     def _buckets(workload: Workload, details: DdpDetails) -> list[list[Tensor]]:
         """The tensors of each bucket."""
-        filled = buckets_once_full(
-            [tensor.bytes for tensor in workload.tensors],
-            details.bucket_cap_bytes,
-            details.first_bucket_bytes,
-        )
+        first_bytes, cap_bytes = details.caps(workload.shrunk)
+        sizes = [tensor.bytes for tensor in workload.tensors]
+        filled = buckets_once_full(sizes, cap_bytes, first_bytes)
         return [[workload.tensors[index] for index in bucket] for bucket in filled]
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:

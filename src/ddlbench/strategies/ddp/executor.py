@@ -14,6 +14,7 @@ span ``gather``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from ddlbench.experiment.site import Accelerator
+from ddlbench.planning.gradient_traffic import DDP_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.ddp.descriptor import DdpDetails
 from ddlbench.strategies.ddp.hooks import Hook, LowRank, average, called, halved
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
@@ -42,12 +45,10 @@ class DdpExecutor(StepwiseExecutor):
         device = self.context.devices[0]
         join_all(self.context, self.process, self.plan.world_size)
         details = DdpDetails.of(self.plan)
-        first_bytes, cap_bytes = details.first_bucket_bytes, details.bucket_cap_bytes
         replica = DistributedDataParallel(
             network.to(device),
             device_ids=[device] if device.type == "cuda" else None,
-            # A number is also the size of the first bucket; None keeps torch's smaller one.
-            bucket_cap_mb=cap_bytes / 2**20 if first_bytes == cap_bytes else None,
+            **_bucket_sizes(*details.caps(Accelerator.shrunk)),
             broadcast_buffers=False,
             # DDP would wait for ever for the gradient of a weight that a step does not use.
             find_unused_parameters=bool(self.context.traits.unused),
@@ -132,7 +133,7 @@ class DdpExecutor(StepwiseExecutor):
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def details(self) -> dict[str, Any]:
-        first_bytes = DdpDetails.of(self.plan).first_bucket_bytes
+        first_bytes, _ = DdpDetails.of(self.plan).caps(Accelerator.shrunk)
         return {**super().details(), "first_bucket_bytes": first_bytes}
 
     @contextmanager
@@ -142,6 +143,28 @@ class DdpExecutor(StepwiseExecutor):
         if DdpDetails.of(self.plan).hook == "none":
             self.module.register_comm_hook(Hook(self.spans, average), called)
         yield
+
+
+_OWN_SIZES = "bucket_cap_mb_list"
+
+
+def _bucket_sizes(first_bytes: int, cap_bytes: int) -> dict[str, Any]:
+    """Arguments that give DDP's first bucket and the later ones these sizes.
+
+    Raises:
+        Unsupported: this release of torch takes no such pair.
+    """
+    if first_bytes == cap_bytes:  # a number is also the size of the first bucket
+        return {"bucket_cap_mb": cap_bytes / 2**20}
+    if (first_bytes, cap_bytes) == (DDP_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES):
+        return {}
+    if _OWN_SIZES not in inspect.signature(DistributedDataParallel).parameters:
+        raise Unsupported(
+            f"torch {torch.__version__} cannot divide DDP's first bucket as accelerator.shrink "
+            f"wants; take a release with {_OWN_SIZES}, or write a bucket_cap_bytes for all buckets",
+            code="package_missing",
+        )
+    return {_OWN_SIZES: [first_bytes / 2**20, cap_bytes / 2**20]}
 
 
 class RecordedSharded(ZeroRedundancyOptimizer):

@@ -114,7 +114,7 @@ class DeepSpeed(DataParallel):
             sizes.reverse()
         return [
             GradientMessage(sum(sizes[index] for index in bucket))
-            for bucket in buckets(sizes, details.bucket_bytes)
+            for bucket in buckets(sizes, workload.shrunk(details.bucket_bytes))
         ]
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic | None:  # type: ignore[override]
@@ -201,7 +201,7 @@ def moment_bytes(
     """
     whole, blocks = workload.parameter_bytes, workload.blocks
     part = whole / ranks
-    bucket = min(details.bucket_bytes, whole)
+    bucket = min(workload.shrunk(details.bucket_bytes), whole)
     backward = backward_peak_bytes(blocks, samples)
     if details.stage == 0:
         return max(backward, 2 * whole)

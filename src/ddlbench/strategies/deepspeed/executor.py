@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
 from ddlbench.strategies.deepspeed.compiled import compile_operation
 from ddlbench.strategies.deepspeed.descriptor import DeepSpeed, DeepSpeedDetails
@@ -167,7 +168,7 @@ def configuration(plan: Plan, weights: int) -> dict[str, Any]:
         weights: numbers in all trained weights; no bucket is larger, as it is allocated whole.
     """
     details = DeepSpeedDetails.of(plan)
-    elements = max(1, min(details.bucket_bytes // _FLOAT_BYTES, weights))
+    elements = max(1, min(Accelerator.shrunk(details.bucket_bytes) // _FLOAT_BYTES, weights))
     return {
         "train_micro_batch_size_per_gpu": plan.cell.batch_size // plan.world_size,
         "gradient_accumulation_steps": 1,

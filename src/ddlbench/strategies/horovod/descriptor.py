@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,6 +37,10 @@ class HorovodDetails(PlanDetails):
     fusion_threshold_bytes: int
     cycle_time_s: float
     autotune: bool = False
+
+    def fusion_cap(self, shrunk: Callable[[int], int]) -> int:
+        """Bytes of the fusion buffer, divided as the gradients are by ``shrunk``; 0: no fusion."""
+        return shrunk(int(self.fusion_threshold_bytes))
 
 
 class Horovod(DataParallel):
@@ -124,7 +128,7 @@ class Horovod(DataParallel):
 
         Horovod never splits a tensor: one that is larger than the buffer travels alone.
         """
-        threshold = int(HorovodDetails.of(plan).fusion_threshold_bytes)
+        threshold = HorovodDetails.of(plan).fusion_cap(workload.shrunk)
         sizes = [tensor.bytes for tensor in workload.tensors]
         return [
             GradientMessage(sum(sizes[index] for index in message))
@@ -140,7 +144,7 @@ class Horovod(DataParallel):
         if HorovodDetails.of(plan).autotune:
             raise ConfigError("Horovod's autotuner chooses its buffer only while it trains")
         traffic = super().gradient_traffic(workload, plan)
-        threshold = int(HorovodDetails.of(plan).fusion_threshold_bytes)
+        threshold = HorovodDetails.of(plan).fusion_cap(workload.shrunk)
         if threshold <= 0:
             return traffic
         last_bytes = min(workload.parameter_bytes, threshold)
@@ -150,4 +154,5 @@ class Horovod(DataParallel):
         return "horovod"  # with its cycle and its copies
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        return min(int(HorovodDetails.of(plan).fusion_threshold_bytes), workload.parameter_bytes)
+        threshold = HorovodDetails.of(plan).fusion_cap(workload.shrunk)
+        return min(threshold, workload.parameter_bytes)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.executor import Context, RunRecord, StepwiseExecutor, Unsupported
@@ -121,7 +122,7 @@ class HorovodExecutor(StepwiseExecutor):
     def buffer_bytes(self) -> int:
         """The fusion buffer, which is no larger than all gradients."""
         gradients = sum(p.numel() * p.element_size() for p in self.module.parameters())
-        return min(int(HorovodDetails.of(self.plan).fusion_threshold_bytes), gradients)
+        return min(HorovodDetails.of(self.plan).fusion_cap(Accelerator.shrunk), gradients)
 
     @property
     def transport(self) -> str | None:

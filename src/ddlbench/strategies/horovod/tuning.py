@@ -30,7 +30,7 @@ def set_tuning(plan: Plan) -> None:
     variables = {
         "fusion_threshold_bytes": (
             "HOROVOD_FUSION_THRESHOLD",
-            str(int(details.fusion_threshold_bytes)),
+            str(details.fusion_cap(Accelerator.shrunk)),
         ),
         "cycle_time_s": ("HOROVOD_CYCLE_TIME", str(cycle_s * 1e3)),
     }

@@ -134,7 +134,7 @@ class LocalSgd(Strategy):
         is the tensor that is being updated. A tensor that fills a bucket alone is summed in place.
         """
         nesterov = LocalSgdDetails.of(plan).outer_optimizer == "nesterov"
-        in_buckets = whole_buckets(workload.tensors)
+        in_buckets = whole_buckets(workload.tensors, workload.bucket_bytes)
         copied = sum(sum(bucket) for bucket in in_buckets if len(bucket) > 1)
         updated = max((tensor.bytes for tensor in workload.tensors), default=0) if nesterov else 0
         share = plan.cell.batch_size / plan.world_size

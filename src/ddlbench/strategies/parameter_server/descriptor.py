@@ -18,7 +18,7 @@ docs/strategies/parameter_server.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
 
 
+_LEAST_BYTES = 64  # of a message
+
+
 @dataclass(frozen=True)
 class ParameterServerDetails(PlanDetails):
     """Plan details of a parameter server; the fields are its options."""
@@ -46,6 +49,10 @@ class ParameterServerDetails(PlanDetails):
     servers: int
     mode: str
     message_bytes: int
+
+    def message_cap(self, shrunk: Callable[[int], int]) -> int:
+        """Largest message, divided as the weights are by ``shrunk``; at least 64 bytes."""
+        return max(_LEAST_BYTES, shrunk(self.message_bytes))
 
 
 class ParameterServer(Strategy):
@@ -83,7 +90,7 @@ class ParameterServer(Strategy):
         },
         "message_bytes": {
             "type": "integer",
-            "minimum": 64,
+            "minimum": _LEAST_BYTES,
             "default": 4_194_304,
             "examples": [2**20, 16 * 2**20],
             "description": "Largest piece of gradients or weights that travels at once.",

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import Process
 from ddlbench.strategies.dry_run import dry_run
@@ -108,9 +109,8 @@ class ParameterServerExecutor(StepwiseExecutor):
         device = self.context.devices[0]
         servers = self._ranks("server")
         trained = [p for p in network.parameters() if p.requires_grad]
-        self.layout = Layout(
-            trained, len(servers), ParameterServerDetails.of(self.plan).message_bytes
-        )
+        details = ParameterServerDetails.of(self.plan)
+        self.layout = Layout(trained, len(servers), details.message_cap(Accelerator.shrunk))
         self._join()
         if self.process.role != "server":
             return network.to(device)

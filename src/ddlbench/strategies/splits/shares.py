@@ -23,7 +23,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.strategy import LayerSplit, rows_share
 
@@ -172,7 +171,7 @@ def _flattened(
     copied = [block.parameter_bytes for block in blocks]
     for entry in workload.layer_entries:
         own = entry["parameter_bytes"] * split.weight_shares[entry["name"]]
-        if own > DEFAULT_BUCKET_BYTES:
+        if own > workload.bucket_bytes:
             copied[entry["block"]] -= round(own)
     first = sum(copied[:end]) if by_rows or several else 0
     return max(first, sum(copied[end:]) if several else 0)

@@ -75,7 +75,7 @@ class DeviceShare:
             for column, _ in reversed(self._by_pair)
             if self._is_behind_weights(column)
         ]
-        buckets = [sum(bucket) for bucket in whole_buckets(self.tensors)]
+        buckets = [sum(bucket) for bucket in self._buckets]
         whole = self._workload.parameter_bytes
         return TensorTraffic(
             group=self._group,
@@ -95,7 +95,7 @@ class DeviceShare:
         """
         workload, blocks = self._workload, self.blocks
         weights = sum(block.parameter_bytes for block in blocks)
-        buckets = whole_buckets(self.tensors) if self._replicas > 1 else []
+        buckets = self._buckets if self._replicas > 1 else []
         copied = sum(sum(bucket) for bucket in buckets if len(bucket) > 1)
         moment = max(backward_peak_bytes(blocks, self._samples), weights + copied)
         return round(
@@ -104,6 +104,10 @@ class DeviceShare:
             + moment
             + work_space_bytes(workload, self._samples, momentum)
         )
+
+    @property
+    def _buckets(self) -> list[list[int]]:
+        return whole_buckets(self.tensors, self._workload.bucket_bytes)
 
     @cached_property
     def tensors(self) -> list[Tensor]:
