@@ -131,7 +131,7 @@ def read_paper(path: Path) -> PaperFile:
 def at_scale(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The experiment that a configuration means; one that is of no paper stays as it is.
 
-    A site that the user names goes before that of a scale.
+    A site and repeats that the user names go before those of a scale.
 
     Args:
         config: the file, with what the user has set.
@@ -185,7 +185,7 @@ def _resolved(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         if base.get("site") == EXAMPLE_SITE:
             del base["site"]  # the user's own comes in its place
         values = {**base, **values}
-    if "site" in config:  # the user's
-        own.pop("site", None)
+    for key in {"site", "repeats"} & config.keys():  # the user's
+        own.pop(key, None)
     name = values["experiment"]
     return {**values, **own, "experiment": name if scale == FULL else f"{name}-{scale}"}

@@ -102,9 +102,7 @@ def _shrunk(block: Block, shrink: float) -> Block:
 
 def _values(tensors: Mapping[str, int], shrink: float) -> dict[str, int]:
     """Values of each parameter tensor, by name, with 1/``shrink`` of the bytes."""
-    return {
-        name: max(1, round(size / shrink / _FLOAT32_BYTES)) for name, size in tensors.items()
-    }
+    return {name: max(1, round(size / shrink / _FLOAT32_BYTES)) for name, size in tensors.items()}
 
 
 class EmulatedBlock(nn.Module):
