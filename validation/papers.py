@@ -45,8 +45,8 @@ def main() -> None:
         if not file.without_cells_why(LAPTOP):
             measure(file, folder)
             keep(file, folder)
-        elif "--out" in file.paper.command:
-            subprocess.run(shlex.split(file.paper.command), cwd=ROOT, check=False)
+        elif "--out" in file.paper.makes:
+            subprocess.run(shlex.split(file.paper.makes), cwd=ROOT, check=False)
 
 
 def measure(file: PaperFile, folder: Path) -> None:

@@ -57,7 +57,13 @@ def gallery(out: Path, sites: tuple[str, ...]) -> None:
 
 def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit:
     from ddlbench.commands.papers import command_of  # noqa: PLC0415 - slow to import
-    from ddlbench.report.gallery import Exhibit, drawings_of, pictures_of, tables_of  # noqa: PLC0415
+    from ddlbench.report.gallery import (  # noqa: PLC0415
+        Exhibit,
+        drawings_of,
+        pictures_of,
+        printed_of,
+        tables_of,
+    )
 
     paper = file.paper
     experiment = str(file.values.get("experiment", ""))
@@ -68,11 +74,14 @@ def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit
         question=paper.question,
         original=paper.original,
         read=paper.read,
-        command=paper.command or command_of(file, LAPTOP),
+        command=command_of(file, LAPTOP),
+        why_not=file.without_cells_why(LAPTOP) if paper.same_as or paper.not_drawn else "",
         pictures=pictures_of(experiment, paper.draws, sites)
         if experiment
         else drawings_of(paper.command),
-        tables=tables_of(experiment, paper.draws, sites) if experiment else (),
+        tables=tables_of(experiment, paper.draws, sites)
+        if experiment
+        else printed_of(paper.kept / paper.printed.name if paper.table else None),
         claims=tuple(
             (one.claim.id, one.claim.claim, one.found.verdict, _numbers(one))
             for one in judged
