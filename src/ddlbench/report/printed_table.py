@@ -11,6 +11,7 @@ What is ours is looked up in the code or counted from its tables; nothing of it 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.network_tables import BlockCost, block_costs
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.report.tables import rows_of
 
 COLUMNS = ["of", "quantity", "printed", "here", "note"]
 _FLOAT32_BYTES = 4
@@ -52,13 +54,11 @@ def printed_table(kind: str, path: Path) -> pd.DataFrame:
         printed = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); write {', '.join(columns)}") from None
-    if list(printed) != columns:
-        raise ConfigError(
-            f"{path}: has the columns {', '.join(printed)}; write {', '.join(columns)}"
-        )
+    if (found := list(map(str, printed))) != columns:
+        raise ConfigError(f"{path}: has the columns {', '.join(found)}; write {', '.join(columns)}")
     ours = KINDS[kind]()
     try:
-        here = [ours(row.of, row.quantity) for row in printed.itertuples()]
+        here = [ours(row.of, row.quantity) for row in rows_of(printed)]
     except (KeyError, ConfigError) as error:
         raise ConfigError(
             f"{path}: {kind} here do not have {error}; correct of or quantity"
@@ -163,7 +163,7 @@ def _first_stride(blocks: tuple[BlockCost, ...], dataset: str) -> str:
 def _fully_connected(blocks: tuple[BlockCost, ...], _: str) -> str:
     """Blocks with as many weights as products of their inputs and outputs, and a bias each."""
     count = 0
-    for before, block in zip(blocks, blocks[1:], strict=False):
+    for before, block in itertools.pairwise(blocks):
         inputs, outputs = (one.output_bytes // _FLOAT32_BYTES for one in (before, block))
         count += block.parameter_bytes == _FLOAT32_BYTES * (inputs + 1) * outputs
     return f"{count}"
@@ -171,7 +171,7 @@ def _fully_connected(blocks: tuple[BlockCost, ...], _: str) -> str:
 
 def _halvings(blocks: tuple[BlockCost, ...], _: str) -> str:
     """Blocks without weights that halve both sides: of 2 to 1 at least, of 3 to 1 at most."""
-    pairs = zip(blocks, blocks[1:], strict=False)
+    pairs = itertools.pairwise(blocks)
     shares = [before.output_bytes / b.output_bytes for before, b in pairs if not b.parameter_bytes]
     return f"{sum(2 * 2 <= share <= 3 * 3 for share in shares)}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import chain, product
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_no_mini_batch_is_lost_or_computed_twice(replicas) -> None:
     for stage, count in enumerate(replicas):
         if not why_release_stops(replicas, per_loader):
             got = [release_receives(replicas, stage, i, per_loader) for i in range(count)]
-            assert sorted(sum(got, [])) == whole
+            assert sorted(chain.from_iterable(got)) == whole
             assert {len(own) for own in got} == {len(whole) // count}
         else:
             with pytest.raises(InvalidSchedule, match="leave"):
