@@ -287,7 +287,7 @@ def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> li
     figures = []
     for name in figures_for(rows):
         figures.append(figures_dir(site.name, experiment.name) / f"{name}.png")
-        make_figure(name, tables, figures[-1], site.description)
+        make_figure(name, tables, figures[-1], site.description, experiment.paper)
     make_page(experiment, site, rows)
     return figures
 
@@ -371,6 +371,7 @@ def draw_predictions(
         tables_dir(site.name, experiment.name),
         prediction_figures_dir(site.name, experiment.name),
         site_description=site.description,
+        paper=experiment.paper,
     )
 
 
@@ -393,7 +394,7 @@ def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -
         experiment, site, rows = matrix_of({**config, "site": name}, where)
         folder = tables_dir(site.name, experiment.name)
         tables[site.name] = make_tables(experiment.name, site.name, rows, RESULTS, folder)
-        contexts[site.name] = Context(site.description)
+        contexts[site.name] = Context(site.description, paper=experiment.paper)
     path = figures_dir(next(iter(tables)), experiment.name) / "sites.png"
     with style():
         figure, plotted = draw_sites(tables, contexts)

@@ -126,20 +126,20 @@ def test_no_case_is_a_page_too(tmp_path, cases):
 
 def test_printed_numbers_are_those_of_the_thesis():
     """Sec. 4.3, 5.2 and 6.3 name the worst deviations; Sec. 8.2 the rate of right choices."""
-    sequential = published.deviations("sequential", "sequential", "1x1")
+    sequential = published.deviations("sequential", "sequential", "1x1", None)
     assert len(sequential) == 23
     assert sequential["signed_error"].abs().max() == pytest.approx(0.148, abs=5e-4)
-    horovod = published.deviations("horovod", "thesis-5.1-p2p", "1x4")
+    horovod = published.deviations("horovod", "thesis-5.1-p2p", "1x4", None)
     assert set(horovod["where"]) >= {"Fig. 5.1"}
     assert not horovod.duplicated(["network", "dataset"]).any()
     assert horovod["signed_error"].min() == pytest.approx(-0.396, abs=5e-4)
-    assert set(published.deviations("horovod", "thesis-5.1-p2p", "4x4")["dataset"]) == {"imagenet"}
-    gpipe = published.deviations("gpipe", "thesis-6", "1x4")
+    assert set(published.deviations("horovod", "thesis-5.1-p2p", "4x4", None)["dataset"]) == {"imagenet"}
+    gpipe = published.deviations("gpipe", "thesis-6", "1x4", None)
     assert gpipe["signed_error"].min() == pytest.approx(-0.76, abs=5e-3)
     assert gpipe["signed_error"].max() == pytest.approx(-0.20, abs=5e-3)
-    assert len(published.deviations("gpipe", "thesis-6", "1x2")) == len(gpipe)  # printed for 1x4
-    assert published.deviations("horovod", "thesis-5.1-p2p", "1x2").empty
-    assert published.deviations("ddp", "ddp-buckets", "1x4").empty
+    assert len(published.deviations("gpipe", "thesis-6", "1x2", None)) == len(gpipe)  # printed for 1x4
+    assert published.deviations("horovod", "thesis-5.1-p2p", "1x2", None).empty
+    assert published.deviations("ddp", "ddp-buckets", "1x4", None).empty
     choices = published.choices()
     assert (choices["recommended"] == choices["fastest"]).sum() == 16
     assert len(choices) == 24

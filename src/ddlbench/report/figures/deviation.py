@@ -12,19 +12,19 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.report import published
 from ddlbench.report.bars import (
+    Beside,
     Group,
     bar_groups,
+    draw_beside,
     draw_groups,
     hollow,
     panel_size,
     patch,
-    slot_centre,
     slots_width_mm,
 )
 from ddlbench.report.footer import Context, footer
@@ -45,7 +45,7 @@ _LEFT, _BETWEEN, _RIGHT = 13.5, 3.0, 2.0
 _TABLE = [
     "source", "strategy", "predictor", "geometry", "variant", "network", "dataset",
     "predicted_step_s", "measured_step_s", "measured_low_s", "measured_high_s", "signed_error",
-    "repeats", "mark", "stale", "noisy", "where", "hardware",
+    "repeats", "mark", "stale", "noisy", "figure", "where", "hardware",
 ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
         heading = condition_label(strategy, workers, str(geometry), str(variant))
         besides = []
         for name in predictors:
-            beside = published.deviations(strategy, name, str(geometry))
+            beside = published.deviations(strategy, name, str(geometry), context.paper)
             beside = beside[beside["network"].isin(networks) & beside["dataset"].isin(datasets)]
             besides.append(beside.assign(predictor=name, elsewhere=beside["geometry"] != geometry))
         all_printed += besides
@@ -88,7 +88,7 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
         (patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets
     ]
     if len(printed):
-        legend.append((hollow(), published.label(printed)))
+        legend.append((hollow(), published.label(printed, context.paper)))
     page = lay_out(
         f"Deviation of predictions: {title_of(strategy)}",
         legend,
@@ -101,11 +101,14 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
     )
     limits = _limits(shown, printed)
     for axes, (groups, beside) in page.facets:
-        # Numbers would lie under the hollow marks.
-        number = "" if len(beside) else "{:+.0f}"
-        draw_groups(axes, groups, page.width_mm, number)
-        on_x = beside["predictor"] if one_network else beside["network"]
-        _draw_published(axes, beside.assign(place=on_x.map(places.index)), datasets)
+        values = {
+            (places.index(row.predictor if one_network else row.network),
+             datasets.index(row.dataset)): 100 * float(row.signed_error)
+            for row in rows_of(beside)
+        }  # fmt: skip
+        theirs = Beside(values, limits[1] - limits[0])
+        draw_groups(axes, groups, page.width_mm, "{:+.0f}", theirs)
+        draw_beside(axes, theirs, len(datasets))
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
         axes.set_ylim(*limits)
         axes.yaxis.set_major_formatter(
@@ -162,17 +165,6 @@ def _interval(row: Any) -> tuple[float, float]:
     return low, high
 
 
-def _draw_published(axes: Axes, printed: pd.DataFrame, datasets: list[str]) -> None:
-    for row in rows_of(printed):
-        slot = datasets.index(row.dataset)
-        mark = hollow()
-        mark.set_data(
-            [slot_centre(row.place, slot, len(datasets), len(datasets))], [100 * row.signed_error]
-        )
-        mark.set(gid="published", zorder=6)
-        axes.add_line(mark)
-
-
 def _limits(shown: pd.DataFrame, printed: pd.DataFrame) -> tuple[float, float]:
     ends = [_interval(row) for row in rows_of(shown)]
     values = [v for pair in ends for v in pair if math.isfinite(v)]
@@ -203,7 +195,7 @@ def _sentences(shown: pd.DataFrame, printed: pd.DataFrame) -> list[str]:
 
 
 def _table(shown: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    ours = shown.assign(source="measured here", where="", hardware="")
+    ours = shown.assign(source="measured here", figure="", where="", hardware="")
     theirs = printed.assign(source=published.CITATION).drop_duplicates()
     both = pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours
     return both[_TABLE]
