@@ -340,7 +340,7 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
         table_8_2,
         with_choices,
     )
-    from ddlbench.report.choice_tables import write_choices  # noqa: PLC0415
+    from ddlbench.report.choice_tables import beside_printed, write_choices  # noqa: PLC0415
     from ddlbench.report.figures.micro_batches import table_6_1  # noqa: PLC0415
     from ddlbench.report.tables import write_table  # noqa: PLC0415
 
@@ -352,7 +352,9 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
     tables = PredictionTables(scored, columns, cases, rates, *as_published)
     folder = tables_dir(site.name, experiment.name)
     for field in fields(tables):
-        write_table(folder / f"{field.name}.csv", getattr(tables, field.name))
+        table = getattr(tables, field.name)
+        shown = beside_printed(table) if field.name.startswith("table_8") else table
+        write_table(folder / f"{field.name}.csv", shown)
     write_choices(cases, rates, as_published, folder)
     write_predictions(frame, site.name, experiment.name)
     return tables

@@ -40,6 +40,7 @@ from ddlbench.report.style import (
     DatasetLook,
     StrategyLook,
     bar_style,
+    condition_look,
     dataset_look,
     shade,
     strategy_look,
@@ -95,18 +96,27 @@ class Beside:
 def bar_groups(
     part: pd.DataFrame,
     networks: Sequence[str],
-    datasets: Sequence[str],
+    slots: Sequence[str],
     values: Callable[[Any], tuple[float, float, float]],
     without: str = "",
 ) -> list[Group]:
-    """One group for each network with a bar for each dataset.
+    """One group for each network with a bar for each dataset, or for each ``slot`` of the rows.
 
-    ``values`` gives value, low and high of a row with ``mark``, and the columns of its signs, of
-    which those of ``without`` stand elsewhere.
+    Args:
+        part: rows with ``mark``, and the columns of their signs.
+        networks: names of the groups.
+        slots: datasets; of rows with a column ``slot``, what stands there.
+        values: gives value, low and high of a row.
+        without: signs that stand elsewhere.
     """
-    bars = {(row.network, row.dataset): _bar_of(row, values, without) for row in rows_of(part)}
+    by = "slot" if "slot" in part else "dataset"
+    look_of = (lambda name: condition_look(slots.index(name))) if by == "slot" else dataset_look
+    bars = {
+        (row.network, getattr(row, by)): _bar_of(row, values, look_of(getattr(row, by)), without)
+        for row in rows_of(part)
+    }
     return [
-        Group(network_label(network), [bars.get((network, dataset)) for dataset in datasets])
+        Group(network_label(network), [bars.get((network, slot)) for slot in slots])
         for network in networks
     ]
 
@@ -115,7 +125,10 @@ def strategy_groups(
     part: pd.DataFrame, datasets: Sequence[str], values: Callable[[Any], tuple[float, float, float]]
 ) -> list[Group]:
     """One group for each strategy and variant of a single network, with a bar for each dataset."""
-    bars = {(row.strategy, row.variant, row.dataset): _bar_of(row, values) for row in rows_of(part)}
+    bars = {
+        (row.strategy, row.variant, row.dataset): _bar_of(row, values, dataset_look(row.dataset))
+        for row in rows_of(part)
+    }
     return [
         Group(
             strategy_label(strategy, variant),
@@ -126,12 +139,15 @@ def strategy_groups(
 
 
 def _bar_of(
-    row: Any, values: Callable[[Any], tuple[float, float, float]], without: str = ""
+    row: Any,
+    values: Callable[[Any], tuple[float, float, float]],
+    look: DatasetLook,
+    without: str = "",
 ) -> Bar:
     return Bar(
         *values(row),
         strategy_look(row.strategy).colour,
-        dataset_look(row.dataset),
+        look,
         row.mark,
         row.stale,
         signs(row, without),
@@ -265,7 +281,7 @@ def draw_groups(
         groups: of bars.
         width_mm: of the axes.
         number: formats the values above wide bars, as ``"{:.2f}"``.
-        beside: published values; a number that would lie under one stands beyond it.
+        beside: published values; a number that would lie under one stands at zero.
     """
     members = max(len(group.bars) for group in groups)
     pitch = members + GAP
@@ -289,12 +305,12 @@ def _top(bar: Bar) -> float:
     return bar.high if math.isfinite(bar.high) else bar.value
 
 
-_NUMBER_SHARE = 0.12  # of the y axis, for a number and the mark below it
+_NUMBER_SHARE = 0.12  # of the y axis: a number, and half a mark beyond it
 _MARK_SHARE = 0.035
 
 
 def _foot(bar: Bar, beside: Beside | None, at: tuple[int, int]) -> float:
-    """Where the number of a bar begins: at its outer end, or beyond a mark that stands there."""
+    """Where the number of a bar begins: at its outer end, or at zero if a mark stands there."""
     hangs = bar.value < 0
     end = (bar.low if math.isfinite(bar.low) else bar.value) if hangs else _top(bar)
     if beside is None or at not in beside.values:
@@ -303,7 +319,7 @@ def _foot(bar: Bar, beside: Beside | None, at: tuple[int, int]) -> float:
     beyond = end - published if hangs else published - end
     if not -mark < beyond < _NUMBER_SHARE * beside.span:
         return end
-    return published - mark if hangs else published + mark
+    return 0.0
 
 
 def draw_beside(axes: Axes, beside: Beside, members: int) -> None:
@@ -339,13 +355,14 @@ def _draw_bar(
     text = number.format(bar.value) + bar.signs if slot_mm >= _NUMBER_MM else bar.signs
     if text:
         hangs = bar.value < 0
+        below = hangs and foot < 0
         axes.annotate(
             text,
             (x, foot),
-            xytext=(0, -1.2 if hangs else 1.2),
+            xytext=(0, -1.2 if below else 1.2),
             textcoords="offset points",
             ha="center",
-            va="top" if hangs else "bottom",
+            va="top" if below else "bottom",
             gid="number",
             zorder=4,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.1},

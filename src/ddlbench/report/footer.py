@@ -48,6 +48,11 @@ def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> l
     return [*sentences, *marks(shown), origin(shown, context)]
 
 
+def note_sentences(shown: pd.DataFrame) -> list[str]:
+    """The notes that all cells share, as sentences."""
+    return [f"{note[0].upper()}{note[1:].rstrip('.')}." for note in common_notes(shown)]
+
+
 def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
     """Explain the whiskers; empty without any."""
     words = interval_words(shown, ratio)

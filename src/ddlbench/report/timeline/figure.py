@@ -17,6 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import Status
 from ddlbench.planning.schedules import Schedule, pipedream
@@ -164,6 +165,8 @@ def _cells(tables: Tables, context: Context) -> Iterator[CellTimeline | str]:
     """The first cell with spans of each strategy and geometry; a sentence if it is unreadable."""
     seen: set[tuple[str, str]] = set()
     good = tables.measurements[tables.measurements["status"] == Status.OK]
+    parallel = good[good["strategy"] != BASE]
+    good = parallel if len(parallel) else good  # one device alone has no schedule to compare with
     for row in rows_of(good):
         key = (str(row.strategy), str(row.geometry))
         folder = context.results / cell_dir(row.site, row.cell_id).relative_to(RESULTS)
