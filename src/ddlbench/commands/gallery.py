@@ -9,7 +9,7 @@ import click
 
 from ddlbench import __version__
 from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
-from ddlbench.experiment.paths import RESULTS, enter_project
+from ddlbench.experiment.paths import RESULTS, enter_project, project_root
 from ddlbench.experiment.screen import two_digits
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit
         drawings_of,
         pictures_of,
         printed_of,
+        published_pictures,
         tables_of,
     )
 
@@ -76,9 +77,14 @@ def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit
         read=paper.read,
         command=command_of(file, LAPTOP),
         why_not=file.without_cells_why(LAPTOP) if paper.same_as or paper.not_drawn else "",
-        pictures=pictures_of(experiment, paper.draws, sites)
-        if experiment
-        else drawings_of(paper.command),
+        pictures=(
+            *(
+                pictures_of(experiment, paper.draws, sites)
+                if experiment
+                else drawings_of(paper.command)
+            ),
+            *published_pictures(project_root(), paper.pictures),
+        ),
         tables=tables_of(experiment, paper.draws, sites)
         if experiment
         else printed_of(paper.kept / paper.printed.name if paper.table else None),

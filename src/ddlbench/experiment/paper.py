@@ -47,6 +47,7 @@ class Paper(JsonForm):
         read: how to read ours beside it.
         draws: names of our figures and tables that show it.
         published: prints whose values stand beside ours, as ``thesis/fig3.1``.
+        pictures: kept pictures of the published values alone, from the project's folder.
         also_site: at laptop scale the site that the figure compares with; else empty.
         command: makes it, where no cells are needed; else empty.
         table: what of ours stands beside the values of a printed table; else empty.
@@ -62,6 +63,7 @@ class Paper(JsonForm):
     read: str
     draws: tuple[str, ...] = ()
     published: tuple[str, ...] = ()
+    pictures: tuple[str, ...] = ()
     also_site: str = ""
     command: str = ""
     table: str = ""

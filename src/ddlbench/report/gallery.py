@@ -176,6 +176,12 @@ def drawings_of(command: str) -> tuple[Shown, ...]:
     return tuple(Shown(path, path.stem) for path in sorted(folder.glob("*.png")))
 
 
+def published_pictures(root: Path, names: Sequence[str]) -> tuple[Shown, ...]:
+    """Kept pictures of published values alone, from the project's folder."""
+    there = (root / name for name in names)
+    return tuple(Shown(path, f"published: {path.stem}") for path in there if path.is_file())
+
+
 def printed_of(table: Path | None) -> tuple[ShownTable, ...]:
     """A printed table with ours beside it, if it is there."""
     if table is None or not table.is_file():

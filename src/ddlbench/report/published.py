@@ -28,6 +28,11 @@ def chosen(rows: pd.DataFrame, paper: Paper | None) -> pd.DataFrame:
     return rows if paper is None else rows[rows["figure"].isin(paper.published)]
 
 
+def is_of(paper: Paper | None, figure: str) -> bool:
+    """Whether the values of a print may stand beside the cells of a paper's figure."""
+    return paper is None or figure in paper.published
+
+
 def deviations(strategy: str, predictor: str, geometry: str, paper: Paper | None) -> pd.DataFrame:
     """Signed errors of one predictor (Figures 4.1, 5.1, 5.2 and 6.2).
 
