@@ -9,7 +9,7 @@ import click
 
 from ddlbench import __version__
 from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
-from ddlbench.experiment.paths import RESULTS, enter_project
+from ddlbench.experiment.paths import RESULTS, enter_project, project_root
 from ddlbench.experiment.screen import two_digits
 
 if TYPE_CHECKING:
@@ -48,7 +48,14 @@ def gallery(out: Path, sites: tuple[str, ...]) -> None:
 
 def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit:
     from ddlbench.commands.papers import command_of  # noqa: PLC0415 - slow to import
-    from ddlbench.report.gallery import Exhibit, drawings_of, pictures_of, tables_of  # noqa: PLC0415
+    from ddlbench.report.gallery import (  # noqa: PLC0415
+        Exhibit,
+        drawings_of,
+        pictures_of,
+        printed_of,
+        published_pictures,
+        tables_of,
+    )
 
     paper = file.paper
     experiment = str(file.values.get("experiment", ""))
@@ -59,11 +66,19 @@ def _exhibit(file: PaperFile, sites: list[str], judged: list[Judged]) -> Exhibit
         question=paper.question,
         original=paper.original,
         read=paper.read,
-        command=paper.command or command_of(file, LAPTOP),
-        pictures=pictures_of(experiment, paper.draws, sites)
+        command=command_of(file, LAPTOP),
+        why_not=file.without_cells_why(LAPTOP) if paper.same_as or paper.not_drawn else "",
+        pictures=(
+            *(
+                pictures_of(experiment, paper.draws, sites)
+                if experiment
+                else drawings_of(paper.command)
+            ),
+            *published_pictures(project_root(), paper.pictures),
+        ),
+        tables=tables_of(experiment, paper.draws, sites)
         if experiment
-        else drawings_of(paper.command),
-        tables=tables_of(experiment, paper.draws, sites) if experiment else (),
+        else printed_of(paper.kept / paper.printed.name if paper.table else None),
         claims=tuple(
             (one.claim.id, one.claim.claim, one.found.verdict, _numbers(one))
             for one in judged

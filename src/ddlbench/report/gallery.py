@@ -108,7 +108,8 @@ class Exhibit:
 
     Args:
         figure, title, source, question, original, read: of the paper's file.
-        command: makes it.
+        command: makes it; empty if nothing does.
+        why_not: why it has no picture of its own; empty if it has or will have one.
         pictures, tables: ours, as far as they are there.
         claims: verdicts on its claims: id, claim, verdict, numbers.
     """
@@ -120,6 +121,7 @@ class Exhibit:
     original: str
     read: str
     command: str
+    why_not: str
     pictures: tuple[Shown, ...]
     tables: tuple[ShownTable, ...]
     claims: tuple[tuple[str, str, str, str], ...]
@@ -174,6 +176,19 @@ def drawings_of(command: str) -> tuple[Shown, ...]:
     return tuple(Shown(path, path.stem) for path in sorted(folder.glob("*.png")))
 
 
+def published_pictures(root: Path, names: Sequence[str]) -> tuple[Shown, ...]:
+    """Kept pictures of published values alone, from the project's folder."""
+    there = (root / name for name in names)
+    return tuple(Shown(path, f"published: {path.stem}") for path in there if path.is_file())
+
+
+def printed_of(table: Path | None) -> tuple[ShownTable, ...]:
+    """A printed table with ours beside it, if it is there."""
+    if table is None or not table.is_file():
+        return ()
+    return (ShownTable(table, "printed, and here"),)
+
+
 def write_gallery(exhibits: Sequence[Exhibit], out: Path, told: Mapping[str, Any]) -> list[Path]:
     """Write gallery.html and gallery.md into a folder.
 
@@ -195,7 +210,8 @@ def _markdown(exhibits: Sequence[Exhibit], out: Path) -> str:
     for one in exhibits:
         lines += [f"## {one.figure}: {one.title}", "", f"{one.question} ({one.source})", ""]
         lines += [f"Original: {one.original}.", "", one.read, ""]
-        lines += ["    " + one.command, ""]
+        lines += ["    " + one.command, ""] if one.command else []
+        lines += [f"Not drawn: {one.why_not.rstrip('.')}.", ""] if one.why_not else []
         for picture in one.pictures:
             path = _relative(picture.file, out)
             lines += [f"![{picture.caption}]({path})", ""]

@@ -228,7 +228,12 @@ def replayed(
         stage_blocks = strategy.stage_blocks(workload, plan)
         ends = level and workload.device_kind == "cpu"  # a GPU's queue hides what its host does
         links = PipelineLinks(
-            inputs.links, plan, pipeline, stage_blocks, workload.bucket_bytes, ends=ends
+            inputs.links,
+            plan,
+            pipeline,
+            stage_blocks,
+            workload,
+            ends=ends,
         )
         step_s, sent_s = _with_links(run, compute, slowdown, links, workload.device_kind)
         remarks = links.remarks
