@@ -88,6 +88,19 @@ def test_ranks_train_over_the_link_as_they_do_without(strategy, nodes, devices, 
     assert not running()
 
 
+def test_ranks_of_one_node_train_over_links_inside_it(site, tmp_path):
+    pcie = LinkCondition(0.0, None, 0.0, inside=LinkCondition(DELAY_S, 100e6, 0.0))
+    cell = cell_of("plain", nodes=1, devices_per_node=2)
+    result, _ = measure(cell, site, tmp_path, fabrics={"slow": pcie})
+    assert result["status"] == "ok"
+    assert result["timing"]["step_s"]["median"] >= 2 * DELAY_S
+    assert result["provenance"]["hosts"] == ["node0"]
+    assert [(rank["node"], rank["local_rank"]) for rank in result["ranks"]] == [(0, 0), (0, 1)]
+    assert result["link"]["setting"] == pcie.to_dict()
+    assert result["loss"]["last"] == pytest.approx(sequential_loss(cell)["last"], rel=1e-4)
+    assert not running()
+
+
 def test_on_a_cluster_neither_ranks_nor_data_need_srun(site, tmp_path):
     """There is no job here, so an srun would fail."""
     cluster = dataclasses.replace(site, launcher="slurm", nodes=1)
