@@ -20,8 +20,8 @@ class Nodes:
     misses = ()
     error = None
 
-    def __init__(self, condition, count):
-        type(self).made = (condition, count)
+    def __init__(self, condition, count, devices):
+        type(self).made = (condition, count, devices)
 
     def __enter__(self):
         if self.error is not None:
@@ -32,12 +32,13 @@ class Nodes:
         pass
 
     def probe(self, controls):
-        condition, count = self.made
+        condition, count, _ = self.made
         interval = {"low": 0.008, "high": 0.012, "confidence": 0.95}
         return {
             "setting": {**condition.to_dict(), "nodes": count},
             "measured": {
                 "links": {"backend": "relay"},
+                "pairs": [{"one_way_delay_s": 0.0101}],
                 "one_way_delay_s": 0.0101,
                 "rate_bits_per_s": 400e6,
                 "loss": {"sent": 20_000, "lost": 200, "share": 0.01, "interval": interval},
@@ -72,7 +73,7 @@ ASKED = ("--latency-ms", "10", "--bandwidth-mbit", "500", "--loss-percent", "1")
 def test_json_of_a_good_link(nodes):
     done = probe(*ASKED, "--json", "--compare", "bbr")
     assert done.exit_code == 0
-    assert nodes.made == (LinkCondition(0.01, 500e6, 0.01), 2)
+    assert nodes.made == (LinkCondition(0.01, 500e6, 0.01), 2, 2)
     found = json.loads(done.stdout)
     assert set(found) == {"setting", "measured", "ok", "misses"}
     assert [one["congestion_control"] for one in found["measured"]["tcp"]] == ["cubic", "bbr"]
@@ -93,7 +94,7 @@ def test_the_table_shows_both(nodes):
     for text in ("10.000 ms", "10.100 ms", "20.200 ms", "500.0 Mbit/s", "400.0 Mbit/s", "1.000%"):
         assert text in done.stdout
     assert f"missed: {SENTENCE}" in done.stdout
-    assert nodes.made == (LinkCondition(0.01, 500e6, 0.01, mtu=9000, backend="relay"), 3)
+    assert nodes.made == (LinkCondition(0.01, 500e6, 0.01, mtu=9000, backend="relay"), 3, 2)
 
 
 def test_a_congestion_control_that_is_not_there_is_told(nodes):
@@ -105,6 +106,14 @@ def test_a_congestion_control_that_is_not_there_is_told(nodes):
 def test_without_a_rate_there_is_no_limit(nodes):
     assert probe("--latency-ms", "0").exit_code == 0
     assert nodes.made[0] == LinkCondition(0.0, None, 0.0)
+
+
+def test_links_inside_nodes_are_of_their_devices(nodes):
+    rate = ("--inside-bandwidth-mbit", "8000")
+    assert probe(*ASKED, *rate, "--inside-latency-ms", "0.02", "--devices", "4").exit_code == 0
+    condition, count, devices = nodes.made
+    assert (condition.inside.latency_s, condition.inside.bandwidth_bits_per_s) == (2e-5, 8e9)
+    assert (count, devices) == (2, 4)
 
 
 @pytest.mark.parametrize(

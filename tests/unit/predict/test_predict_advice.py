@@ -9,8 +9,10 @@ import pytest
 from predict_factory import MB
 
 from ddlbench.commands.recommend_display import recommendation_lines
+from ddlbench.experiment.profile import Profile
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import Accelerator
+from ddlbench.planning.device_table import table_of_profile, write_table
 from ddlbench.predict.advice import advise, answer_dict
 from ddlbench.predict.choose import likeliest_of
 from ddlbench.predict.prediction import Measured
@@ -188,8 +190,11 @@ def test_fitted_options_are_told(here):
 )
 def test_beyond_a_site_that_scales_is_predicted_and_never_measured(here, tmp_path, changes):
     if "accelerator" in changes:  # devices of a site that emulates them share no cores
-        folder = tmp_path / "results" / "local" / "profiles"
-        changes = {**changes, "accelerator": Accelerator(str(folder))}
+        accelerator = Accelerator(str(tmp_path / "device"))
+        made = Profile.from_dict(make.profile((MB,) * 23))
+        table = accelerator.table_file(made.dataset, made.network)
+        write_table(table, table_of_profile(made, "a profile"))
+        changes = {**changes, "accelerator": accelerator}
     larger = replace(here, site=make.site(**changes))
     question = make.question()
     ranking, advice = answered(question, larger)
