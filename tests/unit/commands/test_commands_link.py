@@ -20,8 +20,8 @@ class Nodes:
     misses = ()
     error = None
 
-    def __init__(self, condition, count):
-        type(self).made = (condition, count)
+    def __init__(self, condition, count, devices):
+        type(self).made, type(self).devices = (condition, count), devices
 
     def __enter__(self):
         if self.error is not None:
@@ -34,13 +34,17 @@ class Nodes:
     def probe(self, controls):
         condition, count = self.made
         interval = {"low": 0.008, "high": 0.012, "confidence": 0.95}
+        inside = {"one_way_delay_s": 0.00202, "rate_bits_per_s": 8.1e9}
         return {
             "setting": {**condition.to_dict(), "nodes": count},
             "measured": {
                 "links": {"backend": "relay"},
                 "one_way_delay_s": 0.0101,
                 "rate_bits_per_s": 400e6,
-                "loss": {"sent": 20_000, "lost": 200, "share": 0.01, "interval": interval},
+                **({} if condition.inside is None else {"inside": inside}),
+                "loss": None
+                if count == 1
+                else {"sent": 20_000, "lost": 200, "share": 0.01, "interval": interval},
                 "tcp": [
                     {"congestion_control": name, "goodput_bits_per_s": 14e6, "failure": None}
                     if name != "nosuch"
@@ -107,6 +111,20 @@ def test_without_a_rate_there_is_no_limit(nodes):
     assert nodes.made[0] == LinkCondition(0.0, None, 0.0)
 
 
+def test_links_inside_a_node_have_rows_of_their_own(nodes):
+    inside = ("--inside-latency-ms", "2", "--inside-bandwidth-mbit", "8000")
+    done = probe(*ASKED, *inside, "--devices", "4")
+    assert done.exit_code == 0
+    for text in ("500.0 Mbit/s", "8000.0 Mbit/s", "8100.0 Mbit/s", "2.020 ms", "4.040 ms"):
+        assert text in done.stdout
+    assert nodes.made[0].inside == LinkCondition(0.002, 8e9, 0.0)
+    assert nodes.devices == 4
+    alone = probe("--nodes", "1", *inside)
+    assert alone.exit_code == 0
+    assert "8100.0 Mbit/s" in alone.stdout
+    assert "loss" not in alone.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -114,6 +132,8 @@ def test_without_a_rate_there_is_no_limit(nodes):
         (("--latency-ms", "1", "--loss-percent", "51"), "loss_percent: 51.0 is too large"),
         (("--latency-ms", "2001"), "latency_ms: 2001.0 is too large"),
         (("--latency-ms", "1", "--mtu", "1"), "mtu: 1 is too small"),
+        (("--bandwidth-mbit", "1"), "link probe: 'latency_ms' is missing"),
+        (("--inside-bandwidth-mbit", "1"), "inside: 'latency_ms' is missing"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(nodes, arguments, sentence):
