@@ -239,7 +239,7 @@ def _show_probe(found: dict[str, Any]) -> None:
     table.add_column("link")
     for name in ("set", "measured"):
         table.add_column(name, justify="right")
-    if measured["pairs"]:
+    if setting["nodes"] > 1:
         _add_link(table, setting, measured)
     if "inside" in measured:
         _add_link(table, setting["inside"], measured["inside"], " inside a node")

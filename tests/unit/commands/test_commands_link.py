@@ -21,7 +21,7 @@ class Nodes:
     error = None
 
     def __init__(self, condition, count, devices):
-        type(self).made = (condition, count, devices)
+        type(self).made, type(self).devices = (condition, count), devices
 
     def __enter__(self):
         if self.error is not None:
@@ -32,16 +32,19 @@ class Nodes:
         pass
 
     def probe(self, controls):
-        condition, count, _ = self.made
+        condition, count = self.made
         interval = {"low": 0.008, "high": 0.012, "confidence": 0.95}
+        inside = {"one_way_delay_s": 0.00202, "rate_bits_per_s": 8.1e9}
         return {
             "setting": {**condition.to_dict(), "nodes": count},
             "measured": {
                 "links": {"backend": "relay"},
-                "pairs": [{"one_way_delay_s": 0.0101}],
                 "one_way_delay_s": 0.0101,
                 "rate_bits_per_s": 400e6,
-                "loss": {"sent": 20_000, "lost": 200, "share": 0.01, "interval": interval},
+                **({} if condition.inside is None else {"inside": inside}),
+                "loss": None
+                if count == 1
+                else {"sent": 20_000, "lost": 200, "share": 0.01, "interval": interval},
                 "tcp": [
                     {"congestion_control": name, "goodput_bits_per_s": 14e6, "failure": None}
                     if name != "nosuch"
@@ -73,7 +76,7 @@ ASKED = ("--latency-ms", "10", "--bandwidth-mbit", "500", "--loss-percent", "1")
 def test_json_of_a_good_link(nodes):
     done = probe(*ASKED, "--json", "--compare", "bbr")
     assert done.exit_code == 0
-    assert nodes.made == (LinkCondition(0.01, 500e6, 0.01), 2, 2)
+    assert nodes.made == (LinkCondition(0.01, 500e6, 0.01), 2)
     found = json.loads(done.stdout)
     assert set(found) == {"setting", "measured", "ok", "misses"}
     assert [one["congestion_control"] for one in found["measured"]["tcp"]] == ["cubic", "bbr"]
@@ -94,7 +97,7 @@ def test_the_table_shows_both(nodes):
     for text in ("10.000 ms", "10.100 ms", "20.200 ms", "500.0 Mbit/s", "400.0 Mbit/s", "1.000%"):
         assert text in done.stdout
     assert f"missed: {SENTENCE}" in done.stdout
-    assert nodes.made == (LinkCondition(0.01, 500e6, 0.01, mtu=9000, backend="relay"), 3, 2)
+    assert nodes.made == (LinkCondition(0.01, 500e6, 0.01, mtu=9000, backend="relay"), 3)
 
 
 def test_a_congestion_control_that_is_not_there_is_told(nodes):
@@ -108,12 +111,18 @@ def test_without_a_rate_there_is_no_limit(nodes):
     assert nodes.made[0] == LinkCondition(0.0, None, 0.0)
 
 
-def test_links_inside_nodes_are_of_their_devices(nodes):
-    rate = ("--inside-bandwidth-mbit", "8000")
-    assert probe(*ASKED, *rate, "--inside-latency-ms", "0.02", "--devices", "4").exit_code == 0
-    condition, count, devices = nodes.made
-    assert (condition.inside.latency_s, condition.inside.bandwidth_bits_per_s) == (2e-5, 8e9)
-    assert (count, devices) == (2, 4)
+def test_links_inside_a_node_have_rows_of_their_own(nodes):
+    inside = ("--inside-latency-ms", "2", "--inside-bandwidth-mbit", "8000")
+    done = probe(*ASKED, *inside, "--devices", "4")
+    assert done.exit_code == 0
+    for text in ("500.0 Mbit/s", "8000.0 Mbit/s", "8100.0 Mbit/s", "2.020 ms", "4.040 ms"):
+        assert text in done.stdout
+    assert nodes.made[0].inside == LinkCondition(0.002, 8e9, 0.0)
+    assert nodes.devices == 4
+    alone = probe("--nodes", "1", *inside)
+    assert alone.exit_code == 0
+    assert "8100.0 Mbit/s" in alone.stdout
+    assert "loss" not in alone.stdout
 
 
 @pytest.mark.parametrize(
@@ -123,6 +132,8 @@ def test_links_inside_nodes_are_of_their_devices(nodes):
         (("--latency-ms", "1", "--loss-percent", "51"), "loss_percent: 51.0 is too large"),
         (("--latency-ms", "2001"), "latency_ms: 2001.0 is too large"),
         (("--latency-ms", "1", "--mtu", "1"), "mtu: 1 is too small"),
+        (("--bandwidth-mbit", "1"), "link probe: 'latency_ms' is missing"),
+        (("--inside-bandwidth-mbit", "1"), "inside: 'latency_ms' is missing"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(nodes, arguments, sentence):
