@@ -310,7 +310,10 @@ _MARK_SHARE = 0.035
 
 
 def _foot(bar: Bar, beside: Beside | None, at: tuple[int, int]) -> float:
-    """Where the number of a bar begins: at its outer end, or at zero if a mark stands there."""
+    """Where the number of a bar begins: at its outer end, or beyond zero if a mark stands there.
+
+    Of a bar too low for that, it stands above the mark.
+    """
     hangs = bar.value < 0
     end = (bar.low if math.isfinite(bar.low) else bar.value) if hangs else _top(bar)
     if beside is None or at not in beside.values:
@@ -319,7 +322,9 @@ def _foot(bar: Bar, beside: Beside | None, at: tuple[int, int]) -> float:
     beyond = end - published if hangs else published - end
     if not -mark < beyond < _NUMBER_SHARE * beside.span:
         return end
-    return 0.0
+    if hangs:
+        return max(0.0, _top(bar), published + mark)
+    return 0.0 if end > (_NUMBER_SHARE + _MARK_SHARE) * beside.span else published + mark
 
 
 def draw_beside(axes: Axes, beside: Beside, members: int) -> None:
@@ -355,7 +360,7 @@ def _draw_bar(
     text = number.format(bar.value) + bar.signs if slot_mm >= _NUMBER_MM else bar.signs
     if text:
         hangs = bar.value < 0
-        below = hangs and foot < 0
+        below = hangs and foot < 0  # else it stands on the other side of zero
         axes.annotate(
             text,
             (x, foot),

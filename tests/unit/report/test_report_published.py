@@ -185,21 +185,30 @@ def test_deviations_are_of_their_own_figure(tmp_path, paper) -> None:
     assert_no_overlap(figure)
 
 
-def test_a_number_never_lies_under_a_mark() -> None:
-    look = DatasetLook(0.0, "")
-    bars = [Bar(value, math.nan, math.nan, "#0072B2", look) for value in (2.0, 2.0, -2.0)]
+@pytest.mark.parametrize(
+    ("bar", "mark", "foot"),
+    [
+        ((2.0, math.nan, math.nan), 4.0, 2.0),  # far from it
+        ((2.0, math.nan, math.nan), 2.3, 0.0),  # within its bar
+        ((0.3, math.nan, math.nan), 0.5, 0.85),  # too low for that
+        ((-2.0, math.nan, math.nan), -2.3, 0.0),  # on the other side of zero
+        ((-2.0, -4.0, 1.0), -4.2, 1.0),  # beyond its whisker there
+        ((-0.1, math.nan, math.nan), -0.2, 0.15),
+    ],
+)
+def test_a_number_never_lies_under_a_mark(bar, mark, foot) -> None:
     with style():
         figure = new_figure(85.0, 60.0)
         axes = figure.add_axes((0.1, 0.1, 0.85, 0.85))
-        beside = Beside({(0, 0): 2.3, (0, 1): 4.0, (0, 2): -2.3}, 10.0)
+        beside = Beside({(0, 0): mark}, 10.0)
+        bars = [Bar(*bar, "#0072B2", DatasetLook(0.0, ""))]
         draw_groups(axes, [Group("a", bars)], 70.0, "{:.1f}", beside)
-        draw_beside(axes, beside, 3)
+        draw_beside(axes, beside, 1)
         axes.set_ylim(-5, 5)
         figure.canvas.draw()
-    assert [float(text.xy[1]) for text in of(figure, "number")] == [0.0, 2.0, 0.0]
-    marks = [line.get_window_extent() for line in of(figure, "published")]
-    texts = [text.get_window_extent() for text in of(figure, "number")]
-    assert not any(mark.overlaps(text) for mark in marks for text in texts)
+    (number,), (line,) = of(figure, "number"), of(figure, "published")
+    assert float(number.xy[1]) == pytest.approx(foot)
+    assert not line.get_window_extent().overlaps(number.get_window_extent())
 
 
 # The networking study ----------------------------------------------------------------------------
