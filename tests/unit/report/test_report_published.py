@@ -310,7 +310,7 @@ def test_idle_time_is_sending_or_waiting() -> None:
         (1, "sending", 1, 2.5, 3.0),
         (1, "waiting", 0, 8.0, 11.0),  # done before the first partition
     ]
-    parts = parts_of(SPANS, 2)
+    parts = parts_of(SPANS)
     assert parts == pytest.approx(
         {"compute_s": 6.0, "exposed_communication_s": 1.0, "bubble_s": 4.0}
     )
