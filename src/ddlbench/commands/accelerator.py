@@ -13,6 +13,7 @@ from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.paths import enter_project, profile_file
 from ddlbench.experiment.screen import Column, duration_text, paragraph, table
 from ddlbench.experiment.site import did_not_compute, load_site
+from ddlbench.experiment.units import MB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -179,7 +180,7 @@ def _lines(tables: Tables) -> list[str]:
                 network,
                 str(len(made.blocks)),
                 str(made.tensors),
-                f"{made.parameter_bytes / 1e6:.1f} MB",
+                MB.text(made.parameter_bytes, ".1f"),
                 ", ".join(map(str, made.batch_sizes)),
                 *map(duration_text, times),
             )

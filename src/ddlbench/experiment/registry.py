@@ -67,11 +67,11 @@ NETWORKS: Registry[NetworkSpec] = Registry(
         for spec in (
             NetworkSpec("resnet18", "ResNet-18", f"{_NETWORKS}.resnet:resnet18"),
             NetworkSpec("resnet50", "ResNet-50", f"{_NETWORKS}.resnet:resnet50"),
-            NetworkSpec("resnet101", "ResNet-101", f"{_NETWORKS}.resnet:resnet101"),
             NetworkSpec("resnet152", "ResNet-152", f"{_NETWORKS}.resnet:resnet152"),
             NetworkSpec("vgg11", "VGG-11", f"{_NETWORKS}.alexnet_vgg:vgg11"),
             NetworkSpec("vgg16", "VGG-16", f"{_NETWORKS}.alexnet_vgg:vgg16"),
             NetworkSpec("mobilenetv2", "MobileNetV2", f"{_NETWORKS}.mobilenetv2:mobilenetv2"),
+            NetworkSpec("resnet101", "ResNet-101", f"{_NETWORKS}.resnet:resnet101"),
             NetworkSpec("alexnet", "AlexNet", f"{_NETWORKS}.alexnet_vgg:alexnet"),
             NetworkSpec("cosmoflow", "CosmoFlow", f"{_NETWORKS}.cosmoflow:cosmoflow", "volumes"),
             NetworkSpec("mlp", "MLP", f"{_NETWORKS}.synthetic:mlp"),

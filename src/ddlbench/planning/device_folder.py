@@ -27,6 +27,7 @@ from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
 from ddlbench.experiment.registry import mismatch
 from ddlbench.experiment.schema import check_against, fill_defaults, read_yaml
 from ddlbench.experiment.site import Accelerator
+from ddlbench.experiment.units import MB
 from ddlbench.planning.device_table import DeviceTable, read_table, table_of_profile, write_table
 from ddlbench.planning.matrix import check_name
 
@@ -192,7 +193,7 @@ def device_tables() -> str:
             sizes = ", ".join(map(str, table.batch_sizes))
             lines.append(
                 f"| `{folder.name}` | {dataset} | {network} | {len(table.blocks)} "
-                f"| {table.tensors} | {table.parameter_bytes / 1e6:.1f} MB | {sizes} "
+                f"| {table.tensors} | {MB.text(table.parameter_bytes, '.1f')} | {sizes} "
                 f"| {1e3 * forward_s:.1f} + {1e3 * backward_s:.1f} ms, {largest} |"
             )
     return "\n".join(lines)

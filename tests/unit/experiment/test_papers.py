@@ -36,7 +36,7 @@ FILES = {file.paper.figure: file for file in read_papers()}
 WITH_CELLS = [name for name, file in FILES.items() if "experiment" in file.values]
 ALONE = [name for name, file in FILES.items() if file.paper.command]
 _FEW = 40  # cells of a laptop scale
-_LONGEST_S = 900  # of a laptop scale, where it is known before anything ran
+_LONGEST_S = 2400  # of a laptop scale, where it is known before anything ran: sixteen GPUs
 # Made of the results, but not by the workflow of one experiment on one site.
 _BY_COMMAND = {"sites"}
 
@@ -212,8 +212,8 @@ def test_figure_5_has_model_parallelism_on_several_nodes() -> None:
 
 def test_figure_6_is_of_two_sites_that_differ_in_their_devices_only() -> None:
     site, rows = laptop_of("ddlbench/fig6")
-    half = load_site("accelerators-half")
-    assert site.name == "accelerators"
+    half = load_site("emulated-16-gpus-half")
+    assert site.name == "emulated-16-gpus"
     for row in rows:
         assert half.fabrics.get(row.cell.fabric) == site.fabrics.get(row.cell.fabric)
     assert half.accelerator is not None
@@ -265,8 +265,9 @@ def test_figures_share_the_cells_of_the_whole_experiment(figure: str) -> None:
 
 def test_a_site_of_the_user_goes_first() -> None:
     values = {**FILES["ddlbench/fig4"].values, "scale": LAPTOP}
-    assert at_scale(values, "x")["site"] == "accelerators"
+    assert at_scale(values, "x")["site"] == "emulated-4-gpus"
     assert at_scale({**values, "site": "mine"}, "x")["site"] == "mine"
+    assert at_scale({**values, "repeats": 5}, "x")["repeats"] == 5
     assert at_scale({**values, "scale": FULL, "site": "mine"}, "x")["site"] == "mine"
 
 
@@ -324,7 +325,7 @@ def test_the_command_lists_every_figure(monkeypatch) -> None:
         "snakemake --profile profiles/local --configfile config/papers/ddlbench/fig4.yaml "
         "--config scale=laptop"
     )
-    assert one["cells"] == 16
+    assert one["cells"] == 12
     shown = CliRunner().invoke(commands, ["papers"]).stdout.splitlines()
     assert max(map(len, shown)) <= 80
     assert [line.split()[0] for line in shown[1 : 1 + len(FILES)]] == list(FILES)  # a line each
@@ -334,7 +335,7 @@ def test_one_figure_is_told_in_full() -> None:
     ended = CliRunner().invoke(commands, ["papers", "thesis/table6.1"])
     assert ended.exit_code == 0, ended.output
     assert "Does a larger micro-batch help" in ended.output
-    assert "of 5 are there on local" in " ".join(ended.output.split())
+    assert "of 10 are there on emulated-4-gpus" in " ".join(ended.output.split())
     with pytest.raises(ConfigError, match="did you mean 'thesis/table6.1'"):
         CliRunner().invoke(commands, ["papers", "thesis/table6"], catch_exceptions=False)
 
@@ -385,11 +386,11 @@ def test_sites_are_compared_at_the_scale_that_was_asked_for(monkeypatch) -> None
         "--scale",
         "laptop",
         "--also-site",
-        "accelerators-half",
+        "emulated-16-gpus-half",
     ]
     ended = CliRunner().invoke(commands, words, catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
-    assert compared == [("ddlbench-fig6-laptop", ["accelerators", "accelerators-half"])]
+    assert compared == [("ddlbench-fig6-laptop", ["emulated-16-gpus", "emulated-16-gpus-half"])]
 
 
 def test_the_page_has_every_figure() -> None:
