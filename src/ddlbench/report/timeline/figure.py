@@ -208,7 +208,7 @@ def show_division(lesson: Lesson) -> list[Shown]:
         why = why_release_stops(replicas, each) if each else "a loader has too few mini-batches"
         if why:
             nothing = Window(rule, 0, 0, False, None, None)
-            heading += ": it stops before the first pass" if each else ""
+            heading += "; it stops before the first pass" if each else ""
             shown.append(Shown(heading, nothing, (), not_planned=why, in_seconds=False))
         else:
             shown.append(_named(show(replace(lesson, batches=whole)), rule, heading))
