@@ -7,9 +7,10 @@ import pytest
 from predict_factory import MB
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
+from ddlbench.experiment.profile import Profile
 from ddlbench.experiment.registry import STRATEGIES, known
 from ddlbench.experiment.site import Accelerator
+from ddlbench.planning.device_table import table_of_profile, write_table
 from ddlbench.predict.prediction import Measured
 from ddlbench.predict.ranking import candidate_dict
 from ddlbench.predict.recommend import recommend
@@ -179,7 +180,7 @@ def test_on_cpus_pipelines_of_one_process_are_not_recommended_for_their_speed(fo
 def test_on_emulated_devices_pipelines_of_one_process_are_faster_than_one(tmp_path):
     device = Accelerator(str(tmp_path / "device"))
     times = Profile.from_dict(make.profile())
-    write_profile(device.profile_file(ProfileKey("mnist", "vgg11")), times)
+    write_table(device.table_file("mnist", "vgg11"), table_of_profile(times, "a profile"))
     make.write_site(tmp_path, make.emulated(), make.links())
     emulated = make.site(accelerator=device)
     here = make.knowledge(tmp_path, site=emulated)

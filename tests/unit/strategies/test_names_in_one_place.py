@@ -46,6 +46,7 @@ REASONS = {
     "report/figures/paradl.py": "ParaDL's kinds of parallelism, drawn in the colours of ours",
     "report/figures/pipelines.py": "the thesis measured one GPipe, which is beside both of ours",
     "report/figures/sharding.py": "ParaDL's kinds of parallelism",
+    "report/printed_table.py": "which of ours stands for a library of the thesis' Table 3.1",
     "report/timeline/schedule_diagrams.py": "names of schedules",
     "runtime/environment.py": "a Python package",
 }
