@@ -7,9 +7,10 @@ measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
 
     ddlbench-fig4/speedup.png, .csv    what its file in config/papers says it draws
     ddlbench-fig4/cells.csv            a row a cell: its measurements
+    paradl-table3/printed.txt          what a command prints that draws nothing
 
 A figure that compares two sites is measured on both. The picture of a schedule needs no cells, and
-thesis/fig8.1 those of choice_cases.py.
+thesis/fig8.1 those of choice_cases.py. `make tables` then compares all with the printed values.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ import pandas as pd
 from bed_study import ROOT, Study
 
 from ddlbench.commands.papers import command_of
+from ddlbench.experiment.document import write_text
 from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
-
-KEPT = ROOT / "docs" / "papers"
+from ddlbench.report.figure_results import TEXT, kept_folder
 
 
 def main() -> None:
@@ -47,6 +48,19 @@ def main() -> None:
             keep(file, folder)
         elif "--out" in file.paper.command:
             subprocess.run(shlex.split(file.paper.command), cwd=ROOT, check=False)
+        else:
+            keep_text(file)
+
+
+def keep_text(file: PaperFile) -> None:
+    """Keep what the command of a figure prints that needs no cells and draws nothing."""
+    ended = subprocess.run(
+        shlex.split(file.paper.command), cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    if ended.returncode:
+        print(f"{file.paper.figure}: {ended.stderr.strip()}", flush=True)
+        return
+    write_text(kept_folder(file.paper.figure) / TEXT, ended.stdout)
 
 
 def measure(file: PaperFile, folder: Path) -> None:
@@ -65,7 +79,7 @@ def measure(file: PaperFile, folder: Path) -> None:
 
 def keep(file: PaperFile, folder: Path) -> None:
     """Copy what a figure draws, and its measurements."""
-    out = KEPT / file.paper.figure.replace("/", "-")
+    out = kept_folder(file.paper.figure)
     experiment = f"{file.values['experiment']}-{LAPTOP}"
     cells = []
     for source in sorted((folder / "results").glob(f"*/{experiment}")):

@@ -16,7 +16,6 @@ from ddlbench.commands.check import check
 from ddlbench.commands.check_data import check_data
 from ddlbench.commands.claims import claims
 from ddlbench.commands.experiment_options import config_at, with_matrix
-from ddlbench.commands.gallery import gallery
 from ddlbench.commands.interconnect import interconnect, link
 from ddlbench.commands.largest_batch import largest_batch_command
 from ddlbench.commands.oracle import oracle
@@ -83,7 +82,7 @@ _GROUPS = {
         "predict", "recommend", "tune", "largest-batch", "accuracy", "calibrate", "partition",
         "oracle", "timeline",
     ),
-    "Published": ("papers", "claims", "gallery"),
+    "Published": ("papers", "claims"),
     "Cluster": ("init", "doctor", "interconnect", "link"),
 }  # fmt: skip
 
@@ -378,7 +377,6 @@ for _command in (
     oracle,
     papers,
     claims,
-    gallery,
     timeline,
 ):
     commands.add_command(_command)

@@ -1,7 +1,9 @@
-"""Numbers printed in the thesis, to draw beside ours; they are of other hardware.
+"""Numbers printed in the papers, to draw beside ours; they are of other hardware.
 
-M. Jansen, thesis on a performance-based recommender, 2020. Each row of ``thesis2020/*.csv`` names
-its figure or table (``where``), its ``hardware`` and ``how`` the number was read.
+M. Jansen, thesis on a performance-based recommender, 2020; Cheng, Liu, Kurihana, "Performance
+Evaluation of Distributed Deep Learning: A Networking Perspective". Each row of ``thesis2020/*.csv``
+and ``cheng/*.csv`` names its figure, table or section (``where``) and ``how`` the number was read,
+those of the thesis also their ``hardware``.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ def deviations(strategy: str, predictor: str, geometry: str) -> pd.DataFrame:
         ``network``, ``dataset``, ``geometry``, ``signed_error`` (predicted over measured, less 1),
         ``where``, ``hardware``, ``how``; empty if the thesis has no such figure.
     """
-    rows = _rows("deviations")
+    rows = all_deviations()
     rows = rows[(rows["strategy"] == strategy) & (rows["predictor"] == predictor)]
     if rows["geometry"].nunique() > 1:
         rows = rows[rows["geometry"] == geometry]
     # Figure 5.2 shows 4 GPUs a second time; the first is the figure of that geometry.
     return rows.drop_duplicates(["network", "dataset"]).reset_index(drop=True)
+
+
+def all_deviations() -> pd.DataFrame:
+    """Figures 4.1, 5.1, 5.2 and 6.2: signed errors of every predictor."""
+    return _rows("deviations")
 
 
 def micro_batches() -> pd.DataFrame:
@@ -46,6 +53,11 @@ def speedups() -> pd.DataFrame:
     return _rows("speedups")
 
 
+def throughputs() -> pd.DataFrame:
+    """The networking study's images a second, with the batch and the links of each."""
+    return _rows("throughput", "cheng")
+
+
 def speedups_of(shown: pd.DataFrame) -> pd.DataFrame:
     """The printed speed-ups of cells of ours: same strategy, network, dataset and geometry."""
     keys = ["strategy", "network", "dataset", "geometry"]
@@ -60,6 +72,6 @@ def label(printed: pd.DataFrame) -> str:
     return f"{CITATION}, {places} ({hardware})"
 
 
-def _rows(name: str) -> pd.DataFrame:
-    text = files("ddlbench.report").joinpath("thesis2020", f"{name}.csv").read_text("utf-8")
+def _rows(name: str, folder: str = "thesis2020") -> pd.DataFrame:
+    text = files("ddlbench.report").joinpath(folder, f"{name}.csv").read_text("utf-8")
     return pd.read_csv(io.StringIO(text))

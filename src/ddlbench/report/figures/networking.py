@@ -11,12 +11,10 @@ Learning: A Networking Perspective"; TensorFlow with one parameter server.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 import pandas as pd
@@ -43,6 +41,7 @@ from ddlbench.report.labels import (
     variant_labels,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
+from ddlbench.report.published import throughputs
 from ddlbench.report.style import GREY, StrategyLook, plain, shade, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
@@ -313,8 +312,7 @@ def _draw_lines(
 
 def _published(quantity: Quantity) -> pd.DataFrame:
     """The paper's numbers for this quantity."""
-    text = files("ddlbench.report").joinpath("cheng", "throughput.csv").read_text("utf-8")
-    rows = pd.read_csv(io.StringIO(text))
+    rows = throughputs()
     rows = rows[rows["quantity"] == quantity.published]
     return rows.assign(value=rows[quantity.published])
 
