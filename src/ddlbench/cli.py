@@ -319,14 +319,19 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
 
     Suggested are whole GPUs, before slices of one, on most nodes that can be used.
     """
-    from ddlbench.cluster.init import free_site_file, interview, write_site  # noqa: PLC0415
+    from ddlbench.cluster.init import (  # noqa: PLC0415
+        free_site_file,
+        interview,
+        link_test_remarks,
+        write_site,
+    )
 
     free_site_file(name, overwrite)
     answers = interview(name, **given)
     path = write_site(answers, overwrite)
     chosen = answers.selection
     click.echo(f"{path} is written: {chosen.text}, partition {chosen.offer.kind.partition}")
-    for remark in chosen.remarks:
+    for remark in (*chosen.remarks, *link_test_remarks(chosen)):
         click.echo("\n".join(paragraph(f"note: {remark}", hanging="  ")))
     click.echo(f"Next: ddlbench doctor --site {name}")
 

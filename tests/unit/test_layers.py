@@ -4,7 +4,7 @@
 
     experiment -- networks -- datasets ---------.
         |            |                           |
-        |         strategies ------------------ runtime -- profiling, interconnect, cluster,
+        |         strategies ------------------ runtime -- profiling, interconnect -- cluster,
         |            |   slurm, emulation --------'          equivalence -- testing
         '-- planning +-- predict +- report -- commands
                              '- claims ---'
@@ -42,7 +42,7 @@ BELOW = {
     },
     "profiling": {"experiment", "datasets", "networks", "planning", "strategies", "runtime"},
     "interconnect": {"experiment", "networks", "planning", "strategies", "runtime"},
-    "cluster": {"experiment", "slurm", "planning", "runtime"},
+    "cluster": {"experiment", "slurm", "planning", "runtime", "interconnect"},
     "predict": {"experiment", "planning", "strategies"},
     "report": {"experiment", "slurm", "planning", "strategies", "predict"},
     "claims": {"experiment", "predict"},
