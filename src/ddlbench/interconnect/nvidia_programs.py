@@ -183,7 +183,7 @@ def build(checkout: Path) -> Path:
     binary = cache / f"{P2P}-{digest}"
     if binary.is_file():
         return binary
-    cache.mkdir(parents=True, exist_ok=True)
+    _make(cache)
     # Several nodes may build at once: the last one wins, and all find a complete binary. Without
     # -arch nvcc includes code that the driver compiles for any GPU.
     beside = cache / f".{binary.name}.{socket.gethostname()}.{os.getpid()}"
@@ -194,9 +194,20 @@ def build(checkout: Path) -> Path:
             error = _first_error(built.stderr + built.stdout)
             raise ConfigError(f"{nvcc} cannot build {source}: {error}")
         beside.replace(binary)
+    except OSError as error:
+        raise ConfigError(f"{binary} cannot be written: {error.strerror}") from None
     finally:
         beside.unlink(missing_ok=True)
     return binary
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be made: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"
+        ) from None
 
 
 def _nvcc() -> str | None:
@@ -267,7 +278,7 @@ def fetch(folder: Path) -> Path:
     checkout = folder / f"cuda-samples-{_text(tag)}"
     if checkout.is_dir():
         return checkout
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     beside = folder / f".{checkout.name}.{os.getpid()}"
     command = ["git", "clone", "--quiet", "--depth", "1", "--branch", _text(tag), _SAMPLES]
     try:
@@ -330,14 +341,14 @@ def _first_error(text: str) -> str:
 
 def main() -> None:
     """`make p2p`: clone, build, and leave the test where every site of this user finds it."""
+    target = _cache() / P2P
     try:
         built = build(fetch(_cache()))
-    except ConfigError as error:
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        beside.symlink_to(built.name)
+        beside.replace(target)
+    except (ConfigError, OSError) as error:
         sys.exit(f"ddlbench: {error}")
-    target = _cache() / P2P
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    beside.symlink_to(built.name)
-    beside.replace(target)
     print(f"{target} is built; `ddlbench doctor` says whether the nodes see it")
 
 

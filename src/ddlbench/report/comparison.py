@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.experiment.cell import parse_geometry
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paper import PaperFile, read_papers
 from ddlbench.experiment.site import EMULATED_COMPUTE
 from ddlbench.experiment.status import Status
@@ -48,6 +49,7 @@ what is known of ours alone; ``repeats`` counts runs of ours."""
 _OURS = [*KEYS, "measured", "bed", "repeats", "setting", "status"]
 _DIGITS = "%.4g"
 _GUESSED = "not named"
+_TWO = "Horovod or GPipe"  # how the kind of such cases of Table 8.1 ends
 
 
 def bed_of(device_kind: str, processors: str) -> str:
@@ -227,15 +229,21 @@ def _steps(results: FigureResults, _: str) -> pd.DataFrame:
     return _ours(rows.assign(condition=conditions), STEP, "step_median_s")
 
 
+_CASE = ("dataset", "network")
+_CUT = ("chunks", "micro_batch", "batch_size")
+
+
 def _deviations(results: FigureResults, name: str) -> pd.DataFrame:
-    rows = _measured(results, name)
+    needed = (*_CASE, "strategy", "geometry", "predictor", "signed_error")
+    rows = _measured(results, name, needed)
     return _ours(
         rows.assign(condition=rows["predictor"], value=1 + rows["signed_error"]), PREDICTED, "value"
     )
 
 
 def _micro_batches(results: FigureResults, name: str) -> pd.DataFrame:
-    rows = _measured(results, name).drop_duplicates(["network", "dataset", "batch_size", "chunks"])
+    needed = (*_CASE, "strategy", "geometry", *_CUT, "measured_samples_per_s")
+    rows = _measured(results, name, needed).drop_duplicates([*_CASE, *_CUT])
     sizes = zip(rows["chunks"], rows["micro_batch"], strict=True)
     conditions = [micro_batches_text(*both) for both in sizes]
     return _ours(rows.assign(condition=conditions), RATE, "measured_samples_per_s")
@@ -243,40 +251,36 @@ def _micro_batches(results: FigureResults, name: str) -> pd.DataFrame:
 
 def _choices(results: FigureResults, name: str) -> pd.DataFrame:
     """The thesis' recommender among its two candidates; each epoch at its own batch."""
-    rows = _measured(results, name)
-    rows = rows[(rows["recommender"] == "thesis") & rows["kind"].str.endswith("Horovod or GPipe")]
+    needed = (*_CASE, "nodes", "devices_per_node", "recommender", "kind", "extra_time")
+    rows = _measured(results, name, needed)
+    own = (rows["recommender"] == "thesis") & rows["kind"].astype(str).str.endswith(_TWO)
+    rows = rows[own]
     geometry = rows["nodes"].astype(str) + "x" + rows["devices_per_node"].astype(str)
     return _ours(rows.assign(strategy=RECOMMENDED, geometry=geometry), EXTRA, "extra_time")
 
 
-def _measured(results: FigureResults, name: str) -> pd.DataFrame:
-    """Our rows of a figure's table, with the bed and the fewest repeats of its cells."""
+def _measured(results: FigureResults, name: str, needed: Sequence[str]) -> pd.DataFrame:
+    """Our rows of a figure's table, with the bed and the fewest repeats of its cells.
+
+    Raises:
+        ConfigError: the table cannot be read, or lacks a column.
+    """
     rows = results.table(name)
     if rows is None:
-        return pd.DataFrame(
-            columns=[
-                *_OURS, "source", "predictor", "signed_error", "chunks", "micro_batch",
-                "measured_samples_per_s", "recommender", "kind", "nodes", "devices_per_node",
-                "extra_time",
-            ]
-        )  # fmt: skip
+        return pd.DataFrame(columns=[*dict.fromkeys([*needed, *_OURS])])
+    if missing := [column for column in needed if column not in rows]:
+        raise ConfigError(
+            f"{results.folder}: {name}.csv has no column {missing[0]!r}; draw its figure anew"
+        )
     if "source" in rows:
         rows = rows[rows["source"] == "measured here"]
     cells = _cells(results)
-    beds = ", ".join(dict.fromkeys(cells["bed"]))
-    if "repeats" not in rows:
-        rows = rows.assign(repeats=cells["repeats"].min())
-    if "batch_size" in rows:
-        setting = [f"batch {batch:g}" for batch in rows["batch_size"]]
-    else:
-        setting = [""] * len(rows)
-    marks = (
-        rows["mark"].astype(object).fillna("")
-        if "mark" in rows
-        else pd.Series("", index=rows.index)
-    )
-    status = marks.where(marks != "", Status.OK.value)
-    return rows.assign(bed=beds, setting=setting, status=status)
+    made = {"bed": ", ".join(dict.fromkeys(cells["bed"])), "repeats": cells["repeats"].min()}
+    made["setting"] = [f"batch {batch:g}" for batch in rows.get("batch_size", ())] or ""
+    marks = rows["mark"].astype(object).fillna("") if "mark" in rows else ""
+    told = rows.assign(**{key: value for key, value in made.items() if key not in rows})
+    told = told.assign(status=marks)
+    return told.assign(status=told["status"].replace("", Status.OK.value))
 
 
 _READERS: tuple[tuple[str, Callable[[FigureResults, str], pd.DataFrame]], ...] = (

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paper import LAPTOP, PaperFile
 from ddlbench.experiment.paths import RESULTS, project_root
 from ddlbench.report.columns import MEASUREMENTS
@@ -51,12 +52,19 @@ class FigureResults:
         """One row a cell, as :data:`~ddlbench.report.columns.MEASUREMENTS`; may be empty.
 
         Raises:
-            ConfigError: the table cannot be read.
+            ConfigError: the table cannot be read, or lacks the base of a cell.
         """
         path = self.folder / "tables" / "measurements.csv" if self.site else self.folder / _CELLS
         if not path.is_file():
             return pd.DataFrame(columns=[column.name for column in MEASUREMENTS])
-        return read_table(path, MEASUREMENTS)
+        cells = read_table(path, MEASUREMENTS)
+        lost = cells[cells["speedup"].notna() & ~cells["base_cell_id"].isin(cells["cell_id"])]
+        if len(lost):
+            raise ConfigError(
+                f"{path}: no row of the base of {lost['cell_id'].iloc[0]}; make the table anew: "
+                "ddlbench report"
+            )
+        return cells
 
     @cached_property
     def configurations(self) -> pd.DataFrame:
@@ -83,8 +91,12 @@ class FigureResults:
         return [path for name in names for path in self._files(f"{name}.csv")]
 
     def table(self, name: str) -> pd.DataFrame | None:
-        """The numbers that a figure of this name shows."""
-        return next((pd.read_csv(path) for path in self._files(f"{name}.csv")), None)
+        """The numbers that a figure of this name shows; None where there is no such table.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        return next((read_numbers(path) for path in self._files(f"{name}.csv")), None)
 
     def text(self) -> str:
         """What a command without pictures printed."""
@@ -93,6 +105,21 @@ class FigureResults:
     def _files(self, name: str) -> Iterator[Path]:
         places = ("figures", "figures/predictions", "tables") if self.site else ("",)
         yield from (path for place in places if (path := self.folder / place / name).is_file())
+
+
+def read_numbers(path: Path) -> pd.DataFrame:
+    """The table beside a figure.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return pd.read_csv(path)
+    except ValueError as error:  # pandas' own, and of text that is no UTF-8
+        raise ConfigError(
+            f"{path}: no table: {str(error).partition(chr(10))[0]}; delete it, or draw its figure "
+            "anew"
+        ) from None
 
 
 def kept_results(file: PaperFile) -> FigureResults:

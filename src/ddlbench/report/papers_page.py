@@ -22,7 +22,7 @@ import pandas as pd
 
 from ddlbench.experiment.document import write_text
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.report.figure_results import FigureResults
+from ddlbench.report.figure_results import FigureResults, read_numbers
 from ddlbench.report.page import html_page
 
 _PIXELS_EACH = 0.6  # of the page for one of a figure: 180 mm are 850
@@ -79,7 +79,7 @@ class ShownTable:
 
     @cached_property
     def _table(self) -> pd.DataFrame:
-        return pd.read_csv(self.file).dropna(axis="columns", how="all")
+        return read_numbers(self.file).dropna(axis="columns", how="all")
 
     @property
     def lines(self) -> list[list[str]]:

@@ -231,6 +231,24 @@ def test_a_checkout_that_somebody_brought_is_built_without_internet(tools, tmp_p
     assert find_p2p({}) is not None
 
 
+def test_a_cache_that_cannot_be_written_is_one_sentence(tools, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(SystemExit, match="cannot be made: .*; set XDG_CACHE_HOME"):
+        main()
+
+
+def test_a_toolkit_that_is_no_folder_holds_nothing(tmp_path, monkeypatch):
+    (tmp_path / "cuda").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    assert find_p2p({}) is None
+
+
+def test_a_compiler_that_names_no_version_leaves_the_tag_open(tools):
+    program(tools / "nvcc", "echo unknown\n")
+    assert "--branch vX.Y of your CUDA" in state_of_p2p({})[1]
+
+
 def test_without_a_compiler_make_p2p_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SystemExit, match="no nvcc in PATH"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paper import Paper, PaperFile
 from ddlbench.report.columns import MEASUREMENTS
 from ddlbench.report.comparison import bed_of, compared, comparison_csv, comparison_markdown
@@ -179,3 +180,26 @@ def test_the_kept_table_begins_with_the_columns_of_its_description() -> None:
     paired = table[table["ratio"].notna()]
     assert (paired["ratio"] - paired["measured"] / paired["published"]).abs().max() < 0.01
     assert "| figure | dataset |" in comparison_markdown()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", r"deviation_horovod\.csv: no table"),
+        (
+            "source,dataset\nmeasured here,mnist\n",
+            r"deviation_horovod\.csv has no column 'network'",
+        ),
+    ],
+)
+def test_a_damaged_table_is_one_sentence(tmp_path, text, told) -> None:
+    (tmp_path / "deviation_horovod.csv").write_text(text)
+    ours = results(tmp_path, base(), cell(), draws=("deviation_horovod",))
+    with pytest.raises(ConfigError, match=told) as caught:
+        compared(paper(("deviation_horovod",)), ours, printed())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cell_whose_base_was_cut_off_is_named(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="no row of the base of mnist/vgg16/horovod"):
+        compared(paper(), results(tmp_path, cell()), printed())
