@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -12,7 +15,8 @@ from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.screen import two_digits
 
 _NEEDED = ("experiment", "claim", "verdict")
-_BEDS = ("bed", "here")  # what rows were measured on; the first that there is
+_NUMBER_OF_CASES = ("cases", "n")  # the first that there is
+_BEDS = ("bed", "here")
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class KeptVerdict:
         claim: in our words.
         verdict: on it.
         bed: what it was tested on; empty if on nothing.
-        numbers: cases that are true, and the median of what was tested.
+        numbers: cases that are true and the median of what was tested, or what the bed lacks.
     """
 
     figure: str
@@ -57,22 +61,33 @@ def kept_verdicts(path: Path | None = None) -> list[KeptVerdict]:
         raise ConfigError(
             f"{path}: no column {missing[0]!r}; make it anew: python validation/claims.py"
         )
-    bed = next((name for name in _BEDS if name in rows), None)
     return [
         KeptVerdict(
             str(row["experiment"]),
             str(row["claim"]),
             str(row["verdict"]),
-            "" if bed is None or pd.isna(row[bed]) else str(row[bed]),
-            _numbers(row.get("n"), row.get("share"), row.get("value")),
+            _text(row, *_BEDS),
+            _numbers(row),
         )
         for row in rows.to_dict("records")
     ]
 
 
-def _numbers(cases: float | None, share: float | None, value: float | None) -> str:
-    if cases is None or not cases > 0:
+def _text(row: Mapping[Any, Any], *names: str) -> str:
+    """The first of these columns that there is; empty where it is."""
+    value = next((row[name] for name in names if name in row), "")
+    return "" if pd.isna(value) else str(value)
+
+
+def _numbers(row: Mapping[Any, Any]) -> str:
+    if lacks := _text(row, "lacks"):
+        return f"lacks {lacks}"
+    cases, share, value = (
+        float(_text(row, *names) or "nan") for names in (_NUMBER_OF_CASES, ("share",), ("value",))
+    )
+    if not cases > 0:
         return ""
-    true = "" if share is None or pd.isna(share) else f"{round(share * cases)} of "
-    median = "" if value is None or pd.isna(value) else f", median {two_digits(value)}"
-    return f"{true}{cases:g}{median}"
+    true = "" if math.isnan(share) else f"{round(share * cases)} of "
+    median = "" if math.isnan(value) else f", median {two_digits(value)}"
+    rests = _text(row, "rests_on")
+    return f"{true}{cases:g}{median}{f'; {rests}' if rests else ''}"

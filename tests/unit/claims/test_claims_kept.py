@@ -11,14 +11,18 @@ from ddlbench.experiment.errors import ConfigError
 def test_verdicts_of_each_bed_are_read_with_their_numbers(tmp_path) -> None:
     path = tmp_path / "claims.csv"
     path.write_text(
-        "experiment,claim,verdict,bed,n,share,value\n"
-        "ddlbench/fig4,Horovod wins.,holds,CPU,4,0.75,1.234\n"
-        "ddlbench/fig4,Horovod wins.,not testable here,emulated GPU,0,0,\n"
+        "experiment,claim,verdict,bed,lacks,rests_on,cases,share,value\n"
+        "ddlbench/fig4,Horovod wins.,holds,CPU,,one run a cell,4,0.75,1.234\n"
+        "ddlbench/fig4,Horovod wins.,not testable here,emulated GPU,real GPUs,,0,0,\n"
     )
     first, second = kept_verdicts(path)
     assert (first.figure, first.claim) == ("ddlbench/fig4", "Horovod wins.")
-    assert (first.verdict, first.bed, first.numbers) == ("holds", "CPU", "3 of 4, median 1.2")
-    assert (second.verdict, second.numbers) == ("not testable here", "")
+    assert (first.verdict, first.bed, first.numbers) == (
+        "holds",
+        "CPU",
+        "3 of 4, median 1.2; one run a cell",
+    )
+    assert (second.verdict, second.numbers) == ("not testable here", "lacks real GPUs")
 
 
 def test_without_a_table_there_are_none(tmp_path) -> None:
