@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import yaml
+
+from ddlbench.experiment.site import Accelerator
 
 COLUMNS = (
     "study", "cell_id", "dataset", "network", "strategy", "geometry", "fabric", "repeats",
     "measured_step_s", "measured_low_s", "measured_high_s", "predictor", "predicted_step_s",
-    "compute_s", "exposed_communication_s", "bubble_s", "low_s", "high_s", "held_out",
+    "compute_s", "exposed_communication_s", "bubble_s", "low_s", "high_s", "held_out", "device",
 )  # fmt: skip
 
 
@@ -37,7 +40,24 @@ def cells_of(study: str, predictions: Path, held_out: str) -> pd.DataFrame:
     rows["geometry"] = rows["nodes"].astype(str) + "x" + rows["devices_per_node"].astype(str)
     rows["study"] = study
     rows["held_out"] = rows["predictor"].map(_CARRIES_ON).fillna(held_out)
+    rows["device"] = device_of_site(predictions.parents[3], predictions.parents[1].name)
     return rows[list(COLUMNS)]
+
+
+def device_of_site(folder: Path, site: str) -> str:
+    """What results of a site in a study's folder say of its devices, for ``ddlbench claims``.
+
+    A test bed describes its site elsewhere; it has CPUs.
+    """
+    file = folder / "config" / "sites" / f"{site}.yaml"
+    keys = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    accelerator = keys.get("accelerator")
+    return Accelerator(**accelerator).remark if accelerator else str(keys.get("device", "cpu"))
+
+
+def say_device(table: Path, device: str) -> None:
+    """Add the column ``device`` to a kept table that says nothing of its devices."""
+    pd.read_csv(table).assign(device=device).to_csv(table, index=False)
 
 
 def keep_cells(study: str, predictions: Path, held_out: str, target: Path) -> pd.DataFrame:

@@ -30,6 +30,7 @@ import emulated
 import pandas as pd
 import prediction
 from bed_study import ROOT, Part
+from cells import device_of_site
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment, parse_experiment
@@ -92,7 +93,11 @@ def main() -> None:
         tables.append(drawn if found else kept[kept["study"] == name])
     table = pd.concat(tables)
     table.to_csv(OUT / "choices.csv", index=False, float_format="%.6g")
-    parts = [ways(part).assign(study=str(name)) for name, part in table.groupby("study")]
+    devices = {"emulated": device_of_site(ROOT, emulated.SITE), "test-bed": "cpu"}
+    parts = [
+        ways(part).assign(study=str(name), device=devices[str(name)])
+        for name, part in table.groupby("study")
+    ]
     pd.concat(parts).to_csv(OUT / "choices_by_way.csv", index=False, float_format="%.4g")
 
 

@@ -1,67 +1,70 @@
 """The verdicts of the claims ledger on what docs/validation and docs/papers keep.
 
-Measures nothing. Writes docs/papers/claims.csv; its column ``why_here`` is from claims_reasons.csv,
-which people write: why a claim that is refuted here may hold on the papers' clusters.
+Measures nothing. Writes docs/papers/claims.csv, a row a claim and bed. With ``--repeats`` also
+docs/validation/emulated/repeats.csv: by how much runs of one cell differ that several studies on
+emulated accelerators have measured; ddlbench/claims/beds.py declares what follows.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from itertools import combinations
+from statistics import mean
+
 import pandas as pd
 from bed_study import ROOT
 
-from ddlbench.claims.evidence import rows_of_tables
+from ddlbench.claims.beds import ACCELERATOR
+from ddlbench.claims.evidence import CONFIGURATION, rows_of_tables
 from ddlbench.claims.ledger import judge, read_claims
 from ddlbench.commands.claims import write_csv
 
-KEPT = ROOT / "docs" / "validation"
-REASONS = ROOT / "validation" / "claims_reasons.csv"
-# What each study was measured on -> its tables.
-STUDIES = {
-    "emulated accelerators": ["emulated/cells.csv"],
-    "CPU test bed": [
-        "speedup/summary.csv",
-        "large_images/datasets/summary.csv",
-        "large_images/memory/summary.csv",
-        "pipelines/repeated.csv",
-        "prediction/*/fast-link/cells.csv",
-        "prediction/*/slow-link/cells.csv",
-    ],
-    "CPUs, emulated links": [
-        "networking/published/latency.csv",
-        "networking/published/bandwidth.csv",
-        "networking/published/packet_loss.csv",
-    ],
-}
-# What each site of the kept figures is.
-SITES = {
-    "local": "CPUs of one machine",
-    "accelerators": "emulated accelerators",
-    "accelerators-half": "emulated accelerators",
-    "emulated": "CPUs, emulated links",
-}
+DOCS = ROOT / "docs"
+TABLES = (
+    "validation/emulated/cells.csv",
+    "validation/speedup/summary.csv",
+    "validation/large_images/*/summary.csv",
+    "validation/pipelines/repeated.csv",
+    "validation/prediction/*/*/cells.csv",
+    "validation/splits/here-cells.csv",
+    "validation/splits/oracle.csv",
+    "validation/networking/published/latency.csv",
+    "validation/networking/published/bandwidth.csv",
+    "validation/networking/published/packet_loss.csv",
+    "validation/choices_by_way.csv",
+    "papers/*/cells.csv",
+    "papers/*/table_8_1_published.csv",
+    "papers/*/gpipe_step.csv",
+)
 
 
 def main() -> None:
     """Judge all claims on all kept rows."""
-    frames = [
-        rows_of_tables([path for name in names for path in sorted(KEPT.glob(name))], here)
-        for here, names in STUDIES.items()
+    rows = rows_of_tables([path for name in TABLES for path in sorted(DOCS.glob(name))])
+    judged = judge(read_claims(), rows)
+    write_csv(judged, DOCS / "papers" / "claims.csv")
+    for (bed, verdict), count in sorted(Counter((j.bed, j.found.verdict) for j in judged).items()):
+        print(f"{bed}: {count} {verdict}")
+    if "--repeats" in sys.argv[1:]:
+        repeats = repeats_of(rows[(rows["bed"] == ACCELERATOR) & (rows["kind"] == "speed")])
+        target = DOCS / "validation" / "emulated" / "repeats.csv"
+        repeats.to_csv(target, index=False, float_format="%.4g")
+
+
+def repeats_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """How far apart the steps of two runs of a configuration are, on average, of each strategy."""
+    found: dict[str, list[float]] = {}
+    for _, runs in rows.groupby(list(CONFIGURATION), dropna=False):
+        steps = runs["step_s"].dropna().round(6).unique()  # a run that two tables keep is one
+        pairs = [abs(one / other - 1) for one, other in combinations(steps, 2)]
+        if pairs:
+            found.setdefault(str(runs["strategy"].iloc[0]), []).append(mean(pairs))
+    table = [
+        {"strategy": name, "difference": mean(shares), "cells": len(shares)}
+        for name, shares in sorted(found.items())
     ]
-    figures = rows_of_tables(sorted((ROOT / "docs" / "papers").glob("*/cells.csv")), here="")
-    frames.append(figures.assign(here=figures["site"].map(SITES)))
-    rows = pd.concat(frames, ignore_index=True)
-    # A figure of latency and one of bandwidth both show the base: each cell counts once.
-    keys = ["here", "kind", "dataset", "network", "strategy", "predictor", "geometry", "fabric"]
-    rows = rows.drop_duplicates([*keys, "batch_size", "chunks", "step_s", "samples_per_s"])
-    out = ROOT / "docs" / "papers" / "claims.csv"
-    write_csv(judge(read_claims(), rows), out)
-    told = pd.read_csv(out)
-    refuted = told["verdict"] == "refuted"
-    reasons = pd.read_csv(REASONS).set_index("id")["why_here"]
-    told["why_here"] = told["id"].map(reasons).where(refuted)
-    told.to_csv(out, index=False, float_format="%.4g")
-    for name in told.loc[refuted & told["why_here"].isna(), "id"]:
-        print(f"{name} is refuted: say in {REASONS.name} why that may be the bed's doing")
+    return pd.DataFrame(table)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import yaml
 from bed_study import ROOT, Study
-from cells import keep_cells
+from cells import device_of_site, keep_cells, say_device
 
 OUT = ROOT / "docs" / "validation" / "networking"
 SITE = "emulated-study"
@@ -91,6 +91,8 @@ def _keep(study: Study, folder: Path, out: Path) -> None:
     for path in sorted((study.folder / folder).rglob("*")):
         if path.stem in (*FIGURES, "conditions") and path.suffix in suffixes:
             study.keep(path.relative_to(study.folder), out / path.name)
+            if path.suffix == ".csv":
+                say_device(out / path.name, device_of_site(study.folder, folder.parent.name))
     if (study.folder / folder / "tables" / "accuracy.csv").is_file():
         study.keep(folder / "tables" / "accuracy.csv", out / "accuracy.csv")
         predictions = study.folder / folder / "predictions.json"

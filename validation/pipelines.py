@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bed_study import ROOT, Study
-from cells import keep_cells
+from cells import keep_cells, say_device
 from testbed import Options
 
 from ddlbench.planning.partition import Level, partition, read_chain
@@ -134,6 +134,7 @@ def main() -> None:
         for suffix in ("png", "csv"):
             made = Path("results") / SITE / part["experiment"] / "figures" / f"{figure}.{suffix}"
             study.keep(made, OUT / f"{part['experiment']}.{suffix}")
+        say_device(OUT / f"{part['experiment']}.csv", "cpu")
         if figure == "pipelines":
             study.ddlbench("accuracy", "--configfile", "experiment.yaml")
             told = made.parents[1] / "tables" / "accuracy.csv"

@@ -117,7 +117,8 @@ def _projections(rows: pd.DataFrame) -> None:
         "predicted_memory_bytes", "memory_error",
     ]  # fmt: skip
     OUT.mkdir(parents=True, exist_ok=True)
-    rows.sort_values(columns[:4])[columns].to_csv(OUT / "oracle.csv", index=False)
+    told = rows.sort_values(columns[:4])[columns].assign(device="cpu")
+    told.to_csv(OUT / "oracle.csv", index=False)
 
 
 if __name__ == "__main__":

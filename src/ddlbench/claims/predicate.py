@@ -2,39 +2,49 @@
 
 ::
 
-    compare   metric of left rows over that of right rows, pair by pair     < 1, > 1, in a range
-    bound     metric of each row, or its mean, median or maximum            in a range
-    trend     metric at one value of a column over that at another          falls, rises, in a range
-    best      the greatest metric of each case is of one of these           yes, no
-    ends      how each row ended                                            one of these statuses
+    compare   metric of left rows over that of right rows                  in a range
+    trend     metric at each value of a column over that at the one before in a range; or, with
+              ``among``, greatest for one of these
+    bound     metric of each row, or its mean, least or greatest           in a range
+    best      the greatest metric of each case is of one of these          yes, no
+    ends      how each row ended, or how the rows of both sides ended      one of these statuses
 
-Each unit (a pair, a row, a case) is true, false, or within the noise: both ends of its interval
-decide. A value without an interval counts as known to 5 %. With n units of which at least a share
-must be
-true::
+A case is what the rows of one set of devices and equal values of ``by`` make. It is true, false, or
+within the noise: both ends of its interval decide. Where several configurations of a case stand
+against each other, it is true or false only if all of them are. With n cases of which at least a
+share must be true::
 
-    surely true >= share n                holds
+    surely true >= share n                      holds
     surely true + within the noise < share n    refuted
-    else                                  undecided
+    else                                        undecided
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
 import pandas as pd
 
 from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.status import Status
 
-Verdict = Literal["holds", "refuted", "undecided", "not measured"]
+Verdict = Literal["holds", "refuted", "undecided", "not testable here", "not measured"]
 Where = Mapping[str, Any]
+Row = Mapping[Any, Any]
 
-_UNKNOWN = 0.05  # of a value without an interval
 _ALL = 1.0
+_PLACE = ("site", "device")  # rows of a case share them
+ENDED = (Status.OK, Status.OUT_OF_MEMORY, Status.TIMEOUT, Status.FAILED)
+"""How a run can end, so that ``ends`` looks at it."""
+LEAST, MOST = "least", "most"
+"""As values of ``order``: the ends of what a case has."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,13 @@ class Interval:
     value: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, row: Row, metric: str) -> Interval:
+        value = float(row[metric])
+        low, high = (row.get(f"{metric}_{end}", value) for end in ("low", "high"))
+        low, high = (value if pd.isna(end) else float(end) for end in (low, high))
+        return cls(value, min(low, value), max(high, value))
 
     def over(self, other: Interval) -> Interval:
         """The ratio of two; its ends are the furthest."""
@@ -57,16 +74,35 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """One case.
+
+    Args:
+        truth: None within the noise.
+        number: what is tested, the middle of several; None of statuses.
+        runs: of each configuration that it rests on.
+        several: whether several configurations stand against each other.
+    """
+
+    truth: bool | None
+    number: Interval | None
+    runs: tuple[float, ...]
+    several: bool = False
+
+
+@dataclass(frozen=True)
 class Found:
     """What the rows say.
 
     Args:
         verdict: of the claim.
-        n: units.
-        share: of units that are surely true.
-        unsure: of units within the noise.
-        value: median over units of the tested number; None where there is none.
-        low, high: least and greatest of it.
+        n: cases.
+        share: of cases that are surely true.
+        unsure: of cases within the noise.
+        value: median of the tested numbers; None where there is none.
+        low, high: least and greatest of them.
+        runs_least, runs_most: of the configurations that it rests on.
+        ambiguous: cases in which several configurations stand against each other.
     """
 
     verdict: Verdict
@@ -76,6 +112,9 @@ class Found:
     value: float | None = None
     low: float | None = None
     high: float | None = None
+    runs_least: int = 0
+    runs_most: int = 0
+    ambiguous: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,52 +122,80 @@ class Predicate(JsonForm):
     """One test; which fields count depends on ``kind``, see the module.
 
     Args:
-        kind: compare, bound, trend, best or ends.
+        kind: compare, trend, bound, best or ends.
         metric: a column of the rows.
         where: values of columns that select rows; a list is any of them.
-        left, right: of compare: further values of either side.
-        by: columns that pairs and cases share.
-        along, start, end: of trend: a column, and two of its values.
+        left, right: of compare and ends: further values of either side; of ends with a status.
+        by: columns that the rows of a case share, beside their devices.
+        along, order: of trend: a column, and values in their order.
+        apart: of trend along numbers: by which factor two values must differ.
         least, most: the range of the number: of a ratio, or of the metric.
-        of: of bound: each, mean, median or max.
-        among: of best: the column whose value wins.
-        is_: of best and ends: the values that the claim names.
-        share: part of the units in which it must be true.
-        fewest: units below which nothing is decided.
+        of: of bound: each, mean, min or max.
+        among: of best and trend: the column whose value wins; of best the strategy by default.
+        is_: of best, trend and ends: the values that the claim names.
+        share: part of the cases in which it must be true.
+        fewest: cases below which nothing is decided.
     """
 
-    kind: Literal["compare", "bound", "trend", "best", "ends"]
+    kind: Literal["compare", "trend", "bound", "best", "ends"]
     metric: str = ""
     where: Mapping[str, Any] = field(default_factory=dict)
     left: Mapping[str, Any] = field(default_factory=dict)
     right: Mapping[str, Any] = field(default_factory=dict)
     by: tuple[str, ...] = ()
     along: str = ""
-    start: Any = None
-    end: Any = None
+    order: tuple[str | float, ...] = ()
+    apart: float = 1.0
     least: float = -math.inf
     most: float = math.inf
-    of: Literal["each", "mean", "median", "max"] = "each"
-    among: str = "strategy"
-    is_: tuple[str, ...] = field(default=(), metadata={"key": "is"})
+    of: Literal["each", "mean", "min", "max"] = "each"
+    among: str = ""
+    is_: tuple[str | float, ...] = field(default=(), metadata={"key": "is"})
     share: float = _ALL
     fewest: int = 1
 
+    def select(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows that the test looks at."""
+        rows = selected(rows, self.where)
+        if self.metric:
+            rows = rows[rows[self.metric].notna()]
+        if self.left or self.right:
+            sides = [
+                selected(rows, _without_status(side)).index for side in (self.left, self.right)
+            ]
+            rows = rows.loc[rows.index.isin(sides[0].union(sides[1]))]
+        return rows
+
     def test(self, rows: pd.DataFrame) -> Found:
-        """The verdict of the rows of a site."""
-        chosen = select(rows, self.where)
-        units = list(_UNITS[self.kind](self, chosen))
-        if len(units) < self.fewest:
-            return Found("not measured", len(units))
-        sure = sum(truth is True for truth, _ in units)
-        unsure = sum(truth is None for truth, _ in units)
-        values = [value for _, value in units if value is not None and math.isfinite(value)]
+        """The verdict of the rows of one bed.
+
+        Args:
+            rows: one a configuration, see :mod:`ddlbench.claims.pooling`.
+        """
+        cases = list(_CASES[self.kind](self, self.select(rows)))
+        if len(cases) < self.fewest:
+            return Found("not measured", len(cases))
+        numbers = [case.number for case in cases if case.number is not None]
+        values = [number.value for number in numbers]
+        if self.of == "each":
+            truths = [case.truth for case in cases]
+            value = median(values) if values else None
+        else:
+            whole = _COMBINED[self.of](numbers)
+            truths, value = [whole.inside(self.least, self.most)], whole.value
+        sure, unsure = truths.count(True), truths.count(None)
+        runs = [count for case in cases for count in case.runs]
         return Found(
-            _verdict(sure, unsure, len(units), self.share),
-            len(units),
-            sure / len(units),
-            unsure / len(units),
-            *((median(values), min(values), max(values)) if values else (None, None, None)),
+            verdict=_verdict(sure, unsure, len(truths), self.share),
+            n=len(cases),
+            share=sure / len(truths),
+            unsure=unsure / len(truths),
+            value=value,
+            low=min(values, default=None),
+            high=max(values, default=None),
+            runs_least=round(min(runs)),
+            runs_most=round(max(runs)),
+            ambiguous=sum(case.several for case in cases),
         )
 
 
@@ -139,10 +206,10 @@ def _verdict(sure: int, unsure: int, count: int, share: float) -> Verdict:
     return "refuted" if sure + unsure < needed else "undecided"
 
 
-def select(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
+def selected(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
     """Rows with these values; a list is any of them."""
     for name, wanted in where.items():
-        values = wanted if isinstance(wanted, list) else [wanted]
+        values = wanted if isinstance(wanted, list | tuple) else [wanted]
         column = rows[name]
         if all(isinstance(value, int | float) for value in values):
             numbers = pd.to_numeric(column, errors="coerce")
@@ -153,110 +220,163 @@ def select(rows: pd.DataFrame, where: Where) -> pd.DataFrame:
     return rows
 
 
-def _interval(row: Mapping[Any, Any], metric: str) -> Interval:
-    value = float(row[metric])
-    ends = (row.get(f"{metric}_{end}") for end in ("low", "high"))
-    low, high = (math.nan if end is None else float(end) for end in ends)
-    if not (math.isfinite(low) and math.isfinite(high)):
-        low, high = sorted((value * (1 - _UNKNOWN), value * (1 + _UNKNOWN)))
-    return Interval(value, min(low, value), max(high, value))
+def _without_status(side: Where) -> Where:
+    return {name: value for name, value in side.items() if name != "status"}
 
 
-def _known(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    return rows[rows[metric].notna()]
+def _cases_of(rows: pd.DataFrame, by: Sequence[str]) -> dict[tuple[str, ...], list[Row]]:
+    """Rows with equal values of these columns; what is unknown equals what is unknown."""
+    cases: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows.to_dict("records"):
+        cases[tuple(value_text(row[name]) for name in by)].append(row)
+    return cases
 
 
-Units = Iterator[tuple[bool | None, float | None]]
+def value_text(value: Any) -> str:
+    """24, 24.0 and ``24`` are one value."""
+    if pd.isna(value):
+        return ""
+    try:
+        return repr(float(value))
+    except (TypeError, ValueError):
+        return str(value)
 
 
-def _compare(one: Predicate, rows: pd.DataFrame) -> Units:
-    rows = _known(rows, one.metric)
-    left, right = select(rows, one.left), select(rows, one.right)
-    for mine, theirs in _pairs(left, right, one.by):
-        ratio = _interval(mine, one.metric).over(_interval(theirs, one.metric))
-        yield ratio.inside(one.least, one.most), ratio.value
-
-
-def _trend(one: Predicate, rows: pd.DataFrame) -> Units:
-    rows = _known(rows, one.metric)
-    first, last = select(rows, {one.along: one.start}), select(rows, {one.along: one.end})
-    for before, after in _pairs(first, last, one.by):
-        ratio = _interval(after, one.metric).over(_interval(before, one.metric))
-        yield ratio.inside(one.least, one.most), ratio.value
-
-
-def _bound(one: Predicate, rows: pd.DataFrame) -> Units:
-    found = [_interval(row, one.metric) for row in _known(rows, one.metric).to_dict("records")]
-    if one.of == "each" or not found:
-        for each in found:
-            yield each.inside(one.least, one.most), each.value
-        return
-    combine = _COMBINE[one.of]
-    whole = Interval(
-        float(combine([each.value for each in found])),
-        float(combine([each.low for each in found])),
-        float(combine([each.high for each in found])),
+def _ratio_case(pairs: Iterable[tuple[Row, Row]], metric: str, truth_of: Truth) -> Outcome:
+    """Each pair's first over its second."""
+    rows = list(pairs)
+    ratios = [Interval.of(one, metric).over(Interval.of(other, metric)) for one, other in rows]
+    truths = {truth_of(ratio) for ratio in ratios}
+    return Outcome(
+        truths.pop() if len(truths) == 1 else None,
+        sorted(ratios, key=lambda ratio: ratio.value)[len(ratios) // 2],
+        tuple(float(row["runs"]) for pair in rows for row in pair),
+        len(ratios) > 1,
     )
-    yield whole.inside(one.least, one.most), whole.value
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+Truth = Callable[[Interval], bool | None]
 
 
-def _best(one: Predicate, rows: pd.DataFrame) -> Units:
+def _compare(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
+    by = [*_PLACE, *one.by]
+    left, right = (_cases_of(selected(rows, side), by) for side in (one.left, one.right))
+    for key in sorted(left.keys() & right.keys()):
+        pairs = [(mine, theirs) for mine in left[key] for theirs in right[key]]
+        yield _ratio_case(pairs, one.metric, lambda ratio: ratio.inside(one.least, one.most))
+
+
+def _trend(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
+    # Devices of several speeds are compared along their speed, so they may differ in a case.
+    place = () if set(one.order) == {LEAST, MOST} else _PLACE
+    by = [*place, *one.by, *([one.among] if one.among else [])]
+    steps: list[tuple[tuple[str, ...], list[tuple[Row, Row]]]] = []
+    for key, case in sorted(_cases_of(rows, by).items()):
+        values = _in_order(one, case)
+        for before, after in pairwise(values):
+            starts, ends = ([row for row in case if row[one.along] == at] for at in (before, after))
+            pairs = [(last, first) for last in ends for first in starts]
+            if pairs:
+                steps.append((key, pairs))
+    if one.among:
+        yield from _greatest_steps(one, steps)
+        return
+    for _, pairs in steps:
+        yield _ratio_case(pairs, one.metric, lambda ratio: ratio.inside(one.least, one.most))
+
+
+def _in_order(one: Predicate, case: Sequence[Row]) -> list[Any]:
+    """The values of ``along`` that a case has, in the claim's order."""
+    there = sorted({row[one.along] for row in case if pd.notna(row[one.along])}, key=_number_first)
+    if set(one.order) == {LEAST, MOST}:
+        if len(there) < 2 or there[-1] < one.apart * there[0]:
+            return []
+        return [there[0], there[-1]] if one.order[0] == LEAST else [there[-1], there[0]]
+    texts = {value_text(value): value for value in there}
+    return [texts[value_text(value)] for value in one.order if value_text(value) in texts]
+
+
+def _number_first(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, str), value
+
+
+def _greatest_steps(
+    one: Predicate, steps: Sequence[tuple[tuple[str, ...], list[tuple[Row, Row]]]]
+) -> Iterator[Outcome]:
+    """Cases in which those that are named change by the greatest factor."""
+    cases: dict[tuple[str, ...], list[tuple[bool, Interval, list[float]]]] = defaultdict(list)
+    for key, pairs in steps:
+        last, first = pairs[0]
+        ratio = Interval.of(last, one.metric).over(Interval.of(first, one.metric))
+        runs = [float(row["runs"]) for row in (last, first)]
+        cases[key[:-1]].append((key[-1] in one.is_, ratio, runs))
+    for case in cases.values():
+        named, others = ([each for each in case if each[0] is named] for named in (True, False))
+        if named and others:
+            best, rival = (max(part, key=lambda each: each[1].value) for part in (named, others))
+            ratio = best[1].over(rival[1])
+            yield Outcome(ratio.inside(1.0, math.inf), ratio, (*best[2], *rival[2]))
+
+
+def _bound(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
+    for row in rows.to_dict("records"):
+        each = Interval.of(row, one.metric)
+        yield Outcome(each.inside(one.least, one.most), each, (float(row["runs"]),))
+
+
+def _mean(numbers: Sequence[Interval]) -> Interval:
+    """Its ends add up as those of independent runs do."""
+    count = len(numbers)
+    value = math.fsum(each.value for each in numbers) / count
+    below, above = (
+        math.sqrt(math.fsum((getattr(each, end) - each.value) ** 2 for each in numbers)) / count
+        for end in ("low", "high")
+    )
+    return Interval(value, value - below, value + above)
+
+
+def _extreme(pick: Callable[[Iterable[float]], float], numbers: Sequence[Interval]) -> Interval:
+    parts = ((each.value, each.low, each.high) for each in numbers)
+    return Interval(*(pick(values) for values in zip(*parts, strict=True)))
+
+
+_COMBINED: Mapping[str, Callable[[Sequence[Interval]], Interval]] = {
+    "mean": _mean,
+    "min": partial(_extreme, min),
+    "max": partial(_extreme, max),
+}
+
+
+def _best(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
     """A case is true if a named one is above all others, false if another is above all named."""
-    rows = _known(rows, one.metric)
-    for _, case in rows.groupby(list(one.by), sort=False, dropna=False):
-        if case[one.among].nunique() < 2:
-            continue
-        named = [
-            _interval(row, one.metric)
-            for row in select(case, {one.among: list(one.is_)}).to_dict("records")
-        ]
-        others = [
-            _interval(row, one.metric)
-            for row in case[~case[one.among].isin(one.is_)].to_dict("records")
-        ]
+    among, winners = one.among or "strategy", set(map(value_text, one.is_))
+    for _, case in sorted(_cases_of(rows, [*_PLACE, *one.by]).items()):
+        named = [row for row in case if value_text(row[among]) in winners]
+        others = [row for row in case if value_text(row[among]) not in winners]
         if not named or not others:
             continue
-        best = max(named, key=lambda each: each.value)
-        rival = max(others, key=lambda each: each.value)
-        ratio = best.over(rival)
-        yield ratio.inside(1.0, math.inf), ratio.value
+        best, rival = (max(part, key=lambda row: row[one.metric]) for part in (named, others))
+        ratio = Interval.of(best, one.metric).over(Interval.of(rival, one.metric))
+        runs = (float(best["runs"]), float(rival["runs"]))
+        yield Outcome(ratio.inside(1.0, math.inf), ratio, runs)
 
 
-def _ends(one: Predicate, rows: pd.DataFrame) -> Units:
-    for status in rows["status"]:
-        yield str(status) in one.is_, None
+def _ends(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
+    rows = rows[rows["status"].isin(ENDED)]
+    if not one.left:
+        for row in rows.to_dict("records"):
+            yield Outcome(row["status"] in one.is_, None, (float(row["runs"]),))
+        return
+    by = [*_PLACE, *one.by]
+    sides = [(side["status"], _cases_of(selected(rows, _without_status(side)), by))
+             for side in (one.left, one.right)]  # fmt: skip
+    for key in sorted(sides[0][1].keys() & sides[1][1].keys()):
+        ended = [(row["status"] == status, row) for status, cases in sides for row in cases[key]]
+        runs = tuple(float(row["runs"]) for _, row in ended)
+        yield Outcome(all(right for right, _ in ended), None, runs)
 
 
-def _pairs(
-    left: pd.DataFrame, right: pd.DataFrame, by: Sequence[str]
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows of both sides with the same values; of several the first of each side."""
-    keys = list(by)
-    theirs: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in right.to_dict("records"):
-        theirs.setdefault(tuple(str(row[key]) for key in keys), _named(row))
-    seen = set()
-    for row in left.to_dict("records"):
-        key = tuple(str(row[name]) for name in keys)
-        if key in theirs and key not in seen:
-            seen.add(key)
-            yield _named(row), theirs[key]
-
-
-def _named(row: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in row.items()}
-
-
-_COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "mean": _mean,
-    "median": median,
-    "max": max,
-}
-_UNITS = {
+_CASES: Mapping[str, Callable[[Predicate, pd.DataFrame], Iterator[Outcome]]] = {
     "compare": _compare,
     "trend": _trend,
     "bound": _bound,

@@ -1,13 +1,15 @@
-"""``ddlbench claims``: which of the papers' claims hold on a site's cells."""
+"""``ddlbench claims``: which of the papers' claims hold on what was measured, one bed at a time."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ddlbench.claims.beds import KNOWN_TO
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.schema import nearest
@@ -15,12 +17,10 @@ from ddlbench.experiment.screen import Column, named_lines, paragraph, table, tw
 from ddlbench.experiment.site import load_site
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
-    from ddlbench.claims.ledger import Judged
-    from ddlbench.experiment.site import Site
-
-VERDICTS = ("holds", "refuted", "undecided", "not measured")
+    from ddlbench.claims.ledger import Claim, Judged
 
 
 @click.command()
@@ -29,12 +29,16 @@ VERDICTS = ("holds", "refuted", "undecided", "not measured")
 @click.option(
     "--tables",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Kept tables instead of a site's results; may be given again.",
 )
-@click.option("--here", "here", default=None, help="What the tables were measured on.")
+@click.option(
+    "--bed",
+    type=click.Choice(list(KNOWN_TO)),
+    help="What tables were measured on that do not say it themselves.",
+)
 @click.option("--paper", default=None, help="Only claims of this paper, as ddlbench.")
-@click.option("--all", "every_claim", is_flag=True, help="Also claims that nothing measured tests.")
+@click.option("--all", "every_claim", is_flag=True, help="Also claims that nothing decides.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write a table.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def claims(
@@ -42,7 +46,7 @@ def claims(
     claim: str | None,
     site_name: str,
     tables: tuple[Path, ...],
-    here: str | None,
+    bed: str | None,
     paper: str | None,
     every_claim: bool,
     csv_path: Path | None,
@@ -50,7 +54,8 @@ def claims(
 ) -> None:
     """Test the published claims on what was measured.
 
-    CLAIM, an id, prints one in full: what it says, its test, the numbers.
+    A verdict is of one bed: CPU, emulated accelerator, emulated GPU, or GPU. CLAIM, an id, prints
+    one in full: what it says and needs, its test, the numbers.
     """
     from ddlbench.claims.evidence import rows_of_site, rows_of_tables  # noqa: PLC0415 - slow
     from ddlbench.claims.ledger import judge, read_claims  # noqa: PLC0415
@@ -59,103 +64,164 @@ def claims(
     ledger = read_claims()
     if claim is not None and claim not in (names := [one.id for one in ledger]):
         raise ConfigError(f"unknown claim {claim!r}; {nearest(claim, names)}")
-    if tables:
-        rows = rows_of_tables(tables, here or "kept tables")
-    else:
-        site = load_site(site_name)
-        rows = rows_of_site(site.name, here or kind_of(site))
-    judged = [one for one in judge(ledger, rows) if claim in (None, one.claim.id)]
+    papers = sorted({one.experiment.partition("/")[0] for one in ledger})
+    if paper is not None and paper not in papers:
+        raise ConfigError(f"unknown paper {paper!r}; {nearest(paper, papers)}")
+    chosen = [one for one in ledger if claim in (None, one.id)]
     if paper is not None:
-        judged = [one for one in judged if one.claim.experiment.startswith(f"{paper}/")]
+        chosen = [one for one in chosen if one.experiment.startswith(f"{paper}/")]
+    rows = rows_of_tables(tables, bed) if tables else rows_of_site(load_site(site_name).name)
+    judged = judge(chosen, rows)
     if csv_path is not None:
         write_csv(judged, csv_path)
     if as_json:
         click.echo(json.dumps([one.to_dict() for one in judged], indent=1))
     elif claim is not None:
-        click.echo("\n".join(claim_lines(judged[0])))
+        click.echo("\n".join(claim_lines(judged)))
     else:
         click.echo("\n".join(ledger_lines(judged, every_claim=every_claim)))
 
 
-def kind_of(site: Site) -> str:
-    """What kind of devices and links a site has, for a verdict."""
-    if site.accelerator is not None:
-        return "emulated accelerators"
-    devices = "CPUs" if site.device == "cpu" else "GPUs"
-    return f"{devices}, emulated links" if site.fabrics else devices
-
-
 def write_csv(judged: Sequence[Judged], path: Path) -> None:
-    """One row a claim."""
+    """One row a claim and bed."""
     import pandas as pd  # noqa: PLC0415 - slow to import
 
     from ddlbench.report.tables import write_table  # noqa: PLC0415
 
     records = [one.to_dict() for one in judged]
     for record in records:
-        low, high = record.pop("interval") or (None, None)
-        record |= {"least": low, "most": high}
-    first = ["claim", "source", "verdict"]
+        least, most = record.pop("range") or (None, None)
+        record |= {"least": least, "most": most, "lacks": "; ".join(record["lacks"])}
+    first = ["claim", "source", "bed", "verdict", "lacks", "rests_on"]
     frame = pd.DataFrame(records)
     write_table(path, frame[[*first, *(name for name in frame.columns if name not in first)]])
 
 
 def ledger_lines(judged: Sequence[Judged], *, every_claim: bool) -> list[str]:
-    """One line a claim that something measured tests."""
-    shown = [one for one in judged if every_claim or one.found.verdict != "not measured"]
+    """A table a bed of the claims that its rows decide; with ``every_claim`` of all."""
+    lines: list[str] = []
+    for bed in dict.fromkeys(one.bed for one in judged):
+        lines += ["", *_bed_lines([one for one in judged if one.bed == bed], every_claim)]
+    count = len({one.claim.id for one in judged})
+    lines += ["", *paragraph(
+        f"{count} claims; a verdict is of one bed. `ddlbench claims ID` prints one in full"
+        + ("." if every_claim else "; --all lists those that nothing decides, too.")
+    )]  # fmt: skip
+    return lines[1:]
+
+
+def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
+    from ddlbench.claims.ledger import DECIDED, VERDICTS  # noqa: PLC0415 - slow to import
+
+    bed = judged[0].bed
     columns = [
-        Column("claim"), Column("verdict"), Column("of", right=True),
-        Column("value", right=True), Column("here", drop=1),
+        Column("claim"), Column("verdict"), Column("true", right=True),
+        Column("value", right=True), Column("runs", right=True),
     ]  # fmt: skip
+    shown = [one for one in judged if every_claim or one.found.verdict in DECIDED]
     rows = [
-        (one.claim.id, one.found.verdict, _units(one), _value(one), one.here[:22]) for one in shown
+        (one.claim.id, one.found.verdict, _cases(one), _value(one), _runs(one)) for one in shown
     ]
-    lines = table(columns, rows) if shown else []
-    counts = {name: sum(one.found.verdict == name for one in judged) for name in VERDICTS}
-    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    lines += paragraph(
-        f"{len(judged)} claims: {told}. `ddlbench claims ID` prints one in full; --all lists those "
-        "that nothing measured tests."
-    )
-    kinds = {one.here for one in shown}
-    if any("GPU" not in kind for kind in kinds):
+    counts = Counter(one.found.verdict for one in judged)
+    told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+    head = f"{bed}: one run is known to {KNOWN_TO[bed]:.1%}" if bed else "Nothing is measured"
+    single = [one for one in judged if one.found.verdict in DECIDED and _rests_on_little(one)]
+    lacking = Counter(words for one in judged for words in one.lacks)
+    lines = [head, *(table(columns, rows) if rows else []), *paragraph(f"{told}.")]
+    if single:
+        lines += paragraph(f"{len(single)} rest on one case, or on one run a cell.")
+    if lacking:
         lines += paragraph(
-            f"Measured on {', '.join(sorted(kinds))}; the papers' clusters had GPUs. A verdict is "
-            "of this site alone."
+            "Missing here: "
+            + "; ".join(f"{words} ({count})" for words, count in lacking.most_common())
+            + "."
         )
     return lines
 
 
-def _units(one: Judged) -> str:
+def _rests_on_little(one: Judged) -> bool:
+    return one.found.n == 1 or one.found.runs_least <= 1
+
+
+def _cases(one: Judged) -> str:
+    """``3 of 4`` cases, or ``mean of 8``."""
+    found, of = one.found, one.claim.test.of
+    if not found.n:
+        return ""
+    return f"{round(found.share * found.n)} of {found.n}" if of == "each" else f"{of} of {found.n}"
+
+
+def _runs(one: Judged) -> str:
     found = one.found
-    return f"{round(found.share * found.n)}/{found.n}" if found.n else ""
+    if not found.n:
+        return ""
+    least, most = found.runs_least, found.runs_most
+    return str(most) if least == most else f"{least}-{most}"
 
 
 def _value(one: Judged) -> str:
     return "" if one.found.value is None else two_digits(one.found.value)
 
 
-def claim_lines(one: Judged) -> list[str]:
-    """A claim in full."""
-    claim, found = one.claim, one.found
-    test = claim.test
-    wanted = {"least": test.least, "most": test.most}
-    bounds = ", ".join(
-        f"{name} {value:g}" for name, value in wanted.items() if abs(value) != float("inf")
-    )
-    numbers = ""
-    if found.value is not None:
-        numbers = f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
-    said = [
+def claim_lines(judged: Sequence[Judged]) -> list[str]:
+    """A claim in full, and what each bed says of it."""
+    claim = judged[0].claim
+    told = [
         ("claim", claim.claim),
         ("source", claim.source),
         ("measured there on", claim.hardware),
-        ("test", f"{test.kind} {test.metric}{': ' if bounds else ''}{bounds}".strip()),
-        ("must hold in", f"{test.share:.0%} of the cases"),
-        ("verdict", f"{found.verdict} on {one.here or 'nothing'}"),
-        ("cases", f"{found.n}; true {found.share:.0%}, within the noise {found.unsure:.0%}"),
-        ("median (range)", numbers),
+        ("test", _test_words(claim)),
+        ("on cells with", _words(claim.test.where)),
+        ("one side", _words(claim.test.left)),
+        ("over the other", _words(claim.test.right)),
+        ("needs", "; ".join(claim.needs.in_words()) or "nothing"),
         ("decided by", f"ddlbench papers {claim.experiment}"),
         ("remark", claim.remark),
     ]
-    return [claim.id, "", *named_lines([(name, text) for name, text in said if text])]
+    lines = [claim.id, "", *named_lines([(name, text) for name, text in told if text])]
+    for one in judged:
+        lines += ["", one.bed or "nothing measured"]
+        lines += named_lines([(name, text) for name, text in _of_bed(one) if text], "  ")
+    return lines
+
+
+def _words(where: Mapping[str, Any]) -> str:
+    parts = (
+        f"{name} {', '.join(map(str, values)) if isinstance(values, list) else values}"
+        for name, values in where.items()
+    )
+    return "; ".join(parts)
+
+
+def _test_words(claim: Claim) -> str:
+    test = claim.test
+    ends = {"at least": test.least, "at most": test.most}
+    bounds = [f"{name} {value:g}" for name, value in ends.items() if abs(value) != float("inf")]
+    if test.is_:
+        bounds.append(f"is {' or '.join(map(str, test.is_))}")
+    whole = test.metric if test.of == "each" else f"{test.of} {test.metric}"
+    if test.along:
+        whole += f" along {test.along}, {' then '.join(map(str, test.order))}"
+    words = f"{test.kind} {whole}".strip() + (f": {', '.join(bounds)}" if bounds else "")
+    return words if test.of != "each" else f"{words}; in {test.share:.0%} of the cases"
+
+
+def _of_bed(one: Judged) -> list[tuple[str, str]]:
+    found = one.found
+    numbers, several = "", ""
+    if found.value is not None:
+        numbers = f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
+    if found.ambiguous:
+        several = (
+            f"{found.ambiguous} cases have several configurations a side: such a case is true or "
+            "false only if all of them are"
+        )
+    of_cases = one.claim.test.of == "each" and found.n
+    return [
+        ("verdict", found.verdict),
+        ("missing", "; ".join(one.lacks)),
+        ("rests on", one.rests_on),
+        ("true", f"{found.share:.0%}, within the noise {found.unsure:.0%}" if of_cases else ""),
+        ("value (range)", numbers),
+        ("several", several),
+    ]
