@@ -1,6 +1,7 @@
 """Every published figure at laptop scale on this machine, which should do nothing else meanwhile.
 
-    python validation/papers.py [FIGURE ...]        all take an hour and more
+    python validation/papers.py [FIGURE ...]            all take an hour and more
+    python validation/papers.py --redraw [FIGURE ...]   from the kept cells, where those suffice
 
 Runs each figure's own command in validation/.work/papers, where results stay: what was interrupted
 measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
@@ -10,7 +11,7 @@ measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
     paradl-table3/printed.txt          what a command prints that draws nothing
 
 A figure that compares two sites is measured on both. The picture of a schedule needs no cells, and
-thesis/fig8.1 those of choice_cases.py. `make tables` then compares all with the printed values.
+thesis/fig8.1 those of choice_cases.py.
 """
 
 from __future__ import annotations
@@ -28,14 +29,25 @@ from bed_study import ROOT, Study
 from ddlbench.commands.papers import command_of
 from ddlbench.experiment.document import write_text
 from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
-from ddlbench.report.figure_results import TEXT, kept_folder
+from ddlbench.experiment.site import load_site
+from ddlbench.report.columns import MEASUREMENTS, STEPS, VALIDATION
+from ddlbench.report.drawing import draw_figure
+from ddlbench.report.figure_results import TEXT
+from ddlbench.report.figures.scaling import draw_sites
+from ddlbench.report.footer import Context
+from ddlbench.report.registry import names_of
+from ddlbench.report.style import save_figure, style
+from ddlbench.report.summary import summarise
+from ddlbench.report.tables import Tables, frame_of, read_table, write_table
 
 
 def main() -> None:
     """Measure what is missing of the figures that are named, or of all; keep what they show."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="such as ddlbench/fig4")
-    wanted = parser.parse_args().figures
+    parser.add_argument("--redraw", action="store_true", help="from cells.csv; nothing is measured")
+    arguments = parser.parse_args()
+    wanted = arguments.figures
     files = read_papers()
     if unknown := set(wanted) - {file.paper.figure for file in files}:
         sys.exit(f"no such figure: {', '.join(sorted(unknown))}; see: ddlbench papers")
@@ -43,12 +55,14 @@ def main() -> None:
     for file in files:
         if wanted and file.paper.figure not in wanted:
             continue
-        if not file.without_cells_why(LAPTOP):
+        if arguments.redraw and "experiment" in file.values:
+            redraw(file)
+        elif not file.without_cells_why(LAPTOP):
             measure(file, folder)
             keep(file, folder)
-        elif "--out" in file.paper.command:
-            subprocess.run(shlex.split(file.paper.command), cwd=ROOT, check=False)
-        else:
+        elif "--out" in file.paper.makes:
+            subprocess.run(shlex.split(file.paper.makes), cwd=ROOT, check=False)
+        elif file.paper.command:
             keep_text(file)
 
 
@@ -60,7 +74,7 @@ def keep_text(file: PaperFile) -> None:
     if ended.returncode:
         print(f"{file.paper.figure}: {ended.stderr.strip()}", flush=True)
         return
-    write_text(kept_folder(file.paper.figure) / TEXT, ended.stdout)
+    write_text(ROOT / file.paper.kept / TEXT, ended.stdout)
 
 
 def measure(file: PaperFile, folder: Path) -> None:
@@ -79,7 +93,7 @@ def measure(file: PaperFile, folder: Path) -> None:
 
 def keep(file: PaperFile, folder: Path) -> None:
     """Copy what a figure draws, and its measurements."""
-    out = kept_folder(file.paper.figure)
+    out = ROOT / file.paper.kept
     experiment = f"{file.values['experiment']}-{LAPTOP}"
     cells = []
     for source in sorted((folder / "results").glob(f"*/{experiment}")):
@@ -99,6 +113,30 @@ def keep(file: PaperFile, folder: Path) -> None:
         cells.append(pd.read_csv(table, dtype=str, keep_default_na=False))
     if cells:
         pd.concat(cells).to_csv(out / "cells.csv", index=False)
+
+
+def redraw(file: PaperFile) -> None:
+    """Draw anew what a figure shows of its kept cells alone: no predictions, and no spans."""
+    out = ROOT / file.paper.kept
+    if not (out / "cells.csv").is_file():
+        return
+    cells = read_table(out / "cells.csv", MEASUREMENTS)
+    parts = {str(site): _tables(own) for site, own in cells.groupby("site", sort=False)}
+    contexts = {name: Context(load_site(name).description, paper=file.paper) for name in parts}
+    first = next(iter(parts))
+    for name in file.paper.draws:
+        if name in names_of("experiment") and name != "timelines":
+            draw_figure(name, out / f"{name}.png", parts[first], contexts[first])
+        elif name == "sites":
+            with style():
+                figure, plotted = draw_sites(parts, contexts)
+                write_table(out / "sites.csv", plotted)
+                save_figure(figure, out / "sites.png")
+
+
+def _tables(cells: pd.DataFrame) -> Tables:
+    cells = cells.reset_index(drop=True)
+    return Tables(cells, summarise(cells), frame_of([], STEPS), frame_of([], VALIDATION))
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> li
     figures = []
     for name in figures_for(rows):
         figures.append(figures_dir(site.name, experiment.name) / f"{name}.png")
-        make_figure(name, tables, figures[-1], site.description)
+        make_figure(name, tables, figures[-1], site.description, experiment.paper)
     make_page(experiment, site, rows)
     return figures
 
@@ -340,7 +340,7 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
         table_8_2,
         with_choices,
     )
-    from ddlbench.report.choice_tables import write_choices  # noqa: PLC0415
+    from ddlbench.report.choice_tables import beside_printed, write_choices  # noqa: PLC0415
     from ddlbench.report.figures.micro_batches import table_6_1  # noqa: PLC0415
     from ddlbench.report.tables import write_table  # noqa: PLC0415
 
@@ -352,7 +352,9 @@ def make_predictions(experiment: Experiment, site: Site, rows: list[MatrixRow]) 
     tables = PredictionTables(scored, columns, cases, rates, *as_published)
     folder = tables_dir(site.name, experiment.name)
     for field in fields(tables):
-        write_table(folder / f"{field.name}.csv", getattr(tables, field.name))
+        table = getattr(tables, field.name)
+        shown = beside_printed(table) if field.name.startswith("table_8") else table
+        write_table(folder / f"{field.name}.csv", shown)
     write_choices(cases, rates, as_published, folder)
     write_predictions(frame, site.name, experiment.name)
     return tables
@@ -371,6 +373,7 @@ def draw_predictions(
         tables_dir(site.name, experiment.name),
         prediction_figures_dir(site.name, experiment.name),
         site_description=site.description,
+        paper=experiment.paper,
     )
 
 
@@ -393,7 +396,7 @@ def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -
         experiment, site, rows = matrix_of({**config, "site": name}, where)
         folder = tables_dir(site.name, experiment.name)
         tables[site.name] = make_tables(experiment.name, site.name, rows, RESULTS, folder)
-        contexts[site.name] = Context(site.description)
+        contexts[site.name] = Context(site.description, paper=experiment.paper)
     path = figures_dir(next(iter(tables)), experiment.name) / "sites.png"
     with style():
         figure, plotted = draw_sites(tables, contexts)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ddlbench.experiment.paper import read_papers
-from ddlbench.report.figure_results import kept_folder, kept_results
+from ddlbench.report.figure_results import kept_results
 from ddlbench.report.style import new_figure, save_figure, small_png, style
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_a_page_shows_every_kept_picture() -> None:
 
 def test_every_folder_of_the_papers_is_of_a_figure() -> None:
     folders = {path for path in KEPT[0].iterdir() if path.is_dir()}
-    assert folders <= {kept_folder(file.paper.figure, ROOT) for file in read_papers()}
+    assert folders <= {ROOT / file.paper.kept for file in read_papers()}
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@
         |            |                           |
         |         strategies ------------------ runtime -- profiling, interconnect -- cluster,
         |            |   slurm, emulation --------'          equivalence -- testing
-        '-- planning +-- predict +- report -- commands
-                             '- claims ---'
+        '-- planning +-- predict -- claims -- report -- commands
 """
 
 import ast
@@ -44,7 +43,7 @@ BELOW = {
     "interconnect": {"experiment", "networks", "planning", "strategies", "runtime"},
     "cluster": {"experiment", "slurm", "planning", "runtime", "interconnect"},
     "predict": {"experiment", "planning", "strategies"},
-    "report": {"experiment", "slurm", "planning", "strategies", "predict"},
+    "report": {"experiment", "slurm", "planning", "strategies", "predict", "claims"},
     "claims": {"experiment", "predict"},
     "commands": {
         "experiment",

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ddlbench.experiment.config import parse_experiment
 from ddlbench.report import make_figure
 from ddlbench.workflow import logged
 
@@ -11,4 +12,5 @@ with logged(snakemake.log[0]):
         Path(snakemake.input[0]).parent,
         Path(snakemake.output.png),
         snakemake.params.site,
+        parse_experiment(snakemake.config).paper,
     )

@@ -14,9 +14,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.screen import two_digits
 
-_NEEDED = ("experiment", "claim", "verdict")
-_NUMBER_OF_CASES = ("cases", "n")  # the first that there is
-_BEDS = ("bed", "here")
+_NEEDED = ("experiment", "claim", "verdict", "bed", "lacks", "rests_on", "cases", "share", "value")
 
 
 @dataclass(frozen=True)
@@ -66,25 +64,21 @@ def kept_verdicts(path: Path | None = None) -> list[KeptVerdict]:
             str(row["experiment"]),
             str(row["claim"]),
             str(row["verdict"]),
-            _text(row, *_BEDS),
+            _text(row, "bed"),
             _numbers(row),
         )
         for row in rows.to_dict("records")
     ]
 
 
-def _text(row: Mapping[Any, Any], *names: str) -> str:
-    """The first of these columns that there is; empty where it is."""
-    value = next((row[name] for name in names if name in row), "")
-    return "" if pd.isna(value) else str(value)
+def _text(row: Mapping[Any, Any], name: str) -> str:
+    return "" if pd.isna(row[name]) else str(row[name])
 
 
 def _numbers(row: Mapping[Any, Any]) -> str:
     if lacks := _text(row, "lacks"):
         return f"lacks {lacks}"
-    cases, share, value = (
-        float(_text(row, *names) or "nan") for names in (_NUMBER_OF_CASES, ("share",), ("value",))
-    )
+    cases, share, value = (float(row[name]) for name in ("cases", "share", "value"))
     if not cases > 0:
         return ""
     true = "" if math.isnan(share) else f"{round(share * cases)} of "

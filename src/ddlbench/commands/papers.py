@@ -16,8 +16,16 @@ from ddlbench import __version__
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paper import EXAMPLE_SITE, FULL, LAPTOP, SCALES, PaperFile, read_papers
-from ddlbench.experiment.paths import RESULTS, enter_project
+from ddlbench.experiment.paper import (
+    EXAMPLE_SITE,
+    FULL,
+    LAPTOP,
+    NO_CELLS,
+    SCALES,
+    PaperFile,
+    read_papers,
+)
+from ddlbench.experiment.paths import RESULTS, enter_project, project_root
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.screen import Column, duration_text, named_lines, paragraph, table
 from ddlbench.experiment.site import load_site
@@ -46,6 +54,7 @@ class Row:
         cells, cells_there: of its experiment; None where it has none at this scale.
         expected_s: seconds of the cells that are missing, one after the other; None if unknown.
         why: why it has no cells at this scale; empty if it has.
+        same_as: the figure that is the same picture; else empty.
     """
 
     figure: str
@@ -57,6 +66,7 @@ class Row:
     cells_there: int | None = None
     expected_s: float | None = None
     why: str = ""
+    same_as: str = ""
 
 
 @click.command()
@@ -69,10 +79,8 @@ class Row:
 @click.option("--all", "every_figure", is_flag=True, help="Write one page of all figures.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=PAGE,
-    show_default=True,
-    help="The page of --all.",
+    type=click.Path(path_type=Path),
+    help=f"Of --all: the page, {PAGE} if left out. Of a printed table: a folder for its CSV file.",
 )
 def papers(
     *,
@@ -81,40 +89,65 @@ def papers(
     site_name: str | None,
     as_json: bool,
     every_figure: bool,
-    out: Path,
+    out: Path | None,
 ) -> None:
-    """List the published figures, and how to make each.
+    """List the published figures and tables, and how to make each.
 
-    FIGURE, such as ddlbench/fig4, prints what it asks and how to read it. --all writes a page of
-    what the repository keeps or this checkout measured since: ours beside the printed values.
+    FIGURE, such as ddlbench/fig4, prints what it asks and how to read it; ddlbench/table1, which is
+    no measurement, its printed values beside ours. --all writes a page of what the repository keeps
+    or this checkout measured since: ours beside the printed values.
     """
-    out = out.absolute() if out != PAGE else out  # seen from where the user is
+    out = None if out is None else out.absolute()  # seen from where the user is
     enter_project()
     _check_options(figure, as_json, every_figure, out)
     files = read_papers()
     if every_figure:
-        click.echo(write_all(files, out, scale, site_name))
+        click.echo(write_all(files, out or PAGE, scale, site_name))
         return
     if figure is not None:
         names = [file.paper.figure for file in files]
         if figure not in names:
             raise ConfigError(f"unknown figure {figure!r}; {nearest(figure, names)}")
         files = [file for file in files if file.paper.figure == figure]
+    if out is not None and not (figure and files[0].paper.table):
+        tables = ", ".join(file.paper.figure for file in read_papers() if file.paper.table)
+        raise ConfigError(f"--out: only for a printed table: write one of {tables}")
     rows = [row_of(file, scale, site_name) for file in files]
     if as_json:
         click.echo(json.dumps([_record(*both) for both in zip(rows, files, strict=True)], indent=1))
     elif figure is not None:
         click.echo("\n".join(figure_lines(files[0], rows[0])))
+        if files[0].paper.table:
+            click.echo("\n".join(_printed_table(files[0], out)))
     else:
         click.echo("\n".join(paper_lines(rows, scale)))
 
 
-def _check_options(figure: str | None, as_json: bool, every_figure: bool, out: Path) -> None:
+def _printed_table(file: PaperFile, out: Path | None) -> list[str]:
+    """The printed values beside ours; written into a folder if there is one."""
+    from ddlbench.report.printed_table import COLUMNS, printed_table  # noqa: PLC0415 - slow
+    from ddlbench.report.tables import write_table  # noqa: PLC0415
+
+    values = printed_table(file.paper.table, file.paper.printed)
+    columns = [Column(name) for name in COLUMNS[:-1]]
+    lines = ["", *table(columns, [tuple(row)[:-1] for row in values.itertuples(index=False)])]
+    for row in values[values["note"] != ""].itertuples():
+        lines += paragraph(f"{row.of}, {row.quantity}: {row.note}.")
+    if out is not None:
+        path = out / file.paper.printed.name
+        write_table(path, values)
+        lines += ["", f"{path} is written"]
+    return lines
+
+
+def _check_options(figure: str | None, as_json: bool, every_figure: bool, out: Path | None) -> None:
     if every_figure and (figure is not None or as_json):
         other = "--json" if figure is None else figure
         raise ConfigError(f"--all writes a page of every figure; leave out {other}")
-    if out != PAGE and not every_figure:
-        raise ConfigError(f"--out {out}: only --all writes a page; add --all")
+    if every_figure and out is not None and out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; write a file in it, as {out / PAGE.name}")
+    if out is not None and not every_figure and figure is None:
+        raise ConfigError(f"--out {out}: of which figure? name a table, or add --all")
 
 
 def write_all(
@@ -141,7 +174,7 @@ def write_all(
     exhibits = [
         _exhibit(file, command, sites, printed, verdicts)
         for file in files
-        for command in [file.paper.command or command_of(file, scale, site_name)]
+        for command in [command_of(file, scale, site_name)]
     ]
     day = pd.Timestamp.today().date().isoformat()
     return write_page(exhibits, out, {"days": day, "version": __version__})
@@ -160,6 +193,7 @@ def _exhibit(
         Exhibit,
         beside_of,
         pictures_of,
+        published_pictures,
         tables_of,
     )
 
@@ -173,7 +207,8 @@ def _exhibit(
         original=paper.original,
         read=paper.read,
         command=command,
-        pictures=pictures_of(shown),
+        why_not=file.without_cells_why(LAPTOP) if paper.same_as or paper.not_drawn else "",
+        pictures=(*pictures_of(shown), *published_pictures(project_root(), paper.pictures)),
         tables=tables_of(shown),
         text="\n".join(one.text() for one in shown),
         beside=beside_of(compared(file, shown, printed)),
@@ -187,16 +222,16 @@ def _exhibit(
 
 def _record(row: Row, file: PaperFile) -> dict[str, Any]:
     said = file.paper.to_dict()
-    return {**asdict(row), **{key: said[key] for key in said if key not in ("figure", "command")}}
+    return {**{key: said[key] for key in said if key != "command"}, **asdict(row)}
 
 
 def row_of(file: PaperFile, scale: str, site_name: str | None = None) -> Row:
     """What a figure costs at a scale on its site, and what of it is there."""
     paper = file.paper
     why = file.without_cells_why(scale)
-    command = paper.command or command_of(file, scale, site_name)
+    command = command_of(file, scale, site_name)
     if why:
-        return Row(paper.figure, paper.title, scale, command, why=why)
+        return Row(paper.figure, paper.title, scale, command, why=why, same_as=paper.same_as)
     cost = _cost(file, scale, site_name)
     return Row(
         paper.figure,
@@ -211,7 +246,14 @@ def row_of(file: PaperFile, scale: str, site_name: str | None = None) -> Row:
 
 
 def command_of(file: PaperFile, scale: str, site_name: str | None = None) -> str:
-    """The Snakemake command of a figure with cells; at full scale on the user's cluster."""
+    """What makes a figure, empty if nothing does; with cells, Snakemake's command at a scale.
+
+    Of a figure that is for a cluster at that scale, the user's own site is left open.
+    """
+    if file.paper.same_as:
+        return f"ddlbench papers {file.paper.same_as}"
+    if "experiment" not in file.values:
+        return file.paper.makes
     here = None if file.without_cells_why(scale) else file.site(scale)
     settings = [f"scale={scale}"] if scale != FULL else []
     if site_name or here is None:
@@ -254,7 +296,7 @@ def paper_lines(rows: list[Row], scale: str) -> list[str]:
     shown = [
         (
             row.figure,
-            _fitted(row.title),
+            _fitted(f"as {row.same_as}" if row.same_as else row.title),
             "" if row.cells is None else str(row.cells),
             "" if row.cells is None else str(row.cells_there),
             _time(row),
@@ -278,7 +320,11 @@ def _fitted(title: str) -> str:
 
 def _time(row: Row) -> str:
     if row.cells is None:
-        return "at once" if row.why == "no cells are needed" else "full only"
+        if row.why == NO_CELLS:
+            return "at once"
+        if row.command.startswith("snakemake"):
+            return "full only"
+        return "" if row.command else "not drawn"
     return "there" if row.cells == row.cells_there else duration_text(row.expected_s)
 
 
@@ -295,9 +341,11 @@ def figure_lines(file: PaperFile, row: Row) -> list[str]:
         ("cells", _cells(row)),
     ]
     lines += named_lines([(name, text) for name, text in said if text])
-    if row.why and row.why != "no cells are needed":
+    if paper.not_drawn or paper.same_as:
+        lines += ["", *paragraph(f"{row.why[0].upper()}{row.why[1:].rstrip('.')}.")]
+    elif row.why and row.why != NO_CELLS:
         lines += ["", *paragraph(f"No {row.scale} scale: {row.why}.")]
-    return [*lines, "", f"  {row.command}"]
+    return [*lines, "", f"  {row.command}"] if row.command else lines
 
 
 def _cells(row: Row) -> str:
@@ -315,9 +363,10 @@ def papers_table() -> str:
     lines = ["| figure | question | at laptop scale |", "|---|---|---|"]
     for file in read_papers():
         paper = file.paper
-        why = file.without_cells_why(LAPTOP)
-        alone = why == "no cells are needed"
-        command = paper.command or command_of(file, LAPTOP)
-        said = f"`{command}`" if alone or not why else f"full scale only: {why}"
+        said = f"`{command_of(file, LAPTOP)}`"
+        if paper.same_as or paper.not_drawn:
+            said = file.without_cells_why(LAPTOP).rstrip(".")
+        elif why := file.values.get("scales", {}).get(LAPTOP, {}).get("reason", ""):
+            said = f"full scale only: {why}"
         lines.append(f"| `{paper.figure}` ({paper.source}) | {paper.question} | {said} |")
     return "\n".join(lines)

@@ -20,6 +20,7 @@ _OF_SCHEDULES = {
     "stages_per_device": "--stages-per-device",
     "durations": "--durations",
     "stage_all_reduce": "--stage-all-reduce",
+    "division": "--division",
     "backward": "--backward",
     "update": "--update",
     "all_reduce": "--all-reduce",
@@ -65,6 +66,12 @@ _OF_SCHEDULES = {
     show_default=True,
     help="When replicas of a stage of pipedream wait for the sum of their gradients: before the "
     "update, before the next one, or within the backward pass, as torch's DDP.",
+)
+@click.option(
+    "--division",
+    is_flag=True,
+    help="Also what PipeDream's released runtime does with mini-batches that the replicas of a "
+    "stage do not divide.",
 )
 @click.option("--durations", help="Forward pass of each stage, as 2,1,1; 1 each if left out.")
 @click.option("--backward", type=click.FloatRange(0), default=2.0, show_default=True)

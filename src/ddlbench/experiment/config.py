@@ -8,7 +8,7 @@ from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.own_data import declare
-from ddlbench.experiment.paper import at_scale
+from ddlbench.experiment.paper import Paper, at_scale
 from ddlbench.experiment.paths import NAMES_OF_SITES
 from ddlbench.experiment.schema import check, check_against, fill_defaults, setting_schema
 
@@ -33,6 +33,7 @@ class Experiment:
         real_data: folders of the user's own data by dataset; they go before the site's.
         predict: the workflow makes predictions by default.
         where: the file's name, for messages.
+        paper: the published figure that it is of; None if of no one.
         given: what was set beside the file, as Snakemake's ``--config`` takes it: ``site=mine``.
     """
 
@@ -50,6 +51,7 @@ class Experiment:
     where: str
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
     real_data: dict[str, str] = field(default_factory=dict)  # absent in older schemas
+    paper: Paper | None = None
     given: tuple[str, ...] = ()
     most_cells: int = 10_000
 
@@ -83,7 +85,8 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
     values = fill_defaults("experiment", values)
     named = {field.name: values[field.name] for field in fields(Experiment) if field.name in values}
     declare(values["data"], where)
-    experiment = Experiment(name=values["experiment"], where=where, **named)
+    paper = Paper.from_dict(config["paper"]) if "paper" in config else None
+    experiment = Experiment(name=values["experiment"], where=where, paper=paper, **named)
     for place, condition in experiment.conditions():
         _check_condition(condition, f"{where}: {place}")
     return experiment

@@ -8,7 +8,9 @@
     scales:  laptop: {keys that replace these}               |-> one experiment, at one scale
     scale:   full                                            |
 
-A figure that needs no cells, such as the picture of a schedule, has only ``paper``, with a command.
+A figure that needs no cells has only ``paper``: with a command, such as that of a schedule's
+picture; as a table, whose printed values are in a CSV file beside; as the same picture as another;
+or with the sentence that says why nothing is drawn.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from ddlbench.experiment.schema import check_against, nearest, read_yaml
 FULL = "full"
 LAPTOP = "laptop"
 SCALES = (FULL, LAPTOP)
+PAPERS = ("ddlbench", "thesis", "paradl", "networking")
 EXAMPLE_SITE = "slurm-example"
+NO_CELLS = "no cells are needed"
 _KEYS = ("paper", "of", "scale", "scales")
 
 
@@ -42,8 +46,13 @@ class Paper(JsonForm):
         original: hardware and size of the original.
         read: how to read ours beside it.
         draws: names of our figures and tables that show it.
+        published: prints whose values stand beside ours, as ``thesis/fig3.1``.
+        pictures: kept pictures of the published values alone, from the project's folder.
         also_site: at laptop scale the site that the figure compares with; else empty.
         command: makes it, where no cells are needed; else empty.
+        table: what of ours stands beside the values of a printed table; else empty.
+        same_as: the figure that is the same picture; else empty.
+        not_drawn: why nothing is drawn; else empty.
     """
 
     figure: str
@@ -53,13 +62,35 @@ class Paper(JsonForm):
     original: str
     read: str
     draws: tuple[str, ...] = ()
+    published: tuple[str, ...] = ()
+    pictures: tuple[str, ...] = ()
     also_site: str = ""
     command: str = ""
+    table: str = ""
+    same_as: str = ""
+    not_drawn: str = ""
 
     @property
     def file(self) -> Path:
         """Its file, from the project's folder."""
         return Path("config") / "papers" / f"{self.figure}.yaml"
+
+    @property
+    def printed(self) -> Path:
+        """The values of a printed table, from the project's folder."""
+        return self.file.with_suffix(".csv")
+
+    @property
+    def kept(self) -> Path:
+        """The folder of what is drawn of it, from the project's folder."""
+        return Path("docs") / "papers" / self.figure.replace("/", "-")
+
+    @property
+    def makes(self) -> str:
+        """The command that makes it, where no cells are needed; empty if nothing is made."""
+        if self.table:
+            return f"ddlbench papers {self.figure} --out {self.kept}"
+        return self.command
 
 
 @dataclass(frozen=True)
@@ -81,7 +112,8 @@ class PaperFile:
     def without_cells_why(self, scale: str) -> str:
         """Why a scale has no cells; empty if it has."""
         if "experiment" not in self.values:
-            return "no cells are needed"
+            same = f"the same as {self.paper.same_as}" if self.paper.same_as else ""
+            return self.paper.not_drawn or same or NO_CELLS
         own = self.values.get("scales", {}).get(scale, {})
         if scale != FULL and scale not in self.values.get("scales", {}):
             return f"it has no scale {scale}"
@@ -95,18 +127,23 @@ def read_papers() -> list[PaperFile]:
         ConfigError: a file is wrong; the message names it.
     """
     folder = project_root() / "config" / "papers"
-    papers = ("ddlbench", "thesis", "paradl", "networking")
-    return [
+    files = [
         read_paper(path)
-        for paper in papers
+        for paper in PAPERS
         for path in sorted((folder / paper).glob("*.yaml"), key=_by_number)
     ]
+    names = [file.paper.figure for file in files]
+    for file in files:
+        if (same := file.paper.same_as) and same not in names:
+            raise ConfigError(f"{file.paper.file}: paper.same_as: {nearest(same, names)}")
+    return files
 
 
 def _by_number(path: Path) -> tuple[int, list[tuple[int, str]]]:
-    """Tables behind figures; fig10 behind fig9."""
+    """Tables behind figures, an appendix behind both; fig10 behind fig9."""
     digits = "".join(sign if sign.isdigit() else " " for sign in path.stem).split()
-    return int(path.stem.startswith("table")), [(int(number), path.stem) for number in digits]
+    place = next((n for n, kind in enumerate(("fig", "table")) if path.stem.startswith(kind)), 2)
+    return place, [(int(number), path.stem) for number in digits]
 
 
 def read_paper(path: Path) -> PaperFile:
@@ -121,9 +158,11 @@ def read_paper(path: Path) -> PaperFile:
     named = f"{path.parent.name}/{path.stem}"
     if paper.figure != named:
         raise ConfigError(f"{path}: paper.figure is {paper.figure!r}; write {named!r}")
-    if ("experiment" in values) == bool(paper.command):
+    alone = (paper.command, paper.table, paper.same_as, paper.not_drawn)
+    if ("experiment" in values) + sum(map(bool, alone)) != 1:
         raise ConfigError(
-            f"{path}: write an experiment, or paper.command for a figure without cells; one of them"
+            f"{path}: write one of: an experiment, or for a figure without cells paper.command, "
+            "paper.table, paper.same_as or paper.not_drawn"
         )
     return PaperFile(paper, values)
 
@@ -170,8 +209,9 @@ def _resolved(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     check_against("paper", {key: values[key] for key in _KEYS if key in values}, where)
     paper = Paper.from_dict(values.pop("paper"))
     scale, scales = str(values.pop("scale", FULL)), dict(values.pop("scales", {}))
-    if paper.command:
-        raise ConfigError(f"{where}: {paper.figure} needs no cells; run: {paper.command}")
+    if "experiment" not in values:
+        told = f"needs no cells; run: {paper.makes}" if paper.makes else "has no cells"
+        raise ConfigError(f"{where}: {paper.figure} {told}")
     if scale not in (FULL, *scales):
         remark = nearest(scale, (FULL, *scales))
         raise ConfigError(f"{where}: {paper.figure} has no scale {scale!r}; {remark}")

@@ -68,14 +68,6 @@ def buckets_once_full(
     return _ranges(begins, len(sizes_bytes))
 
 
-def fused(total_bytes: int, cap_bytes: int) -> list[int]:
-    """Bytes of each message of a fusion buffer, full ones first; a cap of 0 gives one message."""
-    if cap_bytes <= 0 or total_bytes <= cap_bytes:
-        return [total_bytes]
-    full, rest = divmod(total_bytes, cap_bytes)
-    return [cap_bytes] * full + ([rest] if rest else [])
-
-
 def whole_buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Bytes of the tensors of each bucket when all weights are summed at once, in their order.
 

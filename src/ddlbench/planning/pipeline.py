@@ -104,14 +104,12 @@ class PlannedSchedule:
         schedule: of all devices; number n is the run's n-th mini- or micro-batch.
         chunks: micro-batches of a replica's mini-batch; None if mini-batches are never split.
         replicas: pipelines side by side; their micro-batches are numbered in turn.
-        shared_by: devices that each take a part of one mini-batch, numbered in turn.
         recomputes: forward passes from ``chunks`` on are recomputations: torchgpipe, one step.
     """
 
     schedule: Schedule
     chunks: int | None = None
     replicas: int = 1
-    shared_by: int = 1
     recomputes: bool = False
 
     @property
@@ -138,7 +136,7 @@ class PlannedSchedule:
         if self.chunks is None:
             if not action.computes:  # an update is numbered after its first mini-batch
                 number *= len(self.schedule.stage_ranks[action.stage])
-            return number // self.shared_by, None
+            return number, None
         if not action.computes:
             return number, None
         if self.kind_of(action) == "recompute":

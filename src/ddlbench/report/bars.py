@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ from ddlbench.report.style import (
     DatasetLook,
     StrategyLook,
     bar_style,
+    condition_look,
     dataset_look,
     shade,
     strategy_look,
@@ -79,19 +80,43 @@ class Group:
     bars: Sequence[Bar | None]
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Published values beside bars.
+
+    Args:
+        values: by the bar's group and its slot in the group.
+        span: of the y axis, in its units.
+    """
+
+    values: Mapping[tuple[int, int], float]
+    span: float
+
+
 def bar_groups(
     part: pd.DataFrame,
     networks: Sequence[str],
-    datasets: Sequence[str],
+    slots: Sequence[str],
     values: Callable[[Any], tuple[float, float, float]],
+    without: str = "",
 ) -> list[Group]:
-    """One group for each network with a bar for each dataset.
+    """One group for each network with a bar for each dataset, or for each ``slot`` of the rows.
 
-    ``values`` gives value, low and high of a row with ``mark``, and the columns of its signs.
+    Args:
+        part: rows with ``mark``, and the columns of their signs.
+        networks: names of the groups.
+        slots: datasets; of rows with a column ``slot``, what stands there.
+        values: gives value, low and high of a row.
+        without: signs that stand elsewhere.
     """
-    bars = {(row.network, row.dataset): _bar_of(row, values) for row in rows_of(part)}
+    by = "slot" if "slot" in part else "dataset"
+    look_of = (lambda name: condition_look(slots.index(name))) if by == "slot" else dataset_look
+    bars = {
+        (row.network, getattr(row, by)): _bar_of(row, values, look_of(getattr(row, by)), without)
+        for row in rows_of(part)
+    }
     return [
-        Group(network_label(network), [bars.get((network, dataset)) for dataset in datasets])
+        Group(network_label(network), [bars.get((network, slot)) for slot in slots])
         for network in networks
     ]
 
@@ -100,7 +125,10 @@ def strategy_groups(
     part: pd.DataFrame, datasets: Sequence[str], values: Callable[[Any], tuple[float, float, float]]
 ) -> list[Group]:
     """One group for each strategy and variant of a single network, with a bar for each dataset."""
-    bars = {(row.strategy, row.variant, row.dataset): _bar_of(row, values) for row in rows_of(part)}
+    bars = {
+        (row.strategy, row.variant, row.dataset): _bar_of(row, values, dataset_look(row.dataset))
+        for row in rows_of(part)
+    }
     return [
         Group(
             strategy_label(strategy, variant),
@@ -110,14 +138,19 @@ def strategy_groups(
     ]
 
 
-def _bar_of(row: Any, values: Callable[[Any], tuple[float, float, float]]) -> Bar:
+def _bar_of(
+    row: Any,
+    values: Callable[[Any], tuple[float, float, float]],
+    look: DatasetLook,
+    without: str = "",
+) -> Bar:
     return Bar(
         *values(row),
         strategy_look(row.strategy).colour,
-        dataset_look(row.dataset),
+        look,
         row.mark,
         row.stale,
-        signs(row),
+        signs(row, without),
     )
 
 
@@ -234,8 +267,22 @@ def slot_centre(place: int, slot: int, members: int, of: int) -> float:
     return place * (members + GAP) + GAP / 2 + (members - of) / 2 + slot + 0.5
 
 
-def draw_groups(axes: Axes, groups: Sequence[Group], width_mm: float, number: str) -> None:
-    """Draw all groups; ``number`` (``"{:.2f}"``) formats the values above wide bars."""
+def draw_groups(
+    axes: Axes,
+    groups: Sequence[Group],
+    width_mm: float,
+    number: str,
+    beside: Beside | None = None,
+) -> None:
+    """Draw all groups.
+
+    Args:
+        axes: to draw in.
+        groups: of bars.
+        width_mm: of the axes.
+        number: formats the values above wide bars, as ``"{:.2f}"``.
+        beside: published values; a number that would lie under one stands at zero.
+    """
     members = max(len(group.bars) for group in groups)
     pitch = members + GAP
     total = len(groups) * pitch
@@ -248,7 +295,8 @@ def draw_groups(axes: Axes, groups: Sequence[Group], width_mm: float, number: st
         for slot, bar in enumerate(group.bars):
             if bar is not None and not bar.mark:
                 x = slot_centre(place, slot, members, len(group.bars))
-                _draw_bar(axes, x, bar, fill=fill, slot_mm=slot_mm, number=number)
+                foot = _foot(bar, beside, (place, slot))
+                _draw_bar(axes, x, bar, fill=fill, slot_mm=slot_mm, number=number, foot=foot)
         start = slot_centre(place, 0, members, len(group.bars)) - 0.5
         _draw_marks(axes, start, group, slot_mm)
 
@@ -257,7 +305,40 @@ def _top(bar: Bar) -> float:
     return bar.high if math.isfinite(bar.high) else bar.value
 
 
-def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, number: str) -> None:
+_NUMBER_SHARE = 0.12  # of the y axis: a number, and half a mark beyond it
+_MARK_SHARE = 0.035
+
+
+def _foot(bar: Bar, beside: Beside | None, at: tuple[int, int]) -> float:
+    """Where the number of a bar begins: at its outer end, or beyond zero if a mark stands there.
+
+    Of a bar too low for that, it stands above the mark.
+    """
+    hangs = bar.value < 0
+    end = (bar.low if math.isfinite(bar.low) else bar.value) if hangs else _top(bar)
+    if beside is None or at not in beside.values:
+        return end
+    published, mark = beside.values[at], _MARK_SHARE * beside.span
+    beyond = end - published if hangs else published - end
+    if not -mark < beyond < _NUMBER_SHARE * beside.span:
+        return end
+    if hangs:
+        return max(0.0, _top(bar), published + mark)
+    return 0.0 if end > (_NUMBER_SHARE + _MARK_SHARE) * beside.span else published + mark
+
+
+def draw_beside(axes: Axes, beside: Beside, members: int) -> None:
+    """Draw hollow marks of published values over groups of at most so many slots."""
+    for (place, slot), value in beside.values.items():
+        mark = hollow()
+        mark.set_data([slot_centre(place, slot, members, members)], [value])
+        mark.set(gid="published", zorder=6)
+        axes.add_line(mark)
+
+
+def _draw_bar(
+    axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, number: str, foot: float
+) -> None:
     look = bar_style(bar.colour, bar.look)
     if bar.stale:
         look["facecolor"] = shade(bar.colour, max(bar.look.white, 0.6))
@@ -279,14 +360,14 @@ def _draw_bar(axes: Axes, x: float, bar: Bar, *, fill: float, slot_mm: float, nu
     text = number.format(bar.value) + bar.signs if slot_mm >= _NUMBER_MM else bar.signs
     if text:
         hangs = bar.value < 0
-        foot = bar.low if math.isfinite(bar.low) else bar.value
+        below = hangs and foot < 0  # else it stands on the other side of zero
         axes.annotate(
             text,
-            (x, foot if hangs else _top(bar)),
-            xytext=(0, -1.2 if hangs else 1.2),
+            (x, foot),
+            xytext=(0, -1.2 if below else 1.2),
             textcoords="offset points",
             ha="center",
-            va="top" if hangs else "bottom",
+            va="top" if below else "bottom",
             gid="number",
             zorder=4,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.1},
@@ -357,15 +438,24 @@ PALE = 0.75
 
 
 def draw_point(
-    axes: Axes, at: tuple[float, float], look: StrategyLook, row: Any, size: float | None = None
+    axes: Axes,
+    at: tuple[float, float],
+    look: StrategyLook,
+    row: Any,
+    *,
+    size: float | None = None,
+    without: str = "",
 ) -> None:
-    """Draw the point of a row of the summary at (x, y); it is pale if ``row.stale``."""
+    """Draw the point of a row of the summary at (x, y); it is pale if ``row.stale``.
+
+    Signs of ``without`` stand elsewhere.
+    """
     x, y = at
     axes.plot(
         [x], [y], linestyle="none", marker=look.marker, markersize=size, color=look.colour,
         markerfacecolor=shade(look.colour, PALE if row.stale else 0.0), zorder=3, gid="point",
     )  # fmt: skip
-    text = signs(row)
+    text = signs(row, without)
     if text:
         axes.annotate(
             text, (x, y), xytext=(2.5, 1.5), textcoords="offset points", ha="left", va="bottom",

@@ -22,22 +22,20 @@ from ddlbench.report.labels import (
 from ddlbench.report.tables import rows_of
 
 _FEW_CASES = 10
-PUBLISHED = f"printed: {published.CITATION}"
+PUBLISHED = f"printed: {published.CITATION}, 4 GPUs of a node"
 
 
 def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
     """Table 8.1 as text: the fastest, and what each recommender says, with its extra time.
 
     A wrong pick has its extra time behind it, ``~`` one within the noise of the fastest. A tie has
-    the share that is right. The last column is the recommender of the thesis, for the same network,
-    dataset and geometry.
+    the share that is right. The last column is the recommender of the thesis, for the same network
+    and dataset on its four GPUs, whatever our geometry.
 
     Args:
         table: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
     """
-    printed = {
-        (row.network, row.dataset, row.geometry): row for row in rows_of(published.choices())
-    }
+    printed = {(row.network, row.dataset): row for row in rows_of(published.choices())}
     several = table.groupby(["dataset", "network", "nodes", "devices_per_node"])["case"].nunique()
     rows = []
     for _, records in table.groupby("case", sort=False):
@@ -52,7 +50,7 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
             row["batch"], row["fabric"] = str(first.batch_size), first.fabric
         row["fastest"] = strategy_label(first.fastest)
         row |= {record.recommender: _pick(record) for record in rows_of(records)}
-        theirs = printed.get((first.network, first.dataset, geometry))
+        theirs = printed.get((first.network, first.dataset))
         row[PUBLISHED] = _printed(theirs) if theirs is not None else ""
         rows.append(row)
     frame = pd.DataFrame(rows)
@@ -85,6 +83,29 @@ def rates_by_recommender(table: pd.DataFrame) -> pd.DataFrame:
     if rows:
         rows.append(_printed_rates(datasets))
     return pd.DataFrame(rows).fillna("")
+
+
+def beside_printed(table: pd.DataFrame) -> pd.DataFrame:
+    """Table 8.1 or 8.2 with the printed values of the same network and dataset behind each row.
+
+    Of cases ``printed_recommended``, ``printed_fastest`` and ``printed_extra_time``; of rates
+    ``printed_correct`` of ``printed_n``, by dataset and over all. They are of four GPUs of a node.
+
+    Args:
+        table: what :func:`ddlbench.predict.recommender_score.table_8_1` or ``table_8_2`` returns.
+    """
+    printed = published.choices()
+    if "case" in table:
+        names = ["recommended", "fastest", "extra_time"]
+        own = printed[["network", "dataset", *names]].rename(
+            columns={name: f"printed_{name}" for name in names}
+        )
+        return table.merge(own, on=["network", "dataset"], how="left")
+    right = (printed["recommended"] == printed["fastest"]).astype(int)
+    groups = right.groupby(printed["dataset"])
+    rates = pd.DataFrame({"printed_correct": groups.sum(), "printed_n": groups.size()})
+    rates.loc[ALL] = [int(right.sum()), len(right)]
+    return table.join(rates, on="dataset")
 
 
 def markdown(title: str, frame: pd.DataFrame, notes: Sequence[str] = ()) -> str:
@@ -131,7 +152,7 @@ def _printed(row: Any) -> str:
 def _printed_rates(datasets: list[str]) -> dict[str, str]:
     printed = published.choices()
     right = printed["recommended"] == printed["fastest"]
-    row = {"recommender": f"{PUBLISHED}, {printed['hardware'].iloc[0]}"}
+    row = {"recommender": f"{PUBLISHED} ({printed['hardware'].iloc[0]})"}
     for name in datasets:
         own = right[printed["dataset"] == name]
         row[dataset_label(name)] = f"{int(own.sum())}/{len(own)}" if len(own) else ""

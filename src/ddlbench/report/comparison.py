@@ -18,11 +18,12 @@ from typing import Any
 
 import pandas as pd
 
+from ddlbench.claims.beds import device_of
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paper import PaperFile, read_papers
-from ddlbench.experiment.site import EMULATED_COMPUTE
 from ddlbench.experiment.status import Status
+from ddlbench.report import published
 from ddlbench.report.figure_results import FigureResults, kept_results
 from ddlbench.report.labels import variant_labels
 from ddlbench.report.printed_values import (
@@ -35,7 +36,6 @@ from ddlbench.report.printed_values import (
     STEP,
     link_text,
     micro_batches_text,
-    places_of,
     printed_values,
 )
 from ddlbench.report.tables import table_text
@@ -53,11 +53,9 @@ _TWO = "Horovod or GPipe"  # how the kind of such cases of Table 8.1 ends
 
 
 def bed_of(device_kind: str, processors: str) -> str:
-    """What cells were measured on: CPU, GPU, or devices emulated with the times of a profile."""
-    if processors.startswith(EMULATED_COMPUTE):
-        name = processors.partition("times of ")[2].partition(",")[0]
-        return f"emulated {name}".strip()
-    return {"cuda": "GPU", "cpu": "CPU"}.get(device_kind, device_kind)
+    """What cells were measured on, in the words of claims; their own where those know none."""
+    device = device_of([processors, device_kind])
+    return device_kind if device is None else device.bed
 
 
 def compared(
@@ -70,9 +68,7 @@ def compared(
         results: folders of ours.
         printed: of :func:`~ddlbench.report.printed_values.printed_values`.
     """
-    own = places_of(file.paper.source)
-    of_figure = [both in own for both in zip(printed["paper"], printed["place"], strict=True)]
-    theirs = printed[of_figure]
+    theirs = published.chosen(printed, file.paper)
     frames = [
         read(one, name)
         for one in results
@@ -87,17 +83,17 @@ def compared(
 
 
 def _finished(both: pd.DataFrame, figure: str) -> pd.DataFrame:
-    published, measured = (
+    theirs, measured = (
         pd.to_numeric(both[name], errors="coerce") for name in ("published", "measured")
     )
     # Where the print leaves open what a number is of, whoever read it has guessed.
     named = ~both["how"].fillna("").str.contains(_GUESSED, regex=False)
-    comparable = (published > 0) & (measured > 0) & (both["quantity"] != EXTRA) & named
+    comparable = (theirs > 0) & (measured > 0) & (both["quantity"] != EXTRA) & named
     made = both.assign(
         figure=figure,
-        published=published,
+        published=theirs,
         measured=measured,
-        ratio=(measured / published).where(comparable),
+        ratio=(measured / theirs).where(comparable),
         devices=[_devices(str(geometry)) for geometry in both["geometry"]],
         remark=[_remark(row) for row in both.to_dict("records")],
     )

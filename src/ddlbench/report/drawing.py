@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import Links
+from ddlbench.experiment.paper import Paper
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.report.footer import Context
 from ddlbench.report.registry import FIGURES, names_of, prediction_figure
@@ -38,8 +39,21 @@ def draw_figure(name: str, png: Path, *inputs: Any) -> Path:
     return png
 
 
-def make_figure(name: str, tables_dir: Path, out_png: Path, site_description: str = "") -> None:
+def make_figure(
+    name: str,
+    tables_dir: Path,
+    out_png: Path,
+    site_description: str = "",
+    paper: Paper | None = None,
+) -> None:
     """Draw a figure of an experiment from its tables.
+
+    Args:
+        name: of the figure.
+        tables_dir: the tables' folder.
+        out_png: the picture.
+        site_description: of the site file.
+        paper: the published figure that the experiment is of; its values stand beside ours.
 
     Raises:
         ConfigError: there is no such figure.
@@ -47,7 +61,8 @@ def make_figure(name: str, tables_dir: Path, out_png: Path, site_description: st
     names = names_of("experiment")
     if name not in names:
         raise ConfigError(f"unknown figure {name!r}; known: {', '.join(names)}")
-    draw_figure(name, out_png, read_tables(tables_dir), Context(site_description))
+    context = Context(site_description, paper=paper)
+    draw_figure(name, out_png, read_tables(tables_dir), context)
 
 
 def make_prediction_figures(
@@ -58,6 +73,7 @@ def make_prediction_figures(
     *,
     site_description: str = "",
     results: Path = RESULTS,
+    paper: Paper | None = None,
 ) -> list[Path]:
     """Draw the figures of predictions that :func:`prediction_figures_for` names.
 
@@ -71,7 +87,7 @@ def make_prediction_figures(
     made = []
     for name in names:
         figure, of_strategy = prediction_figure(name, strategies)
-        inputs = (predicted, Context(site_description), *of_strategy)
+        inputs = (predicted, Context(site_description, paper=paper), *of_strategy)
         made.append(draw_figure(figure, out_dir / f"{name}.png", *inputs))
     return made
 

@@ -28,11 +28,6 @@ _CELLS = "cells.csv"
 TEXT = "printed.txt"  # of a command that draws nothing
 
 
-def kept_folder(figure: str, root: Path | None = None) -> Path:
-    """Where the repository keeps a figure, such as ddlbench/fig4."""
-    return (root or project_root()) / "docs" / "papers" / figure.replace("/", "-")
-
-
 @dataclass(frozen=True)
 class FigureResults:
     """One folder with a figure's pictures and tables.
@@ -125,7 +120,8 @@ def read_numbers(path: Path) -> pd.DataFrame:
 def kept_results(file: PaperFile) -> FigureResults:
     """What the repository keeps of a figure; its folder may be missing."""
     paper = file.paper
-    return FigureResults(kept_folder(paper.figure), "", paper.draws)
+    names = (paper.printed.stem,) if paper.table else paper.draws
+    return FigureResults(project_root() / paper.kept, "", names)
 
 
 def shown_results(

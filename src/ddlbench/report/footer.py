@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.experiment.links import Links
+from ddlbench.experiment.paper import Paper
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.statistics import CONFIDENCE
 from ddlbench.experiment.status import Status
@@ -34,15 +35,22 @@ class Context:
     Args:
         site_description: of the site file.
         results: the folder that holds ``<site>/cells``.
+        paper: the published figure that the cells are of; None if of no one.
     """
 
     site_description: str
     results: Path = RESULTS
+    paper: Paper | None = None
 
 
 def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> list[str]:
     """The figure's own sentences, then marks, then the origin of the numbers."""
     return [*sentences, *marks(shown), origin(shown, context)]
+
+
+def note_sentences(shown: pd.DataFrame) -> list[str]:
+    """The notes that all cells share, as sentences."""
+    return [f"{note[0].upper()}{note[1:].rstrip('.')}." for note in common_notes(shown)]
 
 
 def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
@@ -93,8 +101,11 @@ def common_notes(shown: pd.DataFrame) -> list[str]:
     return [note for note in common if not comparability.is_note(note)]
 
 
-def signs(row: Any) -> str:
-    """The signs that stand at the number of a row; :func:`marks` explains them."""
+def signs(row: Any, without: str = "") -> str:
+    """The signs that stand at the number of a row; :func:`marks` explains them.
+
+    Signs of ``without`` stand elsewhere, such as at the name of their strategy.
+    """
     each = (
         (STALE, row.stale),
         (NOISY, row.noisy),
@@ -103,7 +114,14 @@ def signs(row: Any) -> str:
         (DEPARTS, getattr(row, "departure", "")),
         (OLD_WEIGHTS, _STALE_WEIGHTS in str(getattr(row, "update_semantics", ""))),
     )
-    return "".join(sign for sign, flag in each if is_set(flag))
+    return "".join(sign for sign, flag in each if is_set(flag) and sign not in without)
+
+
+def sign_of_all(rows: pd.DataFrame) -> str:
+    """The sign of older weights if every measured row has it, to stand at their strategy's name."""
+    measured = rows[rows["status"] == Status.OK]
+    old = measured["update_semantics"].astype(str).str.contains(_STALE_WEIGHTS)
+    return OLD_WEIGHTS if len(measured) and old.all() else ""
 
 
 def is_set(flag: Any) -> bool:

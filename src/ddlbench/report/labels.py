@@ -132,3 +132,13 @@ def speedup_mark(row: Any, speedup: float) -> str:
 def mark_without_speedup(notes: str) -> str:
     """The text for a measured cell that has no speed-up."""
     return mark_of(notes) or "no base"
+
+
+def printed_name(figure: str) -> str:
+    """A published figure as one cites it: ``DDLBench, Fig. 4`` of ``ddlbench/fig4``."""
+    paper, _, name = figure.partition("/")
+    papers = {"ddlbench": "DDLBench", "thesis": "Jansen 2020", "paradl": "ParaDL",
+              "networking": "Cheng et al."}  # fmt: skip
+    for short, long in (("fig", "Fig. "), ("table", "Table "), ("appendix", "Appendix ")):
+        name = name.replace(short, long)
+    return f"{papers.get(paper, paper)}, {name}"

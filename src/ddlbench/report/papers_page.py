@@ -156,7 +156,8 @@ class Exhibit:
 
     Args:
         figure, title, source, question, original, read: of the paper's file.
-        command: makes it.
+        command: makes it; empty if nothing does.
+        why_not: why it has no picture of its own; empty if it has or will have one.
         pictures, tables: ours, as far as they are there.
         text: what its command prints, where it draws nothing.
         beside: the printed values beside ours.
@@ -170,6 +171,7 @@ class Exhibit:
     original: str
     read: str
     command: str
+    why_not: str
     pictures: tuple[Shown, ...]
     tables: tuple[ShownTable, ...]
     text: str
@@ -185,6 +187,17 @@ class Exhibit:
 def pictures_of(shown: Sequence[FigureResults]) -> tuple[Shown, ...]:
     """The pictures of these folders."""
     return tuple(Shown(path, _caption(path, one)) for one in shown for path in one.pictures())
+
+
+def published_pictures(root: Path, names: Sequence[str]) -> tuple[Shown, ...]:
+    """Kept pictures of published values alone.
+
+    Args:
+        root: the project's folder.
+        names: paths from there.
+    """
+    there = (root / name for name in names)
+    return tuple(Shown(path, f"published: {path.stem}") for path in there if path.is_file())
 
 
 def tables_of(shown: Sequence[FigureResults]) -> tuple[ShownTable, ...]:

@@ -9,12 +9,11 @@
     cheng/throughput.csv          Fig. 3, 5, 7           images/s
     paradl/published/measured.csv Fig. 1                 seconds a step
 
-A value belongs to the figure that prints it (``paper``, ``place``) and to no other one.
+A value belongs to the ``figure`` of config/papers that prints it, and to no other one.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pandas as pd
@@ -32,65 +31,26 @@ RECOMMENDED = "recommended"  # in place of a strategy, where each case has anoth
 
 KEYS = ["quantity", "dataset", "network", "strategy", "geometry", "condition"]
 """What a printed and a measured value share if they are of the same thing."""
-COLUMNS = ["paper", "place", *KEYS, "published", "where", "how"]
+COLUMNS = ["figure", *KEYS, "published", "where", "how"]
 
-DDLBENCH, THESIS, NETWORKING, PARADL = PAPERS = (
-    "DDLBench", "thesis", "networking study", "ParaDL",
-)  # fmt: skip
 _PARADL_STRATEGIES = {"data": "ddp", "data+filter": "data-filter", "data+spatial": "data-spatial"}
 _ABCI_DEVICES = 4  # a node
-_PLACE = re.compile(r"(Fig|Table)s?\.? ?(\d+(?:\.\d+)?|[IVX]+\b)")
-
-
-def places_in(text: str) -> list[str]:
-    """The figures and tables that a text names, without the letters of panels.
-
-    ``Sec. 4.2 (Fig. 3.1a)`` gives ``Fig. 3.1``.
-    """
-    return [f"{kind}{'.' * (kind == 'Fig')} {number}" for kind, number in _PLACE.findall(text)]
-
-
-def places_of(source: str) -> set[tuple[str, str]]:
-    """Paper and place of each figure in a text as ``DDLBench, Fig. 4; thesis, Fig. 3.1``."""
-    parts = re.sub(r"\([^)]*\)", "", source).split(";")
-    return {(part.partition(",")[0].strip(), place) for part in parts for place in places_in(part)}
 
 
 def printed_values() -> pd.DataFrame:
     """One row a printed value: :data:`COLUMNS`; ``published`` is NaN where the run failed there."""
-    parts = [
-        part.assign(
-            paper=[_paper(where, paper) for where in part["where"]],
-            # A value that the text gives without its figure belongs to none.
-            place=[next(iter(places_in(where)), "") for where in part["where"]],
-        )
-        for paper, part in _parts()
-    ]
-    return pd.concat([part[COLUMNS] for part in parts], ignore_index=True)
+    return pd.concat([part[COLUMNS] for part in _parts()], ignore_index=True)
 
 
-def _paper(where: str, usual: str) -> str:
-    """The paper that a place names, or that of its table."""
-    return next((paper for paper in PAPERS if where.startswith(paper)), usual)
-
-
-def _parts() -> Iterator[tuple[str, pd.DataFrame]]:
-    yield THESIS, _of(published.speedups(), SPEEDUP, "speedup")
+def _parts() -> Iterator[pd.DataFrame]:
+    yield _of(published.speedups(), SPEEDUP, "speedup")
     deviations = published.all_deviations()
-    yield (
-        THESIS,
-        _of(
-            deviations.assign(
-                value=1 + deviations["signed_error"], condition=deviations["predictor"]
-            ),
-            PREDICTED,
-            "value",
-        ),
-    )
-    yield THESIS, _micro_batches()
-    yield THESIS, _of(published.choices().assign(strategy=RECOMMENDED), EXTRA, "extra_time")
-    yield NETWORKING, _throughputs()
-    yield PARADL, _iterations()
+    values = {"value": 1 + deviations["signed_error"], "condition": deviations["predictor"]}
+    yield _of(deviations.assign(**values), PREDICTED, "value")
+    yield _micro_batches()
+    yield _of(published.choices().assign(strategy=RECOMMENDED), EXTRA, "extra_time")
+    yield _throughputs()
+    yield _iterations()
 
 
 def _of(rows: pd.DataFrame, quantity: str, column: str) -> pd.DataFrame:
@@ -153,6 +113,7 @@ def _iterations() -> pd.DataFrame:
             strategy=rows["strategy"].replace(_PARADL_STRATEGIES),
             geometry=(devices // per_node).astype(str) + "x" + per_node.astype(str),
             condition=[f"batch {batch:g}" for batch in rows["batch_global"]],
+            figure="paradl/fig1",
             where="Fig. 1",
             how=rows["note"].fillna(""),
         ),

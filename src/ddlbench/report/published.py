@@ -2,30 +2,48 @@
 
 M. Jansen, thesis on a performance-based recommender, 2020; Cheng, Liu, Kurihana, "Performance
 Evaluation of Distributed Deep Learning: A Networking Perspective". Each row of ``thesis2020/*.csv``
-and ``cheng/*.csv`` names its figure, table or section (``where``) and ``how`` the number was read,
-those of the thesis also their ``hardware``.
+and ``cheng/*.csv`` names the ``figure`` or table of config/papers that it was printed in, its panel
+or section (``where``), ``how`` the number was read, and, in the thesis, its ``hardware``.
+
+Beside the cells of a published figure stand the values of the prints that its file names
+(``paper.published``), and no others: a speed-up on four GPUs is printed in Figures 3.1 and 3.2, a
+deviation in 5.1 and 5.2. An experiment that is of no figure takes those of any.
 """
 
 from __future__ import annotations
 
 import io
+import math
 from importlib.resources import files
 
 import pandas as pd
 
+from ddlbench.experiment.paper import Paper
+from ddlbench.report.labels import printed_name
+
 CITATION = "Jansen 2020"
 
 
-def deviations(strategy: str, predictor: str, geometry: str) -> pd.DataFrame:
+def chosen(rows: pd.DataFrame, paper: Paper | None) -> pd.DataFrame:
+    """Those rows of published values that may stand beside the cells of a paper's figure."""
+    return rows if paper is None else rows[rows["figure"].isin(paper.published)]
+
+
+def is_of(paper: Paper | None, figure: str) -> bool:
+    """Whether the values of a print may stand beside the cells of a paper's figure."""
+    return paper is None or figure in paper.published
+
+
+def deviations(strategy: str, predictor: str, geometry: str, paper: Paper | None) -> pd.DataFrame:
     """Signed errors of one predictor (Figures 4.1, 5.1, 5.2 and 6.2).
 
     Of a predictor that is printed for one geometry only, these stand for any.
 
     Returns:
         ``network``, ``dataset``, ``geometry``, ``signed_error`` (predicted over measured, less 1),
-        ``where``, ``hardware``, ``how``; empty if the thesis has no such figure.
+        ``figure``, ``where``, ``hardware``, ``how``; empty if no such figure is chosen.
     """
-    rows = all_deviations()
+    rows = chosen(all_deviations(), paper)
     rows = rows[(rows["strategy"] == strategy) & (rows["predictor"] == predictor)]
     if rows["geometry"].nunique() > 1:
         rows = rows[rows["geometry"] == geometry]
@@ -58,18 +76,43 @@ def throughputs() -> pd.DataFrame:
     return _rows("throughput", "cheng")
 
 
-def speedups_of(shown: pd.DataFrame) -> pd.DataFrame:
-    """The printed speed-ups of cells of ours: same strategy, network, dataset and geometry."""
+def loss_shares() -> pd.DataFrame:
+    """The networking study's shares of the throughput without loss."""
+    return _rows("loss", "cheng")
+
+
+def speedups_of(shown: pd.DataFrame, paper: Paper | None, figure: str) -> pd.DataFrame:
+    """The printed speed-ups of cells of ours: same strategy, network, dataset and geometry.
+
+    Args:
+        shown: our cells.
+        paper: that they are of; None if of no published figure.
+        figure: whose value stands first, where two figures show one bar.
+
+    Returns:
+        as :func:`speedups`, with ``workers``.
+    """
     keys = ["strategy", "network", "dataset", "geometry"]
-    printed = speedups().dropna(subset="speedup")
-    return printed.merge(shown[keys].drop_duplicates(), on=keys)
+    printed = chosen(speedups().dropna(subset="speedup"), paper)
+    printed = printed.sort_values("figure", key=lambda names: names != figure, kind="stable")
+    printed = printed.drop_duplicates(keys).merge(shown[keys].drop_duplicates(), on=keys)
+    return printed.assign(
+        workers=[math.prod(map(int, str(name).split("x"))) for name in printed["geometry"]]
+    )
 
 
-def label(printed: pd.DataFrame) -> str:
-    """The paper, its figures and its hardware."""
+def label(printed: pd.DataFrame, paper: Paper | None) -> str:
+    """The paper, its figures and its hardware.
+
+    Of values that were read off another figure than the paper's, which shows the same, both are
+    named.
+    """
     places = ", ".join(dict.fromkeys(printed["where"]))
     hardware = ", ".join(dict.fromkeys(printed["hardware"]))
-    return f"{CITATION}, {places} ({hardware})"
+    source = f"{CITATION}, {places}"
+    if paper is not None and paper.figure not in set(printed["figure"]):
+        source = f"{printed_name(paper.figure)}, read off {source}"
+    return f"{source} ({hardware})"
 
 
 def _rows(name: str, folder: str = "thesis2020") -> pd.DataFrame:

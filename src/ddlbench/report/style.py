@@ -265,6 +265,16 @@ def dataset_look(name: str) -> DatasetLook:
     return DatasetLook(spec.white, spec.hatch)
 
 
+def condition_look(place: int) -> DatasetLook:
+    """The look of the bars of one of several geometries, by its place among them."""
+    return _LOOKS_OF_CONDITIONS[place % len(_LOOKS_OF_CONDITIONS)]
+
+
+_LOOKS_OF_CONDITIONS = (
+    DatasetLook(0.8, ""), DatasetLook(0.45, "/////"), DatasetLook(0.0, ""),
+    DatasetLook(0.6, "....."), DatasetLook(0.3, "xxxxx"), DatasetLook(0.7, "-----"),
+)  # fmt: skip
+
 # Of datasets that a configuration declares, in the order of their names.
 _LOOKS_OF_OWN = (
     DatasetLook(0.6, "xxxxx"),

@@ -16,6 +16,7 @@ from predict_results import row, write_ok
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import plan_file, profile_file
 from ddlbench.experiment.result import InputDigests
+from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, buckets
 from ddlbench.planning.plan import Plan, make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload, backward_shares
@@ -225,7 +226,7 @@ def test_links_are_those_of_the_placement() -> None:
 
 @pytest.mark.parametrize(("when", "period_ms"), [("sync", (72 + 18) / 2), ("async", 72 / 2)])
 def test_replicas_of_a_stage_wait_for_their_sum(when, period_ms) -> None:
-    """60 MB of gradients are three buckets of 6 ms; asynchronous, they hide behind 72 ms."""
+    """Gradients of 10, 20 and 30 MB are three buckets of 6 ms; asynchronous, 72 ms hide them."""
     sweep = make.sweep(0.006, 1e18, 2)
     links = make.table(FREE, sweeps=(sweep,))
     asked = plan("pipedream", "1x3", 8, "3+1", replicas="2+1", stage_all_reduce=when)
@@ -235,12 +236,30 @@ def test_replicas_of_a_stage_wait_for_their_sum(when, period_ms) -> None:
 
 
 def test_replicas_of_a_synchronous_pipeline_sum_at_the_end() -> None:
-    """Two pipelines of two stages, two micro-batches of 8 each: 3 * 48 ms, and the sum of 30 MB."""
+    """Two pipelines of two stages, two micro-batches of 8 each: 3 * 48 ms, and the sums."""
     links = make.table(FREE, sweeps=(make.sweep(0.006, 1e18, 2),))
     found = told(plan("pipe-gpipe", "1x4", 32, "2+2", chunks=2, replicas=2), links)
-    # Rank 0 ends last; its stage has two buckets, the other one three.
+    # Rank 0 ends last. Gradients of 10 and 20 MB do not fit into one bucket, nor do 30 and 40.
     assert found.step_s == pytest.approx(3 * 0.048 + 0.012)
-    assert found.communication_s == pytest.approx(0.012 + 0.018)
+    assert found.communication_s == pytest.approx(0.012 + 0.012)
+
+
+def test_replicas_sum_what_the_runtime_sends() -> None:
+    """A tensor above the bucket's size is one message, as VGG's fc1 of 411 MB; small ones share."""
+    fc1, few = 411_041_792, 1_000_000
+    tensors = [
+        {**one, "block": block, "bytes": size}
+        for one, block, size in zip(
+            2 * make.profile()["tensors"], (3, 2, 1, 1, 0, 0), (few, fc1, few, few, few, few),
+            strict=False,
+        )
+    ]  # fmt: skip
+    links = make.table(FREE, sweeps=(make.sweep(0.006, 1e18, 2),))
+    asked = plan("pipedream", "1x3", 8, "3+1", replicas="2+1")
+    found = told(asked, links, work=workload(tensors=tensors))
+    sent = buckets([few, few, few, few, fc1], DEFAULT_BUCKET_BYTES)  # as GradientSum
+    assert [len(bucket) for bucket in sent] == [4, 1]
+    assert found.communication_s == pytest.approx(len(sent) * 0.006 / 2)
 
 
 # Halves of the backward pass ---------------------------------------------------------------------

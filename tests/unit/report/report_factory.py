@@ -234,7 +234,10 @@ def example_seconds(cell: Cell) -> float:
     """A plausible epoch: slower for large images and networks, faster with workers."""
     random = np.random.default_rng(hash_of(cell.id))
     size = 1 + 3 * DATASETS.index(cell.dataset) + NETWORKS.index(cell.network)
-    gain = {"sequential": 1.0, "horovod": 0.75, "ddp": 0.85, "gpipe": 0.55, "model-parallel": 0.48}
+    gain = {
+        "sequential": 1.0, "horovod": 0.75, "ddp": 0.85, "gpipe": 0.55, "model-parallel": 0.48,
+        "pipedream": 0.6, "parameter-server": 0.4,
+    }  # fmt: skip
     noise = float(random.normal(1, 0.03))
     return size * noise / max(cell.devices * gain[cell.strategy] ** (cell.devices > 1), 0.1)
 

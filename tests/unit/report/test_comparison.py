@@ -13,19 +13,21 @@ from ddlbench.experiment.paper import Paper, PaperFile
 from ddlbench.report.columns import MEASUREMENTS
 from ddlbench.report.comparison import bed_of, compared, comparison_csv, comparison_markdown
 from ddlbench.report.figure_results import FigureResults
-from ddlbench.report.printed_values import COLUMNS, places_in, places_of, printed_values
+from ddlbench.report.printed_values import COLUMNS, printed_values
 
 EMULATED = "emulated compute: times of titan, 4 times slower"
 
 
-def paper(draws: tuple[str, ...] = ("speedup",), source: str = "thesis, Fig. 3.1") -> PaperFile:
-    return PaperFile(Paper("thesis/fig3.1", "", source, "", "", "", draws), {})
+def paper(
+    draws: tuple[str, ...] = ("speedup",), published: tuple[str, ...] = ("thesis/fig3.1",)
+) -> PaperFile:
+    return PaperFile(Paper("thesis/fig3.1", "", "", "", "", "", draws, published), {})
 
 
 def printed(**changed: object) -> pd.DataFrame:
     """One printed speed-up, of 2."""
     row = {
-        "paper": "thesis", "place": "Fig. 3.1", "quantity": "speed-up", "dataset": "mnist",
+        "figure": "thesis/fig3.1", "quantity": "speed-up", "dataset": "mnist",
         "network": "vgg16", "strategy": "horovod", "geometry": "1x4", "condition": "",
         "published": 2.0, "where": "Fig. 3.1a", "how": "read off",
     }  # fmt: skip
@@ -68,7 +70,7 @@ def test_a_pair_has_a_ratio_a_bed_and_its_repeats(tmp_path) -> None:
     made = compared(paper(), results(tmp_path, base(0), base(1), cell(0), cell(1)), printed())
     (row,) = made.to_dict("records")
     assert (row["published"], row["measured"], row["ratio"]) == (2.0, pytest.approx(3.0), 1.5)
-    assert (row["devices"], row["bed"], row["repeats"]) == (4, "emulated titan", 2)
+    assert (row["devices"], row["bed"], row["repeats"]) == (4, "emulated GPU", 2)
     assert row["where"] == "Fig. 3.1a"
 
 
@@ -91,15 +93,15 @@ def test_values_of_other_things_stand_alone_without_a_ratio(tmp_path, other) -> 
     assert made["published"].notna().sum() == made["measured"].notna().sum() == 1
 
 
-@pytest.mark.parametrize("other", [{"place": "Fig. 3.2"}, {"paper": "DDLBench"}])
-def test_a_value_of_another_figure_is_in_no_row(tmp_path, other) -> None:
-    made = compared(paper(), results(tmp_path, base(), cell()), printed(**other))
+def test_a_value_of_another_figure_is_in_no_row(tmp_path) -> None:
+    elsewhere = printed(figure="thesis/fig3.2")
+    made = compared(paper(), results(tmp_path, base(), cell()), elsewhere)
     assert made["published"].isna().all()
 
 
-def test_a_figure_that_is_printed_twice_takes_the_values_of_either_place(tmp_path) -> None:
-    twice = paper(source="DDLBench, Fig. 4; thesis, Fig. 3.1 (without one)")
-    made = compared(twice, results(tmp_path, base(), cell()), printed())
+def test_a_figure_that_is_printed_twice_takes_the_values_that_its_file_names(tmp_path) -> None:
+    other = paper(published=("thesis/fig3.2",))
+    made = compared(other, results(tmp_path, base(), cell()), printed(figure="thesis/fig3.2"))
     assert made["ratio"].tolist() == [pytest.approx(1.5)]
 
 
@@ -153,23 +155,19 @@ def test_a_figure_without_results_has_its_printed_values(tmp_path) -> None:
     [
         ("cpu", "AMD EPYC", "CPU"),
         ("cuda", "NVIDIA H100", "GPU"),
-        ("cpu", EMULATED, "emulated titan"),
-        ("cpu", "emulated compute: times of h100", "emulated h100"),
+        ("cpu", EMULATED, "emulated GPU"),
+        ("cpu", "emulated compute: times of h100", "emulated GPU"),
+        ("cpu", "emulated compute: times of one-core, 4 times slower", "emulated accelerator"),
     ],
 )
 def test_a_bed_is_what_computed(kind, processors, bed) -> None:
     assert bed_of(kind, processors) == bed
 
 
-def test_places_are_read_without_panels_and_remarks() -> None:
-    assert places_in("Sec. 4.2 (Fig. 3.1a), Table III") == ["Fig. 3.1", "Table III"]
-    assert places_of("ParaDL (report 2020; HPDC 2021), Fig. 1") == {("ParaDL", "Fig. 1")}
-
-
 def test_no_printed_value_stands_twice_in_one_figure() -> None:
     keys = [name for name in COLUMNS if name not in ("published", "where", "how")]
     values = printed_values()
-    assert not values[values["place"] != ""].duplicated(keys).any()
+    assert not values.duplicated(keys).any()
 
 
 def test_the_kept_table_begins_with_the_columns_of_its_description() -> None:

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from ddlbench.cli import commands
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paper import read_papers
-from ddlbench.report.figure_results import kept_folder
 from ddlbench.report.papers_page import Shown
 
 ROOT = Path(__file__).parents[3]
@@ -38,7 +37,7 @@ def clone(tmp_path_factory):
     """What the page reads of a fresh clone."""
     folder = tmp_path_factory.mktemp("clone")
     (folder / "Snakefile").touch()
-    for name in ("config", "docs/papers"):
+    for name in ("config", "docs/papers", "docs/oracle"):
         shutil.copytree(ROOT / name, folder / name)
     return folder
 
@@ -55,10 +54,11 @@ def project(tmp_path, monkeypatch):
     """A clone of two figures that keeps one, whose cells are of 23 November."""
     (tmp_path / "Snakefile").touch()
     shutil.copytree(ROOT / "config", tmp_path / "config")
-    for path in (tmp_path / "config" / "papers").glob("*/*.yaml"):
-        if path.stem not in ("fig4", "table8.2"):
+    kept = {Path("ddlbench", "fig4.yaml"), Path("thesis", "table8.2.yaml")}
+    folder = tmp_path / "config" / "papers"
+    for path in folder.glob("*/*.yaml"):
+        if path.relative_to(folder) not in kept:
             path.unlink()
-    (tmp_path / "config" / "papers" / "networking" / "fig4.yaml").unlink()
     shutil.copytree(KEPT / "ddlbench-fig4", tmp_path / "docs" / "papers" / "ddlbench-fig4")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -79,8 +79,11 @@ def test_every_figure_has_a_section_and_every_kept_picture_is_in_it(kept_page) -
     files = read_papers()
     sections = re.findall(r'<section id="([^"]+)">', kept_page)
     assert sections == [file.paper.figure.replace("/", "-") for file in files]
-    kept = [list(kept_folder(file.paper.figure, ROOT).glob("*.png")) for file in files]
-    assert kept_page.count("data:image/png;base64,") == sum(map(len, kept))
+    kept = [list((ROOT / file.paper.kept).glob("*.png")) for file in files]
+    printed = [name for file in files for name in file.paper.pictures]
+    assert kept_page.count("data:image/png;base64,") == sum(map(len, kept)) + len(printed)
+    unmade = [file for file in files if file.paper.not_drawn or file.paper.same_as]
+    assert kept_page.count("Not drawn: ") == len(unmade)
     assert len(kept_page) < 10 * MEGABYTE
 
 
@@ -160,6 +163,7 @@ def test_a_table_names_once_what_is_the_same_in_all_rows(project) -> None:
         (["ddlbench/fig4", "--all"], "leave out ddlbench/fig4"),
         (["--all", "--json"], "leave out --json"),
         (["--out", "page.html"], "add --all"),
+        (["--all", "--out", "docs"], "is a folder; write a file in it"),
     ],
 )
 def test_options_that_do_not_go_together_are_told(project, options, told) -> None:

@@ -7,6 +7,8 @@ from figure_checks import assert_no_overlap, assert_readable
 from ddlbench.predict.recommender_score import COLUMNS_8_1, table_8_2
 from ddlbench.report import published
 from ddlbench.report.choice_tables import (
+    PUBLISHED,
+    beside_printed,
     choices_by_case,
     markdown,
     rates_by_recommender,
@@ -62,7 +64,7 @@ def test_a_row_a_case_with_the_cost_of_a_wrong_choice(cases):
     assert told.loc["MNIST", "horovod-unless-oom"] == "Horovod"
     assert told.loc["CIFAR-10", "thesis"] == "GPipe (+2% ~)"
     assert told.loc["CIFAR-10", "horovod-unless-oom"] == "none"
-    printed = told.loc["MNIST", "printed: Jansen 2020"]
+    printed = told.loc["MNIST", PUBLISHED]
     assert printed == "GPipe (+92%, fastest Horovod)"
     assert "batch" not in told.columns
 
@@ -83,8 +85,21 @@ def test_a_tie_and_what_is_not_scored_say_so(cases):
     assert row["remark"].startswith("not scored")
 
 
-def test_another_geometry_has_nothing_printed_beside_it(cases):
-    assert "printed: Jansen 2020" not in choices_by_case(cases.assign(devices_per_node=2)).columns
+def test_the_print_stands_beside_other_geometries_and_says_its_own(cases):
+    told = choices_by_case(cases.assign(devices_per_node=2)).set_index("dataset")
+    assert "4 GPUs" in PUBLISHED
+    assert told.loc["MNIST", PUBLISHED] == "GPipe (+92%, fastest Horovod)"
+
+
+def test_the_tables_of_a_paper_have_the_printed_values_in_columns(cases):
+    one = beside_printed(cases).iloc[0]
+    assert (one.printed_recommended, one.printed_fastest) == ("gpipe", "horovod")
+    assert len(beside_printed(cases)) == len(cases)
+    rates = beside_printed(table_8_2(cases)).set_index(["recommender", "dataset"])
+    assert tuple(rates.loc[("thesis", "mnist"), ["printed_correct", "printed_n"]]) == (3, 6)
+    assert tuple(rates.loc[("thesis", "all"), ["printed_correct", "printed_n"]]) == (16, 24)
+    elsewhere = beside_printed(cases.assign(network="stack"))
+    assert elsewhere["printed_fastest"].isna().all()
 
 
 def test_cases_that_differ_in_batch_or_fabric_say_so(cases):
@@ -126,20 +141,24 @@ def test_no_case_is_a_page_too(tmp_path, cases):
 
 def test_printed_numbers_are_those_of_the_thesis():
     """Sec. 4.3, 5.2 and 6.3 name the worst deviations; Sec. 8.2 the rate of right choices."""
-    sequential = published.deviations("sequential", "sequential", "1x1")
+    sequential = published.deviations("sequential", "sequential", "1x1", None)
     assert len(sequential) == 23
     assert sequential["signed_error"].abs().max() == pytest.approx(0.148, abs=5e-4)
-    horovod = published.deviations("horovod", "thesis-5.1-p2p", "1x4")
+    horovod = published.deviations("horovod", "thesis-5.1-p2p", "1x4", None)
     assert set(horovod["where"]) >= {"Fig. 5.1"}
     assert not horovod.duplicated(["network", "dataset"]).any()
     assert horovod["signed_error"].min() == pytest.approx(-0.396, abs=5e-4)
-    assert set(published.deviations("horovod", "thesis-5.1-p2p", "4x4")["dataset"]) == {"imagenet"}
-    gpipe = published.deviations("gpipe", "thesis-6", "1x4")
+    assert set(published.deviations("horovod", "thesis-5.1-p2p", "4x4", None)["dataset"]) == {
+        "imagenet"
+    }
+    gpipe = published.deviations("gpipe", "thesis-6", "1x4", None)
     assert gpipe["signed_error"].min() == pytest.approx(-0.76, abs=5e-3)
     assert gpipe["signed_error"].max() == pytest.approx(-0.20, abs=5e-3)
-    assert len(published.deviations("gpipe", "thesis-6", "1x2")) == len(gpipe)  # printed for 1x4
-    assert published.deviations("horovod", "thesis-5.1-p2p", "1x2").empty
-    assert published.deviations("ddp", "ddp-buckets", "1x4").empty
+    assert len(published.deviations("gpipe", "thesis-6", "1x2", None)) == len(
+        gpipe
+    )  # printed for 1x4
+    assert published.deviations("horovod", "thesis-5.1-p2p", "1x2", None).empty
+    assert published.deviations("ddp", "ddp-buckets", "1x4", None).empty
     choices = published.choices()
     assert (choices["recommended"] == choices["fastest"]).sum() == 16
     assert len(choices) == 24

@@ -47,7 +47,7 @@ MODEL_PARALLEL = words(
     "f0 .  .  .  b0 b0 f1 .  .  .  b1 b1",
     ".  f0 b0 b0 .  .  .  f1 b1 b1 .  . ",
 )
-DATA_PARALLEL = words("f0 b0 b0 a0 f1 b1 b1 a1", "f0 b0 b0 a0 f1 b1 b1 a1")
+DATA_PARALLEL = words("f0 b0 b0 a0 f2 b2 b2 a2", "f1 b1 b1 a0 f3 b3 b3 a2")
 TWO_STEPS = words(
     "f0 f1 .  .  .  b1 b1 b0 b0 f0 f1 .  .  .  b1 b1 b0 b0",
     ".  f0 f1 b1 b1 b0 b0 .  .  .  f0 f1 b1 b1 b0 b0 .  . ",
@@ -61,7 +61,7 @@ TWO_STEPS = words(
         (Lesson("1f1b", stages=3, batches=4), ONE_F_ONE_B),
         (Lesson("pipedream", stages=3, batches=5), PIPEDREAM),
         (Lesson("model-parallel", stages=2, batches=2), MODEL_PARALLEL),
-        (Lesson("data-parallel", batches=2, replicas=(2,)), DATA_PARALLEL),
+        (Lesson("data-parallel", batches=4, replicas=(2,)), DATA_PARALLEL),
         (Lesson("gpipe", stages=2, batches=2, steps=2), TWO_STEPS),
     ],
     ids=lambda value: value.schedule if isinstance(value, Lesson) else "",

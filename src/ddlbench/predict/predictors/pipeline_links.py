@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, fused
-from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.gradient_traffic import whole_buckets
+from ddlbench.planning.pipeline import Pipeline, PlannedStage
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, Held
-from ddlbench.planning.workload import Block
+from ddlbench.planning.workload import Block, Tensor
 from ddlbench.predict.collectives import CollectiveTimes
 from ddlbench.predict.links import Hop, LinkTable, places_of
 
@@ -66,6 +66,7 @@ class PipelineLinks:
         plan: who runs where.
         pipeline: its stages.
         blocks: of each stage.
+        tensors: of all weights; replicas of a stage sum theirs in buckets of whole tensors.
         ends: a message costs its ranks processor time, which is not spent on computation.
     """
 
@@ -75,12 +76,16 @@ class PipelineLinks:
         plan: Plan,
         pipeline: Pipeline,
         blocks: Sequence[Sequence[Block]],
+        tensors: Sequence[Tensor],
         *,
         ends: bool = False,
     ) -> None:
         self._table, self._pipeline, self._ends = table, pipeline, ends
         self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
-        self._weight_bytes = [sum(block.parameter_bytes for block in stage) for stage in blocks]
+        self._bucket_bytes = [
+            [sum(bucket) for bucket in whole_buckets(_of_stage(tensors, stage))]
+            for stage in pipeline.stages
+        ]
         self._places = places_of(plan)
         self._replica = {
             rank: place for stage in pipeline.stages for place, rank in enumerate(stage.ranks)
@@ -187,8 +192,7 @@ class PipelineLinks:
         """Seconds of the all-reduces of all buckets of a stage, one after the other."""
         reduce = self._all_reduce(self._pipeline.stages[stage].ranks, transport)
         self._remarks.update(dict.fromkeys(reduce.notes))
-        sizes = fused(self._weight_bytes[stage], DEFAULT_BUCKET_BYTES)
-        return sum(reduce.time_s(size) for size in sizes if size)
+        return sum(reduce.time_s(size) for size in self._bucket_bytes[stage])
 
     def _all_reduce(self, ranks: Sequence[int], transport: str) -> CollectiveTimes:
         nodes = len({self._places[rank][0] for rank in ranks})
@@ -196,6 +200,10 @@ class PipelineLinks:
         if len(ranks) % nodes:  # no such geometry was swept: as if each rank had a node of its own
             shape = (len(ranks), 1)
         return self._table.all_reduce(*shape, transport)
+
+
+def _of_stage(tensors: Sequence[Tensor], stage: PlannedStage) -> list[Tensor]:
+    return [tensor for tensor in tensors if stage.first <= tensor.block < stage.last]
 
 
 def _is_message(event: Event) -> bool:

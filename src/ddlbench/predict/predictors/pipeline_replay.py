@@ -227,7 +227,9 @@ def replayed(
     if plan.world_size > 1:
         stage_blocks = strategy.stage_blocks(workload, plan)
         ends = level and workload.device_kind == "cpu"  # a GPU's queue hides what its host does
-        links = PipelineLinks(inputs.links, plan, pipeline, stage_blocks, ends=ends)
+        links = PipelineLinks(
+            inputs.links, plan, pipeline, stage_blocks, workload.tensors, ends=ends
+        )
         step_s, sent_s = _with_links(run, compute, slowdown, links, workload.device_kind)
         remarks = links.remarks
     exposed_s = max(0.0, step_s - slowdown * free_s)

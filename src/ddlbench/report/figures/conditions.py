@@ -22,7 +22,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.report.bars import write_instead
+from ddlbench.report.bars import draw_cross, write_instead
+from ddlbench.report.figures.networking import NOT_ENDED
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import (
     dataset_label,
@@ -33,7 +34,7 @@ from ddlbench.report.labels import (
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
-from ddlbench.report.style import plain
+from ddlbench.report.style import GREY, plain
 from ddlbench.report.tables import rows_of
 
 _LOOKS = (
@@ -150,7 +151,7 @@ def _sentences(shown: pd.DataFrame) -> list[str]:
             "the condition's delay, rate and loss."
         )
     if shown["measured_step_s"].isna().any():
-        sentences.append("Words stand for cells without a measured step.")
+        sentences.append("Crosses and words stand for cells without a measured step.")
     return sentences
 
 
@@ -193,7 +194,9 @@ def _fill(
                 axes.plot([x, x], ends, color="black", linewidth=0.8, gid="whisker")
             axes.plot([x], [row.measured_step_s], color="black", marker="o", gid="measured")
         else:
-            write_instead(axes, x, str(row.status))
+            colour = NOT_ENDED if row.status == Status.TIMEOUT else GREY
+            draw_cross(axes, x, colour)
+            write_instead(axes, x, str(row.status), y=0.09)
         names = [name for name in looks if name in set(cells["predictor"])]
         for place, name in enumerate(names):
             predicted_s = cells.loc[cells["predictor"] == name, "predicted_step_s"].iloc[0]

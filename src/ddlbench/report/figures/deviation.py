@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.report import published
 from ddlbench.report.bars import (
+    Beside,
     Group,
     bar_groups,
+    draw_beside,
     draw_groups,
     hollow,
     panel_size,
     patch,
-    slot_centre,
     slots_width_mm,
 )
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.footer import Context, footer, note_sentences
 from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
 from ddlbench.report.predicted import (
@@ -37,7 +37,7 @@ from ddlbench.report.predicted import (
     shown_cells,
     title_of,
 )
-from ddlbench.report.style import GREY, PAGE_MM, dataset_look
+from ddlbench.report.style import GREY, PAGE_MM, condition_look, dataset_look
 from ddlbench.report.tables import rows_of
 
 _NEUTRAL = "#444444"
@@ -45,80 +45,149 @@ _LEFT, _BETWEEN, _RIGHT = 13.5, 3.0, 2.0
 _TABLE = [
     "source", "strategy", "predictor", "geometry", "variant", "network", "dataset",
     "predicted_step_s", "measured_step_s", "measured_low_s", "measured_high_s", "signed_error",
-    "repeats", "mark", "stale", "noisy", "where", "hardware",
+    "repeats", "mark", "stale", "noisy", "figure", "where", "hardware",
 ]  # fmt: skip
 
 
 def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure, pd.DataFrame]:
     """Sections are geometries, panels predictors; networks on x, datasets as shades.
 
-    With a single network, predictors are on x: a panel for each would hold one bar.
+    With a single dataset, geometries are the shades, as in Figure 5.2. With a single network,
+    predictors are on x: a panel for each would hold one bar.
     """
     frame = predicted.predictions
     predictors = own_predictors(frame, strategy)
     shown = frame[(frame["strategy"] == strategy) & frame["predictor"].isin(predictors)]
-    datasets = in_dataset_order(shown["dataset"])
-    networks = unique(shown["network"])
-    one_network = len(networks) == 1
-    places = predictors if one_network else networks
-    labels = predictors if one_network else [network_label(network) for network in networks]
-    sections, all_printed = [], []
-    for (workers, geometry, variant), part in shown.groupby(
-        ["workers", "geometry", "variant"], sort=False
-    ):
-        heading = condition_label(strategy, workers, str(geometry), str(variant))
-        besides = []
-        for name in predictors:
-            beside = published.deviations(strategy, name, str(geometry))
-            beside = beside[beside["network"].isin(networks) & beside["dataset"].isin(datasets)]
-            besides.append(beside.assign(predictor=name, elsewhere=beside["geometry"] != geometry))
-        all_printed += besides
-        if one_network:
-            groups = _predictor_groups(part, predictors, datasets)
-            data = (groups, pd.concat(besides, ignore_index=True))
-            panels = [Panel(network_label(networks[0]), data=data)]
-        else:
-            panels = [
-                Panel(name, data=(_network_groups(part, name, networks, datasets), beside))
-                for name, beside in zip(predictors, besides, strict=True)
-            ]
-        sections.append(Section(heading, panels))
-    printed = pd.concat(all_printed, ignore_index=True)
-    legend: list[tuple[Artist, str]] = [
-        (patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets
+    headings = [
+        condition_label(strategy, row.workers, str(row.geometry), str(row.variant))
+        for row in rows_of(shown)
     ]
-    if len(printed):
-        legend.append((hollow(), published.label(printed)))
+    shown = shown.assign(condition=headings)
+    look = _Look.of(shown, predictors)
+    beside = _beside(shown, predictors, strategy, context)
+    if look.by_condition:
+        shown, beside = (one.assign(slot=one["condition"]) for one in (shown, beside))
+        sections = [Section("", look.panels(shown, beside))]
+    else:
+        sections = [
+            Section(str(heading), look.panels(part, beside[beside["condition"] == heading]))
+            for heading, part in shown.groupby("condition", sort=False)
+        ]
+    legend: list[tuple[Artist, str]] = [*look.legend]
+    if len(beside):
+        legend.append((hollow(), published.label(beside, context.paper)))
+    cells = shown_cells(predicted, shown, marked=True)
     page = lay_out(
         f"Deviation of predictions: {title_of(strategy)}",
         legend,
         sections,
-        footer=footer(
-            shown_cells(predicted, shown, marked=True), context, _sentences(shown, printed)
-        ),
-        size=_size(labels, len(datasets), 1 if one_network else len(predictors), sections),
+        footer=footer(cells, context, [*_sentences(shown, beside), *note_sentences(cells)]),
+        size=_size(look, 1 if look.one_network else len(predictors), sections),
         share_y=True,
     )
-    limits = _limits(shown, printed)
-    for axes, (groups, beside) in page.facets:
-        # Numbers would lie under the hollow marks.
-        number = "" if len(beside) else "{:+.0f}"
-        draw_groups(axes, groups, page.width_mm, number)
-        on_x = beside["predictor"] if one_network else beside["network"]
-        _draw_published(axes, beside.assign(place=on_x.map(places.index)), datasets)
+    limits = _limits(shown, beside)
+    for axes, (groups, printed) in page.facets:
+        theirs = Beside(look.places_of(printed), limits[1] - limits[0])
+        draw_groups(axes, groups, page.width_mm, "{:+.0f}", theirs)
+        draw_beside(axes, theirs, len(look.slots))
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
         axes.set_ylim(*limits)
         axes.yaxis.set_major_formatter(
             FuncFormatter(lambda value, _: f"{value:+,g}" if value else "0")
         )
     page.label_rows("Deviation (%)")
-    return page.figure, _table(shown, printed)
+    return page.figure, _table(shown, beside)
 
 
-def _size(
-    labels: list[str], members: int, predictors: int, sections: Sequence[Section]
-) -> PanelSize:
+def _beside(
+    shown: pd.DataFrame, predictors: Sequence[str], strategy: str, context: Context
+) -> pd.DataFrame:
+    """Printed deviations of what is shown, by ``condition`` and ``predictor``.
+
+    Those that are printed of another geometry alone have ``elsewhere``.
+    """
+    parts = []
+    for (heading, geometry), own in shown.groupby(["condition", "geometry"], sort=False):
+        for name in predictors:
+            rows = published.deviations(strategy, name, str(geometry), context.paper)
+            rows = rows[rows["network"].isin(own["network"]) & rows["dataset"].isin(own["dataset"])]
+            elsewhere = rows["geometry"] != geometry
+            parts.append(rows.assign(predictor=name, condition=str(heading), elsewhere=elsewhere))
+    return pd.concat(parts, ignore_index=True)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What stands where: groups on x, slots of a group, and a panel for each predictor.
+
+    Args:
+        predictors: in their order.
+        networks: in their order.
+        slots: datasets, or headings of geometries.
+        by_condition: slots are geometries.
+    """
+
+    predictors: Sequence[str]
+    networks: Sequence[str]
+    slots: Sequence[str]
+    by_condition: bool
+
+    @classmethod
+    def of(cls, shown: pd.DataFrame, predictors: Sequence[str]) -> _Look:
+        datasets, conditions = in_dataset_order(shown["dataset"]), unique(shown["condition"])
+        by_condition = len(datasets) == 1 and len(conditions) > 1
+        slots = conditions if by_condition else datasets
+        return cls(predictors, unique(shown["network"]), slots, by_condition)
+
+    @property
+    def one_network(self) -> bool:
+        return len(self.networks) == 1
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the groups on x."""
+        if self.one_network:
+            return list(self.predictors)
+        return [network_label(network) for network in self.networks]
+
+    @property
+    def legend(self) -> list[tuple[Artist, str]]:
+        if self.by_condition:
+            looks = (condition_look(place) for place in range(len(self.slots)))
+            return [
+                (patch(_NEUTRAL, one), slot) for one, slot in zip(looks, self.slots, strict=True)
+            ]
+        return [(patch(_NEUTRAL, dataset_look(slot)), dataset_label(slot)) for slot in self.slots]
+
+    def panels(self, part: pd.DataFrame, beside: pd.DataFrame) -> list[Panel]:
+        """Each with its groups of bars and its printed rows."""
+        groups = {
+            name: bar_groups(part[part["predictor"] == name], self.networks, self.slots, _values)
+            for name in self.predictors
+        }
+        if self.one_network:
+            each = [Group(name, own[0].bars) for name, own in groups.items()]
+            return [Panel(network_label(self.networks[0]), data=(each, beside))]
+        return [
+            Panel(name, data=(own, beside[beside["predictor"] == name]))
+            for name, own in groups.items()
+        ]
+
+    def places_of(self, printed: pd.DataFrame) -> dict[tuple[int, int], float]:
+        """Per cents of printed rows, by group and slot."""
+        on_x = self.predictors if self.one_network else self.networks
+        return {
+            (
+                on_x.index(row.predictor if self.one_network else row.network),
+                self.slots.index(row.slot if self.by_condition else row.dataset),
+            ): 100 * float(row.signed_error)
+            for row in rows_of(printed)
+        }
+
+
+def _size(look: _Look, predictors: int, sections: Sequence[Section]) -> PanelSize:
     """Put all predictors side by side if their bars allow it."""
+    labels, members = look.labels, len(look.slots)
     size = panel_size(
         labels, members, [predictors] * len(sections), left=_LEFT, between=_BETWEEN, right=_RIGHT
     )
@@ -127,25 +196,6 @@ def _size(
     if predictors > 1 and share >= max(slots_width_mm(len(labels), members), 30.0):
         return replace(size, min_width=min(size.min_width, share))
     return size
-
-
-def _network_groups(
-    part: pd.DataFrame, predictor: str, networks: list[str], datasets: list[str]
-) -> list[Group]:
-    own = part[part["predictor"] == predictor]
-    return bar_groups(own, networks, datasets, _values)
-
-
-def _predictor_groups(
-    part: pd.DataFrame, predictors: list[str], datasets: list[str]
-) -> list[Group]:
-    """One group for each predictor of a single network, with a bar for each dataset."""
-    each = []
-    for name in predictors:
-        own = part[part["predictor"] == name]
-        bars = bar_groups(own, unique(own["network"])[:1], datasets, _values)
-        each.append(Group(name, bars[0].bars if bars else [None] * len(datasets)))
-    return each
 
 
 def _values(row: Any) -> tuple[float, float, float]:
@@ -160,17 +210,6 @@ def _interval(row: Any) -> tuple[float, float]:
         return math.nan, math.nan
     low, high = (row.predicted_step_s / end - 1 for end in ends)
     return low, high
-
-
-def _draw_published(axes: Axes, printed: pd.DataFrame, datasets: list[str]) -> None:
-    for row in rows_of(printed):
-        slot = datasets.index(row.dataset)
-        mark = hollow()
-        mark.set_data(
-            [slot_centre(row.place, slot, len(datasets), len(datasets))], [100 * row.signed_error]
-        )
-        mark.set(gid="published", zorder=6)
-        axes.add_line(mark)
 
 
 def _limits(shown: pd.DataFrame, printed: pd.DataFrame) -> tuple[float, float]:
@@ -203,7 +242,7 @@ def _sentences(shown: pd.DataFrame, printed: pd.DataFrame) -> list[str]:
 
 
 def _table(shown: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    ours = shown.assign(source="measured here", where="", hardware="")
+    ours = shown.assign(source="measured here", figure="", where="", hardware="")
     theirs = printed.assign(source=published.CITATION).drop_duplicates()
     both = pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours
     return both[_TABLE]

@@ -3,11 +3,13 @@
 ::
 
     partition 1   0 1 2 3              3 3  2 2  1 1  0 0      forward, recompute, backward
-    partition 2     0 1 2 3  3  2 2  1 1  0 0                  numbers are micro-batches
+    partition 2    -0-1-2-3  3  2 2  1 1  0 0                  numbers are micro-batches
+                   - sending: the input is computed and the partition free
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -16,10 +18,11 @@ from matplotlib.figure import Figure
 
 from ddlbench.experiment.units import TIMES, unit_for
 from ddlbench.report.bars import message, patch
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.footer import Context, footer, note_sentences
 from ddlbench.report.labels import network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, condition_sections, shown_cells
+from ddlbench.report.recorded_step import SENDING, gap_over_pass, idle_of, parts_of
 from ddlbench.report.style import (
     CENTRED,
     DatasetLook,
@@ -42,6 +45,7 @@ _TABLE = [
     "end_s",
 ]  # fmt: skip
 _ROW_MM = 6.0
+_SENDING = "#F0E442"
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
@@ -58,15 +62,22 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     ] or [Section("", [Panel("", data=(predicted.spans, 1))])]
     most = max(panel.data[1] for section in sections for panel in section.panels)
     colour = strategy_look(STRATEGY).colour
+    below = shown_cells(predicted, cells)
     page = lay_out(
         "What the partitions of GPipe do during a step",
-        [(patch(colour, look), kind) for kind, look in _KINDS.items()],
+        [
+            *((patch(colour, look), kind) for kind, look in _KINDS.items()),
+            (
+                patch(_SENDING, DatasetLook(0.0, "")),
+                "sending: the input is computed, the partition is free",
+            ),
+        ],
         sections,
         footer=footer(
-            shown_cells(predicted, cells), context, [*_SENTENCES, *_missing(cells, shown)]
+            below, context, [*_SENTENCES, *note_sentences(below), *_missing(cells, shown)]
         ),
         size=PanelSize(
-            min_width=50.0,
+            min_width=100.0,
             height=max(12.0, most * _ROW_MM),
             left=text_width_mm("partition 10") + 2.5,
             between=5.0,
@@ -96,8 +107,9 @@ def shares(spans: pd.DataFrame, workers: int) -> dict[str, float]:
 
 _SENTENCES = [
     "One step after the timed region, recorded with hooks; numbers are micro-batches. Shares are "
-    "of the step, averaged over partitions; a pipeline without any other loss leaves the ideal gap "
-    "(W - 1) / (W + m - 1) with W partitions and m micro-batches.",
+    "of the step, averaged over partitions; a pipeline without any other loss waits the ideal "
+    "share (W - 1) / (W + m - 1) with W partitions and m micro-batches. White is waiting: the "
+    "input is not computed yet. A message that a pass hides is not seen; what is yellow, none hid.",
     "Jansen 2020, Fig. 6.3 (ResNet-18, CIFAR-10, 8 micro-batches, 4 Titan RTX), in words: forward "
     "takes longer than backward, and gaps are almost as long as the compute.",
 ]
@@ -117,10 +129,15 @@ def _panel(row: Any, spans: pd.DataFrame) -> Panel:
     chunks = int(spans["micro_batch"].max()) + 1
     ideal = (workers - 1) / (workers + chunks - 1)
     kinds = ", ".join(f"{kind} {share[kind]:.0%}" for kind in _KINDS if share[kind])
+    parts = parts_of(spans, workers)
+    length = sum(parts.values())
     note = (
-        f"{kinds}, gaps {share['gaps']:.0%} (ideal {ideal:.0%}); "
+        f"{kinds}, sending {parts['exposed_communication_s'] / length:.0%}, waiting "
+        f"{parts['bubble_s'] / length:.0%} (ideal {ideal:.0%}); "
         f"{share['at_once']:.2g} of {workers} partitions compute at a time"
     )
+    if math.isfinite(ratio := gap_over_pass(spans, "forward")):
+        note += f"; a gap between forward passes is {ratio:.1f} of a pass"
     return Panel(network_label(row.network), note, (spans, workers))
 
 
@@ -135,16 +152,30 @@ def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour
         return
     start = spans["start_s"].min()
     length = float(spans["end_s"].max() - start)
+    idle = idle_of(spans)
+    for row in rows_of(idle[idle["kind"] == SENDING]):
+        axes.barh(
+            row.partition, row.end_s - row.start_s, left=row.start_s - start, height=0.3,
+            color=_SENDING, gid=SENDING,
+        )  # fmt: skip
+    numbered = _numbered(spans, width_mm / length)
     for row in rows_of(spans):
         look = _KINDS.get(str(row.kind), DatasetLook(0.5, ""))
         duration = row.end_s - row.start_s
         style = {**bar_style(colour, look), "linewidth": 0.5, "gid": str(row.kind)}
         axes.barh(row.partition, duration, left=row.start_s - start, height=0.72, **style)
-        text = str(row.micro_batch)
-        if duration / length * width_mm > text_width_mm(text) + 0.8:
-            _number(axes, row.start_s - start + duration / 2, row.partition, text, look)
+        if row.kind in numbered:
+            middle = row.start_s - start + duration / 2
+            _number(axes, middle, row.partition, str(row.micro_batch), look)
     axes.set_xlim(0, length)
     ticks_in(unit_for(length, TIMES), axes.xaxis, "Time in the step", 5)
+
+
+def _numbered(spans: pd.DataFrame, mm_per_s: float) -> set[str]:
+    """Kinds of work whose boxes all have room for their numbers; a lone number says nothing."""
+    rooms = (spans["end_s"] - spans["start_s"]) * mm_per_s
+    needs = spans["micro_batch"].map(lambda number: text_width_mm(str(number)) + 0.8)
+    return set(spans["kind"]) - set(spans.loc[rooms <= needs, "kind"])
 
 
 def _number(axes: Axes, x: float, y: float, text: str, look: DatasetLook) -> None:

@@ -3,7 +3,11 @@
 There is one figure for each quantity. The other two quantities have the value that most cells have
 (the base of the study), so a line varies one quantity only. A section is a dataset and geometry, a
 panel a network; colours are strategies (lighter shades are further variants), line styles batch
-sizes. A panel says "not run" at a condition without a cell; lines end at the last measured one.
+sizes. A panel says "not run" at a condition without a cell; lines end at the last measured one. A
+red cross is a cell that did not end in its time, as in the study's figures.
+
+The study prints rates, and of packet loss the share of the throughput that a per cent costs. Such a
+share is drawn of our own rate without loss.
 
 Source of the published numbers: Cheng, Liu, Kurihana, "Performance Evaluation of Distributed Deep
 Learning: A Networking Perspective"; TensorFlow with one parameter server.
@@ -23,7 +27,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from ddlbench.experiment.paper import Paper
 from ddlbench.experiment.status import Status
+from ddlbench.report import published
 from ddlbench.report.bars import (
     draw_cross,
     draw_point,
@@ -41,7 +47,6 @@ from ddlbench.report.labels import (
     variant_labels,
 )
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
-from ddlbench.report.published import throughputs
 from ddlbench.report.style import GREY, StrategyLook, plain, shade, strategy_look
 from ddlbench.report.tables import Tables, rows_of
 
@@ -51,6 +56,7 @@ _BESIDE = {"link_congestion_control": "{}", "link_mtu_bytes": "MTU {:g}"}
 _UNLIMITED = math.inf
 _ABOVE = 2.0  # the axis ends so many times above the largest rate
 _SIX_DIGITS = 1e5
+NOT_ENDED = "#C00000"  # the study's mark of a run that was stopped
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ QUANTITIES = {
 TABLE = [
     "quantity", "value", "dataset", "network", "strategy", "variant", "geometry", "batch_size",
     "fabric", *_CONDITION, *_BESIDE, "samples_per_s", "samples_low_per_s", "samples_high_per_s",
-    "share_of_best", "mark", "reason", "source",
+    "share_of_best", "mark", "reason", "source", "figure",
 ]  # fmt: skip
 
 
@@ -112,12 +118,12 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
     shown["variant"] = _variants(shown)
     batches = sorted({int(batch) for batch in shown["batch_size"]})
     looks = _looks(shown)
-    published = _published(quantity)
-    sections = _sections(shown, published, batches)
-    any_published = any(len(panel.data[1]) for section in sections for panel in section.panels)
+    theirs = _published(quantity, context.paper)
+    sections = _sections(shown, theirs, batches)
+    beside = pd.concat([panel.data[1] for section in sections for panel in section.panels])
     page = lay_out(
         quantity.title,
-        _legend(looks, batches, any_published),
+        _legend(looks, batches, beside, shown),
         sections,
         footer=footer(shown, context, _sentences(shown, quantity)),
         size=PanelSize(
@@ -137,7 +143,7 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
                 write_instead(axes, x, Status.NOT_RUN.value, gid=Status.NOT_RUN.value)
             _draw_published(axes, theirs)
     page.label_rows("Samples/s", labelpad=1)
-    return page.figure, _table(shown, published, name)
+    return page.figure, _table(shown, theirs, name)
 
 
 def _room_for_rates(shown: pd.DataFrame) -> float:
@@ -145,7 +151,7 @@ def _room_for_rates(shown: pd.DataFrame) -> float:
     return 16.0 if shown["samples_per_s"].max() * _ABOVE >= _SIX_DIGITS else 13.0
 
 
-def _sections(shown: pd.DataFrame, published: pd.DataFrame, batches: list[int]) -> list[Section]:
+def _sections(shown: pd.DataFrame, printed: pd.DataFrame, batches: list[int]) -> list[Section]:
     """A section for each dataset and geometry; a panel's data are our rows and published rows."""
     geometries = unique(shown.sort_values("workers")["geometry"])
     sections = []
@@ -156,8 +162,9 @@ def _sections(shown: pd.DataFrame, published: pd.DataFrame, batches: list[int]) 
                 continue
             panels = []
             for network in unique(part["network"]):
-                theirs = _published_there(published, (dataset, geometry, network), batches)
+                theirs = _published_there(printed, (dataset, geometry, network), batches)
                 own = part[part["network"] == network]
+                theirs = _rates(theirs, own)
                 panels.append(Panel(network_label(network), data=(own, theirs)))
             heading = f"{dataset_label(dataset)}, {geometry} (nodes x devices)"
             sections.append(Section(heading, panels))
@@ -198,7 +205,10 @@ def _looks(shown: pd.DataFrame) -> dict[tuple[str, str], StrategyLook]:
 
 
 def _legend(
-    looks: dict[tuple[str, str], StrategyLook], batches: list[int], any_published: bool
+    looks: dict[tuple[str, str], StrategyLook],
+    batches: list[int],
+    beside: pd.DataFrame,
+    shown: pd.DataFrame,
 ) -> list[tuple[Any, str]]:
     entries: list[tuple[Any, str]] = []
     for (strategy, variant), look in looks.items():
@@ -208,8 +218,13 @@ def _legend(
         for place, batch in enumerate(batches):
             line = Line2D([], [], color=GREY, linestyle=_STYLES[place % len(_STYLES)])
             entries.append((line, f"batch {batch}"))
-    if any_published:
-        entries.append((hollow(GREY, "o"), f"{_CITATION} (other hardware)"))
+    if (shown["status"] == Status.TIMEOUT).any():
+        cross = Line2D([], [], color=NOT_ENDED, marker="x", linestyle="none")
+        entries.append((cross, "did not end in its time"))
+    if len(beside):
+        places = ", ".join(dict.fromkeys(beside["where"]))
+        shares = "; its share of ours without loss" if beside["share"].notna().any() else ""
+        entries.append((hollow(GREY, "o"), f"{_CITATION}, {places} (other hardware{shares})"))
     return entries
 
 
@@ -307,27 +322,40 @@ def _draw_lines(
             draw_point(axes, (row.x, row.samples_per_s), look, row, size=3.5)
         for row in rows_of(cells[cells["mark"] != ""]):
             place = crosses[row.x] = crosses.get(row.x, -1) + 1
-            draw_cross(axes, row.x, look.colour, place)
+            ended = row.status != Status.TIMEOUT
+            draw_cross(axes, row.x, look.colour if ended else NOT_ENDED, place)
 
 
-def _published(quantity: Quantity) -> pd.DataFrame:
-    """The paper's numbers for this quantity."""
-    rows = throughputs()
-    rows = rows[rows["quantity"] == quantity.published]
-    return rows.assign(value=rows[quantity.published])
+def _published(quantity: Quantity, paper: Paper | None) -> pd.DataFrame:
+    """The study's rates for this quantity; of loss the ``share`` of the rate without it."""
+    rows = published.throughputs()
+    rows = rows[rows["quantity"] == quantity.published].assign(share=math.nan)
+    if quantity.published == "loss_percent":
+        shares = published.loss_shares()
+        rows = shares.assign(samples_per_s=math.nan, batch_size=math.nan, rate_of="all workers")
+    return published.chosen(rows.assign(value=rows[quantity.published]), paper)
+
+
+def _rates(theirs: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+    """A rate for each share: of every line of ours that was measured without loss."""
+    servers = own[(own["strategy"] == "parameter-server") & (own["link_loss"] == 0)]
+    bases = servers.loc[servers["mark"] == "", "samples_per_s"]
+    shares = theirs[theirs["share"].notna()]
+    made = [shares.assign(samples_per_s=shares["share"] * base) for base in bases]
+    return pd.concat([theirs[theirs["share"].isna()], *made])
 
 
 def _published_there(
-    published: pd.DataFrame, where: tuple[str, str, str], batches: list[int]
+    theirs: pd.DataFrame, where: tuple[str, str, str], batches: list[int]
 ) -> pd.DataFrame:
     """The published rows of one panel, without rates of one worker of several."""
     dataset, geometry, network = where
-    return published[
-        _names(published["dataset"], dataset)
-        & (published["geometry"] == geometry)
-        & _names(published["network"], network)
-        & published["batch_size"].isin(batches)
-        & (published["rate_of"] == "all workers")
+    return theirs[
+        _names(theirs["dataset"], dataset)
+        & (theirs["geometry"] == geometry)
+        & _names(theirs["network"], network)
+        & (theirs["batch_size"].isin(batches) | theirs["share"].notna())
+        & (theirs["rate_of"] == "all workers")
     ]
 
 
@@ -342,21 +370,25 @@ def _draw_published(axes: Axes, theirs: pd.DataFrame) -> None:
         draw_published(axes, (row.value, row.samples_per_s), hollow(colour, "o"))
 
 
-def _table(shown: pd.DataFrame, published: pd.DataFrame, name: str) -> pd.DataFrame:
+def _table(shown: pd.DataFrame, printed: pd.DataFrame, name: str) -> pd.DataFrame:
     keys = ["dataset", "network", "strategy", "variant", "geometry", "batch_size"]
     best = shown.groupby(keys)["samples_per_s"].transform("max")
     ours = shown.assign(
-        quantity=name, share_of_best=shown["samples_per_s"] / best, source="measured here"
+        quantity=name,
+        share_of_best=shown["samples_per_s"] / best,
+        source="measured here",
+        figure="",
     )
-    theirs = published.assign(
+    theirs = printed.assign(
         quantity=name,
         strategy="parameter-server",
         variant="",
         mark="",
-        reason=published["how"].where(
-            published["rate_of"] == "all workers", published["how"] + "; not drawn"
+        share_of_best=printed["share"],
+        reason=printed["how"].where(
+            printed["rate_of"] == "all workers", printed["how"] + "; not drawn"
         ),
-        source=[f"{_CITATION}, {where}" for where in published["where"]],
+        source=[f"{_CITATION}, {where}" for where in printed["where"]],
     )
     columns = [c for c in TABLE if c in theirs.columns]
     table = pd.concat([ours[TABLE], theirs[columns]], ignore_index=True)[TABLE]

@@ -7,7 +7,8 @@
        |#|  |#|  | |           computation
     published corrected measured        a group is a number of devices
 
-A row is a network, a column a strategy; every panel has its own scale. Accuracy is ParaDL's: 1 -
+Beside a run of a cell that ParaDL measured, too, stands its printed bar, with a dashed edge. A row
+is a network, a column a strategy; every panel has its own scale. Accuracy is ParaDL's: 1 -
 |projected - measured| / measured, which may be below zero. The same code draws our own runs and the
 published measurements.
 """
@@ -31,11 +32,12 @@ from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
 from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
+from ddlbench.report.published import is_of
 from ddlbench.report.style import GREY, seconds_axis, shade, strategy_look
 from ddlbench.report.tables import rows_of, table_text
 
-MEASURED = "measured"
-SOURCES = ("authors-code", "corrected", MEASURED)
+MEASURED, PRINTED = "measured", "printed"
+SOURCES = ("authors-code", "corrected", MEASURED, PRINTED)
 COLUMNS = [
     "row", "strategy", "place", "order", "source", "compute_s", "communication_s", "step_s",
     "accuracy", "departs", "mark",
@@ -44,6 +46,7 @@ _LEGEND = {
     "authors-code": "projected, authors' code",
     "corrected": "projected, corrected (in the strategy's colour)",
     MEASURED: "measured",
+    PRINTED: "printed: ParaDL, Fig. 1 (V100, its batches)",
 }
 _PLAIN = "#9A9A9A"
 _OURS = {
@@ -54,6 +57,7 @@ _OURS = {
     "serial": "sequential",
 }
 _DEPARTS = "!"
+_DASHES = (0, (3, 1.5))  # of a printed bar's edge
 
 
 def draw_bars(
@@ -135,9 +139,13 @@ def _title(strategy: str) -> str:
 
 
 def _sample(source: str) -> Patch:
-    colour = {"authors-code": _PLAIN, "corrected": "#4477AA", MEASURED: "#000000"}[source]
-    face = "white" if source == MEASURED else colour
-    return Patch(facecolor=face, edgecolor=colour, linewidth=0.8)
+    looks = {"authors-code": _PLAIN, "corrected": "#4477AA", MEASURED: "#000000", PRINTED: GREY}
+    colour = looks[source]
+    face = "white" if source in (MEASURED, PRINTED) else colour
+    sample = Patch(facecolor=face, edgecolor=colour, linewidth=0.8)
+    if source == PRINTED:
+        sample.set_linestyle(_DASHES)
+    return sample
 
 
 def _parts(bars: pd.DataFrame) -> list[tuple[Any, str]]:
@@ -172,10 +180,12 @@ def _fill(axes: Axes, own: pd.DataFrame, sources: list[str], width_mm: float) ->
 def _draw_bar(axes: Axes, x: float, bar: Any, colour: str) -> None:
     if not math.isfinite(bar.step_s):
         return
-    measured = bar.source == MEASURED
+    measured = bar.source in (MEASURED, PRINTED)
     divided = math.isfinite(bar.communication_s)
     compute_s = bar.compute_s if divided else bar.step_s
     style: dict[str, Any] = {"width": 0.86, "edgecolor": "black" if measured else colour}
+    if bar.source == PRINTED:
+        style |= {"edgecolor": GREY, "linestyle": _DASHES}
     face = "white" if measured else colour
     axes.bar(x, compute_s, facecolor=face, linewidth=0.6, gid="compute", **style)
     if divided:
@@ -187,7 +197,7 @@ def _draw_bar(axes: Axes, x: float, bar: Any, colour: str) -> None:
 
 
 def _accuracy(bar: Any) -> str:
-    if bar.source == MEASURED or not math.isfinite(bar.accuracy):
+    if bar.source in (MEASURED, PRINTED) or not math.isfinite(bar.accuracy):
         return ""
     return f"{100 * bar.accuracy:.0f}{_DEPARTS if bar.departs else ''}"
 
@@ -235,7 +245,7 @@ def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
             departs=False,
         )
     ]
-    for variant in SOURCES[:-1]:
+    for variant in SOURCES[:2]:
         projection = projected(rows, platform, variant)
         iteration_s = projection["iteration"]
         parts.append(
@@ -288,7 +298,7 @@ def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFr
         below = footer(shown_cells(predicted, shown), context, [])
         reason = "No prediction by the oracle yet."
         return nothing_to_show(title, reason, below), pd.DataFrame(columns=COLUMNS)
-    bars = bars_of_runs(shown)
+    bars = bars_of_runs(shown, with_printed=is_of(context.paper, "paradl/fig1"))
     sentences = [
         "Measured communication is the time that the mean rank waits for others: it holds their "
         "lateness too, and a pipeline's bubble, which projections count as computation. Strategies "
@@ -298,8 +308,16 @@ def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFr
     return draw_bars(title, bars, "Nodes x devices", below, LIMIT), bars
 
 
-def bars_of_runs(predictions: pd.DataFrame) -> pd.DataFrame:
-    """A row for each bar: every prediction, and one measurement of each configuration."""
+def bars_of_runs(predictions: pd.DataFrame, with_printed: bool = True) -> pd.DataFrame:
+    """A row for each bar: every prediction, and one measurement of each configuration.
+
+    ``with_printed``: also what ParaDL prints of the same network, strategy and number of devices.
+    """
+    printed = {
+        (row.model, _own_name(row.strategy), int(row.gpus)): row
+        for row in rows_of(reliable_rows(PUBLISHED_MEASURED, "report"))
+        if with_printed
+    }
     bars: list[dict[str, Any]] = []
     seen = set()
     for row in rows_of(predictions):
@@ -313,6 +331,9 @@ def bars_of_runs(predictions: pd.DataFrame) -> pd.DataFrame:
         if row.cell_id not in seen:
             seen.add(row.cell_id)
             bars.append(place | _measured(row))
+            key = (row.network, row.strategy, row.workers)
+            if row.dataset == "imagenet" and key in printed:
+                bars.append(place | _printed(printed[key]))
         bars.append(place | _projected(row))
     return pd.DataFrame(bars, columns=COLUMNS)
 
@@ -328,6 +349,18 @@ def _measured(row: Any) -> dict[str, Any]:
         "accuracy": math.nan,
         "departs": False,
         "mark": "" if math.isfinite(row.measured_step_s) else str(row.mark or row.status),
+    }
+
+
+def _printed(row: Any) -> dict[str, Any]:
+    return {
+        "source": PRINTED,
+        "compute_s": row.compute_seconds,
+        "communication_s": row.comm_seconds,
+        "step_s": row.seconds_per_iteration,
+        "accuracy": math.nan,
+        "departs": False,
+        "mark": "",
     }
 
 

@@ -22,7 +22,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow
-from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin
+from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin, sign_of_all
 from ddlbench.report.labels import (
     dataset_label,
     network_label,
@@ -45,10 +45,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """Sections are datasets, panels networks, lines strategies."""
     shown = without_base(tables.summary)
     shown["line"] = per_node_lines(shown)
-    printed = published.speedups_of(shown)
-    printed = printed.assign(
-        workers=[math.prod(map(int, str(name).split("x"))) for name in printed["geometry"]]
-    )
+    printed = published.speedups_of(shown, context.paper, "thesis/fig3.2")
     sentences = [
         "Base: sequential training on one device (samples/s in the table beside). "
         "Dashed: linear speed-up.",
@@ -57,11 +54,12 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         *missing_sentence(shown),
     ]
     below = footer(shown, context, sentences)
-    figure = draw_lines(shown, "Speed-up by number of workers", below, printed)
-    ours = shown[TABLE].assign(source="measured here", where="", hardware="")
+    legend = published.label(printed, context.paper) if len(printed) else ""
+    figure = draw_lines(shown, "Speed-up by number of workers", below, (printed, legend))
+    ours = shown[TABLE].assign(source="measured here", figure="", where="", hardware="")
     theirs = printed.assign(source=published.CITATION)
     both = pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours
-    return figure, both[[*TABLE, "source", "where", "hardware"]]
+    return figure, both[[*TABLE, "source", "figure", "where", "hardware"]]
 
 
 def without_base(summary: pd.DataFrame) -> pd.DataFrame:
@@ -73,7 +71,10 @@ def without_base(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_lines(
-    shown: pd.DataFrame, title: str, below: list[str], printed: pd.DataFrame | None = None
+    shown: pd.DataFrame,
+    title: str,
+    below: list[str],
+    beside: tuple[pd.DataFrame, str] | None = None,
 ) -> Figure:
     """Draw ``shown``: cells that share ``strategy`` and ``line`` are one line over workers.
 
@@ -81,13 +82,18 @@ def draw_lines(
         shown: cells, with ``line``.
         title: above the figure.
         below: sentences of the footer.
-        printed: published speed-ups, drawn hollow.
+        beside: published speed-ups, drawn hollow, and their label.
     """
+    printed, said = beside or (None, "")
     names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
     styles = _styles(names)
-    legend = _legend(names, styles)
+    signs = {
+        name: sign_of_all(shown[(shown["strategy"] == name[0]) & (shown["line"] == name[1])])
+        for name in names
+    }
+    legend = _legend(names, styles, signs)
     if printed is not None and len(printed):
-        legend.append((hollow(), published.label(printed)))
+        legend.append((hollow(), said))
     page = lay_out(
         title,
         legend,
@@ -109,7 +115,8 @@ def draw_lines(
         for place, name in enumerate(names):
             own = part[(part["strategy"] == name[0]) & (part["line"] == name[1])]
             shift = 1 + 0.03 * (place - (len(names) - 1) / 2)
-            _draw_line(axes, own.sort_values("workers"), name[0], styles[name], shift)
+            own = own.sort_values("workers")
+            _draw_line(axes, own, styles[name], shift, signs[name])
         _draw_crosses(axes, part[part["mark"] != ""])
         if printed is not None:
             _draw_published(axes, part, printed)
@@ -138,7 +145,9 @@ def _styles(names: list[tuple[str, str]]) -> dict[tuple[str, str], Any]:
 
 
 def _legend(
-    names: list[tuple[str, str]], styles: dict[tuple[str, str], Any]
+    names: list[tuple[str, str]],
+    styles: dict[tuple[str, str], Any],
+    signs: dict[tuple[str, str], str],
 ) -> list[tuple[Artist, str]]:
     entries: list[tuple[Artist, str]] = []
     for strategy, line in names:
@@ -146,7 +155,8 @@ def _legend(
         handle = Line2D(
             [], [], color=look.colour, marker=look.marker, linestyle=styles[strategy, line]
         )
-        entries.append((handle, strategy_label(strategy, line)))
+        sign = signs[strategy, line]
+        entries.append((handle, f"{strategy_label(strategy, line)} {sign}".rstrip()))
     return entries
 
 
@@ -189,8 +199,11 @@ def _frame(axes: Axes, counts: list[int], limits: tuple[float, float]) -> None:
         axis.set_major_formatter(plain)
 
 
-def _draw_line(axes: Axes, own: pd.DataFrame, strategy: str, style: Any, shift: float) -> None:
-    look = strategy_look(strategy)
+def _draw_line(axes: Axes, own: pd.DataFrame, style: Any, shift: float, sign: str) -> None:
+    """Draw a strategy's line; its points are without the sign that stands at its name."""
+    if own.empty:
+        return
+    look = strategy_look(str(own["strategy"].iloc[0]))
     good = own[own["mark"] == ""]
     if len(good):
         x = good["workers"].astype(float) * shift
@@ -199,7 +212,7 @@ def _draw_line(axes: Axes, own: pd.DataFrame, strategy: str, style: Any, shift: 
             if math.isfinite(row.speedup_low) and math.isfinite(row.speedup_high):
                 ends = [row.speedup_low, row.speedup_high]
                 axes.plot([place, place], ends, color=look.colour, linewidth=0.7, zorder=2)
-            draw_point(axes, (place, row.speedup), look, row)
+            draw_point(axes, (place, row.speedup), look, row, without=sign)
 
 
 def _draw_crosses(axes: Axes, missing: pd.DataFrame) -> None:

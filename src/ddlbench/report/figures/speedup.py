@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -12,19 +13,26 @@ from matplotlib.figure import Figure
 
 from ddlbench.report import published
 from ddlbench.report.bars import (
+    Beside,
     Group,
     bar_groups,
+    draw_beside,
     draw_groups,
     hollow,
     message,
     panel_size,
     patch,
-    slot_centre,
     strategy_groups,
     top_of,
 )
 from ddlbench.report.figures.scaling import without_base
-from ddlbench.report.footer import Context, common_notes, footer, interval_sentence
+from ddlbench.report.footer import (
+    Context,
+    common_notes,
+    footer,
+    interval_sentence,
+    sign_of_all,
+)
 from ddlbench.report.labels import (
     common_workers,
     dataset_label,
@@ -42,7 +50,7 @@ _FEW_BASES = 6
 _TABLE = [
     "geometry", "workers", "strategy", "variant", "network", "dataset", "speedup", "speedup_low",
     "speedup_high", "speedup_n", "samples_per_s", "base_samples_per_s", "mark", "reason", "stale",
-    "noisy", "source", "where", "hardware",
+    "noisy", "source", "figure", "where", "hardware",
 ]  # fmt: skip
 
 
@@ -53,7 +61,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     are the bars of the published figure for the same strategy, network, dataset and geometry.
     """
     shown = without_base(tables.summary)
-    printed = published.speedups_of(shown)
+    printed = published.speedups_of(shown, context.paper, "thesis/fig3.1")
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])
     everywhere = common_notes(shown) if shown["strategy"].nunique() > 1 else []
@@ -84,7 +92,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         (patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets
     ]
     if len(printed):
-        legend.append((hollow(), published.label(printed)))
+        legend.append((hollow(), published.label(printed, context.paper)))
     page = lay_out(
         f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}",
         legend,
@@ -98,13 +106,18 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         tops = [top_of(groups) for _, groups, _ in content]
         tops += [float(beside["speedup"].max()) for *_, beside in content if len(beside)]
         top = max((t for t in tops if math.isfinite(t)), default=1.0)
-        linear = int(content[0][0]["workers"].max())
+        scale = _Scale(top, int(content[0][0]["workers"].max()))
         for axes, (part, groups, beside) in zip(axes_row, content, strict=True):
-            _fill(axes, part, groups, page.width_mm, with_numbers=not len(beside))
-            _draw_published(axes, beside, datasets)
-            _bounds(axes, top, linear, labelled=axes in page.last_in_row)
+            values = {
+                (int(row.place), datasets.index(row.dataset)): float(row.speedup)
+                for row in rows_of(beside)
+            }
+            hollows = Beside(values, scale.height)
+            _fill(axes, part, groups, page.width_mm, hollows)
+            draw_beside(axes, hollows, len(datasets))
+            _bounds(axes, scale, labelled=axes in page.last_in_row)
     page.label_rows("Speed-up")
-    ours = shown.assign(source="measured here", where="", hardware="")
+    ours = shown.assign(source="measured here", figure="", where="", hardware="")
     both = pd.concat([ours, printed.assign(source=published.CITATION)], ignore_index=True)
     return page.figure, (both if len(printed) else ours)[_TABLE]
 
@@ -121,8 +134,10 @@ def _panels(
     for (strategy, variant), own in part.groupby(["strategy", "variant"], sort=False):
         note = "; ".join(n for n in common_notes(own) if n not in everywhere)
         theirs = printed[printed["strategy"] == strategy]
-        data = (own, bar_groups(own, networks, datasets, _values), theirs)
-        panels.append(Panel(strategy_label(str(strategy), str(variant)), note, data))
+        sign = sign_of_all(own)  # of the strategy, so at its name
+        data = (own, bar_groups(own, networks, datasets, _values, sign), theirs)
+        title = f"{strategy_label(str(strategy), str(variant))} {sign}".rstrip()
+        panels.append(Panel(title, note, data))
     return panels
 
 
@@ -141,42 +156,50 @@ def _values(row: Any) -> tuple[float, float, float]:
 
 
 def _fill(
-    axes: Axes, part: pd.DataFrame, groups: list[Group], width_mm: float, *, with_numbers: bool
+    axes: Axes,
+    part: pd.DataFrame,
+    groups: list[Group],
+    width_mm: float,
+    beside: Beside,
 ) -> None:
-    number = "{:.2f}" if with_numbers else ""  # numbers would lie under the hollow marks
     reasons = set(zip(part["mark"], part["reason"], strict=True))
     mark, reason = next(iter(reasons))
     if len(reasons) == 1 and mark and len(part) > 1:
         empty = [Group(group.label, [None] * len(group.bars)) for group in groups]
-        draw_groups(axes, empty, width_mm, number)
+        draw_groups(axes, empty, width_mm, "{:.2f}")
         message(axes, f"{mark}: {reason}" if reason else mark, width_mm)
     else:
-        draw_groups(axes, groups, width_mm, number)
+        draw_groups(axes, groups, width_mm, "{:.2f}", beside)
 
 
-def _draw_published(axes: Axes, printed: pd.DataFrame, datasets: list[str]) -> None:
-    for row in rows_of(printed):
-        slot = datasets.index(row.dataset)
-        mark = hollow()
-        mark.set_data([slot_centre(row.place, slot, len(datasets), len(datasets))], [row.speedup])
-        mark.set(gid="published", zorder=6)
-        axes.add_line(mark)
+@dataclass(frozen=True)
+class _Scale:
+    """The y axis of a section: its highest bar, and linear speed-up unless far above."""
+
+    top: float
+    linear: int
+
+    @property
+    def near(self) -> bool:
+        return self.linear <= 3 * max(self.top, 1.0)
+
+    @property
+    def height(self) -> float:
+        return 1.14 * max(self.top, self.linear if self.near else 0.0, 1.0)
 
 
-def _bounds(axes: Axes, top: float, linear: int, labelled: bool) -> None:
+def _bounds(axes: Axes, scale: _Scale, labelled: bool) -> None:
     """Draw lines at the base and, unless it is far above every bar, at linear speed-up."""
-    near = linear <= 3 * max(top, 1.0)
-    height = 1.14 * max(top, linear if near else 0.0, 1.0)
-    axes.set_ylim(0, height)
+    axes.set_ylim(0, scale.height)
     axes.axhline(1, color=GREY, linewidth=0.6, zorder=1, gid="base")
     lines = [(1.0, "base")]
-    if near and linear > 1:
+    if scale.near and scale.linear > 1:
         axes.axhline(
-            linear, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="linear"
+            scale.linear, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="linear"
         )
-        lines.append((float(linear), "linear"))
-    elif linear > 1:
-        lines.append((height, f"{linear} ↑"))
+        lines.append((float(scale.linear), "linear"))
+    elif scale.linear > 1:
+        lines.append((scale.height, f"{scale.linear} ↑"))
     if labelled:
         for y, text in lines:
             axes.annotate(

@@ -2,11 +2,14 @@
 
 ::
 
-    measured  predictor A  predictor B
-      |I|        |.|                        bubble
-      | |        |/|          |/|           communication that the step waits for
-      | |        |#|          |#|           compute
-    - - - - - - - - - - - - - - - - - -     measured sequential step over the number of workers
+    measured  recorded  predictor A  predictor B
+      |I|       |.|        |.|                        bubble
+      | |       |/|        |/|          |/|           communication that the step waits for
+      | |       |#|        |#|          |#|           compute
+    - - - - - - - - - - - - - - - - - - - - - - - -   measured sequential step over the workers
+
+Where the passes of one more step were recorded (torchgpipe), the second bar has its parts, as means
+over partitions: computing, sending and waiting (thesis Figure 6.1).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from matplotlib.lines import Line2D
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.report.bars import patch, write_instead
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.footer import Context, footer, note_sentences
 from ddlbench.report.layout import PanelSize, Section, lay_out, network_panels, unique
 from ddlbench.report.predicted import (
     NOT_PREDICTED,
@@ -31,6 +34,7 @@ from ddlbench.report.predicted import (
     shown_cells,
     title_of,
 )
+from ddlbench.report.recorded_step import parts_of
 from ddlbench.report.style import (
     GREY,
     DatasetLook,
@@ -48,6 +52,7 @@ _PARTS = (
     ("bubble_s", "bubble", DatasetLook(0.85, ".....")),
 )
 _MEASURED = "measured"
+_RECORDED = "recorded"
 _TABLE = [
     "strategy", "predictor", "geometry", "variant", "network", "dataset", "compute_s",
     "exposed_communication_s", "communication_s", "bubble_s", "predicted_step_s",
@@ -60,9 +65,14 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
     frame = predicted.predictions
     predictors = own_predictors(frame, strategy)
     shown = frame[(frame["strategy"] == strategy) & frame["predictor"].isin(predictors)]
+    recorded = _recorded(predicted, shown)
+    shown = pd.concat([shown, recorded], ignore_index=True) if len(recorded) else shown
+    bars = [*([_RECORDED] if len(recorded) else []), *predictors]
     networks = unique(shown["network"])
     parts = [(name, text, look) for name, text, look in _PARTS if (shown[name] > 0).any()]
     colour = strategy_look(strategy).colour
+    below = shown_cells(predicted, shown)
+    further = [_RECORDED_SENTENCE, *note_sentences(below)] if len(recorded) else []
     page = lay_out(
         f"Predicted parts and measured step: {title_of(strategy)}",
         [*((patch(colour, look), text) for _, text, look in parts), *_legend(strategy)],
@@ -70,12 +80,32 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
             Section(heading, network_panels(part, networks))
             for heading, part in condition_sections(shown, strategy)
         ],
-        footer=footer(shown_cells(predicted, shown), context, _sentences(strategy)),
-        size=_size([_MEASURED, *predictors], len(networks)),
+        footer=footer(below, context, [*_sentences(strategy), *further]),
+        size=_size([_MEASURED, *bars], len(networks)),
     )
     for axes, part in page.facets:
-        _fill(axes, part, predictors, colour)
+        _fill(axes, part, bars, colour)
     return page.figure, shown[_TABLE]
+
+
+_RECORDED_SENTENCE = (
+    "Recorded: one step after the timed ones, with hooks, so longer; means over partitions. "
+    "Communication is where a pass begins later than its input is computed and its partition free."
+)
+
+
+def _recorded(predicted: Predicted, shown: pd.DataFrame) -> pd.DataFrame:
+    """A row as that of a predictor for each cell with a recorded step."""
+    cells = shown.drop_duplicates("configuration")
+    rows = []
+    for row in rows_of(cells):
+        spans = predicted.spans[predicted.spans["configuration"] == row.configuration]
+        if len(spans):
+            parts = parts_of(spans, row.workers)
+            own = cells[cells["configuration"] == row.configuration].assign(**parts)
+            own["predicted_step_s"] = sum(parts.values())
+            rows.append(own.assign(predictor=_RECORDED, communication_s=math.nan, notes=""))
+    return pd.concat(rows) if rows else cells.iloc[:0]
 
 
 def _size(labels: list[str], networks: int) -> PanelSize:
@@ -99,9 +129,9 @@ def _legend(strategy: str) -> list[tuple[Any, str]]:
     return entries
 
 
-def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str], colour: str) -> None:
+def _fill(axes: Axes, part: pd.DataFrame, bars: list[str], colour: str) -> None:
     rows = {row.predictor: row for row in rows_of(part)}
-    labels = [_MEASURED, *predictors]
+    labels = [_MEASURED, *bars]
     axes.set_xlim(-0.6, len(labels) - 0.4)
     axes.set_xticks(range(len(labels)), labels)
     axes.tick_params(axis="x", length=0)
@@ -111,7 +141,7 @@ def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str], colour: str) ->
     any_row = next(iter(rows.values()), None)
     if any_row is not None:
         top = max(top, _measured(axes, any_row))
-    for place, name in enumerate(predictors, start=1):
+    for place, name in enumerate(bars, start=1):
         if name in rows:
             top = max(top, _stack(axes, place, rows[name], colour))
     seconds_axis(axes, top, "Step", headroom=1.12)

@@ -62,6 +62,7 @@ _WAIT_FILL = 0.16
 _EDGED_FROM_MM = 0.6  # a narrower box would be all edge
 _HATCHED_WHITE = 0.6
 _PALEST = 0.55
+_AROUND_MM = 0.9  # beside a number in its box
 
 
 def row_heights_mm(rows: int, part: Part) -> list[float]:
@@ -86,6 +87,7 @@ class Block:
         self._mm_per_s, self._device_mm = mm_per_s, _device_mm(len(rows))
         self._tops_mm = [*accumulate(row_heights_mm(len(rows), part), initial=top_mm)]
         self._lanes = beside_lanes(part.boxes)
+        self._numbered = _numbered(part.boxes, mm_per_s)
 
     def centre(self, row: int) -> float:
         """The middle of a row, without its lanes."""
@@ -132,7 +134,8 @@ class Block:
             )
         )
         text = str(box.number)
-        if box.kind in PASSES and width * self._mm_per_s > text_width_mm(text) + 0.9:
+        fits = width * self._mm_per_s > text_width_mm(text) + _AROUND_MM
+        if box.kind in self._numbered and fits:
             self._write(text, (left + width / 2, self.centre(box.row)), ground, look)
 
     def _place(self, box: Box) -> tuple[float, float]:
@@ -163,6 +166,17 @@ class Block:
         )
         if look.hatch:
             drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})
+
+
+def _numbered(boxes: Sequence[Box], mm_per_s: float) -> set[str]:
+    """Kinds of passes most of whose boxes have room for their number: a lone one says nothing."""
+    fit: dict[str, list[bool]] = {}
+    for box in boxes:
+        if box.kind in PASSES:
+            needs_mm = text_width_mm(str(box.number)) + _AROUND_MM
+            room_mm = (box.end_s - box.start_s) * mm_per_s
+            fit.setdefault(box.kind, []).append(room_mm > needs_mm)
+    return {kind for kind, each in fit.items() if 2 * sum(each) > len(each)}
 
 
 def _is_light(colour: str) -> bool:

@@ -6,7 +6,9 @@ figure of a schedule a forward pass takes 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
 
@@ -15,9 +17,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import Status
-from ddlbench.planning.schedules import Schedule
+from ddlbench.planning.schedules import Schedule, pipedream
+from ddlbench.planning.schedules.division import (
+    mini_batches_of,
+    release_receives,
+    thesis_per_loader,
+    why_release_stops,
+)
 from ddlbench.report.footer import Context, footer, without_signs
 from ddlbench.report.labels import dataset_label, network_label, strategy_label, workers_label
 from ddlbench.report.tables import Tables, rows_of
@@ -29,6 +38,8 @@ from ddlbench.report.timeline.schedule_diagrams import (
     STAGE_ALL_REDUCES,
     WHOLE,
     Lesson,
+    mini_batches_of_a_loader,
+    pipedream_replicas,
     planned_lesson,
 )
 from ddlbench.report.timeline.windows import Window, whole_run
@@ -154,6 +165,8 @@ def _cells(tables: Tables, context: Context) -> Iterator[CellTimeline | str]:
     """The first cell with spans of each strategy and geometry; a sentence if it is unreadable."""
     seen: set[tuple[str, str]] = set()
     good = tables.measurements[tables.measurements["status"] == Status.OK]
+    parallel = good[good["strategy"] != BASE]
+    good = parallel if len(parallel) else good  # one device alone has no schedule to compare with
     for row in rows_of(good):
         key = (str(row.strategy), str(row.geometry))
         folder = context.results / cell_dir(row.site, row.cell_id).relative_to(RESULTS)
@@ -172,7 +185,62 @@ def _nothing() -> Shown:
 
 def draw_schedule(lesson: Lesson) -> tuple[Figure, pd.DataFrame]:
     """The picture of a schedule, and a table of its boxes."""
+    if lesson.division:
+        below = [*caption(lesson), *division_sentences(lesson)]
+        return draw_page("Which replica computes which mini-batch", show_division(lesson), below)
     return draw_page("Which device computes what when", [show(lesson)], caption(lesson))
+
+
+def show_division(lesson: Lesson) -> list[Shown]:
+    """PipeDream's mini-batches as its release, the thesis and this project divide them.
+
+    Raises:
+        ConfigError: the lesson has no division, or its numbers do not go together.
+    """
+    per_loader = mini_batches_of_a_loader(lesson)
+    replicas = pipedream_replicas(lesson)
+    shown = []
+    kept = thesis_per_loader(replicas, per_loader)
+    for rule, each in (("released runtime", per_loader), ("thesis", kept)):
+        whole = each * replicas[0]
+        dropped = lesson.batches - whole
+        heading = f"{rule}: {whole} mini-batches" + (f", {dropped} dropped" if dropped else "")
+        why = why_release_stops(replicas, each) if each else "a loader has too few mini-batches"
+        if why:
+            nothing = Window(rule, 0, 0, False, None, None)
+            stops = f"it stops before the first pass, as {why}" if each else why
+            shown.append(Shown(heading, nothing, (), not_planned=stops, in_seconds=False))
+        else:
+            shown.append(_named(show(replace(lesson, batches=whole)), rule, heading))
+    here = "this project: a mini-batch's number decides on its replica, whatever their count"
+    return [*shown, _named(show(lesson), "this project", here)]
+
+
+def _named(shown: Shown, title: str, heading: str) -> Shown:
+    return replace(shown, heading=heading, window=replace(shown.window, title=title))
+
+
+def division_sentences(lesson: Lesson) -> list[str]:
+    """Why the release may stop, and whether its division is the one that is drawn."""
+    replicas = pipedream_replicas(lesson)
+    kept = thesis_per_loader(replicas, mini_batches_of_a_loader(lesson))
+    lines = [
+        "The release gives every replica of a stage a whole number of mini-batches, or stops. The "
+        f"thesis rounds those of a loader down to a multiple of {math.lcm(*replicas[1:])}."
+    ]
+    if kept and not why_release_stops(replicas, kept):
+        ours = mini_batches_of(pipedream(replicas, kept * replicas[0]))
+        theirs = [
+            release_receives(replicas, stage, replica, kept)
+            for stage, count in enumerate(replicas)
+            for replica in range(count)
+        ]
+        if ours != theirs:
+            lines.append(
+                "Drawn with this project's numbers: the release counts at each sender, so its "
+                "replicas get other mini-batches, and as many."
+            )
+    return lines
 
 
 def show(lesson: Lesson) -> Shown:

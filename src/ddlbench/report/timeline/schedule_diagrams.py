@@ -2,7 +2,7 @@
 
 ::
 
-    data-parallel    every device has the whole network      | F 0 | B 0 | all-reduce | F 1 | ...
+    data-parallel    every device has the whole network      | F 0 | B 0 | all-reduce | F 4 | ...
     model-parallel   one device works at a time              GPipe, figure 2b
     gpipe            micro-batches, then a flush             GPipe, figure 2c
     1f1b             the same bubble, less memory            Megatron-LM, figure 4 above
@@ -66,6 +66,8 @@ class Lesson:
             before the update (``sync``), before the next update (``async``), or within the backward
             pass, as torch's DistributedDataParallel has it (``ddp``): then the gradient goes to the
             stage before only after the sum.
+        division: for ``pipedream``: also what its released runtime does with mini-batches that the
+            replicas of a stage do not divide, see :mod:`ddlbench.planning.schedules.division`.
     """
 
     schedule: str
@@ -80,6 +82,7 @@ class Lesson:
     all_reduce: float = 1.0
     message: float = 0.0
     stage_all_reduce: str = "sync"
+    division: bool = False
 
     @property
     def messaging(self) -> Messaging:
@@ -117,6 +120,25 @@ def planned_lesson(lesson: Lesson) -> PlannedSchedule:
     return SCHEDULES[lesson.schedule](lesson)
 
 
+def mini_batches_of_a_loader(lesson: Lesson) -> int:
+    """Mini-batches of each replica of the first stage of a lesson with a division.
+
+    Raises:
+        ConfigError: the schedule is another, or its first stage's loaders are unequal.
+    """
+    if lesson.schedule != "pipedream":
+        raise ConfigError(
+            f"--division: {lesson.schedule} has no replicas of a stage; only pipedream has"
+        )
+    per_loader, rest = divmod(lesson.batches, lesson.replicas[0])
+    if rest:
+        raise ConfigError(
+            f"--mini-batches {lesson.batches}: the {lesson.replicas[0]} loaders of the first stage "
+            f"have as many each; write a multiple of {lesson.replicas[0]}"
+        )
+    return per_loader
+
+
 def _copies(lesson: Lesson) -> int:
     if len(lesson.replicas) > 1:
         raise ConfigError(
@@ -136,10 +158,8 @@ def _flushing(make: Callable[[Lesson], Schedule]) -> Callable[[Lesson], PlannedS
 
 
 def _data_parallel(lesson: Lesson) -> PlannedSchedule:
-    """A pipeline of one stage whose replicas each take a part of every mini-batch."""
-    workers = _copies(lesson)
-    schedule = pipedream((workers,), workers * lesson.batches, warmup_counts=(0,))
-    return PlannedSchedule(schedule, shared_by=workers)
+    """A pipeline of one stage whose replicas each take a mini-batch of a step."""
+    return PlannedSchedule(pipedream((_copies(lesson),), lesson.batches, warmup_counts=(0,)))
 
 
 def _model_parallel(lesson: Lesson) -> PlannedSchedule:
@@ -148,7 +168,12 @@ def _model_parallel(lesson: Lesson) -> PlannedSchedule:
     return PlannedSchedule(model_parallel(lesson.stages, lesson.batches))
 
 
-def _pipedream(lesson: Lesson) -> PlannedSchedule:
+def pipedream_replicas(lesson: Lesson) -> tuple[int, ...]:
+    """Replicas of each stage.
+
+    Raises:
+        ConfigError: there are other stages than replicas.
+    """
     counts = lesson.replicas
     if len(counts) == 1:
         counts *= lesson.stages
@@ -157,7 +182,11 @@ def _pipedream(lesson: Lesson) -> PlannedSchedule:
             f"--replicas {_sum(counts)} is of {len(counts)} stages, and --stages is "
             f"{lesson.stages}; leave --stages out"
         )
-    schedule = pipedream(counts, lesson.batches)
+    return counts
+
+
+def _pipedream(lesson: Lesson) -> PlannedSchedule:
+    schedule = pipedream(pipedream_replicas(lesson), lesson.batches)
     if lesson.stage_all_reduce == "ddp":
         schedule = replace(
             schedule, actions=tuple(tuple(_sum_first(actions)) for actions in schedule.actions)
