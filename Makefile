@@ -5,6 +5,7 @@
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
 # make test-exhaustive   full-size networks and further cases of the same tests, minutes each
 # make tables   writes every table anew that is made from the code (planning/*.csv, documents)
+# make p2p   clones and builds NVIDIA's link test for your GPUs: git, nvcc and internet
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
 # make validate-gpu   what one GPU can prove, four parts of eight minutes; see docs/validation/gpu/
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
@@ -23,10 +24,10 @@ export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
 .PHONY: help setup demo report check test test-exhaustive lint unit integration test-cluster tables \
-	validate validate-gpu bench clean
+	p2p validate validate-gpu bench clean
 
 help:
-	@sed -n '1,11s/^# //p' Makefile
+	@sed -n '1,12s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -66,6 +67,9 @@ test-cluster: setup
 
 tables: setup
 	python -m ddlbench.commands.tables
+
+p2p: setup
+	@python -m ddlbench.interconnect.nvidia_programs
 
 validate: setup
 	bash validation/faults.sh

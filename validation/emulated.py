@@ -122,8 +122,7 @@ def main() -> None:
     study.keep(figures / "speedup.png", OUT / "speedup.png")
     study = _studied(STEADY, "cells")
     results = Path("results") / SITE / "steady"
-    for suffix in ("png", "csv"):
-        study.keep(results / "figures" / f"pipelines.{suffix}", OUT / f"steady.{suffix}")
+    study.keep(results / "figures" / "pipelines.csv", OUT / "steady.csv")
     _without_messages(study.folder / results / "predictions.json").to_csv(
         OUT / "steady_bound.csv", index=False, float_format="%.4g"
     )

@@ -82,7 +82,6 @@ def main() -> None:
         study.ddlbench("report", "--configfile", "experiment.yaml")
         made = Path("results") / part / part
         study.keep(made / "tables" / "summary.csv", OUT / part / "summary.csv")
-        study.keep(made / "figures" / "memory.png", OUT / part / "memory.png")
 
 
 if __name__ == "__main__":

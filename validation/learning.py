@@ -72,7 +72,7 @@ LOCAL_SGD: dict[str, Any] = {
     },
 }
 PARTS = {"stale": STALE, "local-sgd": LOCAL_SGD}
-FIGURES = ("loss", "time_to_accuracy")
+KEPT = ("loss.png", "loss.csv", "time_to_accuracy.png")
 
 
 def main() -> None:
@@ -86,9 +86,8 @@ def main() -> None:
             study.run_here("cells")
         study.ddlbench("report", "--configfile", "experiment.yaml")
         made = Path("results") / content["site"] / content["experiment"]
-        for figure in FIGURES:
-            for suffix in ("png", "csv"):
-                study.keep(made / "figures" / f"{figure}.{suffix}", out / f"{figure}.{suffix}")
+        for name in KEPT:
+            study.keep(made / "figures" / name, out / name)
         measured = pd.read_csv(study.folder / made / "tables" / "measurements.csv")
         measured = measured.reindex(columns=list(COLUMNS))
         measured.to_csv(out / "measured.csv", index=False, float_format="%.6g")

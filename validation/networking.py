@@ -86,8 +86,10 @@ def main() -> None:
 
 
 def _keep(study: Study, folder: Path, out: Path) -> None:
+    # Claims read the numbers of the published networks; those of the small ones are in shapes.csv.
+    suffixes = (".png", ".csv") if out.name == "published" else (".png",)
     for path in sorted((study.folder / folder).rglob("*")):
-        if path.stem in (*FIGURES, "conditions") and path.suffix in (".png", ".csv"):
+        if path.stem in (*FIGURES, "conditions") and path.suffix in suffixes:
             study.keep(path.relative_to(study.folder), out / path.name)
             if path.suffix == ".csv":
                 say_device(out / path.name, device_of_site(study.folder, folder.parent.name))

@@ -8,6 +8,7 @@ measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
 
     ddlbench-fig4/speedup.png, .csv    what its file in config/papers says it draws
     ddlbench-fig4/cells.csv            a row a cell: its measurements
+    paradl-table3/printed.txt          what a command prints that draws nothing
 
 A figure that compares two sites is measured on both. The picture of a schedule needs no cells, and
 thesis/fig8.1 those of choice_cases.py.
@@ -26,10 +27,12 @@ import pandas as pd
 from bed_study import ROOT, Study
 
 from ddlbench.commands.papers import command_of
+from ddlbench.experiment.document import write_text
 from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
 from ddlbench.experiment.site import load_site
 from ddlbench.report.columns import MEASUREMENTS, STEPS, VALIDATION
 from ddlbench.report.drawing import draw_figure
+from ddlbench.report.figure_results import TEXT
 from ddlbench.report.figures.scaling import draw_sites
 from ddlbench.report.footer import Context
 from ddlbench.report.registry import names_of
@@ -59,6 +62,19 @@ def main() -> None:
             keep(file, folder)
         elif "--out" in file.paper.makes:
             subprocess.run(shlex.split(file.paper.makes), cwd=ROOT, check=False)
+        elif file.paper.command:
+            keep_text(file)
+
+
+def keep_text(file: PaperFile) -> None:
+    """Keep what the command of a figure prints that needs no cells and draws nothing."""
+    ended = subprocess.run(
+        shlex.split(file.paper.command), cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    if ended.returncode:
+        print(f"{file.paper.figure}: {ended.stderr.strip()}", flush=True)
+        return
+    write_text(ROOT / file.paper.kept / TEXT, ended.stdout)
 
 
 def measure(file: PaperFile, folder: Path) -> None:

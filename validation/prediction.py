@@ -11,9 +11,9 @@ The first run has every cell. The others have the candidates that may be the fas
 sequential training. Two more runs of the cells of ``ACCURACY`` come last.
 
 A part is a batch of networks, because all that is compared must be measured on one machine within
-hours: about two hours a batch. What was measured of it is kept in measured.zip: profiles, links and
-results. From there ``--report`` makes the tables and figures anew on any machine, so that a better
-predictor needs no new cells, and ablation.py and choices.py read the same.
+hours: about two hours a batch. What was measured of it is kept in measured.tar.xz: profiles, links
+and results. From there ``--report`` makes the tables and figures anew on any machine, so that a
+better predictor needs no new cells, and ablation.py and choices.py read the same.
 
 No predictor has seen a cell, except in calibration.csv, where constants are learnt from the cells
 of all other networks, or of all other geometries. Writes docs/validation/prediction/.
@@ -163,9 +163,7 @@ def main() -> None:
         tables = [pd.read_csv(path) for path in sorted(OUT.glob(f"*/{name}/cells.csv"))]
         cells = pd.concat(tables)
         errors_of(cells).to_csv(OUT / f"errors_{name}.csv", float_format="%.4g")
-        by_network = errors_of(cells, by="network")
-        by_network.to_csv(OUT / f"errors_{name}_by_network.csv", float_format="%.4g")
-        _repeats(name).to_csv(OUT / f"repeats_{name}.csv", float_format="%.4g")
+    _repeats("fast-link").to_csv(OUT / "repeats_fast-link.csv", float_format="%.4g")
     # Of the slow link there is one cell a strategy and network, which teaches next to nothing.
     scores(_to_calibrate(fast)).to_csv(OUT / "calibration.csv", index=False, float_format="%.4g")
 
@@ -210,7 +208,7 @@ def _to_calibrate(experiment_of: ExperimentOf) -> list[CalibrationCell]:
 
 def archive_of(batch: str) -> Path:
     """What was measured of a batch."""
-    return OUT / batch / "measured.zip"
+    return OUT / batch / "measured.tar.xz"
 
 
 def kept_batches() -> list[str]:

@@ -80,7 +80,6 @@ def _on_bed(report: bool) -> None:
         study = Study("splits", part, SITE_KEYS)
         study.describe_site(SITE, BED)
         folder = _reported(study, part)
-        study.keep(folder / "tables" / "accuracy.csv", OUT / f"{part['experiment']}-accuracy.csv")
         figure = folder / "figures" / "predictions" / "oracle.png"
         study.keep(figure, OUT / f"{part['experiment']}-oracle.png")
         told.append(pd.read_json(study.folder / folder / "predictions.json")["predictions"])

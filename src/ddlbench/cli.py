@@ -17,7 +17,6 @@ from ddlbench.commands.check import check
 from ddlbench.commands.check_data import check_data
 from ddlbench.commands.claims import claims
 from ddlbench.commands.experiment_options import config_at, with_matrix
-from ddlbench.commands.gallery import gallery
 from ddlbench.commands.interconnect import interconnect, link
 from ddlbench.commands.largest_batch import largest_batch_command
 from ddlbench.commands.oracle import oracle
@@ -84,7 +83,7 @@ _GROUPS = {
         "predict", "recommend", "tune", "largest-batch", "accuracy", "calibrate", "partition",
         "oracle", "timeline",
     ),
-    "Published": ("papers", "claims", "gallery"),
+    "Published": ("papers", "claims"),
     "Cluster": ("init", "doctor", "interconnect", "link", "accelerator"),
 }  # fmt: skip
 
@@ -321,14 +320,19 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
 
     Suggested are whole GPUs, before slices of one, on most nodes that can be used.
     """
-    from ddlbench.cluster.init import free_site_file, interview, write_site  # noqa: PLC0415
+    from ddlbench.cluster.init import (  # noqa: PLC0415
+        free_site_file,
+        interview,
+        link_test_remarks,
+        write_site,
+    )
 
     free_site_file(name, overwrite)
     answers = interview(name, **given)
     path = write_site(answers, overwrite)
     chosen = answers.selection
     click.echo(f"{path} is written: {chosen.text}, partition {chosen.offer.kind.partition}")
-    for remark in chosen.remarks:
+    for remark in (*chosen.remarks, *link_test_remarks(chosen)):
         click.echo("\n".join(paragraph(f"note: {remark}", hanging="  ")))
     click.echo(f"Next: ddlbench doctor --site {name}")
 
@@ -380,7 +384,6 @@ for _command in (
     oracle,
     papers,
     claims,
-    gallery,
     timeline,
 ):
     commands.add_command(_command)

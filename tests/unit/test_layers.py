@@ -4,10 +4,9 @@
 
     experiment -- networks -- datasets ---------.
         |            |                           |
-        |         strategies ------------------ runtime -- profiling, interconnect, cluster,
+        |         strategies ------------------ runtime -- profiling, interconnect -- cluster,
         |            |   slurm, emulation --------'          equivalence -- testing
-        '-- planning +-- predict +- report -- commands
-                             '- claims ---'
+        '-- planning +-- predict -- claims -- report -- commands
 """
 
 import ast
@@ -42,9 +41,9 @@ BELOW = {
     },
     "profiling": {"experiment", "datasets", "networks", "planning", "strategies", "runtime"},
     "interconnect": {"experiment", "networks", "planning", "strategies", "runtime"},
-    "cluster": {"experiment", "slurm", "planning", "runtime"},
+    "cluster": {"experiment", "slurm", "planning", "runtime", "interconnect"},
     "predict": {"experiment", "planning", "strategies"},
-    "report": {"experiment", "slurm", "planning", "strategies", "predict"},
+    "report": {"experiment", "slurm", "planning", "strategies", "predict", "claims"},
     "claims": {"experiment", "predict"},
     "commands": {
         "experiment",

@@ -44,13 +44,13 @@ def test_what_a_study_measured_comes_back_from_its_archive(tmp_path, monkeypatch
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name.name)
     assert bed_study.has_results("measured")
-    measured.archive(tmp_path / "kept" / "measured.zip")
+    measured.archive(tmp_path / "kept" / "measured.tar.xz")
 
     again = bed_study.Study("again", {"experiment": "one"})
     assert not bed_study.has_results("again")
     (again.folder / "results").mkdir()
     (again.folder / "results" / "older.json").touch()
-    again.unpack(tmp_path / "kept" / "measured.zip")
+    again.unpack(tmp_path / "kept" / "measured.tar.xz")
     found = {path.name for path in (again.folder / "results").rglob("*") if path.is_file()}
     assert found == {"result.json", "links.json"}  # logs, which nothing reads, are not kept
     assert (again.folder / result).read_text() == "result.json"
@@ -62,5 +62,5 @@ def test_a_study_that_was_never_measured_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(bed_study, "_WORK", tmp_path)
     monkeypatch.setattr(bed_study, "_PARTS", ())
     study = bed_study.Study("new", {"experiment": "one"})
-    with pytest.raises(SystemExit, match=r"measured\.zip is missing: measure the study first"):
-        study.unpack(bed_study.ROOT / "measured.zip")
+    with pytest.raises(SystemExit, match=r"measured\.tar\.xz is missing: measure the study first"):
+        study.unpack(bed_study.ROOT / "measured.tar.xz")

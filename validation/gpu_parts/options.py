@@ -27,12 +27,8 @@ from ddlbench.experiment.result import Result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.measure import LinksFailed, measure_links
-from ddlbench.interconnect.p2p_binary import (
-    find_nvbandwidth,
-    find_or_build_p2p,
-    run_nvbandwidth,
-    run_p2p,
-)
+from ddlbench.interconnect.nvidia_programs import find_nvbandwidth, find_or_build_p2p
+from ddlbench.interconnect.p2p_binary import run_nvbandwidth, run_p2p
 from ddlbench.planning.plan import request_of
 from ddlbench.profiling.steps import slowdowns
 from ddlbench.runtime.rank_job import run_rank_job

@@ -17,6 +17,7 @@ from ddlbench.cluster.request_check import Finding
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.units import GB
+from ddlbench.interconnect.nvidia_programs import P2P
 
 
 def examine(
@@ -66,6 +67,8 @@ def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: st
         findings = [Finding("job", True, f"{nodes} of {nodes} node(s): {hosts}")]
     for report in reports:
         findings += [_torch(site, report), _scratch(report), _network(report, nodes)]
+        if site.device == "cuda" and site.devices_per_node > 1 and not site.devices_share_gpu:
+            findings.append(_p2p(report))
     return findings + _alike(reports)
 
 
@@ -121,6 +124,13 @@ def _torch(site: Site, report: dict[str, Any]) -> Finding:
     if site.devices_share_gpu:
         says += f"; all {wanted} devices of the node share one: no timing claim between devices"
     return Finding(what, True, says)
+
+
+def _p2p(report: dict[str, Any]) -> Finding:
+    """NVIDIA's test of links; without it links are measured by our own copies."""
+    what = f"{report['host']}: {P2P}"
+    state = report["p2p_state"]
+    return Finding(what, state != "wrong", report["p2p"], doubtful=state == "absent")
 
 
 def _scratch(report: dict[str, Any]) -> Finding:

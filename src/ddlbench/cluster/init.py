@@ -25,6 +25,7 @@ from ddlbench.experiment.document import write_text
 from ddlbench.experiment.errors import ConfigError, file_fault, printable
 from ddlbench.experiment.site import parse_site, site_file
 from ddlbench.experiment.yaml_text import parse_yaml
+from ddlbench.interconnect.nvidia_programs import P2P, state_of_p2p
 from ddlbench.slurm.constraints import holds, is_plain
 from ddlbench.slurm.node_kinds import NodeKind, counted, unusable_in
 from ddlbench.slurm.partitions import accounts, node_kinds
@@ -49,6 +50,14 @@ def write_site(answers: Answers, overwrite: bool = False) -> Path:
         why = file_fault(error) or f"{path} cannot be written: {error.strerror}"
         raise ConfigError(why) from None
     return path
+
+
+def link_test_remarks(chosen: Selection) -> list[str]:
+    """Where NVIDIA's test of links between GPUs is on this node, or how to get it."""
+    if chosen.device != "cuda" or chosen.devices_per_node < 2:
+        return []
+    _, says = state_of_p2p({})
+    return [f"{P2P} here: {says}"]
 
 
 def free_site_file(name: str, overwrite: bool = False) -> Path:

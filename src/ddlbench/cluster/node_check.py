@@ -23,6 +23,7 @@ from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import scratch_dir
+from ddlbench.interconnect.nvidia_programs import state_of_p2p
 from ddlbench.runtime.network_address import address_of
 
 
@@ -108,6 +109,8 @@ def _node(request: dict[str, Any]) -> dict[str, Any]:
     with suppress(OSError):
         report["own_name_is"] = socket.gethostbyname(socket.gethostname())
     report["visible_gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if request["device"] == "cuda":
+        report["p2p_state"], report["p2p"] = state_of_p2p(request["interconnect"])
     return {**report, **_torch(request["device"]), **_scratch(request["scratch"])}
 
 

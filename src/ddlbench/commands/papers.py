@@ -1,4 +1,7 @@
-"""``ddlbench papers``: every published figure, its command, and what is there already."""
+"""``ddlbench papers``: every published figure, its command, and what is there already.
+
+With ``--all`` one page of all of them: ours beside the printed values, and the verdicts.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlbench import __version__
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
@@ -21,15 +25,21 @@ from ddlbench.experiment.paper import (
     PaperFile,
     read_papers,
 )
-from ddlbench.experiment.paths import RESULTS, enter_project
+from ddlbench.experiment.paths import RESULTS, enter_project, project_root
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.screen import Column, duration_text, named_lines, paragraph, table
 from ddlbench.experiment.site import load_site
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddlbench.claims.kept import KeptVerdict
     from ddlbench.experiment.site import Site
     from ddlbench.planning.budget import Budget
     from ddlbench.planning.matrix import MatrixRow
+    from ddlbench.report.papers_page import Exhibit
+
+PAGE = RESULTS / "papers.html"
 
 
 @dataclass(frozen=True)
@@ -65,20 +75,35 @@ class Row:
     "--scale", type=click.Choice(SCALES), default=LAPTOP, show_default=True, help="Of the cells."
 )
 @click.option("--site", "site_name", default=None, help="Where; by default the scale's own site.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Of a printed table: a folder for its CSV file."
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option("--all", "every_figure", is_flag=True, help="Write one page of all figures.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help=f"Of --all: the page, {PAGE} if left out. Of a printed table: a folder for its CSV file.",
+)
 def papers(
-    figure: str | None, scale: str, site_name: str | None, out: Path | None, as_json: bool
+    *,
+    figure: str | None,
+    scale: str,
+    site_name: str | None,
+    as_json: bool,
+    every_figure: bool,
+    out: Path | None,
 ) -> None:
     """List the published figures and tables, and how to make each.
 
     FIGURE, such as ddlbench/fig4, prints what it asks and how to read it; ddlbench/table1, which is
-    no measurement, its printed values beside ours.
+    no measurement, its printed values beside ours. --all writes a page of what the repository keeps
+    or this checkout measured since: ours beside the printed values.
     """
+    out = None if out is None else out.absolute()  # seen from where the user is
     enter_project()
+    _check_options(figure, as_json, every_figure, out)
     files = read_papers()
+    if every_figure:
+        click.echo(write_all(files, out or PAGE, scale, site_name))
+        return
     if figure is not None:
         names = [file.paper.figure for file in files]
         if figure not in names:
@@ -113,6 +138,86 @@ def _printed_table(file: PaperFile, out: Path | None) -> list[str]:
         write_table(path, values)
         lines += ["", f"{path} is written"]
     return lines
+
+
+def _check_options(figure: str | None, as_json: bool, every_figure: bool, out: Path | None) -> None:
+    if every_figure and (figure is not None or as_json):
+        other = "--json" if figure is None else figure
+        raise ConfigError(f"--all writes a page of every figure; leave out {other}")
+    if every_figure and out is not None and out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; write a file in it, as {out / PAGE.name}")
+    if out is not None and not every_figure and figure is None:
+        raise ConfigError(f"--out {out}: of which figure? name a table, or add --all")
+
+
+def write_all(
+    files: list[PaperFile], out: Path, scale: str = LAPTOP, site_name: str | None = None
+) -> Path:
+    """Write one page of all figures.
+
+    Args:
+        files: of the figures.
+        out: the page.
+        scale: of the commands that it shows.
+        site_name: only results of this site are looked at, and commands are for it.
+    """
+    import pandas as pd  # noqa: PLC0415 - slow to import
+
+    from ddlbench.claims.kept import kept_verdicts  # noqa: PLC0415
+    from ddlbench.report.papers_page import write_page  # noqa: PLC0415
+    from ddlbench.report.printed_values import printed_values  # noqa: PLC0415
+
+    sites = sorted(path.name for path in RESULTS.glob("*") if path.is_dir())
+    if site_name is not None:
+        sites = [load_site(site_name).name]
+    printed, verdicts = printed_values(), kept_verdicts()
+    exhibits = [
+        _exhibit(file, command, sites, printed, verdicts)
+        for file in files
+        for command in [command_of(file, scale, site_name)]
+    ]
+    day = pd.Timestamp.today().date().isoformat()
+    return write_page(exhibits, out, {"days": day, "version": __version__})
+
+
+def _exhibit(
+    file: PaperFile,
+    command: str,
+    sites: list[str],
+    printed: pd.DataFrame,
+    verdicts: list[KeptVerdict],
+) -> Exhibit:
+    from ddlbench.report.comparison import compared  # noqa: PLC0415 - slow to import
+    from ddlbench.report.figure_results import shown_results  # noqa: PLC0415
+    from ddlbench.report.papers_page import (  # noqa: PLC0415
+        Exhibit,
+        beside_of,
+        pictures_of,
+        published_pictures,
+        tables_of,
+    )
+
+    paper = file.paper
+    shown = shown_results(file, sites)
+    return Exhibit(
+        figure=paper.figure,
+        title=paper.title,
+        source=paper.source,
+        question=paper.question,
+        original=paper.original,
+        read=paper.read,
+        command=command,
+        why_not=file.without_cells_why(LAPTOP) if paper.same_as or paper.not_drawn else "",
+        pictures=(*pictures_of(shown), *published_pictures(project_root(), paper.pictures)),
+        tables=tables_of(shown),
+        text="\n".join(one.text() for one in shown),
+        beside=beside_of(compared(file, shown, printed)),
+        claims=tuple(
+            (one.claim, one.verdict, one.bed, one.numbers)
+            for one in verdicts
+            if one.figure == paper.figure
+        ),
+    )
 
 
 def _record(row: Row, file: PaperFile) -> dict[str, Any]:

@@ -97,6 +97,10 @@ TABLES = (
         section="devices",
     ),
     GeneratedTable("docs/papers.md", "ddlbench.commands.papers:papers_table", section="papers"),
+    GeneratedTable(
+        "docs/papers.md", "ddlbench.report.comparison:comparison_markdown", section="comparison"
+    ),
+    GeneratedTable("docs/papers/comparison.csv", "ddlbench.report.comparison:comparison_csv"),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:axis_table", section="axes"),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:option_table", section="options"),
 )

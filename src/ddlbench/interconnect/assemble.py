@@ -85,10 +85,24 @@ def world_pairs(report: dict[str, Any]) -> tuple[PairMatrix, PairMatrix]:
 
 def node_type_pairs(reports: list[dict[str, Any]]) -> list[PairMatrix]:
     """Matrices within a node, once for every type of node: those of its first node."""
-    by_type: dict[str, list[dict[str, Any]]] = {}
+    return [
+        PairMatrix.from_dict(pair)
+        for report in _first_of_types(reports)
+        for pair in report["pairs"]
+    ]
+
+
+def node_type_notes(reports: list[dict[str, Any]]) -> list[str]:
+    """What is to be said of these matrices, each sentence once."""
+    notes = (note for report in _first_of_types(reports) for note in report["notes"])
+    return list(dict.fromkeys(notes))
+
+
+def _first_of_types(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_type: dict[str, dict[str, Any]] = {}
     for report in sorted(reports, key=lambda entry: int(entry["rank"])):
-        by_type.setdefault(report["node_type"], report["pairs"])
-    return [PairMatrix.from_dict(pair) for pairs in by_type.values() for pair in pairs]
+        by_type.setdefault(report["node_type"], report)
+    return list(by_type.values())
 
 
 def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[LinkSweep, ...]]:

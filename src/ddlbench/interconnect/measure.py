@@ -27,7 +27,13 @@ from ddlbench.experiment.links import (
 )
 from ddlbench.experiment.site import Site, shrunk_bytes
 from ddlbench.experiment.status import Status
-from ddlbench.interconnect.assemble import given_parts, node_type_pairs, sweeps_of, world_pairs
+from ddlbench.interconnect.assemble import (
+    given_parts,
+    node_type_notes,
+    node_type_pairs,
+    sweeps_of,
+    world_pairs,
+)
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.interconnect.progress import LinksDisplay
 from ddlbench.interconnect.time_plan import FIGURES_S, PAIRS, LinksPlan, links_plan
@@ -185,7 +191,11 @@ def _run_tools(
         reports = run("node_pairs", (nodes, 1))
         parts.pairs += node_type_pairs(reports)
         reasons = dict.fromkeys(report.get("no_pairs") for report in reports)
-        parts.notes += [f"no pairs within the node: {reason}" for reason in reasons if reason]
+        notes = [f"no pairs within the node: {reason}" for reason in reasons if reason]
+        notes += node_type_notes(reports)
+        parts.notes += notes
+        for note in notes:
+            display.say(note)
     reports = run("sweep")
     if copies and site.device == "cpu":
         parts.pairs += node_type_pairs(reports)

@@ -1,13 +1,11 @@
 """Measure pairs of devices within each node.
 
 GPUs: ``python -m ddlbench.interconnect.node_pairs``, one process a node, runs NVIDIA's test, or
-makes the copies itself if there is none. CPUs: the processes that sweep later copy to each other.
-All nodes measure at the same time, as they share nothing. A node with one GPU has no pairs, however
-many ranks compute on it. The copies::
+makes the copies itself where there is none or it fails (gpu_copies.py). CPUs: the processes that
+sweep later copy to each other. All nodes measure at the same time, as they share nothing. A node
+with one GPU has no pairs, however many ranks compute on it. The copies of CPUs::
 
-    GPUs    one process; device-to-device copies on the sender's stream, timed with events:
-            16 bytes a hundred times (latency), 160 MB five times (bandwidth)
-    CPUs    one process a device; the receiver owns a piece of shared memory
+    one process a device; the receiver owns a piece of shared memory
             sender  --- copies its buffer into it --->  receiver      bandwidth
             sender  <-- both wait for a changed flag -->  receiver    latency: half a round trip
 """
@@ -28,13 +26,17 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from ddlbench.interconnect.p2p_binary import (
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.interconnect.gpu_copies import gpu_pairs
+from ddlbench.interconnect.nvidia_programs import (
+    NVBANDWIDTH,
+    P2P,
     find_nvbandwidth,
     find_or_build_p2p,
-    run_nvbandwidth,
-    run_p2p,
+    how_to_get_p2p,
 )
-from ddlbench.interconnect.pair_matrix import off_diagonal, pair_matrix, peer_access
+from ddlbench.interconnect.p2p_binary import run_nvbandwidth, run_p2p
+from ddlbench.interconnect.pair_matrix import off_diagonal, pair_matrix
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.placement import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
@@ -43,88 +45,10 @@ from ddlbench.runtime.rendezvous import barrier
 _REPEATS = 5
 # CPUs: passes over all pairs, so that a disturbance of a second affects no pair alone.
 _PASSES = 3
-_LARGE_BYTES = 160_000_000
-_SMALL_BYTES, _SMALL_COPIES = 16, 100
-_SPIN_CYCLES = 20_000_000
 _ROUNDS = 200
 _PAGE = mmap.PAGESIZE
 # Indices of the two flags, 8-byte words in the first page, each on its own cache line.
 _PING, _PONG = 0, 16
-
-
-def gpu_pairs() -> list[dict[str, Any]]:
-    """Matrices of all visible GPUs: one direction, and both at once; empty for a single GPU."""
-    count = torch.cuda.device_count()
-    if count < 2:
-        return []
-    names = [torch.cuda.get_device_name(index) for index in range(count)]
-    latency_s = off_diagonal(count, _gpu_latency_s)
-    pairs = itertools.permutations(range(count), 2)
-    access = peer_access(torch.cuda.can_device_access_peer(i, j) for i, j in pairs)
-    return [
-        pair_matrix(
-            scope="node",
-            method="device-copies",
-            endpoints=[f"{index}: {name}" for index, name in enumerate(names)],
-            nodes=[0] * count,
-            bandwidth_bytes_per_s=off_diagonal(count, bandwidth),
-            latency_s=latency_s,
-            access=access,
-            direction=direction,
-            operation="write",
-            repeats=_REPEATS,
-        )
-        for direction, bandwidth in (
-            ("unidirectional", _gpu_bandwidth),
-            ("bidirectional", _gpu_bandwidth_both),
-        )
-    ]
-
-
-def _gpu_latency_s(sender: int, receiver: int) -> float:
-    return _gpu_copy_s([(sender, receiver)], _SMALL_BYTES, _SMALL_COPIES)
-
-
-def _gpu_bandwidth(sender: int, receiver: int) -> float:
-    return _LARGE_BYTES / _gpu_copy_s([(sender, receiver)], _LARGE_BYTES, 1)
-
-
-def _gpu_bandwidth_both(sender: int, receiver: int) -> float:
-    """Sum of both directions, as NVIDIA's test counts it."""
-    pair = [(sender, receiver), (receiver, sender)]
-    return 2 * _LARGE_BYTES / _gpu_copy_s(pair, _LARGE_BYTES, 1)
-
-
-def _gpu_copy_s(pairs: list[tuple[int, int]], size: int, copies: int) -> float:
-    """Median seconds of one copy (of all pairs at once), by events on the senders' streams."""
-    buffers = [
-        (
-            torch.zeros(size, dtype=torch.uint8, device=f"cuda:{i}"),
-            torch.zeros(size, dtype=torch.uint8, device=f"cuda:{j}"),
-        )
-        for i, j in pairs
-    ]
-    streams = [torch.cuda.Stream(torch.device("cuda", i)) for i, _ in pairs]
-    for device in {device for pair in pairs for device in pair}:
-        torch.cuda.synchronize(device)
-    times = []
-    for _ in range(_REPEATS + 1):  # the first is dropped
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(streams[0]):
-            # The device spins until all copies are enqueued, so that none waits for the host.
-            torch.cuda._sleep(_SPIN_CYCLES)
-        streams[0].record_event(start)
-        for stream, (source, target) in zip(streams, buffers, strict=True):
-            stream.wait_event(start)
-            with torch.cuda.stream(stream):
-                for _ in range(copies):
-                    target.copy_(source, non_blocking=True)
-        for stream in streams[1:]:
-            streams[0].wait_stream(stream)
-        streams[0].record_event(stop)
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / 1e3 / copies)
-    return statistics.median(times[1:])
 
 
 def cpu_pairs(
@@ -234,7 +158,8 @@ def work(here: RankContext) -> dict[str, Any]:
 
     Settings: ``interconnect`` (of the site).
     """
-    return _report(here, _gpu(here.settings["interconnect"]))
+    pairs, notes = _gpu(here.settings["interconnect"])
+    return {**_report(here, pairs), "notes": notes}
 
 
 def measure_node(here: RankContext, store: dist.Store) -> dict[str, Any]:
@@ -277,16 +202,28 @@ def _report(here: RankContext, pairs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _gpu(interconnect: dict[str, Any]) -> list[dict[str, Any]]:
+def _gpu(interconnect: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The matrices of this node, and why they are not those of NVIDIA's test."""
     if is_shared() or torch.cuda.device_count() == 1:
-        return []
-    if (binary := find_or_build_p2p(interconnect)) is not None:
-        return run_p2p(binary)
-    if (binary := find_nvbandwidth(interconnect)) is not None:
-        return run_nvbandwidth(binary)
+        return [], []
+    notes: list[str] = []
+    for name, find, run in (
+        (P2P, find_or_build_p2p, run_p2p),
+        (NVBANDWIDTH, find_nvbandwidth, run_nvbandwidth),
+    ):
+        try:
+            binary = find(interconnect)
+            if binary is not None:
+                return run(binary), notes
+        except ConfigError as error:  # a program that does not work must not end the job
+            notes.append(f"{name} gave no pairs within the node: {error}")
     if torch.cuda.device_count() == 0:
-        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
-    return gpu_pairs()
+        raise RuntimeError(
+            "; ".join(["the site says device: cuda, but torch finds no GPU on this node", *notes])
+        )
+    if not notes:
+        notes.append(f"no {P2P} on the node; to have it, {how_to_get_p2p()}")
+    return gpu_pairs(), [*notes, "pairs within the node: our own copies"]
 
 
 def _node_type(provenance: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from ddlbench.experiment.screen import duration_text, shortened
+from ddlbench.experiment.screen import duration_text, paragraph, shortened
 from ddlbench.runtime.progress import MARK
 
 _EVERY_S = 9.0  # the clock is looked at every half second, and a line must come within ten
@@ -79,6 +79,11 @@ class LinksDisplay:
         """Show a line if it is time."""
         if self._clock() - self._shown_s >= _EVERY_S:
             self._show()
+
+    def say(self, sentence: str) -> None:
+        """Show what the user should know at once."""
+        lines = paragraph(f"{self._title}: {sentence}", indent=_INDENT)
+        print("\n".join(lines), file=self._stream, flush=True)
 
     def close(self) -> None:
         """A tool has ended; the next may begin."""

@@ -1,8 +1,9 @@
-"""Numbers printed in the thesis, to draw beside ours; they are of other hardware.
+"""Numbers printed in the papers, to draw beside ours; they are of other hardware.
 
-M. Jansen, thesis on a performance-based recommender, 2020. Each row of ``thesis2020/*.csv`` names
-the ``figure`` or table of config/papers that it was printed in, its panel (``where``), its
-``hardware`` and ``how`` the number was read.
+M. Jansen, thesis on a performance-based recommender, 2020; Cheng, Liu, Kurihana, "Performance
+Evaluation of Distributed Deep Learning: A Networking Perspective". Each row of ``thesis2020/*.csv``
+and ``cheng/*.csv`` names the ``figure`` or table of config/papers that it was printed in, its panel
+or section (``where``), ``how`` the number was read, and, in the thesis, its ``hardware``.
 
 Beside the cells of a published figure stand the values of the prints that its file names
 (``paper.published``), and no others: a speed-up on four GPUs is printed in Figures 3.1 and 3.2, a
@@ -42,12 +43,17 @@ def deviations(strategy: str, predictor: str, geometry: str, paper: Paper | None
         ``network``, ``dataset``, ``geometry``, ``signed_error`` (predicted over measured, less 1),
         ``figure``, ``where``, ``hardware``, ``how``; empty if no such figure is chosen.
     """
-    rows = chosen(_rows("deviations"), paper)
+    rows = chosen(all_deviations(), paper)
     rows = rows[(rows["strategy"] == strategy) & (rows["predictor"] == predictor)]
     if rows["geometry"].nunique() > 1:
         rows = rows[rows["geometry"] == geometry]
     # Figure 5.2 shows 4 GPUs a second time; the first is the figure of that geometry.
     return rows.drop_duplicates(["network", "dataset"]).reset_index(drop=True)
+
+
+def all_deviations() -> pd.DataFrame:
+    """Figures 4.1, 5.1, 5.2 and 6.2: signed errors of every predictor."""
+    return _rows("deviations")
 
 
 def micro_batches() -> pd.DataFrame:
@@ -63,6 +69,16 @@ def choices() -> pd.DataFrame:
 def speedups() -> pd.DataFrame:
     """Figures 3.1 and 3.2: speed-up over one GPU; NaN for runs that failed."""
     return _rows("speedups")
+
+
+def throughputs() -> pd.DataFrame:
+    """The networking study's images a second, with the batch and the links of each."""
+    return _rows("throughput", "cheng")
+
+
+def loss_shares() -> pd.DataFrame:
+    """The networking study's shares of the throughput without loss."""
+    return _rows("loss", "cheng")
 
 
 def speedups_of(shown: pd.DataFrame, paper: Paper | None, figure: str) -> pd.DataFrame:
@@ -99,6 +115,6 @@ def label(printed: pd.DataFrame, paper: Paper | None) -> str:
     return f"{source} ({hardware})"
 
 
-def _rows(name: str) -> pd.DataFrame:
-    text = files("ddlbench.report").joinpath("thesis2020", f"{name}.csv").read_text("utf-8")
+def _rows(name: str, folder: str = "thesis2020") -> pd.DataFrame:
+    text = files("ddlbench.report").joinpath(folder, f"{name}.csv").read_text("utf-8")
     return pd.read_csv(io.StringIO(text))

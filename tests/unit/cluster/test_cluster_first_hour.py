@@ -304,6 +304,8 @@ NODE = {
     "port": 4000,
     "unreachable": [],
     "met": 2,
+    "p2p_state": "there",
+    "p2p": "/usr/bin/p2pBandwidthLatencyTest",
 }
 
 
@@ -338,6 +340,29 @@ def test_doctor_reads_the_nodes(changes, sentence, project):
     assert any(sentence in f.says for f in findings if not f.ok)
 
 
+@pytest.mark.parametrize(("state", "mark"), [("absent", "??"), ("wrong", "!!"), ("there", "ok")])
+def test_doctor_says_where_the_link_test_is(state, mark, project):
+    report = {**NODE, "p2p_state": state, "p2p": "what to do", "met": 1}
+    findings = judge_nodes(site_of(project), 1, [report], "")
+    (found,) = [one for one in findings if one.what == "n1: p2pBandwidthLatencyTest"]
+    marks = {"??": (True, True), "!!": (False, False), "ok": (True, False)}
+    assert (found.ok, found.doubtful, found.says) == (*marks[mark], "what to do")
+
+
+def test_one_gpu_needs_no_link_test(project):
+    site = replace(site_of(project), devices_per_node=1)
+    findings = judge_nodes(site, 1, [{**NODE, "met": 1}], "")
+    assert not [one for one in findings if "p2p" in one.what]
+
+
+def test_init_says_how_to_get_the_link_test(monkeypatch):
+    monkeypatch.setattr(init, "state_of_p2p", lambda _: ("absent", "run `make p2p`"))
+    assert init.link_test_remarks(answers().selection) == [
+        "p2pBandwidthLatencyTest here: run `make p2p`"
+    ]
+    assert init.link_test_remarks(replace(answers().selection, device="cpu")) == []
+
+
 def test_one_gpu_will_do_where_devices_share_it(project):
     site = replace(site_of(project), devices_share_gpu=True)
     findings = judge_nodes(site, 1, [{**NODE, "gpus": GPUS[:1], "met": 1}], "")
@@ -352,7 +377,7 @@ def test_doctor_counts_the_nodes_that_met(project):
     findings = judge_nodes(site_of(project), 2, [NODE], "slurmstepd: error: n2 died")
     assert not findings[0].ok
     assert findings[0].says == "1 of 2 nodes answered (n1): slurmstepd: error: n2 died"
-    assert len(findings) == 4  # what the other one said is not lost
+    assert len(findings) == 5  # what the other one said is not lost
 
 
 @pytest.mark.parametrize(

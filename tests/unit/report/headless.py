@@ -19,7 +19,7 @@ PROBE = """<script>
 addEventListener("load", () => {
   const screen = document.documentElement.clientWidth;
   const wide = [...document.querySelectorAll("body *")].filter(one =>
-    !one.closest(".scroll table, .scroll img") &&
+    !one.closest(".scroll table, .scroll img, .scroll pre") &&
     one.getBoundingClientRect().right > screen + 1);
   const drawn = [...document.images].every(one => one.complete && one.naturalWidth > 0);
   document.body.dataset.found = [screen, document.documentElement.scrollWidth, drawn,

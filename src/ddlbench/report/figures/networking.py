@@ -15,12 +15,10 @@ Learning: A Networking Perspective"; TensorFlow with one parameter server.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 import pandas as pd
@@ -330,17 +328,12 @@ def _draw_lines(
 
 def _published(quantity: Quantity, paper: Paper | None) -> pd.DataFrame:
     """The study's rates for this quantity; of loss the ``share`` of the rate without it."""
-    rows = _read("throughput")
+    rows = published.throughputs()
     rows = rows[rows["quantity"] == quantity.published].assign(share=math.nan)
     if quantity.published == "loss_percent":
-        shares = _read("loss")
+        shares = published.loss_shares()
         rows = shares.assign(samples_per_s=math.nan, batch_size=math.nan, rate_of="all workers")
     return published.chosen(rows.assign(value=rows[quantity.published]), paper)
-
-
-def _read(name: str) -> pd.DataFrame:
-    text = files("ddlbench.report").joinpath("cheng", f"{name}.csv").read_text("utf-8")
-    return pd.read_csv(io.StringIO(text), keep_default_na=False)
 
 
 def _rates(theirs: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,294 @@
+"""Each printed value beside ours of the same figure: ``docs/papers/comparison.csv``.
+
+::
+
+    printed_values.py           docs/papers/<figure>/cells.csv, deviation_*.csv ...
+         |  of the figure's own places       |  medians of repeats
+         '------- same quantity, dataset, network, strategy, devices, condition ------> ratio
+
+A value that has no partner stands alone, without a ratio: what is printed and not measured, what is
+measured and not printed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ddlbench.claims.beds import device_of
+from ddlbench.experiment.cell import parse_geometry
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paper import PaperFile, read_papers
+from ddlbench.experiment.status import Status
+from ddlbench.report import published
+from ddlbench.report.figure_results import FigureResults, kept_results
+from ddlbench.report.labels import variant_labels
+from ddlbench.report.printed_values import (
+    EXTRA,
+    KEYS,
+    PREDICTED,
+    RATE,
+    RECOMMENDED,
+    SPEEDUP,
+    STEP,
+    link_text,
+    micro_batches_text,
+    printed_values,
+)
+from ddlbench.report.tables import table_text
+
+COLUMNS = (
+    "figure", "dataset", "network", "strategy", "devices", "published", "measured", "ratio", "bed",
+    "repeats", "quantity", "condition", "setting", "where", "remark",
+)  # fmt: skip
+"""Of the table. ``condition`` is what both have in common beside the columns before, ``setting``
+what is known of ours alone; ``repeats`` counts runs of ours."""
+_OURS = [*KEYS, "measured", "bed", "repeats", "setting", "status"]
+_DIGITS = "%.4g"
+_GUESSED = "not named"
+_TWO = "Horovod or GPipe"  # how the kind of such cases of Table 8.1 ends
+
+
+def bed_of(device_kind: str, processors: str) -> str:
+    """What cells were measured on, in the words of claims; their own where those know none."""
+    device = device_of([processors, device_kind])
+    return device_kind if device is None else device.bed
+
+
+def compared(
+    file: PaperFile, results: Sequence[FigureResults], printed: pd.DataFrame
+) -> pd.DataFrame:
+    """The printed values of a figure beside those that these folders hold: :data:`COLUMNS`.
+
+    Args:
+        file: of the figure.
+        results: folders of ours.
+        printed: of :func:`~ddlbench.report.printed_values.printed_values`.
+    """
+    theirs = published.chosen(printed, file.paper)
+    frames = [
+        read(one, name)
+        for one in results
+        for name in file.paper.draws
+        for drawn, read in _READERS
+        if name.startswith(drawn)
+    ]
+    filled = [frame for frame in frames if len(frame)]
+    ours = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=_OURS)
+    both = theirs.merge(ours, on=KEYS, how="outer", sort=False)
+    return _finished(both, file.paper.figure)
+
+
+def _finished(both: pd.DataFrame, figure: str) -> pd.DataFrame:
+    theirs, measured = (
+        pd.to_numeric(both[name], errors="coerce") for name in ("published", "measured")
+    )
+    # Where the print leaves open what a number is of, whoever read it has guessed.
+    named = ~both["how"].fillna("").str.contains(_GUESSED, regex=False)
+    comparable = (theirs > 0) & (measured > 0) & (both["quantity"] != EXTRA) & named
+    made = both.assign(
+        figure=figure,
+        published=theirs,
+        measured=measured,
+        ratio=(measured / theirs).where(comparable),
+        devices=[_devices(str(geometry)) for geometry in both["geometry"]],
+        remark=[_remark(row) for row in both.to_dict("records")],
+    )
+    return made.assign(alone=made["ratio"].isna()).sort_values("alone", kind="stable")[
+        list(COLUMNS)
+    ]
+
+
+def _devices(geometry: str) -> int:
+    return math.prod(parse_geometry(geometry, "a table of docs/papers"))
+
+
+def _remark(row: dict[Any, Any]) -> str:
+    told = []
+    if not pd.isna(row["where"]):
+        told.append(str(row["how"]))
+        if pd.isna(row["published"]):
+            told.append("failed there")
+    status = row["status"]
+    if not pd.isna(status) and status != Status.OK:
+        told.append(f"{status} here")
+    return "; ".join(filter(None, told))
+
+
+def comparison(files: Iterable[PaperFile] | None = None) -> pd.DataFrame:
+    """Every figure's printed values beside what the repository keeps of it."""
+    printed = printed_values()
+    frames = [
+        compared(file, [kept_results(file)], printed)
+        for file in (read_papers() if files is None else files)
+    ]
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(COLUMNS))
+
+
+def comparison_csv() -> str:
+    """docs/papers/comparison.csv."""
+    table = comparison()
+    numbers = {name: table[name].map(_number) for name in ("published", "measured", "ratio")}
+    return table_text(table.assign(repeats=table["repeats"].map(_number), **numbers))
+
+
+def comparison_markdown() -> str:
+    """docs/papers.md's table: the values that have a partner, and how many have none."""
+    table = comparison()
+    pairs = table[table["ratio"].notna()]
+    names = [*COLUMNS[:10], "quantity"]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    rows: dict[str, list[str]] = {}
+    for row in pairs.to_dict("records"):
+        rows.setdefault(" | ".join(_text(row[name]) for name in names[1:]), []).append(
+            str(row["figure"])
+        )
+    lines += [f"| {', '.join(figures)} | {rest} |" for rest, figures in rows.items()]
+    alone = table[table["ratio"].isna()]
+    unmeasured = int((alone["published"].notna() & alone["measured"].isna()).sum())
+    unprinted = int((alone["published"].isna() & alone["measured"].notna()).sum())
+    told = (
+        f"{len(rows)} pairs. In the table of all figures {unmeasured} printed values have no cell "
+        f"of the same dataset, network, strategy and devices here, and {unprinted} of our values "
+        "are not printed, or not digitised."
+    )
+    return "\n".join([*lines, "", told])
+
+
+def _text(value: Any) -> str:
+    return _number(value) if isinstance(value, float) else str(value)
+
+
+def _number(value: float) -> str:
+    return "" if pd.isna(value) else _DIGITS % value
+
+
+# What the repository or a site holds of a figure, by what the figure draws.
+
+
+def _cells(results: FigureResults) -> pd.DataFrame:
+    """The configurations of a folder, with what every reader needs."""
+    rows = results.configurations
+    beds = zip(rows["device_kind"], rows["processors"], strict=True)
+    made = rows.assign(bed=[bed_of(*both) for both in beds], repeats=rows["n"])
+    return made.assign(setting=_settings(made))
+
+
+def _settings(rows: pd.DataFrame) -> list[str]:
+    parts = zip(rows["batch_size"], variant_labels(rows), rows["fabric"], rows["site"], strict=True)
+    several = rows["site"].nunique() > 1
+    return [
+        ", ".join(
+            filter(
+                None,
+                [
+                    f"batch {batch:g}",
+                    variant,
+                    "" if fabric in ("", "default") or fabric in variant else f"fabric {fabric}",
+                    f"site {site}" if several else "",
+                ],
+            )
+        )
+        for batch, variant, fabric, site in parts
+    ]
+
+
+def _ours(rows: pd.DataFrame, quantity: str, column: str) -> pd.DataFrame:
+    made = rows.assign(quantity=quantity, measured=rows[column])
+    if "condition" not in made:
+        made = made.assign(condition="")
+    return made[_OURS]
+
+
+def _speedups(results: FigureResults, _: str) -> pd.DataFrame:
+    rows = _cells(results)
+    return _ours(rows[rows["strategy"] != "sequential"], SPEEDUP, "speedup")
+
+
+def _rates(results: FigureResults, _: str) -> pd.DataFrame:
+    rows = _cells(results)
+    rows = rows[rows["strategy"] != "sequential"]
+    links = zip(
+        rows["batch_size"], rows["link_latency_s"] * 1e3, rows["link_bits_per_s"] / 1e6,
+        rows["link_loss"] * 100, strict=True,
+    )  # fmt: skip
+    return _ours(rows.assign(condition=[link_text(*link) for link in links]), RATE, "samples_per_s")
+
+
+def _steps(results: FigureResults, _: str) -> pd.DataFrame:
+    rows = _cells(results)
+    conditions = [f"batch {batch:g}" for batch in rows["batch_size"]]
+    return _ours(rows.assign(condition=conditions), STEP, "step_median_s")
+
+
+_CASE = ("dataset", "network")
+_CUT = ("chunks", "micro_batch", "batch_size")
+
+
+def _deviations(results: FigureResults, name: str) -> pd.DataFrame:
+    needed = (*_CASE, "strategy", "geometry", "predictor", "signed_error")
+    rows = _measured(results, name, needed)
+    return _ours(
+        rows.assign(condition=rows["predictor"], value=1 + rows["signed_error"]), PREDICTED, "value"
+    )
+
+
+def _micro_batches(results: FigureResults, name: str) -> pd.DataFrame:
+    needed = (*_CASE, "strategy", "geometry", *_CUT, "measured_samples_per_s")
+    rows = _measured(results, name, needed).drop_duplicates([*_CASE, *_CUT])
+    sizes = zip(rows["chunks"], rows["micro_batch"], strict=True)
+    conditions = [micro_batches_text(*both) for both in sizes]
+    return _ours(rows.assign(condition=conditions), RATE, "measured_samples_per_s")
+
+
+def _choices(results: FigureResults, name: str) -> pd.DataFrame:
+    """The thesis' recommender among its two candidates; each epoch at its own batch."""
+    needed = (*_CASE, "nodes", "devices_per_node", "recommender", "kind", "extra_time")
+    rows = _measured(results, name, needed)
+    own = (rows["recommender"] == "thesis") & rows["kind"].astype(str).str.endswith(_TWO)
+    rows = rows[own]
+    geometry = rows["nodes"].astype(str) + "x" + rows["devices_per_node"].astype(str)
+    return _ours(rows.assign(strategy=RECOMMENDED, geometry=geometry), EXTRA, "extra_time")
+
+
+def _measured(results: FigureResults, name: str, needed: Sequence[str]) -> pd.DataFrame:
+    """Our rows of a figure's table, with the bed and the fewest repeats of its cells.
+
+    Raises:
+        ConfigError: the table cannot be read, or lacks a column.
+    """
+    rows = results.table(name)
+    if rows is None:
+        return pd.DataFrame(columns=[*dict.fromkeys([*needed, *_OURS])])
+    if missing := [column for column in needed if column not in rows]:
+        raise ConfigError(
+            f"{results.folder}: {name}.csv has no column {missing[0]!r}; draw its figure anew"
+        )
+    if "source" in rows:
+        rows = rows[rows["source"] == "measured here"]
+    cells = _cells(results)
+    made = {"bed": ", ".join(dict.fromkeys(cells["bed"])), "repeats": cells["repeats"].min()}
+    made["setting"] = [f"batch {batch:g}" for batch in rows.get("batch_size", ())] or ""
+    marks = rows["mark"].astype(object).fillna("") if "mark" in rows else ""
+    told = rows.assign(**{key: value for key, value in made.items() if key not in rows})
+    told = told.assign(status=marks)
+    return told.assign(status=told["status"].replace("", Status.OK.value))
+
+
+_READERS: tuple[tuple[str, Callable[[FigureResults, str], pd.DataFrame]], ...] = (
+    ("speedup", _speedups),
+    ("scaling", _speedups),
+    ("sites", _speedups),
+    ("latency", _rates),
+    ("bandwidth", _rates),
+    ("packet_loss", _rates),
+    ("oracle", _steps),
+    ("deviation_", _deviations),
+    ("table_6_1", _micro_batches),
+    ("table_8_1_published", _choices),
+)
+"""How the name of a drawn figure or table begins, and how to read it."""
