@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted import exact, rows
 
 from ddlbench.claims.beds import ACCELERATOR, CPU, EMULATED_GPU, GPU, KNOWN_TO, device_of
 from ddlbench.claims.evidence import COLUMNS, rows_of_tables
@@ -15,7 +16,6 @@ from ddlbench.claims.pooling import pooled
 from ddlbench.claims.predicate import Predicate
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
-from tests.unit.claims.planted import exact, rows
 
 KEPT = project_root() / "docs" / "validation"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import exact, rows
 
 from ddlbench.claims.predicate import Interval, Predicate
-from tests.unit.claims.planted import exact, rows
 
 FASTER = Predicate(
     kind="compare", metric="speedup", left={"strategy": "a"}, right={"strategy": "b"},

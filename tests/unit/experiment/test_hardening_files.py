@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shipped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,9 +33,7 @@ _LINKS = {
 }  # fmt: skip
 DOCUMENTS: dict[str, Any] = {
     "result": json.loads((ROOT / "benchmarks" / "scale" / "result.json").read_text("utf-8")),
-    "profile": json.loads(
-        next((shipped.CONFIG / "accelerators").rglob("stack/*/profile.json")).read_text("utf-8")
-    ),
+    "profile": json.loads(Path(__file__).with_name("profile.json").read_text("utf-8")),
     "links": _LINKS,
 }
 _READERS = {"result": read_result, "profile": read_profile, "links": read_links}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from ddlbench.predict.calibration import InvalidCalibration, calibration_file, r
 from ddlbench.predict.choose import InvalidChoice, read_choice
 
 RESULT = project_root() / "benchmarks" / "scale" / "result.json"
+PROFILE = Path(__file__).with_name("profile.json")
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,7 @@ def test_a_calibration_of_a_higher_version_is_said_too(tmp_path) -> None:
         (RESULT, read_result, lambda r: r.update(new=1), "new"),
         (RESULT, read_result, lambda r: r["ranks"][1].update(new=1), "ranks.1.new"),
         (RESULT, read_result, lambda r: r["loss"].update(new=None), "loss.new"),
+        (PROFILE, read_profile, lambda r: r["blocks"][0].update(new=[]), "blocks.0.new"),
     ],
 )
 def test_a_key_that_is_unknown_is_of_a_newer_ddlbench(file, read, change, place, tmp_path) -> None:

@@ -1,7 +1,6 @@
 """Views of profiles and links: interpolation, hops, all-reduce times, and what is refused."""
 
 import dataclasses
-import json
 
 import predict_factory as make
 import pytest
@@ -10,7 +9,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.links import InvalidLinks, Links
-from ddlbench.experiment.profile import InvalidProfile, read_profile
+from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.assemble import given_parts
 from ddlbench.planning.pipeline_stages import even_costs
@@ -216,12 +215,3 @@ def test_links_given_by_hand_make_an_all_reduce_by_the_rings_formula():
     )
     # 2 (P-1) latency + 2 (P-1)/P bytes / bandwidth, with P = 4.
     assert table.all_reduce(4, 1, "gloo").time_s(8e6) == pytest.approx(6e-4 + 1.5 * 8e6 / 1e9)
-
-
-def test_a_key_of_a_newer_profile_is_named(tmp_path):
-    values = make.profile()
-    values["blocks"][0]["new"] = []
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(values))
-    with pytest.raises(InvalidProfile, match=r"newer ddlbench \(blocks\.0\.new is not known here"):
-        read_profile(path)
