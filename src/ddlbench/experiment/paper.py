@@ -133,9 +133,16 @@ def read_papers() -> list[PaperFile]:
         for path in sorted((folder / paper).glob("*.yaml"), key=_by_number)
     ]
     names = [file.paper.figure for file in files]
-    for file in files:
-        if (same := file.paper.same_as) and same not in names:
-            raise ConfigError(f"{file.paper.file}: paper.same_as: {nearest(same, names)}")
+    for paper in (file.paper for file in files):
+        wanted = {
+            "same_as": (paper.same_as,) if paper.same_as else (),
+            "published": paper.published,
+        }
+        for key, others in wanted.items():
+            for other in set(others) - set(names):
+                raise ConfigError(
+                    f"{paper.file}: paper.{key}: no file is of {other!r}; {nearest(other, names)}"
+                )
     return files
 
 

@@ -53,7 +53,8 @@ def printed_table(kind: str, path: Path) -> pd.DataFrame:
     try:
         printed = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); write {', '.join(columns)}") from None
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: cannot be read: {why}; write {', '.join(columns)}") from None
     if (found := list(map(str, printed))) != columns:
         raise ConfigError(f"{path}: has the columns {', '.join(found)}; write {', '.join(columns)}")
     ours = KINDS[kind]()

@@ -53,14 +53,14 @@ def idle_of(spans: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["end_s"] > frame["start_s"]].reset_index(drop=True)
 
 
-def parts_of(spans: pd.DataFrame, partitions: int) -> dict[str, float]:
+def parts_of(spans: pd.DataFrame) -> dict[str, float]:
     """Seconds of a recorded step, as means over partitions; they add up to its length.
 
     Returns:
         ``compute_s``, ``exposed_communication_s`` (sending) and ``bubble_s`` (waiting), named as
         predictions are.
     """
-    idle = idle_of(spans)
+    idle, partitions = idle_of(spans), spans["partition"].nunique()
     seconds = (idle["end_s"] - idle["start_s"]).groupby(idle["kind"]).sum() / partitions
     return {
         "compute_s": float((spans["end_s"] - spans["start_s"]).sum()) / partitions,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+import shutil
 from collections import Counter
 from dataclasses import fields
 from functools import cache
@@ -398,3 +399,22 @@ def test_the_page_has_every_figure() -> None:
     (table,) = (one for one in TABLES if one.section == "papers")
     page = (ROOT / table.path).read_text("utf-8")
     assert table.text(page) == page, "python -m ddlbench.commands.tables writes it anew"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"published": ["thesis/fig3.9"]}, "paper.published: no file is of 'thesis/fig3.9'; did"),
+        ({"pictures": ["x.png"]}, "pictures.0: 'x.png' does not fit"),
+        ({"command": "ddlbench timeline"}, "write one of: an experiment, or for a figure without"),
+    ],
+)
+def test_a_file_that_points_nowhere_is_one_sentence(tmp_path, monkeypatch, change, says) -> None:
+    folder = tmp_path / "config" / "papers"
+    shutil.copytree(ROOT / "config" / "papers", folder)
+    path = folder / "ddlbench" / "fig4.yaml"
+    values = dict(FILES["ddlbench/fig4"].values)
+    path.write_text(yaml.safe_dump({**values, "paper": {**values["paper"], **change}}))
+    monkeypatch.setattr("ddlbench.experiment.paper.project_root", lambda: tmp_path)
+    with pytest.raises(ConfigError, match=says):
+        read_papers()

@@ -10,6 +10,7 @@ from report_factory import experiment, failed, result, site, timing, write
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
 from ddlbench.report.figures.conditions import draw, in_condition_order
+from ddlbench.report.figures.networking import NOT_ENDED
 from ddlbench.report.footer import Context
 from ddlbench.report.predicted import read_predicted
 from ddlbench.report.registry import prediction_figures_for
@@ -66,7 +67,8 @@ def test_conditions_go_from_gentle_to_harsh_and_texts_do_not_meet(predicted):
     assert set(plotted["strategy"]) == {"ddp", "horovod"}
     measured = of(figure, "measured")
     assert len(measured) == 2 * 2 * 4 - 2  # networks x strategies x conditions, two timeouts
-    assert [text.get_text() for text in of(figure, "mark")] == ["timeout"] * 2
+    assert [text.get_text() for text in of(figure, "status")] == ["timeout"] * 2
+    assert [cross.get_color() for cross in of(figure, "mark")] == [NOT_ENDED] * 2
     assert len(of(figure, "predicted")) == plotted["predicted_step_s"].notna().sum()
 
 

@@ -113,7 +113,7 @@ def test_published_values_stand_only_beside_the_same_figure(drawn):
 
 def test_parts_stack_to_the_prediction(drawn):
     figure, plotted = drawn["one", "parts_gpipe"]
-    told = plotted.iloc[-1]
+    told = plotted[plotted["predictor"] != "recorded"].iloc[-1]
     bars = [
         bar
         for name in ("compute_s", "exposed_communication_s", "bubble_s")
@@ -128,6 +128,20 @@ def test_parts_stack_to_the_prediction(drawn):
     assert of(figure, "measured")[0].get_height() == pytest.approx(told.measured_step_s)
     base = of(figure, "base")[0].get_ydata()[0]
     assert base == pytest.approx(told.base_step_s / 4)
+
+
+def test_a_recorded_step_stands_beside_the_predicted_parts(drawn):
+    """Computing, sending and waiting of Figure 6.1 add up to the recorded step."""
+    figure, plotted = drawn["one", "parts_gpipe"]
+    (recorded,) = plotted[plotted["predictor"] == "recorded"].to_dict("records")
+    names = ("compute_s", "exposed_communication_s", "bubble_s")
+    assert sum(recorded[name] for name in names) == pytest.approx(recorded["predicted_step_s"])
+    assert recorded["predicted_step_s"] == pytest.approx(1.0)  # of the made-up spans
+    labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert labels[:2] == ["measured", "recorded"]
+    words = " ".join(text.get_text() for text in of(figure, "footer"))
+    assert "one after the other" in words  # what torchgpipe does on CPUs
+    assert "recorded" not in set(drawn["one", "parts_horovod"][1]["predictor"])
 
 
 def test_accuracy_hatches_baselines_and_cuts_what_is_far_off(drawn):

@@ -31,7 +31,7 @@ SAME = {"ddlbench/fig4": "thesis/fig3.1", "ddlbench/fig5": "thesis/fig3.2"}
 def sources() -> dict[str, pd.DataFrame]:
     tables = ("speedups", "deviations", "micro_batches", "choices")
     frames = {name: published._rows(name) for name in tables}
-    return frames | {name: networking._read(name) for name in ("throughput", "loss")}
+    return frames | {"throughput": published.throughputs(), "loss": published.loss_shares()}
 
 
 def test_every_value_names_the_figure_that_it_was_printed_in() -> None:
@@ -310,7 +310,7 @@ def test_idle_time_is_sending_or_waiting() -> None:
         (1, "sending", 1, 2.5, 3.0),
         (1, "waiting", 0, 8.0, 11.0),  # done before the first partition
     ]
-    parts = parts_of(SPANS, 2)
+    parts = parts_of(SPANS)
     assert parts == pytest.approx(
         {"compute_s": 6.0, "exposed_communication_s": 1.0, "bubble_s": 4.0}
     )

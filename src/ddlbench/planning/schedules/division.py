@@ -54,8 +54,8 @@ def why_release_stops(replicas: Sequence[int], per_loader: int) -> str:
         for beside in (stage - 1, stage + 1):
             if 0 <= beside < len(replicas) and each % replicas[beside]:
                 return (
-                    f"{each} mini-batches of a replica of stage {stage} over {replicas[beside]} "
-                    f"replicas of stage {beside} leave {each % replicas[beside]}"
+                    f"{each} mini-batches of each replica of stage {stage} over "
+                    f"{replicas[beside]} of stage {beside} leave {each % replicas[beside]}"
                 )
     return ""
 

@@ -196,7 +196,7 @@ def _fill(
         else:
             colour = NOT_ENDED if row.status == Status.TIMEOUT else GREY
             draw_cross(axes, x, colour)
-            write_instead(axes, x, str(row.status), y=0.09)
+            write_instead(axes, x, str(row.status), y=0.09, gid="status")
         names = [name for name in looks if name in set(cells["predictor"])]
         for place, name in enumerate(names):
             predicted_s = cells.loc[cells["predictor"] == name, "predicted_step_s"].iloc[0]

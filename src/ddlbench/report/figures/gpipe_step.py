@@ -129,7 +129,7 @@ def _panel(row: Any, spans: pd.DataFrame) -> Panel:
     chunks = int(spans["micro_batch"].max()) + 1
     ideal = (workers - 1) / (workers + chunks - 1)
     kinds = ", ".join(f"{kind} {share[kind]:.0%}" for kind in _KINDS if share[kind])
-    parts = parts_of(spans, workers)
+    parts = parts_of(spans)
     length = sum(parts.values())
     note = (
         f"{kinds}, sending {parts['exposed_communication_s'] / length:.0%}, waiting "

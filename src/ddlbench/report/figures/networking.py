@@ -118,8 +118,8 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
     shown["variant"] = _variants(shown)
     batches = sorted({int(batch) for batch in shown["batch_size"]})
     looks = _looks(shown)
-    theirs = _published(quantity, context.paper)
-    sections = _sections(shown, theirs, batches)
+    rates = _published(quantity, context.paper)
+    sections = _sections(shown, rates, batches)
     beside = pd.concat([panel.data[1] for section in sections for panel in section.panels])
     page = lay_out(
         quantity.title,
@@ -143,7 +143,7 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
                 write_instead(axes, x, Status.NOT_RUN.value, gid=Status.NOT_RUN.value)
             _draw_published(axes, theirs)
     page.label_rows("Samples/s", labelpad=1)
-    return page.figure, _table(shown, theirs, name)
+    return page.figure, _table(shown, rates, name)
 
 
 def _room_for_rates(shown: pd.DataFrame) -> float:

@@ -101,7 +101,7 @@ def _recorded(predicted: Predicted, shown: pd.DataFrame) -> pd.DataFrame:
     for row in rows_of(cells):
         spans = predicted.spans[predicted.spans["configuration"] == row.configuration]
         if len(spans):
-            parts = parts_of(spans, row.workers)
+            parts = parts_of(spans)
             own = cells[cells["configuration"] == row.configuration].assign(**parts)
             own["predicted_step_s"] = sum(parts.values())
             rows.append(own.assign(predictor=_RECORDED, communication_s=math.nan, notes=""))

@@ -208,8 +208,8 @@ def show_division(lesson: Lesson) -> list[Shown]:
         why = why_release_stops(replicas, each) if each else "a loader has too few mini-batches"
         if why:
             nothing = Window(rule, 0, 0, False, None, None)
-            stops = f"it stops before the first pass, as {why}" if each else why
-            shown.append(Shown(heading, nothing, (), not_planned=stops, in_seconds=False))
+            heading += "; it stops before the first pass" if each else ""
+            shown.append(Shown(heading, nothing, (), not_planned=why, in_seconds=False))
         else:
             shown.append(_named(show(replace(lesson, batches=whole)), rule, heading))
     here = "this project: a mini-batch's number decides on its replica, whatever their count"

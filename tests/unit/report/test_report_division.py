@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain, product
 
 import pytest
+from figure_checks import assert_no_overlap, assert_readable
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.schedules import InvalidSchedule, pipedream
@@ -14,7 +15,8 @@ from ddlbench.planning.schedules.division import (
     thesis_per_loader,
     why_release_stops,
 )
-from ddlbench.report.timeline.figure import division_sentences, show_division
+from ddlbench.report.style import style
+from ddlbench.report.timeline.figure import division_sentences, draw_schedule, show_division
 from ddlbench.report.timeline.schedule_diagrams import Lesson
 
 PIPELINES = [
@@ -68,7 +70,8 @@ def test_the_picture_has_what_each_of_them_does() -> None:
     lesson = Lesson("pipedream", stages=2, batches=9, replicas=(3, 2), division=True)
     release, thesis, here = show_division(lesson)
     assert release.window.planned is None
-    assert "stops before the first pass" in release.not_planned
+    assert "stops before the first pass" in release.heading
+    assert release.not_planned == why_release_stops((3, 2), 3)
     numbers = [{box.mini_batch for box in one.window.planned.boxes} for one in (thesis, here)]
     assert numbers == [set(range(6)), set(range(9))]
     assert "other mini-batches" not in " ".join(division_sentences(lesson))
@@ -87,6 +90,18 @@ def test_the_picture_has_what_each_of_them_does() -> None:
 def test_numbers_that_do_not_fit_are_one_sentence(lesson, says) -> None:
     with pytest.raises(ConfigError, match=says):
         show_division(lesson)
+
+
+@pytest.mark.parametrize("replicas", [(3, 2), (2, 3, 3), (1, 3), (7, 1)])
+def test_the_picture_can_be_read(replicas) -> None:
+    lesson = Lesson(
+        "pipedream", stages=len(replicas), batches=3 * replicas[0], replicas=replicas, division=True
+    )
+    with style():
+        figure, _ = draw_schedule(lesson)
+        figure.canvas.draw()
+    assert_readable(figure)
+    assert_no_overlap(figure)
 
 
 def test_too_few_mini_batches_are_said_so() -> None:
