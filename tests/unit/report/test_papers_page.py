@@ -51,10 +51,11 @@ def kept_page(clone):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A clone of two figures that keeps one, whose cells are of 23 November."""
+    """A clone of three figures that keeps one, whose cells are of 23 November."""
     (tmp_path / "Snakefile").touch()
     shutil.copytree(ROOT / "config", tmp_path / "config")
-    kept = {Path("ddlbench", "fig4.yaml"), Path("thesis", "table8.2.yaml")}
+    kept = {Path("ddlbench", "fig4.yaml")}
+    kept |= {Path("thesis", name) for name in ("fig3.1.yaml", "table8.2.yaml")}
     folder = tmp_path / "config" / "papers"
     for path in folder.glob("*/*.yaml"):
         if path.relative_to(folder) not in kept:

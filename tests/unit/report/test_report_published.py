@@ -31,7 +31,7 @@ SAME = {"ddlbench/fig4": "thesis/fig3.1", "ddlbench/fig5": "thesis/fig3.2"}
 def sources() -> dict[str, pd.DataFrame]:
     tables = ("speedups", "deviations", "micro_batches", "choices")
     frames = {name: published._rows(name) for name in tables}
-    return frames | {name: networking._read(name) for name in ("throughput", "loss")}
+    return frames | {"throughput": published.throughputs(), "loss": published.loss_shares()}
 
 
 def test_every_value_names_the_figure_that_it_was_printed_in() -> None:
