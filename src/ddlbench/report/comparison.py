@@ -22,6 +22,7 @@ from ddlbench.claims.beds import device_of
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paper import PaperFile, read_papers
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.report import published
 from ddlbench.report.figure_results import FigureResults, kept_results
@@ -206,12 +207,12 @@ def _ours(rows: pd.DataFrame, quantity: str, column: str) -> pd.DataFrame:
 
 def _speedups(results: FigureResults, _: str) -> pd.DataFrame:
     rows = _cells(results)
-    return _ours(rows[rows["strategy"] != "sequential"], SPEEDUP, "speedup")
+    return _ours(rows[rows["strategy"] != BASE], SPEEDUP, "speedup")
 
 
 def _rates(results: FigureResults, _: str) -> pd.DataFrame:
     rows = _cells(results)
-    rows = rows[rows["strategy"] != "sequential"]
+    rows = rows[rows["strategy"] != BASE]
     links = zip(
         rows["batch_size"], rows["link_latency_s"] * 1e3, rows["link_bits_per_s"] / 1e6,
         rows["link_loss"] * 100, strict=True,

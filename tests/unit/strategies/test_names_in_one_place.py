@@ -47,6 +47,7 @@ REASONS = {
     "report/figures/pipelines.py": "the thesis measured one GPipe, which is beside both of ours",
     "report/figures/sharding.py": "ParaDL's kinds of parallelism",
     "report/printed_table.py": "which of ours stands for a library of the thesis' Table 3.1",
+    "report/printed_values.py": "thesis Table 6.1 is of GPipe, Cheng et al. of a parameter server",
     "report/timeline/schedule_diagrams.py": "names of schedules",
     "runtime/environment.py": "a Python package",
 }
