@@ -40,7 +40,6 @@ _REMARK = re.compile(
     rf"{EMULATED_COMPUTE}: times of (?P<profile>[^,|]+?)"
     r"(?:, (?P<slower>[\d.]+) times slower)?(?:, 1/(?P<shrunk>[\d.]+) of the bytes)?\s*(?:\||$)"
 )
-_CORES = frozenset({"one-core"})  # accelerators that compute as fast as a core, not as a GPU
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,5 @@ def device_of(texts: Iterable[str]) -> Device | None:
 def _bed_of_profile(profile: str) -> str:
     """The bed of an emulated device, by the description beside its profiles."""
     file = project_root() / "config" / "accelerators" / profile / "device.yaml"
-    if file.is_file():
-        words = str(read_yaml(file).get("device", ""))
-        return EMULATED_GPU if "GPU" in words else ACCELERATOR
-    return ACCELERATOR if profile in _CORES else EMULATED_GPU
+    words = str(read_yaml(file).get("description", "")) if file.is_file() else "GPU"
+    return EMULATED_GPU if "GPU" in words else ACCELERATOR
