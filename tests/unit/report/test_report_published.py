@@ -103,7 +103,6 @@ def legend_of(figure) -> str:
             {"thesis/fig3.2"},
             "DDLBench, Fig. 5, read off Jansen 2020",
         ),
-        (scaling.draw, "thesis/fig3.2", {"thesis/fig3.2"}, "Jansen 2020, Fig. 3.2a"),
         (scaling.draw, "ddlbench/fig6", set(), ""),
         (
             speedup.draw,
@@ -111,7 +110,6 @@ def legend_of(figure) -> str:
             {"thesis/fig3.1"},
             "DDLBench, Fig. 4, read off Jansen 2020",
         ),
-        (speedup.draw, "thesis/fig3.1", {"thesis/fig3.1"}, "Jansen 2020, Fig. 3.1a"),
         (speedup.draw, "", {"thesis/fig3.1", "thesis/fig3.2"}, "Jansen 2020, Fig. 3.1a"),
         (scaling.draw, "", {"thesis/fig3.2"}, "Jansen 2020, Fig. 3.2a"),
     ],
