@@ -102,7 +102,7 @@ def _rows_of(path: Path, bed: str | None) -> pd.DataFrame:
     table = _predictions(path) if path.suffix == ".json" else _read(path)
     for columns, rows_of in _KINDS:
         if columns & set(table.columns):
-            table = _with_device(table.reset_index(drop=True), path, bed)
+            table = _with_device(_measured(table).reset_index(drop=True), path, bed)
             try:
                 return _together([part for part in rows_of(table) if len(part)])
             except _NotANumber as error:
@@ -111,6 +111,14 @@ def _rows_of(path: Path, bed: str | None) -> pd.DataFrame:
         f"{path}: neither speedup, samples_per_s nor predicted_step_s is a column; write a "
         "summary, a figure's table or a study's cells.csv"
     )
+
+
+def _measured(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the published ones that a figure's table has beside ours."""
+    for source in ("source", "where"):
+        if source in table.columns:
+            table = table[table[source].fillna("").astype(str).isin(["", "measured here"])]
+    return table
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -171,12 +179,8 @@ class _NotANumber(ValueError):  # noqa: N818 - what a value is
 
 
 def _of_summary(table: pd.DataFrame) -> list[pd.DataFrame]:
-    """Rows of kind ``speed``; published rows of a figure's table are left out."""
-    own = table
-    for source in ("source", "where"):
-        if source in own.columns:
-            own = own[own[source].fillna("").astype(str).isin(["", "measured here"])]
-    made = _keys(own).assign(kind="speed")
+    """Rows of kind ``speed``."""
+    made = _keys(table).assign(kind="speed")
     names = {
         "speedup": ("speedup", "speedup_low", "speedup_high"),
         "samples_per_s": ("samples_per_s", "samples_low_per_s", "samples_high_per_s"),
@@ -184,8 +188,8 @@ def _of_summary(table: pd.DataFrame) -> list[pd.DataFrame]:
     }
     for metric, columns in names.items():
         for end, column in zip(("", "_low", "_high"), columns, strict=True):
-            made[f"{metric}{end}"] = _numbers(own, column)
-    made["step_s"] = made["step_s"].fillna(_numbers(own, "step_s"))
+            made[f"{metric}{end}"] = _numbers(table, column)
+    made["step_s"] = made["step_s"].fillna(_numbers(table, "step_s"))
     return [made]
 
 
