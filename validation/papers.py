@@ -1,6 +1,7 @@
 """Every published figure at laptop scale on this machine, which should do nothing else meanwhile.
 
     python validation/papers.py [FIGURE ...]            all take an hour and more
+    python validation/papers.py --repeats 3 FIGURE      each cell three times
     python validation/papers.py --redraw [FIGURE ...]   from the kept cells, where those suffice
 
 Runs each figure's own command in validation/.work/papers, where results stay: what was interrupted
@@ -24,6 +25,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import yaml
 from bed_study import ROOT, Study
 
 from ddlbench.commands.papers import command_of
@@ -46,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="such as ddlbench/fig4")
     parser.add_argument("--redraw", action="store_true", help="from cells.csv; nothing is measured")
+    parser.add_argument("--repeats", type=int, help="of each cell; by default the figure's own")
     arguments = parser.parse_args()
     wanted = arguments.figures
     files = read_papers()
@@ -58,6 +61,8 @@ def main() -> None:
         if arguments.redraw and "experiment" in file.values:
             redraw(file)
         elif not file.without_cells_why(LAPTOP):
+            if arguments.repeats:
+                repeat(file, folder, arguments.repeats)
             measure(file, folder)
             keep(file, folder)
         elif "--out" in file.paper.makes:
@@ -75,6 +80,14 @@ def keep_text(file: PaperFile) -> None:
         print(f"{file.paper.figure}: {ended.stderr.strip()}", flush=True)
         return
     write_text(ROOT / file.paper.kept / TEXT, ended.stdout)
+
+
+def repeat(file: PaperFile, folder: Path, repeats: int) -> None:
+    """Have the study's copy of a figure's file repeat each cell."""
+    path = folder / file.paper.file
+    values = yaml.safe_load(path.read_text("utf-8"))
+    values["scales"][LAPTOP]["repeats"] = repeats
+    path.write_text(yaml.safe_dump(values, sort_keys=False), "utf-8")
 
 
 def measure(file: PaperFile, folder: Path) -> None:
