@@ -88,9 +88,31 @@ def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.S
         for place, row in enumerate(rows_of(summary))
     ]
     if "ran_as" in summary:
-        pairs = zip(texts, summary["ran_as"], strict=True)
+        pairs = zip(texts, _ran_as(summary, list(groups.values())), strict=True)
         texts = [", ".join(filter(None, pair)) for pair in pairs]
     return pd.Series(texts, index=summary.index, dtype=object)
+
+
+def _ran_as(summary: pd.DataFrame, groups: list[list[int]]) -> list[str]:
+    """What each row ran as; of a strategy that ran as one thing a network, "64 or 96 samples"."""
+    told = [str(text) for text in summary["ran_as"]]
+    strategies = [str(name) for name in summary["strategy"]]
+    several = {strategies[group[0]] for group in groups if len({told[at] for at in group}) > 1}
+    either = {
+        name: _either([text for of, text in zip(strategies, told, strict=True) if of == name])
+        for name in set(strategies) - several
+    }
+    return [either.get(of) or text for of, text in zip(strategies, told, strict=True)]
+
+
+def _either(texts: list[str]) -> str:
+    """``64 or 96 samples an update`` of texts that differ in their number only; else empty."""
+    parts = {text.partition(" ") for text in texts}
+    numbers = sorted({number for number, _, _ in parts if number.isdigit()}, key=int)
+    rests = {rest for _, _, rest in parts}
+    if len(rests) != 1 or len(numbers) != len(parts):
+        return ""
+    return f"{' or '.join(numbers)} {rests.pop()}"
 
 
 def _values(configuration: str) -> dict[str, Any]:

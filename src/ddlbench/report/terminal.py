@@ -41,6 +41,7 @@ _OLD_BASE_S = 3600.0
 _FEW_ANSWERS = 6  # with all of their sentences
 _MOST_ANSWERS = 12
 # What may tell two rows of one dataset, network and strategy apart.
+_SAME = ["dataset", "network", "strategy"]
 _DISTINGUISHING = ("geometry", "batch_size", "fabric", "precision", "settings")
 
 
@@ -53,7 +54,7 @@ def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     """
     summary = read_tables(tables_dir).summary
     differing = telling_apart(summary)
-    rows = summary.to_dict("records")
+    rows = _with_telling_options(summary).to_dict("records")
     lines = ["Speed-up over sequential training"]
     compact = [] if every_row or len(rows) <= _FEW_ROWS else _compact_table(rows, differing)
     lines += compact or _full_table(rows, differing)
@@ -67,7 +68,21 @@ def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
 
 def telling_apart(summary: pd.DataFrame) -> list[str]:
     """Columns that may tell two rows of one dataset, network and strategy apart."""
-    return [name for name in _DISTINGUISHING if summary[name].nunique() > 1]
+    differing = [name for name in _DISTINGUISHING if summary[name].nunique() > 1]
+    # Numbers of steps often differ by strategy, and the table would be too wide.
+    if summary.groupby(_SAME, dropna=False)["settings"].nunique().max() == 1:
+        differing = [name for name in differing if name != "settings"]
+    return differing
+
+
+def _with_telling_options(summary: pd.DataFrame) -> pd.DataFrame:
+    """Without options, and what a strategy ran as, where a network has one row of the strategy."""
+    same = [*_SAME, *_DISTINGUISHING]
+    for column in ("options", "ran_as"):
+        several = summary.groupby(same, dropna=False)[column].transform("nunique") > 1
+        kept = summary["strategy"].isin(set(summary.loc[several, "strategy"]))
+        summary = summary.assign(**{column: summary[column].where(kept, "")})
+    return summary
 
 
 def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:

@@ -174,14 +174,14 @@ def test_plan_lists_cells(project, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     listed = printed("plan", "--list")
     assert "  cifar10 vgg11 ddp 1x2\n" in listed
-    assert json.loads(printed("plan", "--json"))["to_run"] == 6
+    assert json.loads(printed("plan", "--json"))["to_run"] == 3
 
 
 def test_commands_find_the_repository_upwards(project, monkeypatch):
     below = project / "docs" / "deep"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
-    assert "6 to run" in printed("plan")
+    assert "3 to run" in printed("plan")
     assert Path.cwd() == project
     own = below / "mine.yaml"
     own.write_text(
