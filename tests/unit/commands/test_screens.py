@@ -173,7 +173,7 @@ def test_short_names_say_what_differs_only():
 def test_plan_lists_cells(project, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     listed = printed("plan", "--list")
-    assert "  cifar10 vgg11 ddp 1x2\n" in listed
+    assert "  cifar10 resnet18 ddp 1x2\n" in listed
     assert json.loads(printed("plan", "--json"))["to_run"] == 3
 
 

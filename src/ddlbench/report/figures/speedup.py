@@ -11,6 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlbench.experiment.site import did_not_compute
 from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,
@@ -93,8 +94,9 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     ]
     if len(printed):
         legend.append((hollow(), published.label(printed, context.paper)))
+    emulated = ", emulated" if did_not_compute(common_notes(shown)) else ""
     page = lay_out(
-        f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}",
+        f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}{emulated}",
         legend,
         sections,
         footer=footer(shown, context, _sentences(shown, tables.summary, everywhere, printed)),
