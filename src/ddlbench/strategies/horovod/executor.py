@@ -66,7 +66,8 @@ class HorovodExecutor(StepwiseExecutor):
             os.environ["HOROVOD_AUTOTUNE"] = "1"
             if self.process.rank == 0 and self.context.folder is not None:
                 self.tuning_log = TuningLog(self.context.folder)
-        check_host_name()
+        if self.context.interface is None:  # else gloo takes the interface, not the name
+            check_host_name()
         self.hvd.init()
         if device.type == "cuda":
             torch.cuda.set_device(device)
