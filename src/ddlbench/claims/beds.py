@@ -66,11 +66,11 @@ def device_of(texts: Iterable[str]) -> Device | None:
     """
     texts = list(texts)
     for text in texts:
-        told = _REMARK.search(text)
-        if told is not None:
-            profile = told["profile"].strip()
-            name = told[0].strip(" |").removeprefix(f"{EMULATED_COMPUTE}: ")
-            slower, shrunk = (float(told[key] or 1) for key in ("slower", "shrunk"))
+        remark = _REMARK.search(text)
+        if remark is not None:
+            profile = remark["profile"].strip()
+            name = remark[0].strip(" |").removeprefix(f"{EMULATED_COMPUTE}: ")
+            slower, shrunk = (float(remark[key] or 1) for key in ("slower", "shrunk"))
             return Device(_bed_of_profile(profile), name, slower, shrunk)
     for text, bed in (("cuda", GPU), ("cpu", CPU)):
         if text in texts:

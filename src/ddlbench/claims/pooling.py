@@ -35,8 +35,8 @@ def pooled(rows: pd.DataFrame) -> pd.DataFrame:
         lambda: defaultdict(list)
     )
     # Tables of one run may differ in a late digit or in what they leave out: the order is total.
-    told = sorted(rows.to_dict("records"), key=lambda row: [value_text(row[k]) for k in COLUMNS])
-    for row in told:
+    ordered = sorted(rows.to_dict("records"), key=lambda row: [value_text(row[k]) for k in COLUMNS])
+    for row in ordered:
         groups[tuple(value_text(row[name]) for name in CONFIGURATION)][_fingerprint(row)].append(
             row
         )
@@ -72,10 +72,10 @@ def _configuration(kept: Sequence[Sequence[Row]]) -> dict[str, Any]:
     made["runs"] = count
     share = KNOWN_TO[made["bed"]] / math.sqrt(count)
     for metric in MEASURED:
-        told = [run for run in runs if pd.notna(run[metric])]
-        if not told:
+        measured = [run for run in runs if pd.notna(run[metric])]
+        if not measured:
             continue
-        value = _mean([(run[metric], float(run["runs"])) for run in told])
+        value = _mean([(run[metric], float(run["runs"])) for run in measured])
         ends = [
             float(run[f"{metric}{end}"])
             for run in rows
@@ -97,11 +97,11 @@ def _agreed(values: Iterable[Any]) -> Any:
 
 
 def _mean(values: list[tuple[Any, float]]) -> float:
-    told = [(float(value), weight) for value, weight in values if pd.notna(value)]
-    if not told:
+    known = [(float(value), weight) for value, weight in values if pd.notna(value)]
+    if not known:
         return math.nan
     # fsum, so that the order of rows changes no digit.
-    return math.fsum(value * weight for value, weight in told) / math.fsum(w for _, w in told)
+    return math.fsum(value * weight for value, weight in known) / math.fsum(w for _, w in known)
 
 
 def _of_a_time(value: float, share: float) -> Ends:

@@ -203,6 +203,16 @@ def _has_cells(config: Mapping[str, Any], scale: str) -> bool:
     return scale in scales and "reason" not in scales[scale]
 
 
+def _scale(scales: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The keys of a scale. Those of a scale that it is like come first, overrides included."""
+    keys = dict(scales.get(name, {}))
+    if "like" not in keys:
+        return keys
+    base = dict(scales[keys.pop("like")])
+    overrides = [*base.get("overrides", []), *keys.pop("overrides", [])]
+    return {**base, **keys, "overrides": overrides}
+
+
 def _resolved(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """As :func:`at_scale`; of a scale that is for a cluster, the site is left open."""
     values = dict(config)
@@ -222,7 +232,7 @@ def _resolved(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     if scale not in (FULL, *scales):
         remark = nearest(scale, (FULL, *scales))
         raise ConfigError(f"{where}: {paper.figure} has no scale {scale!r}; {remark}")
-    own = dict(scales.get(scale, {}))
+    own = _scale(scales, scale)
     if "reason" in own:
         raise ConfigError(
             f"{where}: {paper.figure} has no scale {scale}: {own['reason']}; write scale={FULL}"

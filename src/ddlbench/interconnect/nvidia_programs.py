@@ -72,9 +72,9 @@ def find_or_build_p2p(interconnect: Mapping[str, Any]) -> Path | None:
     Raises:
         ConfigError: the site names a wrong binary or checkout, or nvcc fails.
     """
-    found = find_p2p(interconnect)
+    binary = find_p2p(interconnect)
     checkout = interconnect.get("cuda_samples")
-    return build(_expanded(checkout)) if found is None and checkout else found
+    return build(_expanded(checkout)) if binary is None and checkout else binary
 
 
 def find_nvbandwidth(interconnect: Mapping[str, Any]) -> Path | None:
@@ -246,10 +246,10 @@ def cuda_version() -> tuple[int, int] | None:
     if nvcc is None:
         return None
     try:
-        told = _run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
+        printed = _run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
     except ConfigError:
         return None
-    release = re.search(r"release (\d+)\.(\d+)", told)
+    release = re.search(r"release (\d+)\.(\d+)", printed)
     return (int(release[1]), int(release[2])) if release else None
 
 
@@ -305,8 +305,8 @@ def _published_tags() -> Sequence[tuple[int, int]]:
 
 def _tags_in(lines: str) -> list[tuple[int, int]]:
     """Versions with which lines end: of tags, or of folders named after them."""
-    found = re.findall(r"[/-]v(\d+)\.(\d+)$", lines, re.MULTILINE)
-    return [(int(major), int(minor)) for major, minor in found]
+    versions = re.findall(r"[/-]v(\d+)\.(\d+)$", lines, re.MULTILINE)
+    return [(int(major), int(minor)) for major, minor in versions]
 
 
 def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:

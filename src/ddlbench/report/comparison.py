@@ -108,15 +108,15 @@ def _devices(geometry: str) -> int:
 
 
 def _remark(row: dict[Any, Any]) -> str:
-    told = []
+    remarks = []
     if not pd.isna(row["where"]):
-        told.append(str(row["how"]))
+        remarks.append(str(row["how"]))
         if pd.isna(row["published"]):
-            told.append("failed there")
+            remarks.append("failed there")
     status = row["status"]
     if not pd.isna(status) and status != Status.OK:
-        told.append(f"{status} here")
-    return "; ".join(filter(None, told))
+        remarks.append(f"{status} here")
+    return "; ".join(filter(None, remarks))
 
 
 def comparison(files: Iterable[PaperFile] | None = None) -> pd.DataFrame:
@@ -152,12 +152,12 @@ def comparison_markdown() -> str:
     alone = table[table["ratio"].isna()]
     unmeasured = int((alone["published"].notna() & alone["measured"].isna()).sum())
     unprinted = int((alone["published"].isna() & alone["measured"].notna()).sum())
-    told = (
+    summary = (
         f"{len(rows)} pairs. In the table of all figures {unmeasured} printed values have no cell "
         f"of the same dataset, network, strategy and devices here, and {unprinted} of our values "
         "are not printed, or not digitised."
     )
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", summary])
 
 
 def _text(value: Any) -> str:
@@ -275,9 +275,9 @@ def _measured(results: FigureResults, name: str, needed: Sequence[str]) -> pd.Da
     made = {"bed": ", ".join(dict.fromkeys(cells["bed"])), "repeats": cells["repeats"].min()}
     made["setting"] = [f"batch {batch:g}" for batch in rows.get("batch_size", ())] or ""
     marks = rows["mark"].astype(object).fillna("") if "mark" in rows else ""
-    told = rows.assign(**{key: value for key, value in made.items() if key not in rows})
-    told = told.assign(status=marks)
-    return told.assign(status=told["status"].replace("", Status.OK.value))
+    rows = rows.assign(**{key: value for key, value in made.items() if key not in rows})
+    rows = rows.assign(status=marks)
+    return rows.assign(status=rows["status"].replace("", Status.OK.value))
 
 
 _READERS: tuple[tuple[str, Callable[[FigureResults, str], pd.DataFrame]], ...] = (

@@ -75,9 +75,9 @@ class FigureResults:
 
     def pictures(self) -> list[Path]:
         """Its pictures: those that it should draw first, and those that lie beside them."""
-        found = [path for name in self.draws for path in self._files(f"{name}.png")]
+        drawn = [path for name in self.draws for path in self._files(f"{name}.png")]
         beside = [] if self.site else sorted(self.folder.glob("*.png"))
-        return list(dict.fromkeys([*found, *beside]))
+        return list(dict.fromkeys([*drawn, *beside]))
 
     def tables(self) -> list[Path]:
         """The tables among what it draws, which have no picture."""

@@ -95,14 +95,14 @@ def variant_labels(summary: pd.DataFrame, without: Collection[str] = ()) -> pd.S
 
 def _ran_as(summary: pd.DataFrame, groups: list[list[int]]) -> list[str]:
     """What each row ran as; of a strategy that ran as one thing a network, "64 or 96 samples"."""
-    told = [str(text) for text in summary["ran_as"]]
+    texts = [str(text) for text in summary["ran_as"]]
     strategies = [str(name) for name in summary["strategy"]]
-    several = {strategies[group[0]] for group in groups if len({told[at] for at in group}) > 1}
+    several = {strategies[group[0]] for group in groups if len({texts[at] for at in group}) > 1}
     either = {
-        name: _either([text for of, text in zip(strategies, told, strict=True) if of == name])
+        name: _either([text for of, text in zip(strategies, texts, strict=True) if of == name])
         for name in set(strategies) - several
     }
-    return [either.get(of) or text for of, text in zip(strategies, told, strict=True)]
+    return [either.get(of) or text for of, text in zip(strategies, texts, strict=True)]
 
 
 def _either(texts: list[str]) -> str:

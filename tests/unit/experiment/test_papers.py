@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -273,6 +274,19 @@ def test_a_site_of_the_user_goes_first() -> None:
     assert at_scale({**values, "site": "mine"}, "x")["site"] == "mine"
     assert at_scale({**values, "repeats": 5}, "x")["repeats"] == 5
     assert at_scale({**values, "scale": FULL, "site": "mine"}, "x")["site"] == "mine"
+
+
+def test_a_scale_that_is_like_another_differs_in_what_it_says_only() -> None:
+    """Pipelines of Figure 5 with and without a limit inside a node: other links, else alike."""
+
+    def cells(scale: str) -> list[dict[str, Any]]:
+        experiment = parse_experiment({**FILES["ddlbench/fig5"].values, "scale": scale}, "x")
+        return [row.cell.to_dict() for row in expand(experiment, load_site(experiment.site))]
+
+    limited, unlimited = cells(LAPTOP), cells("unlimited")
+    assert {cell.pop("fabric") for cell in limited} == {"default", "eth40", "eth40-gloo"}
+    assert {cell.pop("fabric") for cell in unlimited} == {"default", "eth40"}
+    assert limited == unlimited
 
 
 def test_sixteen_gpus_do_not_begin_on_this_machine() -> None:
