@@ -54,7 +54,7 @@ def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     """
     summary = read_tables(tables_dir).summary
     differing = telling_apart(summary)
-    rows = _with_telling_options(summary).to_dict("records")
+    rows = with_telling_options(summary).to_dict("records")
     lines = ["Speed-up over sequential training"]
     compact = [] if every_row or len(rows) <= _FEW_ROWS else _compact_table(rows, differing)
     lines += compact or _full_table(rows, differing)
@@ -75,7 +75,7 @@ def telling_apart(summary: pd.DataFrame) -> list[str]:
     return differing
 
 
-def _with_telling_options(summary: pd.DataFrame) -> pd.DataFrame:
+def with_telling_options(summary: pd.DataFrame) -> pd.DataFrame:
     """Without options, and what a strategy ran as, where a network has one row of the strategy."""
     same = [*_SAME, *_DISTINGUISHING]
     for column in ("options", "ran_as"):

@@ -4,6 +4,7 @@ from matplotlib.colors import to_rgb
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.report.labels import network_label, strategy_label, variant_labels
 from ddlbench.report.style import shade, strategy_look, text_width_mm, wrapped
+from ddlbench.report.terminal import telling_apart, with_telling_options
 
 
 def test_every_strategy_of_ours_has_a_look_of_its_own():
@@ -57,6 +58,34 @@ def test_only_what_differs_within_a_group_is_a_variant():
         "precision bf16",
         "precision fp32",
     ]
+
+
+def test_what_a_strategy_ran_as_is_one_variant_unless_a_network_has_several():
+    summary = _summary(
+        "imagenet/vgg16/pipedream/1x4/batch_size=32",
+        "imagenet/resnet50/pipedream/1x4/batch_size=32",
+        "imagenet/vgg16/gpipe/1x4/batch_size=32",
+        "imagenet/vgg16/gpipe/1x4/batch_size=64",
+    ).assign(ran_as=["96 samples an update", "64 samples an update", "one thing", "another"])
+    assert list(variant_labels(summary, without=("batch_size",))) == [
+        *["64 or 96 samples an update"] * 2,
+        "one thing",
+        "another",
+    ]
+
+
+def test_the_terminal_shows_options_only_where_they_tell_rows_apart():
+    summary = _summary(
+        "imagenet/vgg16/pipedream/1x4/a",
+        "imagenet/resnet50/pipedream/1x4/b",
+        "imagenet/vgg16/gpipe/1x4/c",
+        "imagenet/vgg16/gpipe/1x4/d",
+    ).assign(
+        batch_size=32, fabric="default", precision="fp32", settings=["long", "short", "", ""],
+        options=["balance=15+25", "balance=10+13", "chunks=4", "chunks=8"], ran_as="",
+    )  # fmt: skip
+    assert telling_apart(summary) == []
+    assert list(with_telling_options(summary)["options"]) == ["", "", "chunks=4", "chunks=8"]
 
 
 def test_wrapped_lines_fit_and_lose_nothing():
