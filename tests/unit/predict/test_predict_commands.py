@@ -156,7 +156,7 @@ def test_screens_fit_the_terminal(folder, monkeypatch, width, why):
     assert "Measured here: 200 ms (1 repeat)." in " ".join(told)
 
 
-ASKED = ("--network", "vgg11", "--dataset", "cifar10", "--geometry", "1x2", "--batch-size", "16")
+ASKED = ("--network", "resnet18", "--dataset", "cifar10", "--geometry", "1x2", "--batch-size", "16")
 DEMO = [
     ("plan",),
     ("status",),
