@@ -70,7 +70,10 @@ def shipped():
 
 EXPERIMENTS = sorted((PROJECT / "config" / "experiments").glob("*.yaml"))
 # Large, and of the same keys as ddlbench.yaml and networking-small.yaml.
-LIKE_OTHERS = {"config/experiments/ddlbench-equal.yaml", "config/experiments/networking.yaml"}
+LIKE_OTHERS = {
+    f"config/experiments/{name}.yaml"
+    for name in ("ddlbench-equal", "networking", "networking-gpus")
+}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
         assert jobs.pop("profile") == len(profiles_of(rows))
         assert jobs.pop("links_of_fabric") == len({cell.fabric for cell in cells})
         assert jobs.pop("predict") == 1
-    assert experiment.predict == (experiment.name not in ("smoke", "demo-gpus"))
+    assert experiment.predict == (experiment.name not in ("smoke", "demo-gpus", "networking-gpus"))
     assert jobs == {"stage": len(cells), "cell": len(cells), "tables": 1, "page": 1, "all": 1}
 
 

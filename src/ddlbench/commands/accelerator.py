@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of the profiles.",
 )
+@click.option(
+    "--faster",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    metavar="FACTOR",
+    help="Divide every time by this: a device that does not exist, so many times as fast.",
+)
 @click.option("--description", help="The device in words.")
 @click.option("--source", help="Who measured it, and how.")
 @click.option("--licence", help="Under which the numbers are given.")
@@ -53,6 +61,7 @@ def accelerator(
     graphs: tuple[str, ...],
     networks: tuple[str, ...],
     precision: str,
+    faster: float,
     description: str | None,
     source: str | None,
     licence: str | None,
@@ -66,6 +75,7 @@ def accelerator(
     from ddlbench.planning.device_folder import (  # noqa: PLC0415 - slow to import
         DESCRIPTION,
         device_folder,
+        made_faster,
         read_device,
         write_device,
         write_tables,
@@ -83,6 +93,11 @@ def accelerator(
         device, tables = _of_site(load_site(site_name).name, precision, networks)
     else:
         device, tables = _of_graphs(files, precision, networks)
+    if not math.isfinite(faster):
+        raise ConfigError("--faster: write a number, as 100")
+    if faster != 1:
+        tables = {pair: made.faster(faster) for pair, made in tables.items()}
+        device = made_faster(device, faster)
     device = replace(
         device,
         description=description or device.description,

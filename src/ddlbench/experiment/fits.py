@@ -92,6 +92,11 @@ class Timing:
             return measured
         return self.fixed_s + self.per_sample_s * batch_size
 
+    def divided(self, factor: float) -> Timing:
+        """The same, with all seconds divided by a factor."""
+        measured_s = {size: seconds / factor for size, seconds in self.measured_s.items()}
+        return Timing(measured_s, self.fixed_s / factor, self.per_sample_s / factor)
+
     def extrapolates(self, batch_size: float) -> bool:
         """Whether a batch size is outside the measured range."""
         return not min(self.measured_s) <= batch_size <= max(self.measured_s)

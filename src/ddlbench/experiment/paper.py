@@ -6,6 +6,7 @@
     of:      an experiment of config/experiments, whose keys come first
     ...      keys of an experiment: the figure as published  |
     scales:  laptop: {keys that replace these}               |-> one experiment, at one scale
+             laptop: {of: an experiment whose keys do}       |
     scale:   full                                            |
 
 A figure that needs no cells has only ``paper``: with a command, such as that of a schedule's
@@ -15,7 +16,7 @@ or with the sentence that says why nothing is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,13 +205,24 @@ def _has_cells(config: Mapping[str, Any], scale: str) -> bool:
 
 
 def _scale(scales: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The keys of a scale. Those of a scale that it is like come first, overrides included."""
+    """The keys of a scale. Those of a scale that it is like come first, overrides included.
+
+    Those of an experiment that it is ``of`` come first, too, but for the matrix and for what leaves
+    cells of that out: a figure's stay.
+    """
     keys = dict(scales.get(name, {}))
+    if "of" in keys:
+        return {**_experiment(keys.pop("of"), ("matrix", "exclude")), **keys}
     if "like" not in keys:
         return keys
     base = dict(scales[keys.pop("like")])
     overrides = [*base.get("overrides", []), *keys.pop("overrides", [])]
     return {**base, **keys, "overrides": overrides}
+
+
+def _experiment(name: str, without: Sequence[str] = ()) -> dict[str, Any]:
+    values = read_yaml(project_root() / "config" / "experiments" / f"{name}.yaml")
+    return {key: value for key, value in values.items() if key not in without}
 
 
 def _resolved(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -238,7 +250,7 @@ def _resolved(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: {paper.figure} has no scale {scale}: {own['reason']}; write scale={FULL}"
         )
     if "of" in values:
-        base = read_yaml(project_root() / "config" / "experiments" / f"{values.pop('of')}.yaml")
+        base = _experiment(values.pop("of"))
         if base.get("site") == EXAMPLE_SITE:
             del base["site"]  # the user's own comes in its place
         values = {**base, **values}

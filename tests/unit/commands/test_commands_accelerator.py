@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -61,6 +62,25 @@ def _profile(network: str, **changes: Any) -> None:
 
 def _run(*args: str) -> Result:
     return CliRunner().invoke(accelerator, args, catch_exceptions=False)
+
+
+def test_a_faster_device_takes_every_time_divided(repository: Path) -> None:
+    _profile("vgg11")
+    _run("dev", "--site", "mine", "--faster", "4")
+    folder = repository / "config" / "accelerators" / "dev"
+    table = read_table(folder / "cifar10" / "vgg11.csv", "cifar10")
+    for batch_size in (4, 100):  # one that was timed, one that was not
+        assert table.pass_s(batch_size) == pytest.approx(2 * (0.001 * batch_size * 2 / 4,))
+    device = read_device(folder)
+    assert device.description == "A core, 4 times as fast"
+    assert "divided by 4" in device.lacks[0]
+
+
+@pytest.mark.parametrize("factor", ["0", "-1", "nan", "inf", "fast"])
+def test_a_factor_that_is_no_positive_number_is_refused(factor: str) -> None:
+    _profile("vgg11")
+    with pytest.raises((ConfigError, click.UsageError)):
+        accelerator.main(["dev", "--site", "mine", "--faster", factor], standalone_mode=False)
 
 
 def test_profiles_of_a_site_become_a_device_that_another_site_emulates(repository: Path) -> None:

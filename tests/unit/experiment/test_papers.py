@@ -7,6 +7,7 @@ import json
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -266,6 +267,26 @@ def test_figures_share_the_cells_of_the_whole_experiment(figure: str) -> None:
     site = load_site(experiment.site, as_example=True)
     ids = {row.cell.id for row in expand(experiment, site)}
     assert {row.cell.id for row in full_of(figure)} <= ids
+
+
+def test_a_scale_of_an_experiment_keeps_the_matrix_of_its_figure() -> None:
+    """At laptop scale the networking study is what its figures show, and nothing else."""
+
+    def cells(values: Mapping[str, Any]) -> set[tuple[str, ...]]:
+        axes = ("dataset", "network", "strategy", "geometry", "batch_size", "fabric", "epochs")
+        experiment = parse_experiment(values, "x")
+        return {
+            tuple(str(getattr(row.cell, axis)) for axis in axes)
+            for row in expand(experiment, load_site(experiment.site))
+        }
+
+    shown = [
+        cells({**file.values, "scale": LAPTOP})
+        for figure, file in FILES.items()
+        if figure.startswith("networking/") and not file.without_cells_why(LAPTOP)
+    ]
+    study = read_yaml(ROOT / "config" / "experiments" / "networking-gpus.yaml")
+    assert set.union(*shown) == cells(study)
 
 
 def test_a_site_of_the_user_goes_first() -> None:
