@@ -38,7 +38,7 @@ ROOT = project_root()
 FILES = {file.paper.figure: file for file in read_papers()}
 WITH_CELLS = [name for name, file in FILES.items() if "experiment" in file.values]
 ALONE = [name for name, file in FILES.items() if file.paper.command]
-_FEW = 40  # cells of a laptop scale
+_FEW = 80  # cells of a laptop scale
 _LONGEST_S = 3000  # of a laptop scale, where it is known before anything ran: sixteen GPUs
 # Made of the results, but not by the workflow of one experiment on one site.
 _BY_COMMAND = {"sites"}
