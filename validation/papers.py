@@ -2,6 +2,9 @@
 
     python validation/papers.py [FIGURE ...]            all take an hour and more
     python validation/papers.py --repeats 3 FIGURE      each cell three times
+    python validation/papers.py --repeats 3 --strategy horovod FIGURE     each of Horovod's, and the
+                                                        devices alone that they are compared with
+    python validation/papers.py --scale unlimited ddlbench/fig5           another scale of a figure
     python validation/papers.py --redraw [FIGURE ...]   from the kept cells, where those suffice
 
 Runs each figure's own command in validation/.work/papers, where results stay: what was interrupted
@@ -9,6 +12,7 @@ measures only what is missing. Keeps in docs/papers/, for ddlbench/fig4::
 
     ddlbench-fig4/speedup.png, .csv    what its file in config/papers says it draws
     ddlbench-fig4/cells.csv            a row a cell: its measurements
+    ddlbench-fig5/unlimited/...        another scale than laptop
     paradl-table3/printed.txt          what a command prints that draws nothing
 
 A figure that compares two sites is measured on both. The picture of a schedule needs no cells, and
@@ -31,6 +35,7 @@ from bed_study import ROOT, Study
 from ddlbench.commands.papers import command_of
 from ddlbench.experiment.document import write_text
 from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
+from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.site import load_site
 from ddlbench.report.columns import MEASUREMENTS, STEPS, VALIDATION
 from ddlbench.report.drawing import draw_figure
@@ -41,6 +46,7 @@ from ddlbench.report.registry import names_of
 from ddlbench.report.style import save_figure, style
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import Tables, frame_of, read_table, write_table
+from ddlbench.workflow import matrix_of
 
 
 def main() -> None:
@@ -49,7 +55,10 @@ def main() -> None:
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="such as ddlbench/fig4")
     parser.add_argument("--redraw", action="store_true", help="from cells.csv; nothing is measured")
     parser.add_argument("--repeats", type=int, help="of each cell; by default the figure's own")
+    parser.add_argument("--strategy", action="append", help="only its cells; may be given again")
+    parser.add_argument("--scale", default=LAPTOP, help="of the figures; laptop by default")
     arguments = parser.parse_args()
+    scale, only = arguments.scale, arguments.strategy
     wanted = arguments.figures
     files = read_papers()
     if unknown := set(wanted) - {file.paper.figure for file in files}:
@@ -60,11 +69,11 @@ def main() -> None:
             continue
         if arguments.redraw and "experiment" in file.values:
             redraw(file)
-        elif not file.without_cells_why(LAPTOP):
+        elif not file.without_cells_why(scale):
             if arguments.repeats:
                 repeat(file, folder, arguments.repeats)
-            measure(file, folder)
-            keep(file, folder)
+            measure(file, folder, scale, [*only, "sequential"] if only else None)
+            keep(file, folder, scale)
         elif "--out" in file.paper.makes:
             subprocess.run(shlex.split(file.paper.makes), cwd=ROOT, check=False)
         elif file.paper.command:
@@ -90,24 +99,34 @@ def repeat(file: PaperFile, folder: Path, repeats: int) -> None:
     path.write_text(yaml.safe_dump(values, sort_keys=False), "utf-8")
 
 
-def measure(file: PaperFile, folder: Path) -> None:
-    """Measure what is missing of a figure, and draw it."""
-    command = command_of(file, LAPTOP)
+def measure(file: PaperFile, folder: Path, scale: str, only: list[str] | None) -> None:
+    """Measure what is missing of a figure, or of some of its strategies, and draw it."""
+    command = command_of(file, scale)
     also = file.paper.also_site
     for site in ("", f" site={also}") if also else ("",):
+        snakemake, *options = shlex.split(command + site)
+        targets = results_of(file, folder, scale, only) if only else []
         print(f"{file.paper.figure}: {command}{site}", flush=True)
-        if subprocess.run(shlex.split(command + site), cwd=folder, check=False).returncode:
+        if subprocess.run([snakemake, *targets, *options], cwd=folder, check=False).returncode:
             print(f"{file.paper.figure}: not every cell was measured", flush=True)
     # Snakemake draws again only what was measured again.
-    report = f"ddlbench report --configfile {file.paper.file} --scale {LAPTOP}"
+    report = f"ddlbench report --configfile {file.paper.file} --scale {scale}"
     report += f" --also-site {also}" if also else ""
     subprocess.run(shlex.split(report), cwd=folder, check=False, stdout=subprocess.DEVNULL)
 
 
-def keep(file: PaperFile, folder: Path) -> None:
+def results_of(file: PaperFile, folder: Path, scale: str, only: list[str]) -> list[str]:
+    """The results of some strategies' cells, which Snakemake makes."""
+    values = yaml.safe_load((folder / file.paper.file).read_text("utf-8"))
+    _, site, rows = matrix_of({**values, "scale": scale}, str(file.paper.file))
+    cells = [row.cell for row in rows if row.unsupported is None and row.cell.strategy in only]
+    return [str(result_file(site.name, cell.id)) for cell in cells]
+
+
+def keep(file: PaperFile, folder: Path, scale: str) -> None:
     """Copy what a figure draws, and its measurements."""
-    out = ROOT / file.paper.kept
-    experiment = f"{file.values['experiment']}-{LAPTOP}"
+    out = ROOT / file.paper.kept / ("" if scale == LAPTOP else scale)
+    experiment = f"{file.values['experiment']}-{scale}"
     cells = []
     for source in sorted((folder / "results").glob(f"*/{experiment}")):
         found = [

@@ -291,9 +291,15 @@ def probe(
     inside = condition.inside if devices > 1 else None
     backend.reset_usage()
     ring = [(node, (node + 1) % count) for node in range(count)] if count > 1 else []
+    # Links inside a node are alike, so one pair stands for the others.
+    across, of_node = (0, devices - 1), [DevicesOf(nodes, node) for node in range(count)]
+    # Delays first: what a stream leaves in the queue of a slow link would delay the echoes.
     delays = [one_way_delay(nodes, pair, condition, backend) for pair in ring]
+    delays_inside = (
+        [one_way_delay(ends, across, inside, backend) for ends in of_node] if inside else []
+    )
     loss = _loss(nodes, condition) if ring else None
-    ends, between = (nodes, condition) if ring else (DevicesOf(nodes, 0), inside or condition)
+    ends, between = (nodes, condition) if ring else (of_node[0], inside or condition)
     controls = dict.fromkeys((None, *congestion_controls))
     goodputs = [_goodput(ends, between, control) for control in controls]
     with backend.without_loss():
@@ -307,24 +313,13 @@ def probe(
     setting: dict[str, Any] = {**condition.to_dict(), "nodes": count}
     if inside is not None:
         setting["devices_per_node"] = devices
-        measured["inside"] = _inside(nodes, shape, inside, backend)
+        rates_inside = [_rate(ends, *across, inside) for ends in of_node]
+        found = _summary(inside, [across] * count, delays_inside, rates_inside)
+        found["pairs"] = [{"node": node, **entry} for node, entry in enumerate(found["pairs"])]
+        measured["inside"] = found
     measured["usage"] = backend.usage()
     missed = misses(setting, measured)
     return {"setting": setting, "measured": measured, "ok": not missed, "misses": missed}
-
-
-def _inside(
-    nodes: HasDevices, shape: tuple[int, int], condition: LinkCondition, backend: Backend
-) -> dict[str, Any]:
-    """Delay and rate inside each node; its links are alike, so one pair stands for the others."""
-    count, devices = shape
-    pair = (0, devices - 1)
-    of_node = [DevicesOf(nodes, node) for node in range(count)]
-    delays = [one_way_delay(ends, pair, condition, backend) for ends in of_node]
-    rates = [_rate(ends, *pair, condition) for ends in of_node]
-    found = _summary(condition, [pair] * count, delays, rates)
-    found["pairs"] = [{"node": node, **entry} for node, entry in enumerate(found["pairs"])]
-    return found
 
 
 def _summary(

@@ -203,8 +203,9 @@ def advice(tables_dir: Path) -> list[str]:
     """What to train with in each case, as ``ddlbench recommend`` says it.
 
     Then what speaks against the measurements, and how often predictions named the fastest strategy.
+    A case in which nothing could be compared has no line: its measurements stand in the table.
     """
-    answers = answers_at(tables_dir)
+    answers = [answer for answer in answers_at(tables_dir) if answer["recommended"] is not None]
     whole = len(answers) <= _FEW_ANSWERS
     sentences = [
         f"{_case_text(answer)}: {' '.join(answer['advice'] if whole else answer['advice'][:1])}"

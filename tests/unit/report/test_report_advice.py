@@ -17,7 +17,7 @@ def answer(batch_size: int = 16, *sentences: str, **settings):
             "network": "vgg11", "dataset": "mnist", "nodes": 1, "devices_per_node": 2,
             "batch_size": batch_size, "settings": settings, "options": {},
         },
-        "recommended": None, "advice": list(sentences or ("First.", "Second.")), "candidates": [],
+        "recommended": "ddp", "advice": list(sentences or ("First.", "Second.")), "candidates": [],
         "not_ranked": [], "tied": [], "why_not": {}, "recommender": "ddlbench",
     }  # fmt: skip
 
@@ -60,6 +60,13 @@ def test_each_case_has_its_sentences(advised):
     texts = advised({"ddp": 4.0}, answer(16), answer(32, "Third.", precision="bf16"))
     assert texts[0] == "VGG-11, MNIST, 1x2, batch 16: First. Second."
     assert texts[1] == "VGG-11, MNIST, 1x2, batch 32, precision bf16: Third."
+
+
+def test_a_case_without_a_comparison_has_no_line(advised):
+    lone = {**answer(64, "Nothing was compared."), "recommended": None}
+    (text,) = advised({"ddp": 4.0}, answer(16), lone)
+    assert text.startswith("VGG-11, MNIST, 1x2, batch 16")
+    assert advised({"ddp": 4.0}, lone) == []
 
 
 def test_default_settings_are_not_told(advised):
