@@ -105,14 +105,23 @@ def _ran_as(summary: pd.DataFrame, groups: list[list[int]]) -> list[str]:
     return [either.get(of) or text for of, text in zip(strategies, texts, strict=True)]
 
 
+_FEW_NUMBERS = 2
+
+
 def _either(texts: list[str]) -> str:
-    """``64 or 96 samples an update`` of texts that differ in their number only; else empty."""
-    parts = {text.partition(" ") for text in texts}
+    """``64 or 96 samples an update`` of texts that differ in their number only; else empty.
+
+    A cell that did not run has no text.
+    """
+    parts = {text.partition(" ") for text in texts if text}
     numbers = sorted({number for number, _, _ in parts if number.isdigit()}, key=int)
     rests = {rest for _, _, rest in parts}
     if len(rests) != 1 or len(numbers) != len(parts):
         return ""
-    return f"{' or '.join(numbers)} {rests.pop()}"
+    spread = (
+        " or ".join(numbers) if len(numbers) <= _FEW_NUMBERS else f"{numbers[0]} to {numbers[-1]}"
+    )
+    return f"{spread} {rests.pop()}"
 
 
 def _values(configuration: str) -> dict[str, Any]:

@@ -64,11 +64,14 @@ def test_what_a_strategy_ran_as_is_one_variant_unless_a_network_has_several():
     summary = _summary(
         "imagenet/vgg16/pipedream/1x4/batch_size=32",
         "imagenet/resnet50/pipedream/1x4/batch_size=32",
+        "imagenet/resnet50/pipedream/2x4/batch_size=32",
         "imagenet/vgg16/gpipe/1x4/batch_size=32",
         "imagenet/vgg16/gpipe/1x4/batch_size=64",
-    ).assign(ran_as=["96 samples an update", "64 samples an update", "one thing", "another"])
+    )
+    failed, updates = "", ["96 samples an update", "64 samples an update"]
+    summary = summary.assign(ran_as=[*updates, failed, "one thing", "another"])
     assert list(variant_labels(summary, without=("batch_size",))) == [
-        *["64 or 96 samples an update"] * 2,
+        *["64 or 96 samples an update"] * 3,
         "one thing",
         "another",
     ]

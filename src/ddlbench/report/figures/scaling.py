@@ -102,7 +102,7 @@ def draw_lines(
         size=PanelSize(
             min_width=21.0 if shown["network"].nunique() > 4 else 36.0,
             height=27.0,
-            left=11.0,
+            left=13.0,  # a tick may be 0.0625
             between=3.0,
             max_columns=6,
         ),
