@@ -142,7 +142,8 @@ def keep(file: PaperFile, folder: Path, scale: str) -> None:
             shutil.copy(path, out / path.name)
         # As text: a column that one site lacks would turn whole numbers into others.
         table = source / "tables" / "measurements.csv"
-        cells.append(pd.read_csv(table, dtype=str, keep_default_na=False))
+        rows = pd.read_csv(table, dtype=str, keep_default_na=False)
+        cells.append(rows[rows["status"] != "not run"])
     if cells:
         pd.concat(cells).to_csv(out / "cells.csv", index=False)
 

@@ -136,7 +136,10 @@ def _predictions(path: Path) -> pd.DataFrame:
 
 
 def _with_device(table: pd.DataFrame, path: Path, bed: str | None) -> pd.DataFrame:
-    """Add the device of each row: its own words, else those of the table beside it, else ``bed``.
+    """Add the device of each row: its own, else that of all other rows, else ``bed``.
+
+    A cell that failed or did not run names no device. A figure's table has a table of cells beside
+    it that does.
 
     Raises:
         ConfigError: nothing tells it.
@@ -145,7 +148,10 @@ def _with_device(table: pd.DataFrame, path: Path, bed: str | None) -> pd.DataFra
     told = list(zip(*texts, strict=True)) if texts else [()] * len(table)
     of_texts = {row: device_of(map(str, row)) for row in set(told)}
     devices = [of_texts[row] for row in told]
-    other = _device_beside(path) if None in devices else None
+    others = {device for device in devices if device is not None}
+    other = None
+    if None in devices:
+        other = others.pop() if len(others) == 1 else _device_beside(path)
     if None in devices and other is None:
         if bed is None:
             raise ConfigError(
