@@ -101,6 +101,8 @@ class BatchLoader:
         dtype: floating-point type of the inputs.
         labels_only: read no images, for a pipeline's last stage; the caller's thread then reads,
             whatever ``loader_workers`` is.
+        normalised: whether the device normalises images. An emulated device computes nothing: its
+            inputs are zeros of the right shape, which take no time to write.
 
     Raises:
         ValueError: the arguments do not fit together.
@@ -119,6 +121,7 @@ class BatchLoader:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         labels_only: bool = False,
+        normalised: bool = True,
     ) -> None:
         if global_batch < 1 or num_shards < 1 or global_batch % num_shards:
             raise ValueError(
@@ -141,7 +144,7 @@ class BatchLoader:
         self._dtype = dtype
         self._orders: dict[int, np.ndarray] = {}
         self._iteration = 0  # only the latest iterator is valid
-        self._labels_only = labels_only
+        self._labels_only, self._normalised = labels_only, normalised
         self._loader_workers = 0 if labels_only else loader_workers
         self._plan = _Plan()
         self._loader: DataLoader[tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -230,7 +233,11 @@ class BatchLoader:
     def _batch(self, ids: np.ndarray, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         images = images.to(self._device, non_blocking=True)
         labels = labels.to(self._device, non_blocking=True)
-        return Batch(normalise(images, self._dtype), labels, torch.from_numpy(ids))
+        if self._normalised or images.dtype != torch.uint8:
+            inputs = normalise(images, self._dtype)
+        else:
+            inputs = torch.zeros((), dtype=self._dtype, device=self._device).expand(images.shape)
+        return Batch(inputs, labels, torch.from_numpy(ids))
 
     def _ids(self, steps: range) -> Iterator[np.ndarray]:
         for step in steps:

@@ -43,6 +43,7 @@ import torch.distributed as dist
 from ddlbench.datasets.loader import BatchLoader, EpochStream, ImageDataset
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.site import Accelerator
 from ddlbench.networks import build
 from ddlbench.planning.plan import make_plan
 from ddlbench.profiling.blocks import ReadyOrder, hooked
@@ -129,6 +130,7 @@ class StepRunner:
             seed=cell.seed,
             loader_workers=cell.loader_workers,
             device=device,
+            normalised=Accelerator.of_this_process() is None,
         )
         self._feed.start()
         stream = EpochStream(self._feed, cell.warmup_steps, self._feed.steps_per_epoch)

@@ -31,6 +31,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.result import DeviceMemory
+from ddlbench.experiment.site import Accelerator
 from ddlbench.networks import build
 from ddlbench.planning.strategy import Process, too_few_steps
 from ddlbench.runtime.checkpoint.rank import RefusedCheckpoint, open_checkpoints
@@ -339,6 +340,7 @@ def _data(
         loader_workers=cell.loader_workers,
         device=device,
         labels_only="inputs" not in process.needs,
+        normalised=Accelerator.of_this_process() is None,
     )
     loader.start()
     stream = EpochStream(loader, cell.warmup_steps, steps, _first_turn(process), process.turns)

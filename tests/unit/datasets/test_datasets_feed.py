@@ -141,6 +141,19 @@ def test_inputs_may_be_of_another_type():
     assert normalise(images, torch.bfloat16).dtype == torch.bfloat16
 
 
+def test_an_emulated_device_reads_the_same_samples_and_normalises_none(staged):
+    dataset = open_split(staged[CIFAR], CIFAR, "train")
+    real, emulated = (
+        next(BatchLoader(dataset, global_batch=8, normalised=normalised).batches(0, 5))
+        for normalised in (True, False)
+    )
+    assert emulated.inputs.shape == real.inputs.shape
+    assert emulated.inputs.dtype == real.inputs.dtype
+    assert not emulated.inputs.any()
+    assert emulated.labels.equal(real.labels)
+    assert emulated.sample_ids.equal(real.sample_ids)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_batches_reach_a_gpu(staged, loader_workers):
