@@ -115,12 +115,14 @@ def measure(file: PaperFile, folder: Path, scale: str, only: list[str] | None) -
     subprocess.run(shlex.split(report), cwd=folder, check=False, stdout=subprocess.DEVNULL)
 
 
-def results_of(file: PaperFile, folder: Path, scale: str, only: list[str]) -> list[str]:
-    """The results of some strategies' cells, which Snakemake makes."""
+def results_of(
+    file: PaperFile, folder: Path, scale: str, only: list[str], site_name: str = ""
+) -> list[str]:
+    """The results of some strategies' cells, which Snakemake makes; at the figure's site."""
     values = yaml.safe_load((folder / file.paper.file).read_text("utf-8"))
     _, site, rows = matrix_of({**values, "scale": scale}, str(file.paper.file))
     cells = [row.cell for row in rows if row.unsupported is None and row.cell.strategy in only]
-    return [str(result_file(site.name, cell.id)) for cell in cells]
+    return [str(result_file(site_name or site.name, cell.id)) for cell in cells]
 
 
 def keep(file: PaperFile, folder: Path, scale: str) -> None:
