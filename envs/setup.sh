@@ -65,10 +65,8 @@ esac
 [ -x "$env/bin/python" ] || "$python" -m venv "$env"
 log=$env/setup.log
 : > "$log"
-# Not compiled: each module is when it is first imported, and most never are.
-install() {
-    if "$env/bin/python" -m pip --disable-pip-version-check install --no-compile \
-        --constraint envs/constraints.txt "$@" >> "$log" 2>&1; then return; fi
+pip() {
+    if "$env/bin/python" -m pip --disable-pip-version-check "$@" >> "$log" 2>&1; then return; fi
     tail -n 20 "$log" >&2
     say "pip install failed; all it wrote is in $log" >&2
     exit 1
@@ -76,34 +74,26 @@ install() {
 say "downloads $size and the libraries, compiles Horovod once; three minutes or more (log: $log)"
 
 say "1/5 environment in $env ($("$python" --version))"
-install --upgrade pip setuptools wheel
+pip install --constraint envs/constraints.txt --upgrade pip setuptools wheel
 
 say "2/5 torch, the $build build: the largest download (DDLBENCH_TORCH=cpu or cuda chooses)"
-# With what Horovod's build wants, so that build_horovod.sh installs nothing beside step 4.
-install "${torch_index[@]}" torch torchvision \
-    cloudpickle psutil pyyaml packaging cffi
+pip install "${torch_index[@]}" --constraint envs/constraints.txt torch torchvision
 
-say "3/5 Horovod, compiled beside step 4 (once, two to three minutes on two cores; the wheel is kept in $cache)"
-bash envs/build_horovod.sh "$env/bin/python" "$cache" > "$env/horovod.log" 2>&1 &
-horovod=$!
-trap 'kill "$horovod" 2>/dev/null || true' EXIT
-
-say "4/5 torchgpipe, Snakemake and the libraries"
+say "3/5 torchgpipe, Snakemake and the libraries"
 # torchgpipe's last release predates build isolation: it needs the setuptools that is here.
-install --no-build-isolation --no-deps torchgpipe
-install_here() { install --no-build-isolation --editable ".[$1]"; }
+pip install --constraint envs/constraints.txt --no-build-isolation --no-deps torchgpipe
+pip install --constraint envs/constraints.txt --no-build-isolation --editable '.[measure,dev]'
 # One way to read own data; all else works without it.
-if ! (install_here measure,dev,data); then
-    install_here measure,dev
+if ! (pip install --constraint envs/constraints.txt --no-build-isolation --editable '.[data]'); then
     say "Hugging Face datasets, Parquet files and WebDataset shards cannot be read; all else can. Later: pip install 'ddlbench[data]'" >&2
 fi
 
-if ! wait "$horovod"; then
+say "4/5 Horovod (compiled once, about two minutes on two cores; the wheel is kept in $cache)"
+if ! bash envs/build_horovod.sh "$env/bin/python" "$cache" >> "$log" 2>&1; then
     say "Horovod is left out: $(cat "$env/horovod-missing.txt"); its cells will be 'unsupported', all others run" >&2
 elif ! command -v nvcc >/dev/null && ! "$env/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)'; then
     say "torch is a build for CUDA, but there is no nvcc: Horovod is built without NCCL, for CPUs only. To run it on GPUs load the CUDA module (module load CUDA NCCL) and run make setup again" >&2
 fi
-trap - EXIT
 
 say "5/5 checking that everything imports"
 "$env/bin/python" -W ignore - <<'EOF'
