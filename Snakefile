@@ -31,20 +31,20 @@ report: "workflow/report/workflow.rst"
 rule all:
     default_target: True
     input:
-        lost_results,
+        RUN.lost_results,
         rules.tables.output,
-        figure_files,
-        predictions_if_wanted,
+        RUN.figure_files,
+        RUN.predictions_if_wanted,
         rules.page.output,
     localrule: True
     message:
-        "{EXPERIMENT.name} on {SITE.name}: all tables and figures are there"
+        "{TITLE}: all tables and figures are there"
 
 
 onstart:
-    ready_to_measure()
+    RUN.ready_to_measure()
 
 
 onerror:
     # Some cells failed, or the run was stopped: the tables and figures of all others are made all the same.
-    partial_report()
+    RUN.report_what_is_there()

@@ -6,32 +6,20 @@ rule cell:
     output:
         result=str(result_file(SITE.name, "{cell}")),
     log:
-        str(cell_dir(SITE.name, "{cell}") / "supervisor.log"),
-    priority: base_first
+        str(CELL / "supervisor.log"),
+    priority: RUN.base_first
     group:
         "cell"
     conda:
         "../envs/environment.yaml"
-    threads: cell_threads
+    threads: RUN.threads(RUN.cell_request)
     resources:
-        nodes=lambda w: cell_request(w).nodes,
-        mpi=lambda w: cell_request(w).mpi,
-        tasks=lambda w: cell_request(w).tasks,
-        tasks_per_node=lambda w: cell_request(w).tasks_per_node,
-        tasks_per_gpu=lambda w: cell_request(w).tasks_per_gpu,
-        gres=lambda w: cell_request(w).gres,
-        mem_mb=lambda w: cell_request(w).mem_mb,
-        runtime=lambda w: cell_request(w).runtime_min,
-        slurm_account=lambda w: cell_request(w).account,
-        slurm_partition=lambda w: cell_request(w).partition,
-        qos=lambda w: cell_request(w).qos,
-        constraint=lambda w: cell_request(w).constraint,
-        slurm_extra=lambda w: cell_request(w).extra,
+        **resources(RUN.cell_request),
         attempt=lambda w, attempt: attempt,
     params:
         python=sys.executable,
         site=EXPERIMENT.site,
-        real_data=REAL_DATA,
+        real_data=RUN.real_data,
     message:
         "measuring {wildcards.cell}"
     shell:
@@ -42,7 +30,7 @@ rule cell:
 # All cells of the experiment, without the report.
 rule cells:
     input:
-        results,
+        RUN.results,
     localrule: True
     message:
-        "{EXPERIMENT.name} on {SITE.name}: every cell has a result"
+        "{TITLE}: every cell has a result"

@@ -2,39 +2,27 @@
 # name, so that it runs in the same job as the cell it serves and never joins two cells.
 rule stage:
     input:
-        checked,
+        RUN.checked,
         # What the plan is made from, before the data: a profile uses the same scratch. Measured again
         # it repeats no cell that is done, as that is shown as stale.
-        measured=ancient(measured_inputs),
+        measured=ancient(RUN.measured_inputs),
     output:
-        temp(str(cell_dir(SITE.name, "{cell}") / "staged.json")),
+        temp(str(CELL / "staged.json")),
     log:
-        str(cell_dir(SITE.name, "{cell}") / "stage.log"),
-    priority: base_first
+        str(CELL / "stage.log"),
+    priority: RUN.base_first
     group:
         "cell"
     conda:
         "../envs/environment.yaml"
-    threads: cell_threads
+    threads: RUN.threads(RUN.stage_request)
     resources:
-        nodes=lambda w: cell_request(w).nodes,
-        mpi=lambda w: cell_request(w).mpi,
-        tasks=lambda w: cell_request(w).tasks,
-        tasks_per_node=lambda w: cell_request(w).tasks_per_node,
-        tasks_per_gpu=lambda w: cell_request(w).tasks_per_gpu,
-        gres=lambda w: cell_request(w).gres,
-        mem_mb=lambda w: cell_request(w).mem_mb,
-        runtime=lambda w: cell_request(w).stage_runtime_min,
-        slurm_account=lambda w: cell_request(w).account,
-        slurm_partition=lambda w: cell_request(w).partition,
-        qos=lambda w: cell_request(w).qos,
-        constraint=lambda w: cell_request(w).constraint,
-        slurm_extra=lambda w: cell_request(w).extra,
+        **resources(RUN.stage_request),
         attempt=lambda w, attempt: attempt,
     params:
         python=sys.executable,
         site=EXPERIMENT.site,
-        real_data=REAL_DATA,
+        real_data=RUN.real_data,
     message:
         "data for {wildcards.cell}"
     shell:

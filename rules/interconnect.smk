@@ -1,10 +1,3 @@
-from ddlbench.experiment.paths import links_file
-from ddlbench.interconnect.worlds import links_request
-
-LINKS = links_file(SITE.name, "{fabric}")
-FABRICS = sorted({cell.fabric for cell in CELLS.values()})
-
-
 # How fast the devices of the site talk to each other under one link condition. A shell command, as
 # in rule cell.
 rule links_of_fabric:
@@ -29,30 +22,11 @@ rule links_of_fabric:
         ),
     log:
         str(LINKS.with_name("links.log")),
-    wildcard_constraints:
-        fabric=r"[A-Za-z0-9_.-]+",
     conda:
         "../envs/environment.yaml"
-    threads:
-        lambda w: (
-            (workflow.cores or 1)
-            if SITE.launcher == "local"
-            else links_request(SITE, w.fabric).cpus_per_task
-        )
+    threads: RUN.threads(RUN.links_request)
     resources:
-        nodes=lambda w: links_request(SITE, w.fabric).nodes,
-        mpi=lambda w: links_request(SITE, w.fabric).mpi,
-        tasks=lambda w: links_request(SITE, w.fabric).tasks,
-        tasks_per_node=lambda w: links_request(SITE, w.fabric).tasks_per_node,
-        tasks_per_gpu=lambda w: links_request(SITE, w.fabric).tasks_per_gpu,
-        gres=lambda w: links_request(SITE, w.fabric).gres,
-        mem_mb=lambda w: links_request(SITE, w.fabric).mem_mb,
-        runtime=lambda w: links_request(SITE, w.fabric).runtime_min,
-        slurm_account=lambda w: links_request(SITE, w.fabric).account,
-        slurm_partition=lambda w: links_request(SITE, w.fabric).partition,
-        qos=lambda w: links_request(SITE, w.fabric).qos,
-        constraint=lambda w: links_request(SITE, w.fabric).constraint,
-        slurm_extra=lambda w: links_request(SITE, w.fabric).extra,
+        **resources(RUN.links_request),
     params:
         python=sys.executable,
         site=EXPERIMENT.site,
@@ -66,7 +40,7 @@ rule links_of_fabric:
 # The links of every fabric of this experiment.
 rule links:
     input:
-        expand(str(LINKS), fabric=FABRICS),
+        expand(str(LINKS), fabric=RUN.fabrics),
     localrule: True
     message:
         "links of {SITE.name} are there"

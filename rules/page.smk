@@ -2,10 +2,10 @@
 rule page:
     input:
         rules.tables.output,
-        figure_files,
-        predictions_if_wanted,
+        RUN.figure_files,
+        RUN.predictions_if_wanted,
     output:
-        page=str(PAGE),
+        page=str(RUN.page),
         advice=str(TABLES / "advice.json"),
     log:
         str(TABLES / "page.log"),
@@ -13,6 +13,6 @@ rule page:
     conda:
         "../envs/environment.yaml"
     message:
-        "HTML report of {EXPERIMENT.name} on {SITE.name}"
+        "HTML report of {TITLE}"
     script:
         "../workflow/scripts/page.py"

@@ -1,15 +1,12 @@
-include: "predict_common.smk"
-
-
 # What every predictor says of every cell, beside what was measured, and how often it is right.
 rule predict:
     input:
-        results,
-        PROFILES,
-        expand(str(LINKS), fabric=FABRICS),
-        CONFIG_FILES,
+        RUN.results,
+        RUN.profiles,
+        expand(str(LINKS), fabric=RUN.fabrics),
+        RUN.config_files,
     output:
-        predictions=PREDICTIONS,
+        predictions=RUN.predictions,
         tables=expand(
             str(TABLES / "{table}.csv"),
             table=["accuracy", "table_6_1", "table_8_1", "table_8_2"],
@@ -21,7 +18,7 @@ rule predict:
     conda:
         "../envs/environment.yaml"
     message:
-        "predictions for {EXPERIMENT.name} on {SITE.name}"
+        "predictions for {TITLE}"
     script:
         "../workflow/scripts/predict.py"
 
@@ -33,24 +30,22 @@ rule prediction_figure:
         rules.tables.output,
     output:
         png=report(
-            str(PREDICTION_FIGURES / "{prediction}.png"),
+            str(RUN.prediction_figures / "{prediction}.png"),
             caption="../workflow/report/figure.rst",
             category="Predictions",
-            labels=figure_labels,
+            labels=RUN.figure_labels,
         ),
-        pdf=str(PREDICTION_FIGURES / "{prediction}.pdf"),
-        csv=str(PREDICTION_FIGURES / "{prediction}.csv"),
+        pdf=str(RUN.prediction_figures / "{prediction}.pdf"),
+        csv=str(RUN.prediction_figures / "{prediction}.csv"),
     log:
-        str(PREDICTION_FIGURES / "{prediction}.log"),
-    wildcard_constraints:
-        prediction=r"[a-z0-9_]+",
+        str(RUN.prediction_figures / "{prediction}.log"),
     localrule: True
     conda:
         "../envs/environment.yaml"
     params:
-        caption=lambda wildcards: figure_caption(wildcards.prediction),
+        caption=lambda wildcards: caption_of(wildcards.prediction),
     message:
-        "figure {wildcards.prediction} of {EXPERIMENT.name} on {SITE.name}"
+        "figure {wildcards.prediction} of {TITLE}"
     script:
         "../workflow/scripts/prediction_figure.py"
 
@@ -58,7 +53,7 @@ rule prediction_figure:
 # Everything that predictions come to.
 rule predictions:
     input:
-        prediction_files,
+        RUN.prediction_files,
     localrule: True
     message:
-        "{EXPERIMENT.name} on {SITE.name}: all predictions are there"
+        "{TITLE}: all predictions are there"

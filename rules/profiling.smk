@@ -1,6 +1,3 @@
-include: "profiling_common.smk"
-
-
 # Times and bytes of one network's layers on one device, and how replicas on a node slow each other.
 rule profile:
     output:
@@ -9,28 +6,14 @@ rule profile:
         str(profile_file(SITE.name, "{measured}").with_name("profile.log")),
     conda:
         "../envs/environment.yaml"
-    threads: profile_threads
+    threads: RUN.threads(RUN.profile_request)
     resources:
-        nodes=lambda w: profile_resources(w).nodes,
-        mpi=lambda w: profile_resources(w).mpi,
-        tasks=lambda w: profile_resources(w).tasks,
-        tasks_per_node=lambda w: profile_resources(w).tasks_per_node,
-        tasks_per_gpu=lambda w: profile_resources(w).tasks_per_gpu,
-        gres=lambda w: profile_resources(w).gres,
-        mem_mb=lambda w: profile_resources(w).mem_mb,
-        runtime=lambda w: (
-            profile_resources(w).runtime_min + profile_resources(w).stage_runtime_min
-        ),
-        slurm_account=lambda w: profile_resources(w).account,
-        slurm_partition=lambda w: profile_resources(w).partition,
-        qos=lambda w: profile_resources(w).qos,
-        constraint=lambda w: profile_resources(w).constraint,
-        slurm_extra=lambda w: profile_resources(w).extra,
+        **resources(RUN.profile_request),
     params:
         python=sys.executable,
         site=EXPERIMENT.site,
-        real_data=REAL_DATA,
-        needs=lambda w: json.dumps(profile_needs(w).to_dict()),
+        real_data=RUN.real_data,
+        needs=RUN.profile_needs,
     message:
         "profiling {wildcards.measured}"
     shell:
@@ -39,14 +22,14 @@ rule profile:
         " {output:q} {log:q}"
 
 
-if PROFILE_RUNS > 1:
+if EXPERIMENT.profile["runs"] > 1:
 
     ruleorder: pooled_profile > profile
 
     # The medians of several runs, each of which was a job.
     rule pooled_profile:
         input:
-            profile_runs,
+            RUN.profile_runs,
         output:
             str(profile_file(SITE.name, "{profile}")),
         log:
@@ -65,7 +48,7 @@ if PROFILE_RUNS > 1:
 # All profiles of the experiment.
 rule profiles:
     input:
-        PROFILES,
+        RUN.profiles,
     localrule: True
     message:
-        "{EXPERIMENT.name} on {SITE.name}: every network has a profile"
+        "{TITLE}: every network has a profile"

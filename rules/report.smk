@@ -2,8 +2,8 @@
 # What cannot run has no result, so the configuration is an input of its own.
 rule tables:
     input:
-        results,
-        CONFIG_FILES,
+        RUN.results,
+        RUN.config_files,
     output:
         measurements=report(
             str(TABLES / "measurements.csv"),
@@ -19,7 +19,7 @@ rule tables:
     conda:
         "../envs/environment.yaml"
     message:
-        "tables of {EXPERIMENT.name} on {SITE.name}"
+        "tables of {TITLE}"
     script:
         "../workflow/scripts/tables.py"
 
@@ -33,7 +33,7 @@ rule figure:
             str(FIGURES / "{figure}.png"),
             caption="../workflow/report/figure.rst",
             category="Figures",
-            labels=figure_labels,
+            labels=RUN.figure_labels,
         ),
         pdf=str(FIGURES / "{figure}.pdf"),
         csv=str(FIGURES / "{figure}.csv"),
@@ -44,9 +44,9 @@ rule figure:
         "../envs/environment.yaml"
     params:
         site=SITE.description,
-        caption=lambda wildcards: figure_caption(wildcards.figure),
+        caption=lambda wildcards: caption_of(wildcards.figure),
     message:
-        "figure {wildcards.figure} of {EXPERIMENT.name} on {SITE.name}"
+        "figure {wildcards.figure} of {TITLE}"
     script:
         "../workflow/scripts/figure.py"
 
@@ -54,13 +54,13 @@ rule figure:
 # Tables and figures of the cells that are there, however many are missing.
 rule partial:
     input:
-        existing_results,
+        RUN.existing_results,
     log:
         str(TABLES / "partial.log"),
     localrule: True
     conda:
         "../envs/environment.yaml"
     message:
-        "{EXPERIMENT.name} on {SITE.name}: report of the cells that are there"
+        "{TITLE}: report of the cells that are there"
     script:
         "../workflow/scripts/partial.py"

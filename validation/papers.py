@@ -37,6 +37,7 @@ from ddlbench.experiment.document import write_text
 from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.site import load_site
+from ddlbench.planning.matrix import matrix_of
 from ddlbench.report.columns import MEASUREMENTS, STEPS, VALIDATION
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.figure_results import TEXT
@@ -46,7 +47,6 @@ from ddlbench.report.registry import names_of
 from ddlbench.report.style import save_figure, style
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import Tables, frame_of, read_table, write_table
-from ddlbench.workflow import matrix_of
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ _TABLES = """
 from pathlib import Path
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.report.measurements import make_tables
-from ddlbench.workflow import matrix_of
+from ddlbench.planning.matrix import matrix_of
 experiment, site, rows = matrix_of(read_yaml(Path("experiment.yaml")))
 make_tables(experiment.name, site.name, rows, Path("results"), Path("tables"))
 """

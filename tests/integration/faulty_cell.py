@@ -29,7 +29,7 @@ from faulty_cell import CELL
 from local_cells import local_site
 from ddlbench.runtime.staging import StagingFailed, stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
-from ddlbench.workflow import logged
+from ddlbench.workflow.log import logged
 results, scratch = map(Path, sys.argv[1:])
 folder = results / "cells" / CELL.id
 site = local_site(scratch.parent)

@@ -6,7 +6,7 @@
         |            |                           |
         |         strategies ------------------ runtime -- profiling, interconnect -- cluster,
         |            |   slurm, emulation --------'          equivalence -- testing
-        '-- planning +-- predict -- claims -- report -- commands
+        '-- planning +-- predict -- claims -- report -- commands, workflow
 """
 
 import ast
@@ -54,6 +54,15 @@ BELOW = {
         "interconnect",
         "emulation",
         "equivalence",
+        "cluster",
+    },
+    "workflow": {
+        "experiment",
+        "slurm",
+        "planning",
+        "report",
+        "interconnect",
+        "cluster",
     },
     "equivalence": {"experiment", "networks", "planning", "strategies", "runtime"},
     "testing": {"experiment", "networks", "planning", "strategies", "runtime", "equivalence"},

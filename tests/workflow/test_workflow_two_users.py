@@ -18,7 +18,7 @@ from ddlbench.datasets.staging import own_folder
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import cell_dir
 from ddlbench.experiment.schema import read_yaml
-from ddlbench.workflow import matrix_of
+from ddlbench.planning.matrix import matrix_of
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root to be other users"

@@ -1,6 +1,8 @@
 """Rule partial: the report of what is there."""
 
-from ddlbench.workflow import logged, make_report, matrix_of
+from ddlbench.planning.matrix import matrix_of
+from ddlbench.report.products import make_report
+from ddlbench.workflow.log import logged
 
 with logged(snakemake.log[0]):
     make_report(*matrix_of(snakemake.config))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddlbench.experiment.profile import read_profile, write_profile
 from ddlbench.profiling.pool import pooled
-from ddlbench.workflow import logged
+from ddlbench.workflow.log import logged
 
 output, log, *runs = sys.argv[1:]
 with logged(log):

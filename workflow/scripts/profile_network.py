@@ -15,7 +15,7 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.make import make_profile
 from ddlbench.runtime.rank_job import RankJobFailed
-from ddlbench.workflow import logged
+from ddlbench.workflow.log import logged
 
 site_name, real_data, needs, output, log = sys.argv[1:]
 with logged(log, RankJobFailed):

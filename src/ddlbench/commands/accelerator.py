@@ -15,11 +15,24 @@ from ddlbench.experiment.paths import enter_project, profile_file
 from ddlbench.experiment.screen import Column, duration_text, paragraph, table
 from ddlbench.experiment.site import did_not_compute, load_site
 from ddlbench.experiment.units import MB
+from ddlbench.planning.device_folder import (
+    DESCRIPTION,
+    Device,
+    check_network,
+    device_folder,
+    device_of_profiles,
+    made_faster,
+    measured_profiles,
+    read_device,
+    tables_of_profiles,
+    write_device,
+    write_tables,
+)
+from ddlbench.planning.graph_table import LACKS, table_of_graph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddlbench.planning.device_folder import Device
     from ddlbench.planning.device_table import DeviceTable
 
     Tables = Mapping[tuple[str, str], DeviceTable]
@@ -72,15 +85,6 @@ def accelerator(
     Writes config/accelerators/NAME: device.yaml, and a table a network. A site file names the
     folder: accelerator: {profiles: config/accelerators/NAME}.
     """
-    from ddlbench.planning.device_folder import (  # noqa: PLC0415 - slow to import
-        DESCRIPTION,
-        device_folder,
-        made_faster,
-        read_device,
-        write_device,
-        write_tables,
-    )
-
     if (site_name is None) == (not graphs):
         raise ConfigError(
             "write either --site SITE, whose profiles are taken, or --graph DATASET/NETWORK=FILE"
@@ -132,12 +136,6 @@ def _graph_file(graph: str) -> tuple[str, str, Path]:
 
 
 def _of_site(site: str, precision: str, networks: tuple[str, ...]) -> tuple[Device, Tables]:
-    from ddlbench.planning.device_folder import (  # noqa: PLC0415 - slow to import
-        check_network,
-        device_of_profiles,
-        measured_profiles,
-        tables_of_profiles,
-    )
 
     profiles = measured_profiles(site, precision)
     chosen = {pair: one for pair, one in profiles.items() if not networks or pair[1] in networks}
@@ -162,8 +160,6 @@ def _of_site(site: str, precision: str, networks: tuple[str, ...]) -> tuple[Devi
 def _of_graphs(
     files: list[tuple[str, str, Path]], precision: str, networks: tuple[str, ...]
 ) -> tuple[Device, Tables]:
-    from ddlbench.planning.device_folder import Device, check_network  # noqa: PLC0415
-    from ddlbench.planning.graph_table import LACKS, table_of_graph  # noqa: PLC0415
 
     if networks:
         raise ConfigError("--network chooses among the profiles of --site; --graph names its own")

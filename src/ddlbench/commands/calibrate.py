@@ -15,6 +15,9 @@ from ddlbench.commands.predict import records
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.screen import Column, duration_text, paragraph, table
+from ddlbench.predict import calibration
+from ddlbench.predict.evaluate import predictions
+from ddlbench.predict.prediction import DEFAULT_PREDICTOR
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,10 +46,6 @@ def calibrate(
 
     Writes results/SITE/calibration.json, which predict and recommend then use.
     """
-    from ddlbench.predict import calibration  # noqa: PLC0415 - slow to import
-    from ddlbench.predict.evaluate import predictions  # noqa: PLC0415
-    from ddlbench.predict.prediction import DEFAULT_PREDICTOR  # noqa: PLC0415
-
     frame = predictions(rows, site, names=(DEFAULT_PREDICTOR,))
     cells = calibration.cells_of(frame, DEFAULT_PREDICTOR)
     if choose is not None:

@@ -21,6 +21,7 @@ from ddlbench.experiment.paths import CONFIG, enter_project
 from ddlbench.experiment.registry import known, mismatch
 from ddlbench.experiment.screen import paragraph, shortened
 from ddlbench.experiment.status import Status
+from ddlbench.planning.matrix import check_name
 
 if TYPE_CHECKING:
     from ddlbench.equivalence.verdict import Verdict
@@ -148,8 +149,6 @@ def _paired(trained: Sequence[Cell], pairs: Sequence[tuple[str, str]]) -> list[C
     Raises:
         ConfigError: a name is unknown, or no pair fits.
     """
-    from ddlbench.planning.matrix import check_name  # noqa: PLC0415 - slow
-
     for network, dataset in pairs:
         DATASETS.check(dataset, "--dataset")
         check_name("ddlbench.networks", network, "--network")

@@ -16,6 +16,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import CONFIG
 from ddlbench.experiment.screen import paragraph
 from ddlbench.own_folders import CheckedData, check_files
+from ddlbench.planning.plan import request_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,8 +70,6 @@ def _of_experiment(
     Raises:
         ConfigError: it has none, or none of that name.
     """
-    from ddlbench.planning.plan import request_of  # noqa: PLC0415 - slow to import
-
     _, site, rows = matrix_at(configfile or CONFIG, site_name)
     named = {*DATASETS.declared, *site.real_data}
     real = {

@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import pandas as pd
 
 from ddlbench.claims.beds import KNOWN_TO
+from ddlbench.claims.evidence import rows_of_site, rows_of_tables
+from ddlbench.claims.ledger import DECIDED, VERDICTS, Claim, Judged, judge, read_claims
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.screen import Column, named_lines, paragraph, table, two_digits
 from ddlbench.experiment.site import load_site
+from ddlbench.report.tables import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
-
-    from ddlbench.claims.ledger import Claim, Judged
 
 
 @click.command()
@@ -57,9 +59,6 @@ def claims(
     A verdict is of one bed: CPU, emulated accelerator, emulated GPU, or GPU. CLAIM, an id, prints
     one in full: what it says and needs, its test, the numbers.
     """
-    from ddlbench.claims.evidence import rows_of_site, rows_of_tables  # noqa: PLC0415 - slow
-    from ddlbench.claims.ledger import judge, read_claims  # noqa: PLC0415
-
     enter_project()
     ledger = read_claims()
     if claim is not None and claim not in (names := [one.id for one in ledger]):
@@ -84,10 +83,6 @@ def claims(
 
 def write_csv(judged: Sequence[Judged], path: Path) -> None:
     """One row a claim and bed."""
-    import pandas as pd  # noqa: PLC0415 - slow to import
-
-    from ddlbench.report.tables import write_table  # noqa: PLC0415
-
     records = [one.to_dict() for one in judged]
     for record in records:
         least, most = record.pop("range") or (None, None)
@@ -111,7 +106,6 @@ def ledger_lines(judged: Sequence[Judged], *, every_claim: bool) -> list[str]:
 
 
 def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
-    from ddlbench.claims.ledger import DECIDED, VERDICTS  # noqa: PLC0415 - slow to import
 
     bed = judged[0].bed
     columns = [

@@ -12,6 +12,7 @@ import click
 
 from ddlbench.experiment.paths import CONFIG, check_results, enter_project
 from ddlbench.experiment.schema import read_yaml
+from ddlbench.planning.matrix import matrix_of
 
 if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
@@ -49,8 +50,6 @@ def matrix_at(configfile: Path, site_name: str | None = None, scale: str | None 
         site_name: another site than the file names.
         scale: of a published figure.
     """
-    from ddlbench.workflow import matrix_of  # noqa: PLC0415 - pandas takes its time
-
     configfile = enter_project(configfile)
     config, given = config_at(configfile, site_name, scale)
     experiment, site, rows = matrix_of(config, where=str(configfile))

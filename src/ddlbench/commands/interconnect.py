@@ -6,20 +6,23 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ddlbench.emulation import EmulatedNodes, EmulationFailed
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import BACKENDS, LinkCondition
+from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.experiment.screen import Column, duration_text, paragraph, table
 from ddlbench.experiment.units import MB, MBIT_PER_S, MS
-
-if TYPE_CHECKING:
-    from ddlbench.experiment.links import Links
+from ddlbench.interconnect.captured_text import decoded
+from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
+from ddlbench.interconnect.p2p_text import parse_p2p
+from ddlbench.interconnect.pair_matrix import with_slow_pairs
 
 _FILE = click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 
@@ -37,8 +40,6 @@ def parse_p2p_file(file: Path) -> None:
     FILE is its stdout, as captured; - reads standard input. Lines may begin with a rank, a host or
     the time. Row = sender, column = receiver.
     """
-    from ddlbench.interconnect.p2p_text import parse_p2p  # noqa: PLC0415
-
     _print_parsed(file, parse_p2p)
 
 
@@ -50,8 +51,6 @@ def parse_nvbandwidth_file(file: Path) -> None:
     FILE is its stdout, as captured; - reads standard input. Lines may begin with a rank, a host or
     the time. Row = sender, column = receiver.
     """
-    from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth  # noqa: PLC0415
-
     _print_parsed(file, parse_nvbandwidth)
 
 
@@ -59,8 +58,6 @@ def parse_nvbandwidth_file(file: Path) -> None:
 @click.argument("links_json", type=click.Path(path_type=Path))
 def show(links_json: Path) -> None:
     """Show the fits and the slow pairs of a links.json."""
-    from ddlbench.experiment.links import read_links  # noqa: PLC0415
-
     links = read_links(links_json)
     lines = [*_fit_lines(links), *_pair_lines(links)]
     for note in links.notes:
@@ -69,8 +66,6 @@ def show(links_json: Path) -> None:
 
 
 def _print_parsed(file: Path, parse: Callable[[str, str], dict[str, Any]]) -> None:
-    from ddlbench.experiment.links import PairMatrix  # noqa: PLC0415
-    from ddlbench.interconnect.pair_matrix import with_slow_pairs  # noqa: PLC0415
 
     parsed = parse(_text(file), str(file))
     parsed["pairs"] = [
@@ -82,7 +77,6 @@ def _print_parsed(file: Path, parse: Callable[[str, str], dict[str, Any]]) -> No
 
 
 def _text(file: Path) -> str:
-    from ddlbench.interconnect.captured_text import decoded  # noqa: PLC0415
 
     if str(file) == "-":
         return decoded(sys.stdin.buffer.read())
@@ -210,8 +204,6 @@ def probe(
 
     Exit status 1 where delay or rate is off by more than 10 %, or the loss is another.
     """
-    from ddlbench.emulation import EmulatedNodes, EmulationFailed  # noqa: PLC0415
-
     of_links = {"latency_ms": values.pop("latency_ms"), "bandwidth_mbit_per_s": bandwidth_mbit}
     inside = {"latency_ms": inside_latency_ms, "bandwidth_mbit_per_s": inside_bandwidth_mbit}
     given = {**values, **_known(of_links), **({"inside": _known(inside)} if _known(inside) else {})}

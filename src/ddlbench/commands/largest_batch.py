@@ -12,6 +12,11 @@ from ddlbench.commands.measuring import by_workflow
 from ddlbench.commands.questions import case_options, questions_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.screen import paragraph
+from ddlbench.planning.memory import capacity_bytes
+from ddlbench.predict.candidate import assess
+from ddlbench.predict.choose import result_of
+from ddlbench.predict.largest_batch import MemoryOfBatches, lines, smallest_batch
+from ddlbench.predict.largest_batch import largest_batch as search
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="Memory of one device, where profile and site do not say it.",
 )
-def largest_batch_command(
+def largest_batch(
     *,
     strategy: str,
     dry_run: bool,
@@ -38,16 +43,6 @@ def largest_batch_command(
     **options: Any,
 ) -> None:
     """Find the largest batch that fits, and confirm it by a cell."""
-    from ddlbench.planning.memory import capacity_bytes  # noqa: PLC0415 - slow to import
-    from ddlbench.predict.candidate import assess  # noqa: PLC0415
-    from ddlbench.predict.choose import result_of  # noqa: PLC0415
-    from ddlbench.predict.largest_batch import (  # noqa: PLC0415
-        MemoryOfBatches,
-        largest_batch,
-        lines,
-        smallest_batch,
-    )
-
     questions = questions_of(options, batch_size=1)
     site, here = questions.site, questions.knowledge()
     cell = _cell_of_any_batch(questions.one, strategy)
@@ -66,7 +61,7 @@ def largest_batch_command(
         )
     memory = MemoryOfBatches(cell, site, workload, capacity)
     measure = by_workflow(questions, lambda one: f"{one.strategy} with {one.batch_size} samples")
-    found = largest_batch(
+    found = search(
         memory, None if dry_run else measure, lambda one: result_of(one, site.name), trials
     )
     if as_json:

@@ -12,6 +12,7 @@ import click
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import CONFIG, project_root, result_file
 from ddlbench.planning.finished import finished_of, put_aside_invalid
+from ddlbench.predict.choose import NotMeasured, result_of, short_cell
 
 if TYPE_CHECKING:
     from ddlbench.commands.questions import Questions
@@ -31,8 +32,6 @@ def by_workflow(
         questions: where, and of which experiment.
         named: what the error stream says is being measured.
     """
-    from ddlbench.predict.choose import NotMeasured, result_of  # noqa: PLC0415 - slow to import
-
     site = questions.site
 
     def measure(cell: Cell) -> Glance | None:
@@ -62,8 +61,6 @@ def by_workflow(
 
 def measured_cell(questions: Questions) -> Callable[[Cell], Cell]:
     """What is measured for a cell: a short one, or the cell of the experiment itself."""
-    from ddlbench.predict.choose import short_cell  # noqa: PLC0415 - slow to import
-
     return short_cell if questions.configfile is None else lambda cell: cell
 
 

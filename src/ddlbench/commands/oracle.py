@@ -6,21 +6,29 @@ import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import pandas as pd
 
 from ddlbench.commands import oracle_display as display
 from ddlbench.commands.oracle_transformer import ByWorkload, rows_command
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
 from ddlbench.predict.paradl import advise
+from ddlbench.predict.paradl import calibrate as fitting
 from ddlbench.predict.paradl.configuration import STRATEGIES
+from ddlbench.predict.paradl.measured import (
+    mean_accuracy,
+    projected,
+    read_measured,
+    reliable_rows,
+    score,
+)
 from ddlbench.predict.paradl.oracle import VARIANTS
 from ddlbench.predict.paradl.platform import Platform, load_platform, write_platform
 from ddlbench.predict.paradl.workload import Workload, load_workload
-
-if TYPE_CHECKING:
-    import pandas as pd
+from ddlbench.report.drawing import draw_figure
 
 PLATFORM = "abci"
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -85,8 +93,6 @@ def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
 @JSON
 def score_command(measured: Path, platform: Platform, predictor: str, as_json: bool) -> None:
     """Score projections against the measured iterations of MEASURED, a CSV table."""
-    from ddlbench.predict.paradl.measured import read_measured, score  # noqa: PLC0415 - slow
-
     found = score(read_measured(measured), platform, predictor)
     if as_json:
         click.echo(json.dumps(found))
@@ -115,13 +121,6 @@ def calibrate_command(
     as_json: bool,
 ) -> None:
     """Fit the platform's few constants to MEASURED, and say each of them."""
-    from ddlbench.predict.paradl import calibrate as fitting  # noqa: PLC0415 - scipy is slow
-    from ddlbench.predict.paradl.measured import (  # noqa: PLC0415
-        mean_accuracy,
-        projected,
-        reliable_rows,
-    )
-
     rows = reliable_rows(measured, campaign)
     found = fitting.calibrate(rows, platform)
     fitted = platform.with_constants(found.constants)
@@ -264,8 +263,6 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
     Writes oracle.png, .pdf and .csv. Of an experiment's own runs, `ddlbench accuracy --figures`
     draws it.
     """
-    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - matplotlib takes its time
-
     rows = _reliable(measured, campaign)
     where = f"{measured.name}, campaign {campaign}. {platform.values['description']}."
     made = draw_figure("oracle_published", out / "oracle.png", rows, platform, where)
@@ -300,11 +297,7 @@ def anomalies_command(
     RUNS is an experiment's predictions.json (`ddlbench accuracy` writes it), or a CSV table as
     for `score`, which the corrected oracle projects on --platform.
     """
-    from ddlbench.predict.accuracy import anomalies, from_predictions  # noqa: PLC0415
-
     if runs.suffix == ".json":
-        from ddlbench.predict.accuracy import read_predictions  # noqa: PLC0415
-
         predictions = read_predictions(runs)
         if predictor not in set(predictions["predictor"]):
             known = ", ".join(dict.fromkeys(map(str, predictions["predictor"])))
@@ -337,25 +330,18 @@ def explain_command(strategies: tuple[str, ...], out: Path) -> None:
     Writes split-STRATEGY.png and .pdf. For schedules of pipelines see `ddlbench timeline
     --schedule`.
     """
-    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - matplotlib takes its time
-
     for name in strategies or STRATEGIES:
         made = draw_figure("split", out / f"split-{name.replace('+', '-')}.png", name)
         click.echo(f"{made} and .pdf are written")
 
 
 def _reliable(path: Path, campaign: str) -> pd.DataFrame:
-    from ddlbench.predict.paradl.measured import reliable_rows  # noqa: PLC0415 - pandas is slow
 
     return reliable_rows(path, campaign)
 
 
 def _projected_runs(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
     """Runs as ``predict.accuracy`` reads them, of a table of measured iterations."""
-    import pandas as pd  # noqa: PLC0415 - slow to import
-
-    from ddlbench.predict.paradl.measured import projected  # noqa: PLC0415
-
     projections = projected(rows, platform, "corrected")
     interval = {
         end: pd.to_numeric(rows[column], errors="coerce")

@@ -18,6 +18,7 @@ from ddlbench.experiment.screen import (
     size_text,
     table,
 )
+from ddlbench.predict.paradl.measured import mean_accuracy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,8 +84,6 @@ def constants(platform: Platform, found: Calibration) -> dict[str, dict[str, Any
 
 def accuracy_by_strategy(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[str, Any]:
     """Accuracy of rows that were held out."""
-    from ddlbench.predict.paradl.measured import mean_accuracy  # noqa: PLC0415 - pandas is slow
-
     return {
         "mean_accuracy": mean_accuracy(rows, projections),
         "cells": len(rows),

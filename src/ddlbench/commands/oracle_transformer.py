@@ -15,13 +15,25 @@ from ddlbench.commands import oracle_transformer_display as display
 from ddlbench.commands.experiment_options import with_matrix
 from ddlbench.experiment.document import whole_file
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.predict.transformer import search
+from ddlbench.predict.transformer.accelerators import (
+    Accelerators,
+    load_accelerators,
+    write_accelerators,
+)
+from ddlbench.predict.transformer.calibrate import calibrate, calibrated, held_out_s
+from ddlbench.predict.transformer.counts import RECOMPUTATIONS
+from ddlbench.predict.transformer.own_runs import COLUMNS, own_rows
+from ddlbench.predict.transformer.runs import choices, read_runs, score, scored
+from ddlbench.predict.transformer.search import Question, best
+from ddlbench.predict.transformer.shapes import is_shape, load_shape
+from ddlbench.predict.transformer.step import steps
+from ddlbench.report.drawing import draw_figure
 
 if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.site import Site
     from ddlbench.planning.matrix import MatrixRow
-    from ddlbench.predict.transformer.accelerators import Accelerators
-    from ddlbench.predict.transformer.search import Question
 
 PLATFORM = "a100-80gb"
 BILLION = 1e9
@@ -41,7 +53,6 @@ def with_accelerators(command: Callable[..., None]) -> Callable[..., None]:
     )
     @wraps(command)
     def wrapped(platform_name: str, **options: Any) -> None:
-        from ddlbench.predict.transformer.accelerators import load_accelerators  # noqa: PLC0415
 
         command(platform=load_accelerators(platform_name), **options)
 
@@ -77,9 +88,6 @@ def _of_shape(command: Callable[..., None]) -> Callable[..., None]:
         recomputation: str | None,
         **options: Any,
     ) -> None:
-        from ddlbench.predict.transformer import search  # noqa: PLC0415 - pandas is slow
-        from ddlbench.predict.transformer.counts import RECOMPUTATIONS  # noqa: PLC0415
-        from ddlbench.predict.transformer.shapes import load_shape  # noqa: PLC0415
 
         whole = platform.device["memory_bytes"] * search.USABLE
         question = search.Question(
@@ -105,8 +113,6 @@ def best_command(*, question: Question, name: str, devices: int, as_json: bool) 
     SHAPE is a published transformer (gpt3-175b, megatron-39.1b, ...) or a YAML file with layers,
     hidden_size, attention_heads, sequence_length and vocabulary.
     """
-    from ddlbench.predict.transformer.search import best  # noqa: PLC0415 - pandas is slow
-
     found = best(question, devices)
     if as_json:
         ranking = [display.answer(one) for one in found]
@@ -120,8 +126,6 @@ def best_command(*, question: Question, name: str, devices: int, as_json: bool) 
 @click.option("--max-devices", type=int, default=4096, show_default=True)
 def limits_command(*, question: Question, name: str, max_devices: int, as_json: bool) -> None:
     """Say how SHAPE scales at one global batch, and from where on efficiency is under a half."""
-    from ddlbench.predict.transformer import search  # noqa: PLC0415 - pandas is slow
-
     found = search.scaling(search.without_replays(question), search.powers(max_devices))
     if as_json:
         shares = search.efficiencies(found)
@@ -149,8 +153,6 @@ def target_command(
     as_json: bool,
 ) -> None:
     """Say with how few devices a training of SHAPE ends in time, and what it costs."""
-    from ddlbench.predict.transformer import search  # noqa: PLC0415 - pandas is slow
-
     if tokens_billion <= 0 or days <= 0:
         raise ConfigError(
             f"{tokens_billion:g} billion tokens in {days:g} days: write numbers above 0"
@@ -196,10 +198,6 @@ def score_command(
     tensor, data, pipeline, step_s; also known: vocabulary, schedule, chunks, recomputation, zero,
     sequence_parallel.
     """
-    from ddlbench.predict.transformer.calibrate import held_out_s  # noqa: PLC0415 - scipy is slow
-    from ddlbench.predict.transformer.runs import choices, read_runs, scored  # noqa: PLC0415
-    from ddlbench.predict.transformer.step import steps  # noqa: PLC0415
-
     runs = read_runs(measured)
     if also and not hold_out:
         raise ConfigError("--also adds rows to a fit; write --hold-out, or leave it out")
@@ -232,12 +230,6 @@ def calibrate_command(
     The interval of the file comes from the same rows with each hidden size held out in turn, or
     each number of devices where there is one size only.
     """
-    from ddlbench.predict.transformer.calibrate import (  # noqa: PLC0415 - scipy is slow
-        calibrate,
-        calibrated,
-    )
-    from ddlbench.predict.transformer.runs import read_runs, score  # noqa: PLC0415
-
     runs = read_runs(*measured)
     fit = calibrate(runs, platform)
     names = ", ".join(path.name for path in measured)
@@ -260,8 +252,6 @@ def calibrate_command(
         "interval": dict(fitted.values["interval"]),
     }
     if output is not None:
-        from ddlbench.predict.transformer.accelerators import write_accelerators  # noqa: PLC0415
-
         write_accelerators(output, fitted)
         value["written"] = str(output)
     if as_json:
@@ -283,8 +273,6 @@ def rows_command(
     A row is the median step of a cell's repeats: sequential, data-parallel, FSDP and synchronous
     pipelines in fp32.
     """
-    from ddlbench.predict.transformer.own_runs import COLUMNS, own_rows  # noqa: PLC0415
-
     found = own_rows(rows, site.name)
     if not found:
         raise ConfigError(
@@ -308,10 +296,6 @@ def figure_command(measured: tuple[Path, ...], out: Path, platform: Accelerators
     Each hidden size is predicted with constants fitted to the others. Writes transformer_runs,
     transformer_errors and transformer_scaling, each as .png, .pdf and .csv.
     """
-    from ddlbench.predict.transformer.calibrate import held_out_s  # noqa: PLC0415 - scipy is slow
-    from ddlbench.predict.transformer.runs import read_runs  # noqa: PLC0415
-    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415
-
     runs = read_runs(*measured)
     predicted = held_out_s(runs, platform, "hidden_size")
     where = f"{', '.join(path.name for path in measured)}. {platform.description}."
@@ -377,6 +361,5 @@ def _names_transformer(word: str) -> bool:
     """Whether a first argument is a published transformer or a shape file."""
     if word.startswith("-"):
         return False
-    from ddlbench.predict.transformer.shapes import is_shape  # noqa: PLC0415 - numpy is slow
 
     return is_shape(word)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.screen import Column, duration_text, paragraph, size_text, table
+from ddlbench.predict.transformer.search import Answer, Question, below_half, efficiencies
 
 if TYPE_CHECKING:
     from ddlbench.predict.transformer.accelerators import Accelerators
-    from ddlbench.predict.transformer.search import Answer, Question
 
 BILLION = 1e9
 _FEW = 8
@@ -91,8 +91,6 @@ def best_lines(found: Sequence[Answer], name: str, question: Question) -> list[s
 
 def limits_lines(found: Sequence[Answer], name: str, question: Question) -> list[str]:
     """The best configuration of each size, and from where on it is under half as efficient."""
-    from ddlbench.predict.transformer.search import below_half, efficiencies  # noqa: PLC0415
-
     columns = [
         Column("devices", right=True), Column("t x d x p", right=True),
         Column("micro", right=True, drop=2), Column("step", right=True),

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import pandas as pd
 
 from ddlbench import __version__
+from ddlbench.claims.kept import KeptVerdict, kept_verdicts
+from ddlbench.commands.experiment_options import matrix_at
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
@@ -29,15 +32,24 @@ from ddlbench.experiment.paths import RESULTS, enter_project, project_root
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.screen import Column, duration_text, named_lines, paragraph, table
 from ddlbench.experiment.site import load_site
+from ddlbench.planning.budget import Budget, estimate
+from ddlbench.planning.matrix import MatrixRow, expand
+from ddlbench.report.comparison import compared
+from ddlbench.report.figure_results import shown_results
+from ddlbench.report.papers_page import (
+    Exhibit,
+    beside_of,
+    pictures_of,
+    published_pictures,
+    tables_of,
+    write_page,
+)
+from ddlbench.report.printed_table import COLUMNS, printed_table
+from ddlbench.report.printed_values import printed_values
+from ddlbench.report.tables import write_table
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from ddlbench.claims.kept import KeptVerdict
     from ddlbench.experiment.site import Site
-    from ddlbench.planning.budget import Budget
-    from ddlbench.planning.matrix import MatrixRow
-    from ddlbench.report.papers_page import Exhibit
 
 PAGE = RESULTS / "papers.html"
 
@@ -125,9 +137,6 @@ def papers(
 
 def _printed_table(file: PaperFile, out: Path | None) -> list[str]:
     """The printed values beside ours; written into a folder if there is one."""
-    from ddlbench.report.printed_table import COLUMNS, printed_table  # noqa: PLC0415 - slow
-    from ddlbench.report.tables import write_table  # noqa: PLC0415
-
     values = printed_table(file.paper.table, file.paper.printed)
     columns = [Column(name) for name in COLUMNS[:-1]]
     lines = ["", *table(columns, [tuple(row)[:-1] for row in values.itertuples(index=False)])]
@@ -161,12 +170,6 @@ def write_all(
         scale: of the commands that it shows.
         site_name: only results of this site are looked at, and commands are for it.
     """
-    import pandas as pd  # noqa: PLC0415 - slow to import
-
-    from ddlbench.claims.kept import kept_verdicts  # noqa: PLC0415
-    from ddlbench.report.papers_page import write_page  # noqa: PLC0415
-    from ddlbench.report.printed_values import printed_values  # noqa: PLC0415
-
     sites = sorted(path.name for path in RESULTS.glob("*") if path.is_dir())
     if site_name is not None:
         sites = [load_site(site_name).name]
@@ -187,15 +190,6 @@ def _exhibit(
     printed: pd.DataFrame,
     verdicts: list[KeptVerdict],
 ) -> Exhibit:
-    from ddlbench.report.comparison import compared  # noqa: PLC0415 - slow to import
-    from ddlbench.report.figure_results import shown_results  # noqa: PLC0415
-    from ddlbench.report.papers_page import (  # noqa: PLC0415
-        Exhibit,
-        beside_of,
-        pictures_of,
-        published_pictures,
-        tables_of,
-    )
 
     paper = file.paper
     shown = shown_results(file, sites)
@@ -264,8 +258,6 @@ def command_of(file: PaperFile, scale: str, site_name: str | None = None) -> str
 
 
 def _cost(file: PaperFile, scale: str, site_name: str | None) -> Budget:
-    from ddlbench.commands.experiment_options import matrix_at  # noqa: PLC0415 - slow to import
-    from ddlbench.planning.budget import estimate  # noqa: PLC0415
 
     if site_name is None and file.site(scale) is None:
         site, rows = on_a_cluster(file, scale)
@@ -276,8 +268,6 @@ def _cost(file: PaperFile, scale: str, site_name: str | None) -> Budget:
 
 def on_a_cluster(file: PaperFile, scale: str) -> tuple[Site, list[MatrixRow]]:
     """The cells of a figure on some cluster that is large enough for all of them."""
-    from ddlbench.planning.matrix import expand  # noqa: PLC0415 - slow to import
-
     config = {**file.values, "scale": scale, "site": EXAMPLE_SITE}
     experiment = parse_experiment(config, str(file.paper.file))
     written = [*experiment.matrix["geometry"], *(one["geometry"] for one in experiment.include)]

@@ -18,11 +18,11 @@ from ddlbench.planning.partition import (
     Level,
     MemoryLimit,
     Partition,
-    partition,
     partition_graph,
     read_network,
     stage_memory_bytes,
 )
+from ddlbench.planning.partition import partition as cut
 from ddlbench.planning.schedules.pipedream import warmups
 
 LISTS = ("--machines", "--bandwidth")
@@ -111,7 +111,7 @@ def _is_number(text: str) -> bool:
     help="Samples of a mini-batch (a .json profile only); the largest measured if left out.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def partition_command(
+def partition(
     *,
     profile: Path,
     machines: tuple[int, ...],
@@ -149,7 +149,7 @@ def partition_command(
         inside = [chain.nodes[stage.first : stage.last] for stage in found.stages]
         names = [[node.name for node in nodes] for nodes in inside]
     else:
-        chain, found = network, partition(network, levels, cost_model, straight, limit)
+        chain, found = network, cut(network, levels, cost_model, straight, limit)
     if as_json:
         click.echo(json.dumps(found.to_dict() | ({"nodes": names} if names else {})))
         return

@@ -21,6 +21,8 @@ from ddlbench.experiment.screen import (
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.units import HOURS
+from ddlbench.interconnect.time_plan import links_plan
+from ddlbench.planning.expected_time import START_S
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
@@ -162,8 +164,6 @@ def _predictions(
 
 def _links(site: Site, cells: Iterable[Cell]) -> list[str]:
     """The links that are not measured yet, with their time; empty if there are none."""
-    from ddlbench.interconnect.time_plan import links_plan  # noqa: PLC0415 - slow to import
-
     fabrics = {cell.fabric for cell in cells}
     times_s = [
         links_plan(site, fabric).expected_s
@@ -196,7 +196,6 @@ def _needs(cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Ce
 
 
 def _profile_time(experiment: Experiment) -> str:
-    from ddlbench.planning.expected_time import START_S  # noqa: PLC0415 - slow to import
 
     profile = experiment.profile
     return duration_text(profile["runs"] * (profile["budget_s"] + START_S))

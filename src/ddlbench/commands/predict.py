@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands.experiment_options import with_matrix
+from ddlbench.commands.predict_display import accuracy_lines, prediction_lines
 from ddlbench.commands.questions import cell_options, questions_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.site import making_command
+from ddlbench.planning.plan import make_plan
+from ddlbench.predict.candidate import Candidate, Knowledge, assess, predicted
+from ddlbench.predict.ranking import prediction_interval_s, rank
+from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for
+from ddlbench.report.products import draw_predictions, make_predictions, make_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +28,6 @@ if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.site import Site
     from ddlbench.planning.matrix import MatrixRow
-    from ddlbench.predict.candidate import Candidate, Knowledge
     from ddlbench.predict.prediction import Prediction
 
 
@@ -42,13 +47,6 @@ def predict(
     **options: Any,
 ) -> None:
     """Predict one cell: time of a step, its parts, memory."""
-    from ddlbench.predict.candidate import assess  # noqa: PLC0415 - slow to import
-    from ddlbench.predict.ranking import prediction_interval_s, rank  # noqa: PLC0415
-    from ddlbench.predict.recommenders import (  # noqa: PLC0415
-        DEFAULT_RECOMMENDER,
-        predictor_for,
-    )
-
     questions = questions_of(options)
     question, site = questions.one, questions.site
     here = questions.knowledge(allow_stale=True)
@@ -74,7 +72,6 @@ def predict(
         }
         click.echo(json.dumps(shown, indent=1))
         return
-    from ddlbench.commands.predict_display import prediction_lines  # noqa: PLC0415
 
     lines = prediction_lines(
         question,
@@ -95,9 +92,6 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
     Raises:
         ConfigError: none has an answer.
     """
-    from ddlbench.planning.plan import make_plan  # noqa: PLC0415 - slow to import
-    from ddlbench.predict.candidate import predicted  # noqa: PLC0415
-
     cell = candidate.cell
     plan = make_plan(cell, here.site.name, here.site.accelerator)
     workload = here.inputs.workload(cell)
@@ -133,13 +127,6 @@ def accuracy(
 
     Writes predictions.json and the tables accuracy, table_6_1, table_8_1 and table_8_2.
     """
-    from ddlbench.commands.predict_display import accuracy_lines  # noqa: PLC0415 - slow to import
-    from ddlbench.workflow import (  # noqa: PLC0415
-        draw_predictions,
-        make_predictions,
-        make_report,
-    )
-
     tables = make_predictions(experiment, site, rows)
     drawn: list[Path] = []
     if figures:

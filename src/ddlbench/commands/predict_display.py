@@ -18,6 +18,7 @@ from ddlbench.experiment.screen import (
 )
 from ddlbench.experiment.units import BYTES, TIMES
 from ddlbench.predict.advice import range_text
+from ddlbench.predict.prediction import Prediction, predictor_of
 from ddlbench.report.choice_tables import choice_lines
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
 
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 
     from ddlbench.experiment.site import Site
     from ddlbench.predict.candidate import Candidate, Knowledge
-    from ddlbench.predict.prediction import Prediction
     from ddlbench.predict.question import Question
-    from ddlbench.workflow import PredictionTables
+    from ddlbench.report.products import PredictionTables
 
 _NOISY = 0.25
 
@@ -88,8 +88,6 @@ def prediction_lines(
         known: what is known at the site.
         why: print the assumptions of every predictor.
     """
-    from ddlbench.predict.prediction import predictor_of  # noqa: PLC0415 - slow to import
-
     baselines = {p.predictor for p in predictions if predictor_of(p.predictor).baseline}
     ordered = sorted(predictions, key=lambda p: (p.predictor != used, p.predictor in baselines))
     first = ordered[0]
@@ -172,7 +170,7 @@ def accuracy_lines(
     """The best predictor of each strategy, and how often the fastest strategy was named.
 
     Args:
-        tables: what :func:`ddlbench.workflow.make_predictions` returns.
+        tables: what :func:`ddlbench.report.products.make_predictions` returns.
         experiment: its name.
         site: the site's name.
         every_row: print every predictor and every case.

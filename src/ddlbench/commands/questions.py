@@ -23,13 +23,15 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import check_results, enter_project, links_file
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import load_site, making_command
+from ddlbench.predict.inputs import Inputs
+from ddlbench.predict.question import Question
+from ddlbench.predict.recommend import knowledge_of
 
 if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.site import Site
     from ddlbench.planning.matrix import MatrixRow
     from ddlbench.predict.candidate import Knowledge
-    from ddlbench.predict.question import Question
 
 # Options of a command, and the field of a cell that each sets.
 _SETTINGS = {"fabric": "fabric", "precision": "precision", "threads": "threads_per_device"}
@@ -94,9 +96,6 @@ class Questions:
 
     def knowledge(self, **settings: Any) -> Knowledge:
         """What the site knows of the questions; ``settings`` are fields of the knowledge."""
-        from ddlbench.predict.inputs import Inputs  # noqa: PLC0415 - slow to import
-        from ddlbench.predict.recommend import knowledge_of  # noqa: PLC0415
-
         return replace(knowledge_of(self.each[0], Inputs(self.site.name), self.site), **settings)
 
 
@@ -137,7 +136,6 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
 def _question(
     values: dict[str, Any], geometry: str, experiment: Experiment | None, site: Site
 ) -> Question:
-    from ddlbench.predict.question import Question  # noqa: PLC0415 - slow to import
 
     nodes, devices_per_node = parse_geometry(geometry, "--geometry")
     settings = {field: values[name] for name, field in _SETTINGS.items() if values[name]}

@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlbench.commands.measuring import by_workflow, case_id, measured_cell
 from ddlbench.commands.questions import Questions, cell_options, questions_of
+from ddlbench.commands.recommend_display import cost_lines, recommendation_lines
+from ddlbench.commands.sizes_display import sizes_lines
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.screen import paragraph
 from ddlbench.experiment.site import making_command
 from ddlbench.experiment.units import HOURS
+from ddlbench.predict.advice import Advice, advise, answer_dict
+from ddlbench.predict.choose import Choice, Limits, choice_file, choose, result_of, write_choice
+from ddlbench.predict.recommend import recommend as ranked
+from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER
+from ddlbench.predict.sizes import Size, sizes_dict
+from ddlbench.report.drawing import draw_figure
 
 if TYPE_CHECKING:
-    from ddlbench.predict.advice import Advice
     from ddlbench.predict.candidate import Knowledge
-    from ddlbench.predict.choose import Choice
     from ddlbench.predict.question import Question
     from ddlbench.predict.ranking import Ranking
-    from ddlbench.predict.sizes import Size
 
 
 @click.command()
@@ -59,8 +65,6 @@ def recommend(
 
     Several geometries, as 1x2,1x4,2x4, are compared with each other.
     """
-    from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER  # noqa: PLC0415 - slow to import
-
     if budget_device_hours is not None and measure is None:
         raise ConfigError("--budget-device-hours limits what --measure K measures; give K, too")
     if measure is not None and recommender != DEFAULT_RECOMMENDER:
@@ -91,13 +95,6 @@ def _answer(
     why: bool,
 ) -> None:
     """Answer one question, after measuring if that is wanted."""
-    from ddlbench.commands.recommend_display import (  # noqa: PLC0415 - slow to import
-        cost_lines,
-        recommendation_lines,
-    )
-    from ddlbench.predict.advice import advise, answer_dict  # noqa: PLC0415
-    from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
-
     question = questions.one
     cost: list[str] = []
     if measure is None:
@@ -119,22 +116,6 @@ def _measured(
     questions: Questions, fixed: dict[str, Any], cells: int, device_hours: float | None
 ) -> tuple[Choice, Advice]:
     """Choose by measuring; write choice.json and its figure."""
-    from ddlbench.commands.measuring import (  # noqa: PLC0415 - slow to import
-        by_workflow,
-        case_id,
-        measured_cell,
-    )
-    from ddlbench.predict.advice import advise, answer_dict  # noqa: PLC0415
-    from ddlbench.predict.choose import (  # noqa: PLC0415
-        Limits,
-        choice_file,
-        choose,
-        result_of,
-        write_choice,
-    )
-    from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
-    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415
-
     question, site = questions.one, questions.site
     choice = choose(
         lambda: ranked(question, questions.knowledge(**fixed)),
@@ -162,11 +143,6 @@ def _how_to_make(questions: Questions, ranking: Ranking, here: Knowledge) -> lis
 
 def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool) -> None:
     """Answer for each geometry, and say after which one more devices do not pay."""
-    from ddlbench.commands.sizes_display import sizes_lines  # noqa: PLC0415 - slow to import
-    from ddlbench.predict.advice import advise  # noqa: PLC0415
-    from ddlbench.predict.recommend import recommend as ranked  # noqa: PLC0415
-    from ddlbench.predict.sizes import Size, sizes_dict  # noqa: PLC0415
-
     here = questions.knowledge(**fixed)
 
     def answered(question: Question) -> Size:
@@ -182,10 +158,6 @@ def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool
 
 
 def _draw_sizes(questions: Questions, sizes: Sequence[Size]) -> str:
-    from ddlbench.commands.measuring import case_id  # noqa: PLC0415 - slow to import
-    from ddlbench.predict.choose import choice_file  # noqa: PLC0415
-    from ddlbench.predict.sizes import sizes_dict  # noqa: PLC0415
-    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415
 
     largest = sizes[-1].question
     path = choice_file(questions.site.name, case_id(largest)).with_name("sizes.png")

@@ -11,6 +11,10 @@ from click.core import ParameterSource
 
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.report.drawing import draw_figure
+from ddlbench.report.timeline.box import trace_of_boxes
+from ddlbench.report.timeline.cell import read_cell
+from ddlbench.report.timeline.figure import show
 from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, STAGE_ALL_REDUCES, Lesson
 
 _OF_SCHEDULES = {
@@ -118,9 +122,6 @@ def timeline(
 
 
 def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
-    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - matplotlib takes its time
-    from ddlbench.report.timeline.box import trace_of_boxes  # noqa: PLC0415
-    from ddlbench.report.timeline.cell import read_cell  # noqa: PLC0415
 
     cell = read_cell(folder, steps)
     png = draw_figure("timeline", out / "timeline.png", cell)
@@ -130,9 +131,6 @@ def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
 
 
 def _of_schedule(lesson: Lesson, out: Path) -> Path:
-    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - as above
-    from ddlbench.report.timeline.box import trace_of_boxes  # noqa: PLC0415
-    from ddlbench.report.timeline.figure import show  # noqa: PLC0415
 
     png = draw_figure("schedule", out / f"{lesson.schedule}.png", lesson)
     shown = show(lesson)

@@ -10,15 +10,21 @@ import click
 
 from ddlbench.commands.measuring import by_workflow, case_id
 from ddlbench.commands.questions import cell_options, questions_of
+from ddlbench.commands.tune_display import cost_lines, tuning_lines
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.units import HOURS
+from ddlbench.planning.budget import Budget, estimate
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.predict.choose import Limits, result_of, short_cell
+from ddlbench.predict.configurations import Configuration, configurations, varied
+from ddlbench.predict.tuning import Tuning, tuning_file, write_tuning
+from ddlbench.predict.tuning import tune as search
+from ddlbench.report.drawing import draw_figure
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell, OptionValue
     from ddlbench.experiment.site import Site
-    from ddlbench.planning.budget import Budget
-    from ddlbench.predict.configurations import Configuration
     from ddlbench.predict.prediction import History
 
 _TRIALS = 6
@@ -66,12 +72,6 @@ def tune(
     **options: Any,
 ) -> None:
     """Search a strategy's options for the most samples a second."""
-    from ddlbench.commands.tune_display import cost_lines, tuning_lines  # noqa: PLC0415 - slow
-    from ddlbench.predict.choose import Limits, result_of  # noqa: PLC0415
-    from ddlbench.predict.configurations import configurations, varied  # noqa: PLC0415
-    from ddlbench.predict.tuning import Tuning, tune, tuning_file, write_tuning  # noqa: PLC0415
-    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415
-
     questions = questions_of(options)
     question, site = questions.one, questions.site
     here = questions.knowledge(device_memory_bytes=device_memory_bytes, allow_stale=True)
@@ -93,7 +93,7 @@ def tune(
     else:
         limits = Limits(trials, budget_device_hours and HOURS.size * budget_device_hours)
         measure = by_workflow(questions, _named(found))
-        tuning = tune(
+        tuning = search(
             found,
             history,
             measure,
@@ -116,18 +116,12 @@ def tune(
 
 def _named(found: Sequence[Configuration]) -> Callable[[Cell], str]:
     """The label of the configuration that a short cell measures."""
-    from ddlbench.predict.choose import short_cell  # noqa: PLC0415 - slow to import
-
     labels = {short_cell(one.cell).id: one.label for one in found}
     return lambda cell: labels.get(cell.id, cell.id)
 
 
 def _cost(cells: Sequence[Cell], trials: int, site: Site) -> tuple[Budget, Budget]:
     """What the first ``trials`` short cells would cost, and all of them."""
-    from ddlbench.planning.budget import estimate  # noqa: PLC0415 - slow to import
-    from ddlbench.planning.matrix import MatrixRow  # noqa: PLC0415
-    from ddlbench.predict.choose import short_cell  # noqa: PLC0415
-
     rows = [MatrixRow(short_cell(cell), None, None) for cell in cells]
     return estimate(rows[:trials], site, RESULTS), estimate(rows, site, RESULTS)
 

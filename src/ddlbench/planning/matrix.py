@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell, parse_geometry
-from ddlbench.experiment.config import Experiment
+from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, format_problem
 from ddlbench.experiment.entry_points import kind_of
 from ddlbench.experiment.errors import ConfigError, shown
@@ -33,7 +33,7 @@ from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.schema import nearest
-from ddlbench.experiment.site import Accelerator, Site
+from ddlbench.experiment.site import Accelerator, Site, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.strategy import (
     Strategy,
@@ -68,6 +68,19 @@ class MatrixRow:
     unsupported: str | None
     condition: LinkCondition | None = None
     accelerator: Accelerator | None = None
+
+
+def matrix_of(
+    config: Mapping[str, Any], where: str = "the configuration"
+) -> tuple[Experiment, Site, list[MatrixRow]]:
+    """The experiment of a configuration, its site and its cells.
+
+    Raises:
+        ConfigError: something in the configuration is wrong; ``where`` names it.
+    """
+    experiment = parse_experiment(config, where)
+    site = load_site(experiment.site, real_data=experiment.real_data)
+    return experiment, site, expand(experiment, site)
 
 
 def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:

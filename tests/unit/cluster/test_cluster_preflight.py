@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from ddlbench import workflow
 from ddlbench.cluster import preflight
 from ddlbench.cluster.preflight import examine
 from ddlbench.cluster.request_check import (
@@ -25,6 +24,7 @@ from ddlbench.experiment.site import Site, load_site
 from ddlbench.slurm import refusals
 from ddlbench.slurm.commands import SlurmError
 from ddlbench.slurm.node_kinds import parse_kinds
+from ddlbench.workflow import guards
 
 SINFO = "gpu|4|24|190000|gpu:titanrtx:4|5-00:00:00|up|ib\n"
 UNFIT = "Requested node configuration is not available"
@@ -364,7 +364,7 @@ def test_a_run_lists_all_that_is_wrong_before_any_job(login_node, capsys):
     wrong = replace(wrong, slurm={**wrong.slurm, "account": "lob", "constraint": "opa"})
     wrong = replace(wrong, setup=["false"])
     with pytest.raises(ConfigError, match="no job was submitted") as caught:
-        workflow.check_cluster(wrong, [CELL])
+        guards.check_cluster(wrong, [CELL])
     lines = str(caught.value).splitlines()
     assert [line[:10] for line in lines[1:-1]] == ["  - accoun", "  - constr"]
     assert "ddlbench: note: setup: the commands ended with 1" in capsys.readouterr().err
@@ -372,14 +372,14 @@ def test_a_run_lists_all_that_is_wrong_before_any_job(login_node, capsys):
 
 def test_a_run_that_submits_nothing_is_not_checked(login_node):
     wrong = here(login_node)
-    workflow.check_cluster(replace(wrong, slurm={**wrong.slurm, "account": "lob"}), [])
-    workflow.check_cluster(load_site("local"), [CELL])
+    guards.check_cluster(replace(wrong, slurm={**wrong.slurm, "account": "lob"}), [])
+    guards.check_cluster(load_site("local"), [CELL])
 
 
 def test_the_largest_cell_is_tested(login_node, monkeypatch):
     requests = []
     monkeypatch.setattr(preflight, "sbatch_refuses", lambda words: requests.append(words) or "")
-    workflow.check_cluster(here(login_node), [CELL, replace(CELL, nodes=1)])
+    guards.check_cluster(here(login_node), [CELL, replace(CELL, nodes=1)])
     (request,) = requests
     assert {"--nodes=2", "--gres=gpu:4"} <= set(request)
 

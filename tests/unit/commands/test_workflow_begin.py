@@ -7,14 +7,15 @@ import sys
 
 import pytest
 
-from ddlbench import workflow
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import STAGED_FILE, cell_dir
 from ddlbench.experiment.run_id import RUN, Writer
 from ddlbench.experiment.site import load_site
 from ddlbench.slurm.jobs import NO_ANSWER, JobState
-from ddlbench.workflow import begin, check_cluster, logged
+from ddlbench.workflow import guards
+from ddlbench.workflow.guards import begin, check_cluster
+from ddlbench.workflow.log import logged
 
 CELL = "mnist/vgg11/ddp/1x2/batch_size=8/rep0"
 
@@ -60,10 +61,10 @@ def cluster(tmp_path, monkeypatch):
     site = load_site("slurm-example", as_example=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RUN, "")
-    monkeypatch.setattr(workflow, "_shell", {})
+    monkeypatch.setattr(guards, "_shell", {})
     monkeypatch.delitem(sys.modules, "snakemake_executor_plugin_slurm", raising=False)
     states: dict[str, JobState] = {}
-    monkeypatch.setattr(workflow, "states", lambda ids: {job: states[job] for job in ids})
+    monkeypatch.setattr(guards, "states", lambda ids: {job: states[job] for job in ids})
     return site, states
 
 
@@ -77,7 +78,7 @@ def test_a_cluster_decides_and_not_the_users_shell(cluster, monkeypatch):
     monkeypatch.setenv("SBATCH_ACCOUNT", "lab")
     begin(site, [])
     assert "SBATCH_ACCOUNT" not in os.environ
-    assert workflow._shell["SBATCH_ACCOUNT"] == "lab"  # so that the check can tell of it
+    assert guards._shell["SBATCH_ACCOUNT"] == "lab"  # so that the check can tell of it
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,12 @@ import pytest
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
-from ddlbench.workflow import check_profile, hold_machine, holds_machine
+from ddlbench.workflow.guards import check_profile, hold_machine, holds_machine
 
-HOLD = "from ddlbench.experiment.site import load_site; from ddlbench.workflow import hold_machine;"
+HOLD = (
+    "from ddlbench.experiment.site import load_site;"
+    "from ddlbench.workflow.guards import hold_machine;"
+)
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from ddlbench.planning import matrix
 from ddlbench.planning.budget import estimate
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.report.printed_table import printed_table
+from ddlbench.report.products import PredictionTables
 from ddlbench.report.registry import figures_for, prediction_figures_for
-from ddlbench.workflow import PredictionTables
 
 ROOT = project_root()
 FILES = {file.paper.figure: file for file in read_papers()}
@@ -413,8 +413,8 @@ def test_sites_are_compared_at_the_scale_that_was_asked_for(monkeypatch) -> None
         compared.append((parse_experiment({**config, "site": names[0]}, where).name, list(names)))
         return Path("sites.png")
 
-    monkeypatch.setattr("ddlbench.workflow.compare_sites", note)
-    monkeypatch.setattr("ddlbench.workflow.make_report", lambda *_: [])
+    monkeypatch.setattr("ddlbench.report.products.compare_sites", note)
+    monkeypatch.setattr("ddlbench.report.products.make_report", lambda *_: [])
     monkeypatch.setattr("ddlbench.report.terminal.summary_lines", lambda *_, **__: [])
     monkeypatch.setattr("ddlbench.report.terminal.advice_lines", lambda *_: [])
     file = "config/papers/ddlbench/fig6.yaml"

@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 from partition_reference import graph_line
 
-from ddlbench.commands.partition import partition_command
+from ddlbench.commands.partition import partition
 from ddlbench.experiment.errors import ConfigError
 
 VGG16 = str(Path(__file__).with_name("pipedream_vgg16_graph.txt"))
 
 
 def _run(*args: str):
-    return CliRunner().invoke(partition_command, [VGG16, *args])
+    return CliRunner().invoke(partition, [VGG16, *args])
 
 
 def test_json() -> None:
@@ -39,7 +39,7 @@ def test_json() -> None:
     ],
 )
 def test_levels_in_any_spelling(args) -> None:
-    result = CliRunner().invoke(partition_command, args)
+    result = CliRunner().invoke(partition, args)
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["stages"] == [[0, 17, 12], [17, 25, 3], [25, 40, 1]]
 
@@ -68,13 +68,13 @@ def test_a_stage_of_a_branching_network_names_its_nodes(tmp_path) -> None:
     lines += ["\tnode{} -- node{}".format(*edge.split()) for edge in edges]
     graph.write_text("\n".join(lines))
     args = [str(graph), "--machines", "3", "--bandwidth", "1e9", "--straight"]
-    found = json.loads(CliRunner().invoke(partition_command, [*args, "--json"]).output)
+    found = json.loads(CliRunner().invoke(partition, [*args, "--json"]).output)
     sizes = [last - first for first, last, _ in found["stages"]]
     assert sizes == [len(names) for names in found["nodes"]]
     assert sorted(name for names in found["nodes"] for name in names) == [
         f"node{n}" for n in range(1, 8)
     ]
-    output = CliRunner().invoke(partition_command, args).output
+    output = CliRunner().invoke(partition, args).output
     for number in range(3):
         assert f"Stage {number}: node" in output
 
@@ -96,7 +96,7 @@ def test_one_replicated_stage_is_called_data_parallelism() -> None:
 )
 def test_bad_input_is_one_sentence(args, says) -> None:
     with pytest.raises(ConfigError, match=says):
-        partition_command.main([VGG16, *args], standalone_mode=False)
+        partition.main([VGG16, *args], standalone_mode=False)
 
 
 @pytest.mark.parametrize("args", [["--machines"], ["--machines", "4"], ["--bandwidth", "1e9"]])

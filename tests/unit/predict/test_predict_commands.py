@@ -18,8 +18,8 @@ from ddlbench.commands.recommend import recommend
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, tables_dir
 from ddlbench.experiment.schema import read_yaml
+from ddlbench.planning.matrix import matrix_of
 from ddlbench.report import make_tables
-from ddlbench.workflow import matrix_of
 
 CELL = ["--network", "vgg11", "--dataset", "mnist", "--geometry", "1x2", "--batch-size", "16"]
 

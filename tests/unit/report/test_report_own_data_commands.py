@@ -16,7 +16,7 @@ from ddlbench.cli import commands
 from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DataRequest
 from ddlbench.experiment.paths import result_file
-from ddlbench.workflow import matrix_of
+from ddlbench.planning.matrix import matrix_of
 
 EXPERIMENT = """
 experiment: mine

@@ -1,0 +1,104 @@
+"""``ddlbench status`` and ``forget``: the state of each cell, and results to measure again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ddlbench.commands.experiment_options import with_matrix
+from ddlbench.commands.plan_display import snakemake_command
+from ddlbench.experiment.paths import figures_dir, html_report_file, result_file
+from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import Status
+from ddlbench.own_folders import look
+from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.cell_states import states, status_lines
+from ddlbench.report.records import records_of
+
+
+@click.command()
+@with_matrix
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in Status]),
+    metavar="STATE",
+    help="Only cells in this state: " + ", ".join(state.value for state in Status) + ".",
+)
+@click.option("--all", "every_cell", is_flag=True, help="Name every cell that is not ok.")
+@click.option("--paths", is_flag=True, help="Print the cells' result files, one a line.")
+def status(
+    *,
+    experiment: Any,
+    site: Site,
+    rows: list[MatrixRow],
+    state: str | None,
+    every_cell: bool,
+    paths: bool,
+) -> None:
+    """Say what runs, what failed, and why.
+
+    To run only the failed ones again: snakemake --profile profiles/slurm $(ddlbench status
+    --state failed --paths)
+    """
+    cells = states(experiment.name, site.name, rows)
+    if state is not None:
+        cells = [cell for cell in cells if cell.state == state]
+    if paths:
+        for cell in cells:
+            click.echo(result_file(site.name, cell.cell_id))
+        return
+    head = f"{experiment.name} on {site.name}: "
+    if not cells:
+        click.echo(f"{head}no cell is {state}" if state else f"{head}no cells")
+        return
+    lines = status_lines(cells, every_cell=every_cell or state is not None)
+    unfinished = {state for state in Status if not state.is_result} - {Status.NEWER}
+    page = html_report_file(site.name, experiment.name)
+    figure = figures_dir(site.name, experiment.name) / "speedup.png"
+    drawn = figure if figure.is_file() else page
+    if state is None and unfinished & {cell.state for cell in cells}:
+        lines.append(f"Next: {snakemake_command(experiment, site)}")
+    elif state is None:
+        lines[0] += f": {drawn}" if drawn.is_file() else "; draw the figures: ddlbench report"
+    click.echo(head + "\n".join(lines))
+
+
+_DISTURBED = "disturbed"
+_OTHER_DATA = "other-data"
+_OF_FILES = (Status.INVALID, Status.NEWER)
+_FORGOTTEN = (
+    *(s.value for s in Status if s.is_result or s in _OF_FILES),
+    _DISTURBED,
+    _OTHER_DATA,
+)
+
+
+@click.command()
+@with_matrix
+@click.option(
+    "--state",
+    type=click.Choice(_FORGOTTEN),
+    metavar="STATE",
+    required=True,
+    help=f"Which results to delete: {', '.join(_FORGOTTEN)}. Disturbed are cells that something "
+    "stopped while they trained; other-data means measured with other data than lies there now.",
+)
+@click.confirmation_option(prompt="Delete these results, so that the cells are measured again?")
+def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> None:
+    """Delete results, so that the next run measures them again."""
+    if state == _DISTURBED:  # they are ok, but not to be used
+        records = records_of(experiment.name, site.name, rows, stale=False)
+        chosen = [str(record["cell_id"]) for record in records if record.get("disturbed")]
+    elif state == _OTHER_DATA:
+        own = [row.cell for row in rows if row.cell.data_source == "real"]
+        chosen = [cell.id for cell in look(site, own).measured_with_others(site, own)]
+    else:
+        cells = states(experiment.name, site.name, rows)
+        chosen = [cell.cell_id for cell in cells if cell.state == state]
+    # A cell that the plan itself calls unsupported has none.
+    files = [result_file(site.name, cell_id) for cell_id in chosen]
+    files = [file for file in files if file.is_file()]
+    for file in files:
+        file.unlink()
+    click.echo(f"{len(files)} results deleted")

@@ -1,0 +1,1 @@
+"""What the Snakefile, its rules and their scripts call."""

@@ -1,0 +1,301 @@
+"""The experiment of one Snakemake process: its cells, their files, and what rules ask of them.
+
+::
+
+    Snakefile   Run(config, workflow)    parse, guard the run, look at what is there
+    rules       inputs, threads, priority and resources of one path
+    onstart     ready_to_measure
+    onerror     report_what_is_there
+
+A job that measures a cell reads the Snakefile too: what only draws or predicts is imported where it
+is used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.errors import ConfigError, file_fault
+from ddlbench.experiment.paths import (
+    check_results,
+    figures_dir,
+    html_report_file,
+    prediction_figures_dir,
+    predictions_file,
+    profile_file,
+    profile_id_of,
+    profile_run_file,
+    result_file,
+    tables_dir,
+)
+from ddlbench.experiment.registry import BASE
+from ddlbench.interconnect.time_plan import links_plan
+from ddlbench.interconnect.worlds import links_request
+from ddlbench.own_parts import try_own_parts
+from ddlbench.planning.budget import faulty_inputs
+from ddlbench.planning.finished import finished_of, put_aside_invalid
+from ddlbench.planning.matrix import cell_of, matrix_of
+from ddlbench.planning.profiles import needs_of, profiles_of
+from ddlbench.planning.resources import SchedulerRequest, request
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.report import run_screen
+from ddlbench.workflow.guards import (
+    begin,
+    check_cluster,
+    check_profile,
+    hold_machine,
+    holds_machine,
+)
+
+
+class Run:
+    """An experiment as one Snakemake process sees it.
+
+    Args:
+        config: Snakemake's configuration.
+        workflow: Snakemake's object of that name.
+
+    What is wrong with the configuration ends the process with one sentence.
+    """
+
+    def __init__(self, config: Mapping[str, Any], workflow: Any) -> None:
+        self._workflow = workflow
+        self.config_files = [relpath(file) for file in workflow.configfiles]
+        with _ending_in_a_sentence():
+            where = ", ".join(self.config_files) or "the configuration"
+            self.experiment, self.site, self.rows = matrix_of(config, where)
+        experiment, site = self.experiment.name, self.site.name
+        self.tables = tables_dir(site, experiment)
+        self.figures = figures_dir(site, experiment)
+        self.prediction_figures = prediction_figures_dir(site, experiment)
+        self.predictions = str(predictions_file(site, experiment))
+        self.page = html_report_file(site, experiment)
+        self.cells = {row.cell.id: row.cell for row in self.rows if row.unsupported is None}
+        self._results = [str(result_file(site, cell)) for cell in self.cells]
+        self.fabrics = sorted({cell.fabric for cell in self.cells.values()})
+        self.profiles = [str(profile_file(site, key.id)) for key in profiles_of(self.rows)]
+        # The folders of the user's own data: jobs read the site's file, but not the experiment's.
+        self.real_data = json.dumps(self.experiment.real_data)
+        links_s = [links_plan(self.site, fabric).expected_s for fabric in self.fabrics]
+        run_screen.follow(experiment, site, self.rows, links_s)
+        if workflow.is_main_process:  # not in the jobs that measure
+            with _ending_in_a_sentence():
+                self._begin()
+
+    def _begin(self) -> None:
+        """Guard the run, and say what is left of earlier ones or is not as it should be."""
+        site = self.site
+        written = [self.tables / "any", self.figures / "any", self.page, *map(Path, self._results)]
+        check_results(site.name, written)
+        check_profile(site, sys.argv[1:])
+        own = try_own_parts(site, self.rows)
+        _remark(*own.data, *own.remarks)
+        begin(site, self.cells)
+        finished = finished_of(self.cells, site.name)
+        waiting = [self.cells[cell_id] for cell_id in finished.waiting(self.cells)]
+        _remark(*finished.left_remarks())
+        _remark(*faulty_inputs(waiting, site))
+        _remark(*put_aside_invalid(finished, site.name))
+
+    def ready_to_measure(self) -> None:
+        """Take this machine for one run; on a cluster, check that jobs can run as they ask."""
+        jobs = [job for job in self._workflow.dag.needrun_jobs() if not job.is_local]
+        cells = [self._cell(job.wildcards) for job in jobs if job.rule.name == "cell"]
+        with _ending_in_a_sentence():
+            hold_machine(self.site)
+            if jobs:
+                arrays = getattr(self._workflow.executor_settings, "array_jobs", None)
+                check_cluster(self.site, cells or list(self.cells.values()), arrays)
+
+    def report_what_is_there(self) -> None:
+        """Make tables and figures of the cells that are there; Ctrl-C skips them."""
+        if not holds_machine(self.site):
+            return
+        from ddlbench.report.products import make_report  # noqa: PLC0415 - see above
+
+        there, cells = len(self.existing_results()), len(self._results)
+        _say(f"drawing what is there ({there} of {cells} cells); Ctrl-C skips this")
+        try:
+            make_report(self.experiment, self.site, self.rows)
+        except (KeyboardInterrupt, OSError) as error:
+            why = f" ({file_fault(error) or error})" if isinstance(error, OSError) else ""
+            _say(f"tables and figures are as they were{why}; make them with: ddlbench report")
+
+    # What rules take as input. Snakemake hands over wildcards.
+
+    def results(self, _wildcards: Any) -> list[str]:
+        """Results that this experiment asks for."""
+        return self._results
+
+    def existing_results(self, _wildcards: Any = None) -> list[str]:
+        """Results that are there already."""
+        return [file for file in self._results if Path(file).exists()]
+
+    def lost_results(self, _wildcards: Any) -> list[str]:
+        """Results that the tables were made without, or that were deleted since.
+
+        Snakemake would not ask for them again while tables and figures are there.
+        """
+        if not (self.tables / "measurements.csv").exists():
+            return []
+        return [file for file in self._results if not Path(file).exists()]
+
+    def figure_files(self, _wildcards: Any) -> list[str]:
+        """Figures that suit this matrix."""
+        from ddlbench.report.registry import figures_for  # noqa: PLC0415 - see above
+
+        return [str(self.figures / f"{name}.png") for name in figures_for(self.rows)]
+
+    def prediction_files(self, _wildcards: Any) -> list[str]:
+        """Predictions, and the figures of them that suit this matrix."""
+        from ddlbench.report.registry import prediction_figures_for  # noqa: PLC0415 - see above
+
+        names = prediction_figures_for(self.rows)
+        return [self.predictions, *(str(self.prediction_figures / f"{n}.png") for n in names)]
+
+    def predictions_if_wanted(self, wildcards: Any) -> list[str]:
+        """Predictions and their figures where the experiment says `predict: true`."""
+        return self.prediction_files(wildcards) if self.experiment.predict else []
+
+    def checked(self, wildcards: Any) -> list[str]:
+        """No input: a wrong path on the command line ends here, before any job runs."""
+        self._cell(wildcards)
+        return []
+
+    def measured_inputs(self, wildcards: Any) -> list[str]:
+        """Profile and links that the cell's plan is made from, so that they are made before it."""
+        cell = self._cell(wildcards)
+        return [*map(str, strategy_of(cell.strategy).measured_inputs(cell, self.site.name))]
+
+    def profile_runs(self, wildcards: Any) -> list[Path]:
+        """The runs that a profile pools."""
+        runs = range(1, self.experiment.profile["runs"] + 1)
+        return [profile_run_file(self.site.name, wildcards.profile, run) for run in runs]
+
+    # What a path asks of Snakemake and of the scheduler.
+
+    def base_first(self, wildcards: Any) -> int:
+        """Priority: bases are measured first, so that each later cell has a speed-up at once."""
+        return int(self._cell(wildcards).strategy == BASE)
+
+    def cell_request(self, wildcards: Any) -> SchedulerRequest:
+        """What a cell asks of the scheduler."""
+        return request(*self.site.held_geometry(self._cell(wildcards)), self.site)
+
+    def stage_request(self, wildcards: Any) -> SchedulerRequest:
+        """The same job, and the time that the cell's data take."""
+        cell = self.cell_request(wildcards)
+        return replace(cell, runtime_min=cell.stage_runtime_min)
+
+    def profile_request(self, wildcards: Any) -> SchedulerRequest:
+        """All devices of one node, as replicas share it without talking; its data and the rest."""
+        self.profile_needs(wildcards)  # a wrong path is one sentence
+        node = request(1, self.site.devices_per_node, self.site)
+        return replace(node, runtime_min=node.runtime_min + node.stage_runtime_min)
+
+    def links_request(self, wildcards: Any) -> SchedulerRequest:
+        """What the links of a fabric ask of the scheduler."""
+        return links_request(self.site, wildcards.fabric)
+
+    def profile_needs(self, wildcards: Any) -> str:
+        """Batch sizes and settings of a profile, as JSON."""
+        key = profile_id_of(wildcards.measured)
+        with _ending_in_a_sentence():
+            needs = needs_of(key, self.rows, self.experiment.profile, self.site)
+        return json.dumps(needs.to_dict())
+
+    def threads(self, asked: Callable[[Any], SchedulerRequest]) -> Callable[[Any], int]:
+        """All cores of this machine, so that nothing runs beside a measurement.
+
+        On a cluster, what one task of the job needs.
+        """
+
+        def threads_of(wildcards: Any) -> int:
+            here = self.site.launcher == "local"
+            return int(self._workflow.cores or 1) if here else asked(wildcards).cpus_per_task
+
+        return threads_of
+
+    # What Snakemake's own report says.
+
+    def origin(self) -> str:
+        """Site, date and commit."""
+        from ddlbench.report.footer import Context, origin  # noqa: PLC0415 - see above
+        from ddlbench.report.tables import read_tables  # noqa: PLC0415
+
+        return origin(read_tables(self.tables).summary, Context(self.site.description))
+
+    def report_figures(self) -> list[str]:
+        """Names of the figures, in the order in which they are read."""
+        from ddlbench.report.registry import (  # noqa: PLC0415 - see above
+            figures_for,
+            prediction_figures_for,
+        )
+
+        return [*figures_for(self.rows), *prediction_figures_for(self.rows)]
+
+    def figure_labels(self, wildcards: Any) -> dict[str, str]:
+        """The row of a figure in the list of figures."""
+        from ddlbench.report.registry import heading_of  # noqa: PLC0415 - see above
+
+        (name,) = wildcards
+        return {"figure": name, "shows": heading_of(name)}
+
+    def _cell(self, wildcards: Any) -> Cell:
+        """The cell of a path; one that no matrix made is checked as an entry of `include` is."""
+        if wildcards.cell not in self.cells:
+            with _ending_in_a_sentence():
+                self.cells[wildcards.cell] = cell_of(wildcards.cell, self.site)
+        return self.cells[wildcards.cell]
+
+
+# Snakemake's name of a resource, and the field of a request.
+_RESOURCES = {
+    "nodes": "nodes",
+    "mpi": "mpi",
+    "tasks": "tasks",
+    "tasks_per_node": "tasks_per_node",
+    "tasks_per_gpu": "tasks_per_gpu",
+    "gres": "gres",
+    "mem_mb": "mem_mb",
+    "runtime": "runtime_min",
+    "slurm_account": "account",
+    "slurm_partition": "partition",
+    "qos": "qos",
+    "constraint": "constraint",
+    "slurm_extra": "extra",
+}
+
+
+def resources(asked: Callable[[Any], SchedulerRequest]) -> dict[str, Callable[[Any], Any]]:
+    """Snakemake's resources of a rule, each a function of its wildcards."""
+
+    def of(field: str) -> Callable[[Any], Any]:
+        return lambda wildcards: getattr(asked(wildcards), field)
+
+    return {name: of(field) for name, field in _RESOURCES.items()}
+
+
+@contextmanager
+def _ending_in_a_sentence() -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, OSError) as error:
+        sys.exit(f"ddlbench: {file_fault(error) or error}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _remark(*remarks: str) -> None:
+    for remark in remarks:
+        _say(f"ddlbench: {remark}")
