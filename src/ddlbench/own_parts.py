@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import NETWORKS, known
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.text import read_json
 from ddlbench.own_folders import look
 from ddlbench.planning.finished import finished_of
 from ddlbench.planning.matrix import MatrixRow

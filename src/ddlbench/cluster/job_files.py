@@ -23,11 +23,11 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.failure import Failure
-from ddlbench.experiment.json_text import UnreadableJson
 from ddlbench.experiment.paths import QUEUED_FILE
 from ddlbench.experiment.run_id import Writer
 from ddlbench.experiment.screen import short_names
 from ddlbench.experiment.status import Reason
+from ddlbench.experiment.text import UnreadableJson
 from ddlbench.slurm.jobs import ENDED_FOR_MEMORY, ENDED_FOR_TIME, JobState
 from ddlbench.slurm.output import telling_line
 

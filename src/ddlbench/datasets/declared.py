@@ -25,8 +25,8 @@ from ddlbench.datasets.hints import lies_there
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.paths import RESULTS, data_path
+from ddlbench.experiment.text import read_object
 
 _KEPT = RESULTS / ".own-data.json"
 _MOST_CLASSES = 1 << 20

@@ -15,8 +15,8 @@ from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.json_form import JsonForm
-from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.paths import data_path
+from ddlbench.experiment.text import read_object
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1

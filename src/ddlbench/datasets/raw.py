@@ -20,7 +20,7 @@ import numpy as np
 from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.json_text import read_object
+from ddlbench.experiment.text import read_object
 
 INDEX_NAME = "index.json"
 _SHARD_BYTES = 64 << 20  # a shard is at least this large ...

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddlbench.experiment.errors import file_fault, printable, shown
 from ddlbench.experiment.json_form import JsonForm, UnknownKey, WrongForm
-from ddlbench.experiment.json_text import UnreadableJson, read_json
+from ddlbench.experiment.text import UnreadableJson, read_json
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddlbench.experiment.document import write_json
-from ddlbench.experiment.json_text import read_object
 from ddlbench.experiment.run_id import Writer
 from ddlbench.experiment.status import Reason, Status
+from ddlbench.experiment.text import read_object
 
 FAILURE_FILE = "failure.json"
 

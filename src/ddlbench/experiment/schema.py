@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.paths import schema_file
-from ddlbench.experiment.yaml_text import MOST_BYTES, check_plain, parse_yaml
+from ddlbench.experiment.text import check_keys, parse_yaml
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -24,12 +24,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file's mapping.
 
     Raises:
-        ConfigError: the file is missing, is no YAML, or holds no mapping; a key is written twice,
-            or its anchors expand without end.
+        ConfigError: the file is missing, is no YAML, or holds no mapping; a key is written twice.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(f"{path}: is larger than {MOST_BYTES} bytes; shorten it")
         value = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
@@ -51,7 +48,7 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
     """
     from jsonschema.exceptions import best_match  # noqa: PLC0415 - takes its time
 
-    check_plain(value, where)
+    check_keys(value, where)
     error = best_match(_validator()(schema).iter_errors(value), key=_relevance)
     if error is not None:
         raise ConfigError(f"{where}: {_sentence(error)}")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddlbench.experiment.errors import shown
-from ddlbench.experiment.json_text import parse_json
+from ddlbench.experiment.text import parse_json
 
 TRACE_FILE = "trace.json"
 _NAME = re.compile(

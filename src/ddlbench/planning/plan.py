@@ -23,9 +23,9 @@ from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, Da
 from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.errors import shown
 from ddlbench.experiment.json_form import WrongForm, read_fields
-from ddlbench.experiment.json_text import read_json, read_object
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Accelerator, Site
+from ddlbench.experiment.text import read_json, read_object
 from ddlbench.planning.strategy import Process, known_strategy, strategy_of
 
 SCHEMA_VERSION = 1

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.json_text import UnreadableJson, read_json, read_object
 from ddlbench.experiment.owner import NOBODY, owner_in, seems_to_live
 from ddlbench.experiment.paths import PROGRESS_FILE, QUEUED_FILE, cell_dir, result_file
 from ddlbench.experiment.registry import BASE
@@ -23,6 +22,7 @@ from ddlbench.experiment.screen import (
     terminal_width,
 )
 from ddlbench.experiment.status import Status
+from ddlbench.experiment.text import UnreadableJson, read_json, read_object
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.records import records_of
 from ddlbench.slurm.jobs import NO_ANSWER

@@ -16,7 +16,6 @@ from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.failure import FAILURE_FILE, Failure
-from ddlbench.experiment.json_text import UnreadableJson
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import (
     FEWEST_STEPS,
@@ -31,6 +30,7 @@ from ddlbench.experiment.result import (
 )
 from ddlbench.experiment.site import Accelerator, did_not_compute
 from ddlbench.experiment.status import Reason, Status, reason_code
+from ddlbench.experiment.text import UnreadableJson
 from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.plan import make_plan, measured_digests

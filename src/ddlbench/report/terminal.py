@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.paths import ADVICE, result_file
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.screen import (
@@ -26,6 +25,7 @@ from ddlbench.experiment.screen import (
     two_digits,
 )
 from ddlbench.experiment.status import Status
+from ddlbench.experiment.text import read_json
 from ddlbench.report.comparability import mark_of
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import (

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.document import write_json
-from ddlbench.experiment.json_text import read_json
+from ddlbench.experiment.text import read_json
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.checkpoint.store import Order

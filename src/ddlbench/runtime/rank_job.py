@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import write_json
-from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
+from ddlbench.experiment.text import read_json
 from ddlbench.planning.strategy import DeviceKind, Process
 from ddlbench.runtime.fabric import Fabric, SiteFabric
 from ddlbench.runtime.failure import classify

@@ -18,9 +18,9 @@ from typing import Any
 
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
-from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.status import Reason, Status
+from ddlbench.experiment.text import read_json
 from ddlbench.runtime.pauses import Pause
 
 

@@ -30,11 +30,11 @@ from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.failure import Failure
-from ddlbench.experiment.json_text import UnreadableJson, read_json, read_object
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.run_id import Writer
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
+from ddlbench.experiment.text import UnreadableJson, read_json, read_object
 from ddlbench.planning.plan import request_of
 from ddlbench.runtime.launch import python_command, srun_command
 from ddlbench.slurm import jobs

@@ -25,13 +25,13 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import write_json, write_text
 from ddlbench.experiment.errors import file_fault
 from ddlbench.experiment.failure import FAILURE_FILE, Failure
-from ddlbench.experiment.json_text import UnreadableJson
 from ddlbench.experiment.owner import Owner
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.run_id import Writer
 from ddlbench.experiment.screen import short_names
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of
+from ddlbench.experiment.text import UnreadableJson
 from ddlbench.planning.memory import why_too_large
 from ddlbench.planning.plan import Plan, make_plan, measured_digests, request_of
 from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddlbench.experiment.failure import Failure
-from ddlbench.experiment.json_text import UnreadableJson
 from ddlbench.experiment.run_id import RUN, Writer, begin_run, run_began_s
 from ddlbench.experiment.status import Reason
+from ddlbench.experiment.text import UnreadableJson
 
 FIRST = Writer("run-a", "12", 1)
 

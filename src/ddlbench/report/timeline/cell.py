@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.json_text import read_json
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
+from ddlbench.experiment.text import read_json
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import known_strategy

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import write_json
-from ddlbench.experiment.json_text import read_json
+from ddlbench.experiment.text import read_json
 
 SCHEMA_VERSION = 1
 KEPT_SETS = 2  # some file systems report a write that a crash then loses
