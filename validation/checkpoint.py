@@ -72,7 +72,7 @@ def measure(strategy: str, site: Site) -> dict[str, Any]:
         "ranks": saved["processes"],
         "bytes": part["bytes"],
         "save_s": statistics.median(part["save_s"]),
-        "step_s": plain["timing"]["step_s"]["median"],
+        "step_s": plain["timing"]["step_s"]["median_s"],
         "every_steps": EVERY,
         "samples_per_s": plain["timing"]["samples_per_s"],
         "samples_per_s_between": between,

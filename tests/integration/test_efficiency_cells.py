@@ -20,7 +20,7 @@ def test_a_cell_has_its_utilisation_and_processor_time(tmp_path, strategy, devic
     result, folder = run_one(cell, local_site(tmp_path, devices), tmp_path)
     part = result["efficiency"]
     assert (part["missing"], part["devices"]) == (None, workers)
-    median_s = result["timing"]["step_s"]["median"]
+    median_s = result["timing"]["step_s"]["median_s"]
     peaks = [rank["peak_flops_per_s"] for rank in result["ranks"]]
     servers = [rank["role"] == "server" for rank in result["ranks"]]
     assert [peak is None for peak in peaks] == servers

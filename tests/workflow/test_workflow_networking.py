@@ -52,7 +52,7 @@ def test_cells_run_over_an_emulated_link(workflow):
         assert result["cell"]["fabric"] == "slow"
         assert result["link"]["setting"]["latency_s"] == pytest.approx(DELAY_S)
         # At least one message there and one back in every step.
-        assert result["timing"]["step_s"]["median"] >= 2 * DELAY_S
+        assert result["timing"]["step_s"]["median_s"] >= 2 * DELAY_S
         assert len(result["provenance"]["hosts"]) == 2
 
 

@@ -14,7 +14,7 @@ from ddlbench.claims.needs import Needs
 from ddlbench.claims.pooling import pooled
 from ddlbench.claims.predicate import ENDED, Found, Predicate, Verdict
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, nearest, read_yaml
 
@@ -29,7 +29,7 @@ DECIDED = VERDICTS[:3]
 
 
 @dataclass(frozen=True)
-class Claim(JsonForm):
+class Claim(Form):
     """One claim.
 
     Args:

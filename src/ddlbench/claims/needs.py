@@ -27,7 +27,7 @@ import pandas as pd
 
 from ddlbench.claims.beds import CPU, EMULATED_GPU, GPU
 from ddlbench.claims.predicate import value_text
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 
 RUNTIME = "ddlbench"
 """The software of every row: this project's strategies, on torch."""
@@ -35,7 +35,7 @@ _ABOUT = 1.25  # a link is "about" as fast within this factor
 
 
 @dataclass(frozen=True)
-class Needs(JsonForm):
+class Needs(Form):
     """What a claim needs, see the module; the defaults need nothing."""
 
     device: str = ""

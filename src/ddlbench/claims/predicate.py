@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 from ddlbench.experiment.status import Status
 
 Verdict = Literal["holds", "refuted", "undecided", "not testable here", "not measured"]
@@ -118,7 +118,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Predicate(JsonForm):
+class Predicate(Form):
     """One test; which fields count depends on ``kind``, see the module.
 
     Args:

@@ -14,7 +14,7 @@ from ddlbench.datasets.files import DataError, Records, check_record, in_paralle
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 from ddlbench.experiment.paths import data_path
 from ddlbench.experiment.text import read_object
 
@@ -51,7 +51,7 @@ def source_folder(request: DataRequest) -> Path:
 
 
 @dataclass(frozen=True)
-class Manifest(JsonForm):
+class Manifest(Form):
     """Description of a folder of data.
 
     Args:

@@ -20,10 +20,9 @@ from functools import cached_property
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.json_form import WrongForm, read_fields
+from ddlbench.experiment.form import Form, WrongForm, read_form
 
 OptionValue = bool | int | float | str
-_OPTION_TYPES = (bool, int, float, str)
 
 _GEOMETRY = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 _SAFE = re.compile(r"[A-Za-z0-9_.:+@-]+")
@@ -36,18 +35,10 @@ _LONGEST_FOLDER_NAME = 255
 _MOST_DIGITS = 60
 # Fields with their own place in the path; others appear as name=value unless they have the default.
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
-# Fields that are newer than the first results.
-_YOUNGER = (
-    "checkpoint_every_steps",
-    "deterministic",
-    "validate",
-    "compile",
-    "learning_rate_warmup_steps",
-)
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Form):
     """Everything that defines a measurement.
 
     Args:
@@ -210,16 +201,8 @@ class Cell:
         return dict(self.options).get(name, default)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, options as a mapping, as in result.json.
-
-        A field of ``_YOUNGER`` is left out if it has its default, so that plans of earlier cells
-        keep their digests.
-        """
-        values = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in _YOUNGER or getattr(self, field.name) != field.default
-        }
+        """All fields, options as a mapping, as in result.json."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "options": dict(self.options)}
 
     @classmethod
@@ -230,14 +213,10 @@ class Cell:
             WrongForm: a key is unknown or missing, or a value is not of its field's type.
             ConfigError: a value cannot be part of a path.
         """
-        own = read_fields(cls, {key: values[key] for key in values if key != "options"})
         options = values.get("options", {})
         if not isinstance(options, Mapping):
-            raise WrongForm(f"{shown(options)} is no object", "options")
-        for name, value in options.items():
-            if not isinstance(value, _OPTION_TYPES):
-                raise WrongForm(f"{shown(value)} is no value of an option", f"options.{name}")
-        return cls(**own, options=tuple(options.items()))
+            raise WrongForm(f"options: {shown(options)} is no object")
+        return read_form(cls, {**values, "options": [*options.items()]})
 
     def with_(self, **changes: Any) -> Cell:
         """A copy with some fields changed."""

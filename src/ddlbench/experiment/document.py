@@ -2,7 +2,7 @@
 
 ::
 
-    dataclass  -- json_form -->  JSON value  -- Document: schema -->  file
+    dataclass  -- Form: its type hints -->  JSON value  -- Document -->  file
 
 Files are only ever parsed, never unpickled or executed. They are validated when written and when
 read. Writes are atomic: to a temporary file, flushed to disk, renamed.
@@ -13,23 +13,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
-from importlib.resources import files
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ddlbench.experiment.errors import file_fault, printable, shown
-from ddlbench.experiment.json_form import JsonForm, UnknownKey, WrongForm
+from ddlbench.experiment.errors import file_fault, shown
+from ddlbench.experiment.form import UnknownKey, WrongForm, adapter_of, read_form
 from ddlbench.experiment.text import UnreadableJson, read_json
 
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator, ValidationError
-
-_LONGEST_MESSAGE = 200
-_Form = TypeVar("_Form", bound=JsonForm)
+_Form = TypeVar("_Form")
 
 
 @contextmanager
@@ -80,11 +74,12 @@ def digest_of(value: Any) -> str:
     return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()
 
 
-class Document:
+class Document(Generic[_Form]):
     """One kind of file.
 
     Args:
-        schema: name of the schema beside this module, ``<schema>.schema.json``.
+        form: the dataclass or typed dictionary that it holds, with a ``schema_version``.
+        version: that this checkout writes, and the newest that it reads.
         noun: name of the file in messages ("not a readable result").
         error: exception class for an invalid file.
         newer: exception class for a file of a newer version; ``error`` if left out.
@@ -93,81 +88,38 @@ class Document:
 
     def __init__(
         self,
-        schema: str,
+        form: type[_Form],
+        version: int,
         noun: str,
         error: type[Exception],
         *,
         newer: type[Exception] | None = None,
         instead: str = "move the file away to make it anew",
     ) -> None:
-        self._schema, self._noun, self._error = schema, noun, error
+        self._form, self._version = form, version
+        self._noun, self._error = noun, error
         self._newer, self._instead = newer or error, instead
 
-    @cached_property
-    def _rules(self) -> dict[str, Any]:
-        schema = files("ddlbench.experiment").joinpath(f"{self._schema}.schema.json")
-        rules: dict[str, Any] = json.loads(schema.read_text("utf-8"))
-        return rules
-
-    @property
-    def _version(self) -> int:
-        """The version that this checkout writes, and the newest that it reads."""
-        version: int = self._rules["properties"]["schema_version"]["const"]
-        return version
-
-    @cached_property
-    def _validator(self) -> Draft202012Validator:
-        from jsonschema import Draft202012Validator  # noqa: PLC0415 - slow to import
-
-        return Draft202012Validator(self._rules)
-
-    @cached_property
-    def _fits_but_for_keys(self) -> Callable[[Any], bool]:
-        """Whether a value fits the schema if unknown keys are no fault."""
-        from jsonschema import Draft202012Validator  # noqa: PLC0415 - slow to import
-
-        return Draft202012Validator(_opened(self._rules)).is_valid
-
-    @cached_property
-    def _compiled(self) -> Callable[[Any], Any]:
-        """A hundred times faster, but its messages do not say what to write instead."""
-        import fastjsonschema  # noqa: PLC0415 - slow to import
-
-        compiled: Callable[[Any], Any] = fastjsonschema.compile(
-            self._rules, use_formats=False, use_default=False
-        )
-        return compiled
-
-    def fits(self, value: Any) -> bool:
-        """Whether ``value`` fits the schema, as far as the fast check can tell."""
-        from fastjsonschema import JsonSchemaException  # noqa: PLC0415 - slow to import
-
-        try:
-            self._compiled(value)
-        except JsonSchemaException:
-            return False
-        return True
-
-    def check(self, value: Any, where: str) -> None:
-        """Raise the document's error, with place and fault, unless ``value`` fits the schema.
+    def parse(self, value: object, where: str) -> _Form:
+        """Read the JSON form of the document.
 
         A higher version, or a key that is unknown where all else fits, is of a newer ddlbench.
+
+        Raises:
+            the document's error, with place and fault.
         """
-        if self.fits(value):
-            return
         version = value.get("schema_version") if isinstance(value, dict) else None
         if isinstance(version, int | float) and version > self._version:
             raise self._of_newer(where, f"schema {shown(version)}; this checkout reads")
-        from jsonschema.exceptions import best_match  # noqa: PLC0415 - slow to import
-
-        errors = list(self._validator.iter_errors(value))
-        if errors and self._fits_but_for_keys(value):
-            key = next(filter(None, map(_unknown_key, _with_causes(errors))), "a key")
-            raise self._of_newer(where, f"{key} is not known here; this checkout reads schema")
-        worst = best_match(errors)
-        if worst is not None:
-            place = _place(worst.absolute_path)
-            raise self._error(f"{where}: {place or 'the file'}: {_fault(worst)}")
+        try:
+            read = read_form(self._form, value)
+        except UnknownKey as error:
+            raise self._of_newer(where, f"{error}; this checkout reads schema") from error
+        except WrongForm as error:
+            raise self._error(f"{where}: {error}") from error
+        if type(version) is not int or version != self._version:
+            raise self._error(f"{where}: schema_version: {shown(version)} is not {self._version}")
+        return read
 
     def _of_newer(self, where: str, sign: str) -> Exception:
         return self._newer(
@@ -175,43 +127,26 @@ class Document:
             f"checkout, or {self._instead}"
         )
 
-    def write(self, path: Path, value: dict[str, Any]) -> None:
+    def write(self, path: Path, content: _Form) -> None:
         """Check and write atomically."""
-        self.check(value, str(path))
+        value = adapter_of(self._form).dump_python(content, mode="json", warnings=False)
+        self.parse(value, str(path))
         write_json(path, value)
 
-    def read(self, path: Path) -> dict[str, Any]:
+    def read(self, path: Path) -> _Form:
         """Read and check.
 
         Raises:
-            the document's error: the file is unreadable, truncated, or does not fit its schema.
+            the document's error: the file is unreadable, truncated, or not of its form.
         """
         try:
-            value: dict[str, Any] = read_json(path)
+            value = read_json(path)
         except OSError as error:
             reason = (file_fault(error) or str(error)).removeprefix(f"{path}: ")
             raise self._error(f"{path}: not a readable {self._noun}: {reason}") from error
         except UnreadableJson as error:
             raise self._error(f"{path}: not a readable {self._noun}: {error}") from error
-        self.check(value, str(path))
-        return value
-
-    def read_as(self, form: type[_Form], path: Path) -> _Form:
-        """Read, check, and make the dataclass of it.
-
-        Raises:
-            the document's error: as :meth:`read`, or a value is not of its field's type. To the
-                schema 2.0 is a whole number.
-        """
-        values = self.read(path)
-        try:
-            return form.from_dict(values)
-        except UnknownKey as error:
-            raise self._of_newer(
-                str(path), f"{printable(str(error))}; this checkout reads schema"
-            ) from error
-        except WrongForm as error:
-            raise self._error(f"{path}: {printable(str(error))}") from error
+        return self.parse(value, str(path))
 
 
 def put_aside(path: Path) -> Path:
@@ -226,39 +161,3 @@ def put_aside(path: Path) -> Path:
         aside = path.with_name(f"{path.name}.broken-{number}")
     path.rename(aside)
     return aside
-
-
-def _opened(schema: Any) -> Any:
-    """A schema that takes unknown keys."""
-    if isinstance(schema, dict):
-        closed = {"additionalProperties": False}.items()
-        return {key: _opened(rule) for key, rule in schema.items() if (key, rule) not in closed}
-    return [_opened(rule) for rule in schema] if isinstance(schema, list) else schema
-
-
-def _with_causes(errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
-    """Errors, and those of the alternatives that an ``anyOf`` tried."""
-    for error in errors:
-        yield error
-        yield from _with_causes(error.context)
-
-
-def _place(keys: Iterable[object]) -> str:
-    return ".".join(printable(str(key))[:_LONGEST_MESSAGE] for key in keys)
-
-
-def _unknown_key(error: ValidationError) -> str | None:
-    """Where the key stands that an error complains of; None of an error of another kind."""
-    if error.validator != "additionalProperties":
-        return None
-    schema: Any = error.schema
-    values: Any = error.instance
-    known = schema.get("properties", {})
-    return _place([*error.absolute_path, next(key for key in values if key not in known)])
-
-
-def _fault(error: ValidationError) -> str:
-    """What jsonschema says, without the whole of a large value."""
-    if len(error.message) <= _LONGEST_MESSAGE:
-        return printable(error.message)
-    return f"{shown(error.instance)} does not fit {error.validator} {shown(error.validator_value)}"

@@ -18,13 +18,14 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
+from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Amount, Form
 
 Floats = NDArray[np.float64]
 
@@ -125,25 +126,29 @@ class MessageTime(Protocol):
 
 
 @dataclass(frozen=True)
-class HockneyPiece(JsonForm):
+class HockneyPiece(Form):
     """``alpha + beta * bytes`` in a range of message sizes; ``to_bytes`` None: no upper end."""
 
-    from_bytes: float
-    to_bytes: float | None
-    alpha_s: float
-    beta_s_per_byte: float
-    alpha_interval_s: tuple[float, ...] | None
-    beta_interval_s_per_byte: tuple[float, ...] | None
+    from_bytes: Amount
+    to_bytes: Amount | None
+    """Null: no end."""
+    alpha_s: Amount
+    beta_s_per_byte: Amount
+    alpha_interval_s: tuple[float, float] | None
+    """95 %."""
+    beta_interval_s_per_byte: tuple[float, float] | None
+    """95 %."""
 
 
 @dataclass(frozen=True)
-class HockneyFit(JsonForm):
+class HockneyFit(Form):
     """The ``fit`` object of links.json: pieces from 0 bytes on, and their residuals."""
 
-    model: str
-    pieces: tuple[HockneyPiece, ...]
-    median_relative_residual: float
-    largest_relative_residual: float
+    model: Literal["piecewise-hockney"]
+    """Time = alpha + beta * message_bytes in each piece."""
+    pieces: Annotated[tuple[HockneyPiece, ...], MinLen(1)]
+    median_relative_residual: Amount
+    largest_relative_residual: Amount
 
     def time_s(self, message_bytes: float) -> float:
         """Time of one message; the outer pieces extrapolate beyond the sweep."""

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, MinLen
 
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import HockneyFit
-from ddlbench.experiment.json_form import OMIT_NONE, JsonForm, key_of
+from ddlbench.experiment.form import Amount, Count, Form, Natural, Positive, Share
 
 LINKS_VERSION = 1
 Matrix = Sequence[Sequence[float | None]]
+Rows = Annotated[tuple[Annotated[tuple[Amount | None, ...], MinLen(1)], ...], MinLen(1)]
 _MATRICES = ("bandwidth_bytes_per_s", "latency_s")
 
 
@@ -25,16 +28,14 @@ class InvalidLinks(ConfigError):  # noqa: N818 - a state of a file, shown as suc
     """A links file that is missing, truncated, of another version, or wrong in itself."""
 
 
-_DOCUMENT = Document("links", "links file", InvalidLinks)
-
-
 @dataclass(frozen=True)
-class PairSample(JsonForm):
+class PairSample(Form):
     """The sample of pairs that were measured, in a matrix with holes."""
 
-    measured_pairs: int
-    all_pairs: int
+    measured_pairs: Natural
+    all_pairs: Annotated[int, Ge(2)]
     rule: str
+    """Which ones."""
 
     def in_words(self) -> str:
         """The sample as a sentence."""
@@ -45,139 +46,171 @@ class PairSample(JsonForm):
 
 
 @dataclass(frozen=True)
-class SlowPair(JsonForm):
+class SlowPair(Form):
     """An ordered pair of low bandwidth; the ratio is to the median of its level."""
 
-    sender: int = field(metadata=key_of("from"))
-    receiver: int = field(metadata=key_of("to"))
-    bandwidth_ratio: float
+    sender: Natural
+    receiver: Natural
+    bandwidth_ratio: Amount
+    """To the median pair of the same level."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairMatrix(JsonForm):
-    """Latency and bandwidth of every ordered pair: row = sender, column = receiver.
+class PairMatrix(Form):
+    """Latency and bandwidth of every ordered pair: row = sender, column = receiver."""
 
-    Args:
-        endpoints: names of the devices or ranks, in matrix order.
-        nodes: node index of each endpoint.
-        bandwidth_bytes_per_s, latency_s: None on the diagonal and for unmeasured pairs.
-        repeats: number of runs; values are their medians.
-    """
-
-    scope: str
-    method: str
-    access: str | None = None
-    direction: str = "unidirectional"
-    operation: str | None = None
+    scope: Literal["node", "world"]
+    """Node: devices of one node. world: devices of several nodes, as ranks are placed."""
+    method: Literal[
+        "p2pBandwidthLatencyTest",
+        "nvbandwidth",
+        "device-copies",
+        "gloo",
+        "nccl",
+        "horovod",
+        "given",
+    ]
+    access: Literal["direct", "staged"] | None = None
+    """GPU peer access on (direct) or off (staged through the host)."""
+    direction: Literal["unidirectional", "bidirectional"] = "unidirectional"
+    operation: Literal["write", "read"] | None = None
     node_type: str | None = None
-    endpoints: tuple[str, ...]
-    nodes: tuple[int, ...]
-    bandwidth_bytes_per_s: tuple[tuple[float | None, ...], ...]
-    latency_s: tuple[tuple[float | None, ...], ...]
-    repeats: int = 1
+    endpoints: Annotated[tuple[str, ...], MinLen(1)]
+    """Device names, in matrix order."""
+    nodes: tuple[Natural, ...]
+    """Node index of each endpoint."""
+    bandwidth_bytes_per_s: Rows
+    """None on the diagonal and for unmeasured pairs."""
+    latency_s: Rows
+    """None on the diagonal and for unmeasured pairs."""
+    repeats: Count = 1
+    """Values are medians of so many runs."""
     slow_pairs: tuple[SlowPair, ...] = ()
-    sampled: PairSample | None = field(default=None, metadata=OMIT_NONE)
+    sampled: PairSample | None = None
+    """Of a matrix with holes: not all pairs were measured."""
 
 
 @dataclass(frozen=True)
-class SweepPoint(JsonForm):
-    """Median time of messages of one size, and their processor time; earlier files lack that."""
+class SweepPoint(Form):
+    """Median time of messages of one size, and their processor time."""
 
-    message_bytes: int
-    time_s: float
-    interval_s: tuple[float, ...] | None
-    repeats: int
-    cpu_s: float | None = None
+    message_bytes: Natural
+    time_s: Positive
+    """Median."""
+    interval_s: tuple[float, float] | None
+    """95 %."""
+    repeats: Count
+    cpu_s: Amount | None = None
+    """Processor time of the slowest rank, all its threads, median."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkSweep(JsonForm):
+class LinkSweep(Form):
     """Time of one operation over message sizes; a sweep given by hand has no points."""
 
-    operation: str
-    transport: str
-    level: str
-    nodes: int
-    devices_per_node: int
-    ranks: int
+    operation: Literal["p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter"]
+    transport: Literal["gloo", "nccl", "ddp", "fsdp", "horovod", "given"]
+    """Ddp: through the reducer of DistributedDataParallel, with its copies; fsdp: through
+    fully_shard, with its copies."""
+    level: Literal["node", "network"]
+    """Within one node, or between nodes."""
+    nodes: Count
+    devices_per_node: Count
+    ranks: Annotated[int, Ge(2)]
     points: tuple[SweepPoint, ...]
+    """Time until the slowest rank has finished; p2p: one way. message_bytes: the buffer of one rank
+    (all_gather: what one rank gives; reduce_scatter: what one rank gives)."""
     fit: HockneyFit
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkOverlap(JsonForm):
+class LinkOverlap(Form):
     """An all-reduce beside a computation of equal length: the share that the computation hides."""
 
-    transport: str
-    nodes: int
-    devices_per_node: int
-    ranks: int
-    message_bytes: int
-    alone_s: float
-    compute_s: float
-    both_s: float
-    hidden_share: float
+    transport: Literal["gloo", "nccl"]
+    nodes: Count
+    devices_per_node: Count
+    ranks: Annotated[int, Ge(2)]
+    message_bytes: Count
+    alone_s: Positive
+    """The all-reduce alone."""
+    compute_s: Positive
+    """The computation alone, on all ranks at once."""
+    both_s: Positive
+    """Both at once."""
+    hidden_share: Share
+    """(alone_s + compute_s - both_s) / the shorter, within 0 and 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LibraryBackground(JsonForm):
+class LibraryBackground(Form):
     """A computation before a library starts, and beside the idle library."""
 
-    library: str
-    nodes: int
-    devices_per_node: int
-    ranks: int
-    alone_s: float
-    beside_s: float
+    library: Literal["horovod"]
+    nodes: Count
+    devices_per_node: Count
+    ranks: Annotated[int, Ge(2)]
+    alone_s: Positive
+    """The computation before the library starts, on all ranks at once."""
+    beside_s: Positive
+    """The same beside the idle library."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorCost(JsonForm):
+class TensorCost(Form):
     """What each further tensor adds to a message of a library, whatever its bytes."""
 
-    library: str
-    operation: str
-    nodes: int
-    devices_per_node: int
-    ranks: int
-    tensor_s: float
+    library: Literal["fsdp"]
+    operation: Literal["all_gather", "reduce_scatter"]
+    nodes: Count
+    devices_per_node: Count
+    ranks: Annotated[int, Ge(2)]
+    tensor_s: Amount
+    """Added to a message of one tensor by each further one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessageDelay(JsonForm):
-    """Time of a short message that follows a computation of all ranks.
+class MessageDelay(Form):
+    """Time of a short message that follows a computation of all ranks."""
 
-    Args:
-        alone_s: without the computation; None for collectives, which sweeps time so.
-        after_s: with it.
-    """
-
-    operation: str
-    transport: str
-    nodes: int
-    devices_per_node: int
-    ranks: int
-    message_bytes: int
-    alone_s: float | None = None
-    after_s: float
+    operation: Literal["p2p", "all_reduce", "all_gather", "reduce_scatter"]
+    transport: Literal["gloo", "fsdp"]
+    nodes: Count
+    devices_per_node: Count
+    ranks: Annotated[int, Ge(2)]
+    message_bytes: Count
+    alone_s: Amount | None = None
+    """Of p2p: while no rank computes."""
+    after_s: Amount
+    """After a computation of all ranks; of p2p, while the sender computes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links(JsonForm):
+class Links(Form):
     """The content of links.json."""
 
     schema_version: int = LINKS_VERSION
     site: str
     fabric: str
-    device_kind: str
+    """Link condition, as in a cell."""
+    device_kind: Literal["cpu", "cuda"]
     pairs: tuple[PairMatrix, ...]
+    """Latency and bandwidth of every ordered pair: row = sender, column = receiver."""
     sweeps: tuple[LinkSweep, ...]
+    """Time of one operation over message sizes."""
     overlaps: tuple[LinkOverlap, ...] = ()
+    """An all-reduce beside a computation that takes as long."""
     backgrounds: tuple[LibraryBackground, ...] = ()
+    """A computation beside a library that has nothing to send."""
     tensor_costs: tuple[TensorCost, ...] = ()
+    """What each further tensor adds to a message, whatever its bytes."""
     delays: tuple[MessageDelay, ...] = ()
+    """Time of a short message that follows a computation, on CPUs."""
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
+
+
+_DOCUMENT = Document(Links, LINKS_VERSION, "links file", InvalidLinks)
 
 
 def write_links(path: Path, links: Links) -> None:
@@ -187,7 +220,7 @@ def write_links(path: Path, links: Links) -> None:
         InvalidLinks: it does not fit the schema, or a matrix is not square.
     """
     _check_shapes(links, str(path))
-    _DOCUMENT.write(path, links.to_dict())
+    _DOCUMENT.write(path, links)
 
 
 def read_links(path: Path) -> Links:
@@ -200,7 +233,7 @@ def read_links(path: Path) -> Links:
         raise InvalidLinks(
             f"{path}: no such links file; measure it with `snakemake --profile ... links`"
         )
-    links = _DOCUMENT.read_as(Links, path)
+    links = _DOCUMENT.read(path)
     _check_shapes(links, str(path))
     return links
 

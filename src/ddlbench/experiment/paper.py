@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.schema import check_against, nearest, read_yaml
 
@@ -36,7 +36,7 @@ _KEYS = ("paper", "of", "scale", "scales")
 
 
 @dataclass(frozen=True)
-class Paper(JsonForm):
+class Paper(Form):
     """What is said of a published figure.
 
     Args:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, MinLen
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
+from ddlbench.experiment.form import Amount, Count, Form, Natural, Positive, Share
 from ddlbench.experiment.units import MS
 
 PROFILE_VERSION = 1
@@ -24,9 +26,6 @@ PROFILE_VERSION = 1
 
 class InvalidProfile(ConfigError):  # noqa: N818 - a state of a file, shown as such
     """A profile that is missing, truncated, of another version, or wrong in itself."""
-
-
-_DOCUMENT = Document("profile", "profile", InvalidProfile)
 
 
 @dataclass(frozen=True, order=True)
@@ -71,172 +70,181 @@ class ProfileKey:
 
 
 @dataclass(frozen=True)
-class BatchTime(JsonForm):
+class BatchTime(Form):
     """Time of one pass at one batch size: the median of several, with its 95 % interval."""
 
-    batch_size: int
-    time_s: float
-    interval_s: tuple[float, ...] | None
+    batch_size: Count
+    time_s: Amount
+    interval_s: tuple[Amount, Amount] | None
 
 
 @dataclass(frozen=True)
-class StepTimes(JsonForm):
+class StepTimes(Form):
     """Whole sequential optimiser steps at one batch size; ``step_s`` includes data loading."""
 
-    batch_size: int
-    count: int
-    step_s: float
-    interval_s: tuple[float, ...] | None
-    load_s: float
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    peak_bytes: int | None
+    batch_size: Count
+    count: Count
+    step_s: Positive
+    """With data loading."""
+    interval_s: tuple[Amount, Amount] | None
+    load_s: Amount
+    """Wait for data; on CUDA what step_s exceeds the three parts by."""
+    forward_s: Amount
+    backward_s: Amount
+    optimizer_s: Amount
+    peak_bytes: Natural | None
+    """Peak of live tensors (CPU) or of the allocator after warm-up (CUDA)."""
 
 
 @dataclass(frozen=True)
-class LayerShape(JsonForm):
+class LayerShape(Form):
     """Channels and extents of one sample; empty where a layer takes or gives no single tensor."""
 
-    input: tuple[int, ...]
-    output: tuple[int, ...]
-    kernel: int
-    stride: int
+    input: tuple[Natural, ...]
+    output: tuple[Natural, ...]
+    kernel: Count
+    stride: Count
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerProfile(JsonForm):
+class LayerProfile(Form):
     """One leaf operation; ``block`` is the child of the flat network that holds it."""
 
     name: str
-    block: int
+    block: Natural
     block_name: str
     kind: str
-    parameter_bytes: int
-    output_bytes_per_sample: float
-    saved_bytes_per_sample: float
-    shape: LayerShape | None = field(default=None, metadata=OMIT_NONE)
+    """Class of the module, e.g. Conv2d."""
+    parameter_bytes: Natural
+    output_bytes_per_sample: Amount
+    saved_bytes_per_sample: Amount
+    """What autograd keeps for the backward pass beyond parameters, shared storage counted once,
+    with the layer that first saves it."""
+    shape: LayerShape | None = None
+    """Channels and extents of one sample; empty where the layer takes or gives no single tensor."""
     forward: tuple[BatchTime, ...]
+    """One entry a batch size; missing where it did not fit."""
     backward: tuple[BatchTime, ...]
+    """One entry a batch size; missing where it did not fit."""
 
 
 @dataclass(frozen=True)
-class BlockProfile(JsonForm):
-    """One child of the flat network, timed as a whole; a pipeline cuts between blocks.
+class BlockProfile(Form):
+    """One child of the flat network, timed as a whole; a pipeline cuts between blocks."""
 
-    Args:
-        input_half, weight_half: of the backward pass, run apart; empty in earlier profiles.
-    """
-
-    block: int
+    block: Natural
     name: str
-    parameter_bytes: int
-    buffer_bytes: int
-    input_bytes_per_sample: float
-    output_bytes_per_sample: float
-    saved_bytes_per_sample: float
+    parameter_bytes: Natural
+    buffer_bytes: Natural
+    input_bytes_per_sample: Amount
+    output_bytes_per_sample: Amount
+    saved_bytes_per_sample: Amount
     forward: tuple[BatchTime, ...]
+    """One entry a batch size; missing where it did not fit."""
     backward: tuple[BatchTime, ...]
+    """One entry a batch size; missing where it did not fit."""
     input_half: tuple[BatchTime, ...] = ()
+    """The gradient of the input alone, as zero-bubble schedules run it."""
     weight_half: tuple[BatchTime, ...] = ()
+    """The gradients of the weights, after that."""
 
 
 @dataclass(frozen=True)
-class ParameterTensor(JsonForm):
-    """One parameter; its gradient is ready after ``ready_fraction`` of the backward pass.
-
-    ``shape`` is missing in earlier profiles.
-    """
+class ParameterTensor(Form):
+    """One parameter; its gradient is ready after ``ready_fraction`` of the backward pass."""
 
     name: str
-    block: int
-    bytes: int
-    ready_fraction: float
-    shape: tuple[int, ...] | None = field(default=None, metadata=OMIT_NONE)
+    block: Natural
+    bytes: Natural
+    ready_fraction: Share
+    """Of the backward pass, when the gradient was ready (at the largest batch size)."""
+    shape: tuple[Natural, ...] | None = None
 
 
 @dataclass(frozen=True)
-class NodeSlowdown(JsonForm):
+class NodeSlowdown(Form):
     """Step time with ``replicas`` on a node that do not communicate, over that of one alone."""
 
-    replicas: int
-    slowdown: float
-    interval: tuple[float, ...] | None
+    replicas: Count
+    slowdown: Positive
+    interval: tuple[Amount, Amount] | None
 
 
 SWAP = "swap"  # messages to other ranks and from them, all posted before one is waited for
 
 
 @dataclass(frozen=True)
-class LoneMessage(JsonForm):
-    """A message that one rank would exchange with others.
+class LoneMessage(Form):
+    """A message that one rank would exchange with others."""
 
-    Args:
-        operation: "all_reduce", "all_gather", "broadcast" or "swap".
-        ranks: of the whole cell, ascending: the group; of a swap the rank and its partners.
-        bytes: as links.json counts them: the buffer that is reduced, the part that a rank gives, of
-            a swap the longest message to or from a partner.
-        count: how often in a step.
-    """
-
-    operation: str
-    ranks: tuple[int, ...]
-    bytes: int
-    count: int
+    operation: Literal["all_reduce", "all_gather", "broadcast", "swap"]
+    """Swap: messages to other ranks and from them, all posted before one is waited for."""
+    ranks: tuple[Natural, ...]
+    """Of the cell: the group; of a swap the device's own and its partners'."""
+    bytes: Natural
+    """As links.json counts them; of a swap the longest message to or from a partner."""
+    count: Count
+    """A step."""
 
 
 @dataclass(frozen=True)
-class LoneRun(JsonForm):
-    """A step of one device of a cell without its peers, and the messages that it would exchange.
-
-    Args:
-        work: ``Strategy.device_work`` of the cell.
-        count: steps that were timed.
-        step_s: median, with data loading and without messages.
-        interval_s: of 95 %.
-    """
+class LoneRun(Form):
+    """A step of one device of a cell without its peers, and the messages that it would exchange."""
 
     work: str
-    count: int
-    step_s: float
-    interval_s: tuple[float, ...] | None
+    """Strategy, groups, options and samples of a group."""
+    count: Count
+    """Steps that were timed."""
+    step_s: Positive
+    """With data loading, without messages."""
+    interval_s: tuple[Amount, Amount] | None
+    """Of 95 %."""
     messages: tuple[LoneMessage, ...]
+    """What the device would exchange in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(JsonForm):
-    """The content of profile.json.
-
-    Args:
-        blocks: empty in profiles of earlier versions.
-        alone: of cells whose devices compute each layer together; empty in earlier profiles.
-        runs: jobs that it is the median of.
-        device_memory_bytes: of one device; None if unknown.
-        shrink: of the emulated device: bytes of the network over bytes here. None where they are
-            the same.
-    """
+class Profile(Form):
+    """The content of profile.json."""
 
     schema_version: int = PROFILE_VERSION
     site: str
     profile_id: str
     dataset: str
     network: str
-    precision: str
-    threads_per_device: int
-    device_kind: str
-    batch_sizes: tuple[int, ...]
-    runs: int = 1
+    precision: Literal["fp32", "tf32", "bf16"]
+    threads_per_device: Count
+    device_kind: Literal["cpu", "cuda"]
+    batch_sizes: Annotated[tuple[Count, ...], MinLen(1)]
+    """At which layers were timed."""
+    runs: Count = 1
+    """Jobs that it is the median of; 1 where missing."""
     steps: tuple[StepTimes, ...]
-    layers: tuple[LayerProfile, ...]
+    """Whole sequential optimiser steps on staged data, as a sequential cell runs them; the thesis'
+    statistical predictor starts here."""
+    layers: Annotated[tuple[LayerProfile, ...], MinLen(1)]
+    """Leaf operations in the order of their forward; `block` is the index of the child of the flat
+    nn.Sequential that holds it."""
     blocks: tuple[BlockProfile, ...] = ()
+    """Children of the flat nn.Sequential, each timed as a whole (a pipeline cuts between them)."""
     tensors: tuple[ParameterTensor, ...]
+    """Parameter tensors in the order in which their gradients become ready in a backward pass."""
     node_slowdown: tuple[NodeSlowdown, ...]
+    """Step time of one replica while so many run on the node without talking, over that of one
+    alone."""
     alone: tuple[LoneRun, ...] = ()
-    fixed_memory_bytes: int
-    device_memory_bytes: int | None = None
-    shrink: float | None = field(default=None, metadata=OMIT_NONE)
+    """Steps of one device without its peers, of cells whose devices compute each layer together."""
+    fixed_memory_bytes: Natural
+    """CUDA context, allocator; 0 on CPU, where live tensors are counted."""
+    device_memory_bytes: Natural | None = None
+    """Memory of one device; null where it is not known (on CPU: what the site gives a device)."""
+    shrink: Annotated[float, Ge(1)] | None = None
+    """Of an emulated device: bytes of the network over bytes here; 1 where missing."""
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
+
+
+_DOCUMENT = Document(Profile, PROFILE_VERSION, "profile", InvalidProfile)
 
 
 def write_profile(path: Path, profile: Profile) -> None:
@@ -245,7 +253,7 @@ def write_profile(path: Path, profile: Profile) -> None:
     Raises:
         InvalidProfile: it does not fit the schema.
     """
-    _DOCUMENT.write(path, profile.to_dict())
+    _DOCUMENT.write(path, profile)
 
 
 def read_profile(path: Path) -> Profile:
@@ -258,7 +266,7 @@ def read_profile(path: Path) -> Profile:
         raise InvalidProfile(
             f"{path}: no such profile; make it with `snakemake --profile ... {path}`"
         )
-    return _DOCUMENT.read_as(Profile, path)
+    return _DOCUMENT.read(path)
 
 
 _COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")

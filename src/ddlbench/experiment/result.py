@@ -8,93 +8,142 @@ again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy
 from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.json_form import OMIT_NONE, SameKeys, key_of
+from ddlbench.experiment.form import Amount, Count, Form, Natural, Positive
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.training import EpochAccuracy, Loss, Training
 
 
 @dataclass(frozen=True)
-class InputDigests(SameKeys):
+class InputDigests(Form):
     """Digests of the files that a cell was made from; None without such a file."""
 
     plan_digest: str | None
+    """Of the plan that was run."""
     dataset_digest: str | None
+    """Of the data that was read."""
     links_digest: str | None
+    """Of the links.json that it was made from; null where it used none."""
     profile_digest: str | None
+    """Of the profile.json that it was made from; null where it used none."""
 
 
 @dataclass(frozen=True)
-class DeviceMemory(SameKeys):
+class DeviceMemory(Form):
     """Memory of one device; ``peak_with_warmup_bytes`` is known on CUDA only."""
 
     device: str
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    device_used_bytes: int | None
-    total_bytes: int | None
-    peak_with_warmup_bytes: int | None = field(default=None, metadata=OMIT_NONE)
+    """Which device."""
+    peak_bytes: Natural | None
+    """Peak allocated in the measured region (CUDA) or peak of live tensors in one step (CPU)."""
+    reserved_bytes: Natural | None
+    """Peak reserved by the CUDA allocator, with what it kept from warm-up."""
+    device_used_bytes: Natural | None
+    """NVML: used on the whole device."""
+    total_bytes: Natural | None
+    """Size of the device."""
+    peak_with_warmup_bytes: Natural | None = None
+    """Peak allocated, preparation and warm-up included (CUDA): with cuDNN's search, the largest
+    workspace of all plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankEntry(SameKeys):
-    """One rank of a result; earlier versions lack the fields that have a default."""
+class RankEntry(Form):
+    """One rank of a result."""
 
-    rank: int
+    rank: Natural
+    """Index over the whole cell."""
     role: str
-    node: int
+    """What the process does."""
+    node: Natural
+    """Index of its node."""
     host: str
-    local_rank: int
+    """Name of its host."""
+    local_rank: Natural
+    """Index among the processes of its node."""
     devices: tuple[str, ...]
+    """Devices that it drives."""
     cpu_model: str | None = None
+    """Processor of its host."""
     gpu_models: tuple[str, ...] = ()
-    stage: int
-    replica: int
-    threads: int
-    samples: int
-    prepare_s: float
-    cpu_utilisation: float | None
-    gpu_utilisation: float | None
-    cpu_s: float | None = None
-    peak_flops_per_s: float | None = None
-    parameter_bytes: int
-    peak_rss_bytes: int
+    """Of its devices, in their order; empty on CPU."""
+    stage: Natural
+    """Index of its pipeline stage."""
+    replica: Natural
+    """Which copy of that stage it is."""
+    threads: Natural
+    """CPU threads the process computes with."""
+    samples: Natural
+    """Samples it consumed in the measured region."""
+    prepare_s: Amount
+    """From process start to the first step."""
+    cpu_utilisation: Amount | None
+    """CPU seconds over wall seconds times threads, measured region."""
+    gpu_utilisation: Amount | None
+    """Mean NVML utilisation, 0 to 1, measured region."""
+    cpu_s: Amount | None = None
+    """Processor seconds of all its threads, measured region."""
+    peak_flops_per_s: Amount | None = None
+    """Operations a second that its devices reach together; null for a server, and where
+    `efficiency.missing` says why."""
+    parameter_bytes: Natural
+    """Parameters that lie on this rank."""
+    peak_rss_bytes: Natural
+    """Largest resident set of the process."""
     memory: tuple[DeviceMemory, ...]
+    """One entry a device."""
     cpus: str | None = None
-    load_s: float
-    communication_wait_s: float | None
-    probe_s: tuple[float, ...] = ()
+    """Cores that it may run on (CPU affinity), as 0-3,8."""
+    load_s: Amount
+    """Waiting for data in the measured region; on CUDA the host's, which work of the device may
+    hide."""
+    communication_wait_s: Amount | None
+    """Waiting for other ranks in the measured region, where the strategy can tell."""
+    probe_s: tuple[Positive, ...] = ()
+    """Seconds of a fixed piece of work before and after training, of one rank of each node."""
 
 
 @dataclass(frozen=True)
-class Epoch(SameKeys):
+class Epoch(Form):
     """One measured epoch, as long as its slowest rank."""
 
-    epoch: int
-    steps: int
-    samples: int
-    elapsed_s: float
-    load_s: float
+    epoch: Natural
+    """Index of the measured epoch."""
+    steps: Natural
+    """Steps of the epoch."""
+    samples: Natural
+    """Samples of the epoch."""
+    elapsed_s: Amount
+    """Duration of the epoch."""
+    load_s: Amount
+    """Wait for data in the epoch."""
 
 
 @dataclass(frozen=True)
-class StepSummary(SameKeys):
+class StepSummary(Form):
     """The measured steps of all epochs; low and high enclose the median with 95 % confidence."""
 
-    median_s: float | None = field(metadata=key_of("median"))
-    low_s: float | None = field(metadata=key_of("low"))
-    high_s: float | None = field(metadata=key_of("high"))
-    mean_s: float | None = field(metadata=key_of("mean"))
-    p95_s: float | None = field(metadata=key_of("p95"))
-    p99_s: float | None = field(metadata=key_of("p99"))
-    count: int
+    median_s: Amount | None
+    """Median step."""
+    low_s: Amount | None
+    """Lower end of the median's 95 % interval."""
+    high_s: Amount | None
+    """Upper end of the median's 95 % interval."""
+    mean_s: Amount | None
+    """Mean step."""
+    p95_s: Amount | None
+    """95th percentile."""
+    p99_s: Amount | None
+    """99th percentile."""
+    count: Natural
+    """Measured steps."""
 
 
 FEWEST_STEPS = 4
@@ -102,160 +151,244 @@ FEWEST_STEPS = 4
 
 
 @dataclass(frozen=True)
-class Pauses(SameKeys):
+class Pauses(Form):
     """Times in which ranks stood still within measured steps.
 
     ``count`` and ``total_s`` are of the rank that did so for longest; ``ranks`` are all that did.
     """
 
-    count: int
-    total_s: float
-    ranks: tuple[int, ...]
+    count: Natural
+    """Pauses of the rank that stood still for longest, in measured steps."""
+    total_s: Amount
+    """Their duration, to a quarter of a second each."""
+    ranks: tuple[Natural, ...]
+    """Ranks that stood still."""
 
 
 @dataclass(frozen=True)
-class Timing(SameKeys):
+class Timing(Form):
     """Durations of steps and epochs, and the rules of the measurement.
 
-    ``noisy`` is None where the steps are too few to tell; earlier versions wrote false. They lack
-    the fields that have a default. ``disturbed`` says why the numbers are wrong; None if nothing
-    disturbed the cell.
+    ``noisy`` is None where the steps are too few to tell. ``disturbed`` says why the numbers are
+    wrong; None if nothing disturbed the cell.
     """
 
     clock: str
+    """What times were read from."""
     device_synchronised: bool
+    """The device had finished before the clock was read."""
     barrier: str
+    """Where ranks waited for each other."""
     combined: str
+    """How times of ranks became one."""
     warmup_rule: str
-    warmup_steps: int
+    """Which steps are dropped."""
+    warmup_steps: Natural
+    """How many steps are dropped."""
     epochs: tuple[Epoch, ...]
-    steps_per_epoch: int
-    samples_per_epoch: int
-    dataset_samples: int
+    steps_per_epoch: Natural
+    """Steps of one epoch."""
+    samples_per_epoch: Natural
+    """Samples that were really processed each epoch."""
+    dataset_samples: Natural
+    """Training images of the dataset that the cell used."""
     step_s: StepSummary
-    step_spread: float | None
+    step_spread: Amount | None
+    """(p75 - p25) / median of the steps: a noisy run is one above 0.25; null below four steps."""
     noisy: bool | None
-    epoch_s: float | None
+    """`step_spread` is above its threshold; null below four steps."""
+    epoch_s: Positive | None
+    """Mean of the measured epochs, scaled to all dataset_samples where an epoch was cut short."""
     epoch_scaled: bool
-    samples_per_s: float | None
-    load_s: float
-    prepare_s: float
-    median_samples_per_s: float | None = None
+    """`epoch_s` was scaled because an epoch left out samples (max_steps, incomplete last batch)."""
+    samples_per_s: Positive | None
+    """Samples over seconds, derived last."""
+    load_s: Amount
+    """Slowest rank's wait for data, measured region; on CUDA the host's, which work of the device
+    may hide."""
+    prepare_s: Amount
+    """Slowest rank, process start to first step."""
+    median_samples_per_s: Positive | None = None
+    """Samples of a step over the median step; far above samples_per_s where few steps are long."""
     pauses: Pauses | None = None
-    suspended_s: float | None = None
-    stalled_steps: tuple[int, ...] = ()
+    suspended_s: Amount | None = None
+    """How long SLURM suspended the job in measured steps; null where it was not asked."""
+    stalled_steps: tuple[Count, ...] = ()
+    """Measured steps that took many times their neighbours, counted from 1 over all epochs."""
     disturbed: str | None = None
+    """What stopped the cell in measured steps, so that it gives no speed-up and should be measured
+    again; null if nothing did."""
 
 
 @dataclass(frozen=True)
-class Staging(SameKeys):
-    """The copying or making of the dataset on the nodes; earlier versions lack ``verify_s``."""
+class Staging(Form):
+    """The copying or making of the dataset on the nodes."""
 
-    seconds: float
+    seconds: Amount
+    """Duration of bringing the data to the nodes."""
     reused: bool
-    bytes: int
-    nodes: int
-    verify_s: float | None = field(default=None, metadata=OMIT_NONE)
+    """The data lay there already."""
+    bytes: Natural
+    """Size of the data on one node."""
+    nodes: Natural
+    """Nodes that hold the data."""
+    verify_s: Amount | None = None
+    """Of these, reading data that lay there and comparing its checksums; 0 where that was done
+    since the last boot."""
 
 
 @dataclass(frozen=True)
-class RankTraffic(SameKeys):
+class RankTraffic(Form):
     """Bytes that one rank sent to others and received, over all counted steps."""
 
-    rank: int
-    sent_bytes: int
-    received_bytes: int
-    sent_bytes_per_step: float | None
-    received_bytes_per_step: float | None
+    rank: Natural
+    """Rank."""
+    sent_bytes: Natural
+    """Bytes that the rank sent to others, over all counted steps."""
+    received_bytes: Natural
+    """Bytes that it received."""
+    sent_bytes_per_step: Amount | None
+    """Mean of a step."""
+    received_bytes_per_step: Amount | None
+    """Mean of a step."""
 
 
 @dataclass(frozen=True)
-class Communication(SameKeys):
+class Communication(Form):
     """Bytes that all ranks sent and received during the counted steps."""
 
-    counted_by: str
-    steps: int
+    counted_by: Literal["tcp_info"]
+    """The kernel's count of each rank's TCP connections, the rendezvous store's left out."""
+    steps: Natural
+    """Measured steps that were counted; after a restart those since then."""
     ranks: tuple[RankTraffic, ...]
+    """Of each rank."""
 
 
 @dataclass(frozen=True)
-class LinkCores(SameKeys):
+class LinkCores(Form):
     """Processor cores of an emulated link and of the ranks that used it."""
 
-    ranks: tuple[int, ...]
-    relay: tuple[int, ...]
+    ranks: tuple[Natural, ...]
+    """Cores that the ranks could use."""
+    relay: tuple[Natural, ...]
+    """Core of the relay; empty where the kernel made the link."""
     shared: bool
+    """Ranks and relay competed for cores."""
 
 
 @dataclass(frozen=True)
-class Link(SameKeys):
+class Link(Form):
     """An emulated link: its setting, the measurement of a probe, the statistics of the relay."""
 
     fabric: str
+    """Its name in the site file."""
     setting: Mapping[str, Any]
+    """What was asked for: delay, rate, loss, MTU, congestion control, backend; inside: delay and
+    rate of links inside nodes."""
     probe: Mapping[str, Any]
+    """What was measured on it before the ranks started; `earlier_misses`: of probes before."""
     usage: Mapping[str, Any]
+    """CPU seconds of the relay, its share of a core, packets that its queue dropped; over: during
+    which part of the run."""
     cpus: LinkCores
     host: str
+    """The machine that stood for all nodes."""
 
 
 @dataclass(frozen=True)
-class Attempt(SameKeys):
+class Attempt(Form):
     """An earlier attempt of a cell; ``refused`` is why its checkpoint could not be used."""
 
-    reached_steps: int
-    kept_steps: int
-    lost_steps: int
-    lost_s: float
+    reached_steps: Natural
+    """Measured steps that an attempt had done when it ended early."""
+    kept_steps: Natural
+    """Of these, in its newest checkpoint."""
+    lost_steps: Natural
+    """The others."""
+    lost_s: Amount
+    """Seconds that went into the others."""
     version: str
+    """Of the code that wrote the checkpoint."""
     refused: str | None = None
+    """Why its checkpoint could not be used; null where it was."""
 
 
 @dataclass(frozen=True)
-class Checkpointing(SameKeys):
+class Checkpointing(Form):
     """Costs of a cell's checkpoints, and work that was lost between them."""
 
-    every_steps: int
-    save_s: tuple[float, ...]
-    total_s: float
-    bytes: int
-    samples_per_s: float | None
-    resumed: int
-    restore_s: float
-    rehearsal_s: float
-    lost_steps: int
-    lost_s: float
+    every_steps: Count
+    """Measured steps from one checkpoint to the next."""
+    save_s: tuple[Amount, ...]
+    """Of each checkpoint, slowest rank; in no step's time."""
+    total_s: Amount
+    """Of all checkpoints."""
+    bytes: Natural
+    """Of one checkpoint, files of all ranks."""
+    samples_per_s: Positive | None
+    """Samples over seconds with checkpoints; timing.samples_per_s is without."""
+    resumed: Natural
+    """How often the cell went on from a checkpoint."""
+    restore_s: Amount
+    """Reading the last of these, slowest rank."""
+    rehearsal_s: Amount
+    """Warm-up before it, slowest rank; its effect is overwritten."""
+    lost_steps: Natural
+    """Steps trained twice, as they came after a checkpoint; they count once."""
+    lost_s: Amount
+    """Seconds that went into them the first time."""
     attempts: tuple[Attempt, ...]
+    """Attempts that ended before the one that was measured, in order."""
 
 
 @dataclass(frozen=True)
-class Provenance(SameKeys):
+class Provenance(Form):
     """Time, code and machine of a measurement; None if unknown."""
 
     created: str | None = None
+    """When the result was written."""
     git_commit: str | None = None
+    """Commit of the measuring code."""
     git_dirty: bool | None = None
+    """The code, `config/` left out, had changes beside the commit."""
     packages: Mapping[str, str] | None = None
+    """Versions by package."""
     python: str | None = None
+    """Version of Python."""
     slurm_job_id: str | None = None
+    """Where SLURM ran the cell."""
     kernel: str | None = None
+    """Operating system's kernel."""
     tcp_congestion_control: str | None = None
-    clock_resolution_s: float | None = None
-    seed: int | None = None
+    """Of the kernel."""
+    clock_resolution_s: Amount | None = None
+    """Smallest step of the clock."""
+    seed: Natural | None = None
+    """Of weights, data and order."""
     hosts: tuple[str, ...] = ()
+    """Names of the hosts."""
     cpu_model: str | None = None
-    cpu_count: int | None = None
+    """Processor."""
+    cpu_count: Count | None = None
+    """Cores."""
     environment: Mapping[str, str] | None = None
+    """Variables that change behaviour."""
     gpu_models: tuple[str, ...] = ()
+    """GPUs."""
     driver: str | None = None
+    """GPU driver."""
     cuda: str | None = None
+    """CUDA."""
     nccl: str | None = None
+    """NCCL."""
     backend: str | None = None
+    """Communication library of the run."""
 
 
 SCHEMA_VERSION = 1
-# Those that the schema allows; a failed cell has written failure.json so far.
-STATUSES = tuple(s for s in Status if s.is_result or s is Status.FAILED)
+# A failed cell has written failure.json so far.
+Ended = Literal[Status.OK, Status.OUT_OF_MEMORY, Status.UNSUPPORTED, Status.TIMEOUT, Status.FAILED]
 
 
 class InvalidResult(ValueError):  # noqa: N818 - a state of a file, shown as such
@@ -266,65 +399,69 @@ class NewerResult(InvalidResult):
     """A result that a newer ddlbench wrote: it is no fault, and nobody measures over it."""
 
 
-_DOCUMENT = Document(
-    "result",
-    "result",
-    InvalidResult,
-    newer=NewerResult,
-    instead=f"`ddlbench forget --state {Status.NEWER}`",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Result(SameKeys):
-    """The content of result.json.
-
-    Args:
-        status: ok, out_of_memory, unsupported, timeout or failed.
-        reason: why it is not ok; None if it is.
-        reason_code: of the reason; None also in results of earlier versions.
-        cell: all fields of the cell; see :meth:`ddlbench.experiment.cell.Cell.from_dict`.
-        plan_details: specific to the strategy.
-        ranks: those that wrote a report.
-        timing, loss: None if the cell is not ok.
-        communication: None unless every rank counted its bytes.
-        compilation: None for a cell that is not compiled.
-        efficiency, energy: None if the cell is not ok, and in results of earlier versions.
-        link: None on the site's own network.
-        checkpointing: None for a cell without checkpoints.
-        validation: empty for a cell without validation.
-        training: None if the cell is not ok, and in results of earlier versions.
-    """
+class Result(Form):
+    """The content of result.json."""
 
     schema_version: int = SCHEMA_VERSION
-    status: Status
+    """Version of this format."""
+    status: Ended
+    """How the cell ended."""
     reason: str | None
+    """One sentence; null when ok."""
     reason_code: str | None = None
+    """What to count reasons by."""
     site: str
+    """Name of the site."""
     cell_id: str
+    """The cell's path below `results/<site>/cells/`."""
     cell: Mapping[str, Any]
+    """Every field of the cell, options as a mapping."""
     inputs: InputDigests
-    processes: int
-    devices: int
-    workers: int
-    device_kind: str
-    update_semantics: str
+    processes: Natural
+    """Processes that ran."""
+    devices: Natural
+    """Devices that the cell occupied."""
+    workers: Natural
+    """Devices that do training work: what speed-up is plotted over."""
+    device_kind: Literal["cpu", "cuda"]
+    """What kind of device."""
+    update_semantics: Literal["synchronous", "stale"]
+    """Whether gradients are of the current weights."""
     notes: tuple[str, ...]
+    """What a reader of the numbers must know."""
     plan_details: Mapping[str, Any]
+    """What the strategy fixed when it ran (balance, micro-batches, buckets)."""
     ranks: tuple[RankEntry, ...]
+    """Those that wrote a report."""
     timing: Timing | None
+    """Null when not measured."""
     staging: Staging | None
+    """Null when nothing was staged."""
     loss: Loss | None
+    """Null when not measured; a number in it is null where training had diverged."""
     communication: Communication | None
+    """Bytes between ranks in the measured steps; null for a single process, and where nothing
+    counts them."""
     efficiency: Efficiency | None = None
+    """How far the step uses the devices; null without a measurement."""
     energy: Energy | None = None
+    """Energy of the measured steps; null without a measurement."""
     compilation: Compilation | None = None
+    """Compilation of the network; null where the cell is not compiled."""
     link: Link | None = None
+    """The emulated link that the cell ran over; null where it was the site's own network."""
     checkpointing: Checkpointing | None = None
+    """Null where the cell writes no checkpoints."""
     validation: tuple[EpochAccuracy, ...] = ()
+    """Accuracy after each measured epoch, or once at the end where max_steps cuts epochs; empty
+    where the cell does not validate."""
     training: Training | None = None
+    """How the cell began to train, to be compared with one device; null if it is not ok."""
     log_tail: tuple[str, ...]
-    elapsed_s: float
+    """Last lines of the log when not ok."""
+    elapsed_s: Amount
+    """Of the whole cell, process starts included."""
     provenance: Provenance
 
     @property
@@ -337,13 +474,23 @@ class Result(SameKeys):
         return self.inputs.dataset_digest if is_own else None
 
 
+_DOCUMENT = Document(
+    Result,
+    SCHEMA_VERSION,
+    "result",
+    InvalidResult,
+    newer=NewerResult,
+    instead=f"`ddlbench forget --state {Status.NEWER}`",
+)
+
+
 def write_result(path: Path, result: Result) -> None:
     """Validate and write a result atomically.
 
     Raises:
         InvalidResult: the result does not fit the schema.
     """
-    _DOCUMENT.write(path, result.to_dict())
+    _DOCUMENT.write(path, result)
 
 
 def read_result(path: Path) -> Result:
@@ -353,7 +500,7 @@ def read_result(path: Path) -> Result:
         NewerResult: a newer ddlbench wrote it.
         InvalidResult: the file is no result of this schema version.
     """
-    return _DOCUMENT.read_as(Result, path)
+    return _DOCUMENT.read(path)
 
 
 def cell_result(path: Path, site: str, cell_id: str) -> Result | None:
@@ -399,7 +546,7 @@ class Glance:
     """
 
     cell: Cell
-    status: Status
+    status: Ended
     elapsed_s: float
     step_s: float | None
     start_s: float | None

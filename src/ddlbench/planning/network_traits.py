@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Plan, parts_of
 from ddlbench.planning.strategy import strategy_of
@@ -22,7 +22,7 @@ COMPLEX_AS_REAL = "keep a complex weight's two parts in a real one (torch.view_a
 
 
 @dataclass(frozen=True)
-class NetworkTraits(JsonForm):
+class NetworkTraits(Form):
     """What a network has that not every strategy can train. Names are those of weights or blocks.
 
     Args:

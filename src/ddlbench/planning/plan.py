@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, DataRequest
 from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.errors import shown
-from ddlbench.experiment.json_form import WrongForm, read_fields
+from ddlbench.experiment.form import Form, WrongForm, read_form
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.experiment.text import read_json, read_object
@@ -63,10 +63,10 @@ class Plan:
                 plan says of the cell's options is not what the cell says.
             ConfigError: the cell cannot be one.
         """
-        parts = read_fields(_PlanFile, values)
-        if parts["schema_version"] != SCHEMA_VERSION:
-            raise WrongForm(f"is {parts['schema_version']}, not {SCHEMA_VERSION}", "schema_version")
-        plan = cls(parts["cell"], parts["processes"], dict(parts["details"]))
+        parts = read_form(_PlanFile, values)
+        if parts.schema_version != SCHEMA_VERSION:
+            raise WrongForm(f"schema_version: is {parts.schema_version}, not {SCHEMA_VERSION}")
+        plan = cls(Cell.from_dict(parts.cell), parts.processes, dict(parts.details))
         plan._check_options()
         return plan
 
@@ -77,7 +77,7 @@ class Plan:
         for name, value in options.items():
             said = self.details.get(name, value)
             if isinstance(value, int) and value and said != value:  # 0 lets the plan choose
-                raise WrongForm(f"{shown(said)} is not the cell's {value}", f"details.{name}")
+                raise WrongForm(f"details.{name}: {shown(said)} is not the cell's {value}")
 
     @property
     def digest(self) -> str:
@@ -85,11 +85,11 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _PlanFile:
+class _PlanFile(Form):
     """Parts of plan.json and their types."""
 
     schema_version: int
-    cell: Cell
+    cell: Mapping[str, Any]
     processes: tuple[Process, ...]
     details: Mapping[str, Any]
 
@@ -144,6 +144,8 @@ def kept_plan(path: Path, cell: Cell) -> Plan | None:
 class PlanDetails:
     """Base of the views; a field without a default must be in the plan."""
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"strict": True, "extra": "ignore"}
+
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """The view of a plan's details. JSON lists become tuples, also those within lists.
@@ -152,7 +154,7 @@ class PlanDetails:
             WrongForm: the plan lacks a value, or it is not of its type; so it is of another
                 strategy, or damaged.
         """
-        return cls(**read_fields(cls, plan.details, others=True))
+        return read_form(cls, plan.details)
 
 
 @dataclass(frozen=True)

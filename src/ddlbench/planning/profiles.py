@@ -17,7 +17,7 @@ from typing import Any
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import Accelerator, Site
@@ -27,7 +27,7 @@ from ddlbench.planning.strategy import strategy_of
 
 
 @dataclass(frozen=True)
-class ProfileNeeds(JsonForm):
+class ProfileNeeds(Form):
     """The measurements of one profile.
 
     Args:

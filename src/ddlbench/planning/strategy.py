@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
 from ddlbench.experiment.site import Accelerator, ComputeKind
@@ -63,7 +63,7 @@ Needs = Literal["inputs", "labels"]
 
 
 @dataclass(frozen=True)
-class Process(JsonForm):
+class Process(Form):
     """One process of a running cell.
 
     Args:

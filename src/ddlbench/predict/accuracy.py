@@ -22,9 +22,9 @@ import pandas as pd
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, predictions_file
+from ddlbench.predict.documents import VERSION, PredictionsFile
 
 ALL = "all"
-PREDICTIONS_VERSION = 1
 
 COLUMNS = (
     "predictor", "strategy", "baseline", "n", "mean_absolute_error", "median_absolute_error",
@@ -41,7 +41,7 @@ class InvalidPredictions(ConfigError):  # noqa: N818 - a state of a file, shown 
     """A predictions file that is missing, truncated or of another version."""
 
 
-_DOCUMENT = Document("predictions", "predictions file", InvalidPredictions)
+_DOCUMENT = Document(PredictionsFile, VERSION, "predictions file", InvalidPredictions)
 
 
 def errors(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -120,7 +120,7 @@ def write_predictions(
     _DOCUMENT.write(
         path,
         {
-            "schema_version": PREDICTIONS_VERSION,
+            "schema_version": VERSION,
             "site": site,
             "experiment": experiment,
             "predictions": plain.to_dict("records"),

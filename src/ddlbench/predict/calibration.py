@@ -32,15 +32,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from annotated_types import Ge
 from scipy.optimize import lsq_linear
 
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction, joined
@@ -55,9 +56,6 @@ _FEWEST = 3
 
 class InvalidCalibration(ConfigError):  # noqa: N818 - a state of a file, shown as such
     """A calibration file that is missing, truncated or of another version."""
-
-
-_DOCUMENT = Document("calibration", "calibration", InvalidCalibration)
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class CalibrationCell:
 
 
 @dataclass(frozen=True)
-class Constants(JsonForm):
+class Constants(Form):
     """What calibration has learnt of one strategy.
 
     Args:
@@ -97,10 +95,16 @@ class Constants(JsonForm):
 
     strategy: str
     work: float
+    """Share by which compute and bubble take longer than predicted."""
     communication: float
+    """Further cost of messages, as a share of their time."""
     step_s: float
-    ratio: float | None
+    """Further seconds of a step."""
+    ratio: Annotated[float, Ge(1)] | None
+    """90 % of held-out cells lie within this factor of their prediction; null: none could be held
+    out."""
     cells: tuple[str, ...]
+    """Cells that it learnt from; never scored with these constants."""
 
     @property
     def teaches(self) -> bool:
@@ -117,7 +121,7 @@ class Constants(JsonForm):
 
 
 @dataclass(frozen=True)
-class Calibration(JsonForm):
+class Calibration(Form):
     """The content of calibration.json."""
 
     site: str
@@ -126,6 +130,9 @@ class Calibration(JsonForm):
 
     def of(self, strategy: str) -> Constants | None:
         return next((one for one in self.strategies if one.strategy == strategy), None)
+
+
+_DOCUMENT = Document(Calibration, _VERSION, "calibration", InvalidCalibration)
 
 
 def cells_of(predictions: pd.DataFrame, predictor: str) -> list[CalibrationCell]:
@@ -306,7 +313,7 @@ def calibration_file(site: str, results_root: Path = RESULTS) -> Path:
 def write_calibration(calibration: Calibration, results_root: Path = RESULTS) -> Path:
     """Check and write the calibration of its site atomically; return its path."""
     path = calibration_file(calibration.site, results_root)
-    _DOCUMENT.write(path, calibration.to_dict())
+    _DOCUMENT.write(path, calibration)
     return path
 
 
@@ -317,7 +324,7 @@ def read_calibration(site: str, results_root: Path = RESULTS) -> Calibration | N
         InvalidCalibration: the file does not fit the schema.
     """
     path = calibration_file(site, results_root)
-    return _DOCUMENT.read_as(Calibration, path) if path.is_file() else None
+    return _DOCUMENT.read(path) if path.is_file() else None
 
 
 def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:

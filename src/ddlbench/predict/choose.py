@@ -31,10 +31,10 @@ from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import HOURS
 from ddlbench.predict.candidate import Candidate
+from ddlbench.predict.documents import VERSION, ChoiceFile
 from ddlbench.predict.ranking import Ranking
 
 SURE = 0.95
-_VERSION = 1
 _WARMUP_STEPS, _STEPS = 2, 10
 _NO_CHANCE = 0.005
 
@@ -43,7 +43,7 @@ class InvalidChoice(ConfigError):  # noqa: N818 - a state of a file, shown as su
     """A choice file that does not fit its schema."""
 
 
-_DOCUMENT = Document("choice", "choice", InvalidChoice)
+_DOCUMENT = Document(ChoiceFile, VERSION, "choice", InvalidChoice)
 
 
 def short_cell(cell: Cell) -> Cell:
@@ -135,7 +135,7 @@ def answers_dict(site: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, A
         answers: see :func:`ddlbench.predict.advice.answer_dict`.
     """
     return {
-        "schema_version": _VERSION,
+        "schema_version": VERSION,
         "site": site,
         "answers": [dict(answer) for answer in answers],
         "stopped": "",
@@ -274,12 +274,12 @@ def choice_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:
     return results_root / site / "choices" / case_id / "choice.json"
 
 
-def write_choice(content: Mapping[str, Any], path: Path) -> None:
+def write_choice(content: ChoiceFile, path: Path) -> None:
     """Check and write a choice file atomically."""
-    _DOCUMENT.write(path, dict(content))
+    _DOCUMENT.write(path, content)
 
 
-def read_choice(path: Path) -> dict[str, Any]:
+def read_choice(path: Path) -> ChoiceFile:
     """The content of a choice file.
 
     Raises:

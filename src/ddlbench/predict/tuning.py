@@ -46,6 +46,7 @@ from ddlbench.predict.choose import (
     short_cell,
 )
 from ddlbench.predict.configurations import Configuration, alike
+from ddlbench.predict.documents import VERSION, TuningFile
 from ddlbench.predict.prediction import History
 from ddlbench.predict.siblings import informed
 
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 WORTH = 0.005
 BY_PREDICTOR = "predictor"
 SAMPLERS = (BY_PREDICTOR, "tpe", "random")
-_VERSION = 1
 _SEED = 0
 _ASKS = 200  # of a sampler that repeats itself or asks for what cannot run
 
@@ -64,7 +64,7 @@ class InvalidTuning(ConfigError):  # noqa: N818 - a state of a file, shown as su
     """A tuning file that does not fit its schema."""
 
 
-_DOCUMENT = Document("tuning", "tuning", InvalidTuning)
+_DOCUMENT = Document(TuningFile, VERSION, "tuning", InvalidTuning)
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Tuning:
         """The content of tuning.json."""
         best = self.best
         return {
-            "schema_version": _VERSION,
+            "schema_version": VERSION,
             "site": site,
             "case": dict(case),
             "best": _entry(*best) if best else None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from typing import Any
 
+from ddlbench.experiment.form import schema_of
+from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import REASON_CODES
+from ddlbench.predict.documents import PredictedCell
 from ddlbench.report.columns import MEASUREMENTS, STEPS, SUMMARY, VALIDATION, Column
 
 _INTRODUCTION = """\
@@ -147,14 +148,13 @@ def results_page() -> str:
 
 def schema_fields() -> list[tuple[str, str, str]]:
     """List every field of result.json with its type and meaning."""
-    text = files("ddlbench.experiment").joinpath("result.schema.json").read_text("utf-8")
-    return list(_walk("", json.loads(text)))
+    schema = schema_of(Result)
+    return list(_walk("", schema, schema["$defs"]))
 
 
 def _predicted_fields() -> list[tuple[str, str, str]]:
-    text = files("ddlbench.experiment").joinpath("predictions.schema.json").read_text("utf-8")
-    rows = json.loads(text)["properties"]["predictions"]["items"]["properties"]
-    return [(name, _kind(entry), entry["description"]) for name, entry in rows.items()]
+    schema = schema_of(PredictedCell)
+    return list(_walk("", schema, {}))
 
 
 def _table(title: str, columns: Sequence[Column]) -> str:
@@ -166,23 +166,27 @@ def _table(title: str, columns: Sequence[Column]) -> str:
     return f"## {title}\n\n| column | kind | unit | meaning |\n|---|---|---|---|\n{''.join(lines)}"
 
 
-def _walk(prefix: str, schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for name, entry in schema.get("properties", {}).items():
-        path = f"{prefix}{name}"
-        known = next((o for o in entry.get("anyOf", []) if o["type"] != "null"), entry)
-        nested = "properties" in known or "properties" in known.get("items", {})
-        if not nested or "description" in entry:
-            yield path, _kind(entry), entry.get("description", "")
-        yield from _walk(f"{path}.", known)
-        yield from _walk(f"{path}[].", known.get("items", {}))
+def _walk(
+    prefix: str, schema: dict[str, Any], parts: dict[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    for name, entry in schema["properties"].items():
+        path, text = f"{prefix}{name}", entry.get("description", "")
+        known = next((one for one in entry.get("anyOf", []) if one.get("type") != "null"), entry)
+        inner, mark = (known["items"], "[]") if "items" in known else (known, "")
+        part = parts.get(str(inner.get("$ref")).rpartition("/")[2], {})
+        if text or "properties" not in part:
+            yield path, _kind(entry, parts), text
+        if "properties" in part:
+            yield from _walk(f"{path}{mark}.", part, parts)
 
 
-def _kind(entry: dict[str, Any]) -> str:
+def _kind(entry: dict[str, Any], parts: dict[str, Any]) -> str:
+    if "$ref" in entry:
+        entry = parts[entry["$ref"].rpartition("/")[2]]
     if "enum" in entry:
         return ", ".join(f"`{value}`" for value in entry["enum"])
     if "const" in entry:
         return f"`{entry['const']}`"
     if "anyOf" in entry:
-        return " or ".join(dict.fromkeys(_kind(option) for option in entry["anyOf"]))
-    kinds = entry.get("type", "any")
-    return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
+        return " or ".join(dict.fromkeys(_kind(option, parts) for option in entry["anyOf"]))
+    return str(entry.get("type", "any"))

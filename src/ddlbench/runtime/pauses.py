@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ddlbench.experiment.json_form import JsonForm
+from ddlbench.experiment.form import Form
 
 TICK_S = 0.25
 SHORTEST_S = 1.5
@@ -47,7 +47,7 @@ def clock_s() -> float:
 
 
 @dataclass(frozen=True)
-class Pause(JsonForm):
+class Pause(Form):
     """One pause; ``begin_s`` is by :func:`clock_s`. Both numbers are exact to a tick."""
 
     begin_s: float

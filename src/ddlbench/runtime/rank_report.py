@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.document import write_json
-from ddlbench.experiment.json_form import OMIT_NONE, JsonForm
+from ddlbench.experiment.form import Form
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.experiment.text import read_json
@@ -25,7 +25,7 @@ from ddlbench.runtime.pauses import Pause
 
 
 @dataclass(frozen=True)
-class CountedBytes(JsonForm):
+class CountedBytes(Form):
     """Bytes that a rank sent to, and received from, others over ``steps`` measured steps."""
 
     counted_by: str
@@ -35,7 +35,7 @@ class CountedBytes(JsonForm):
 
 
 @dataclass(frozen=True)
-class CheckpointCost(JsonForm):
+class CheckpointCost(Form):
     """Seconds that a rank spent on checkpoints, and ``bytes`` of its file in one of them."""
 
     save_s: tuple[float, ...]
@@ -45,7 +45,7 @@ class CheckpointCost(JsonForm):
 
 
 @dataclass(frozen=True)
-class CompileCost(JsonForm):
+class CompileCost(Form):
     """Seconds of a rank's compilation, and how many graphs it made.
 
     ``graphs_later`` were compiled in warm-up and measured steps.
@@ -61,7 +61,7 @@ class CompileCost(JsonForm):
 
 
 @dataclass(frozen=True)
-class Score(JsonForm):
+class Score(Form):
     """What rank 0 classified of the validation split after ``steps`` measured steps.
 
     ``loss`` is the mean over ``samples``; None for NaN and infinity.
@@ -74,7 +74,7 @@ class Score(JsonForm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankReport(JsonForm):
+class RankReport(Form):
     """Measurements of a rank.
 
     Args:
@@ -166,7 +166,7 @@ class RankReport(JsonForm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankFailure(JsonForm):
+class RankFailure(Form):
     """Why a rank ended early."""
 
     rank: int
@@ -174,7 +174,7 @@ class RankFailure(JsonForm):
     reason: str
     reason_code: str
     refused_checkpoint: bool = False  # it could not resume from its checkpoint
-    signal: int | None = field(default=None, metadata=OMIT_NONE)
+    signal: int | None = None
 
     def of_cell(self) -> Reason:
         return Reason(self.reason_code, f"rank {self.rank}: {self.reason}")

@@ -63,7 +63,7 @@ def test_a_pipe_is_not_waited_for(tmp_path) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
+        st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
         max_leaves=8,
     )

@@ -205,12 +205,12 @@ def timing(epoch_s: float, step: float, spread: float, samples: int = 600) -> di
         "samples_per_epoch": samples,
         "dataset_samples": samples,
         "step_s": {
-            "median": step,
-            "low": step * (1 - spread),
-            "high": step * (1 + 1.5 * spread),
-            "mean": step,
-            "p95": step * 1.1,
-            "p99": step * 1.2,
+            "median_s": step,
+            "low_s": step * (1 - spread),
+            "high_s": step * (1 + 1.5 * spread),
+            "mean_s": step,
+            "p95_s": step * 1.1,
+            "p99_s": step * 1.2,
             "count": 24,
         },
         "step_spread": spread,
@@ -249,7 +249,7 @@ def write(root: Path, cell: Cell, values: dict[str, Any] | None = None, steps: i
     write_result(path, Result.from_dict(values))
     if values["status"] == "ok" and steps:
         random = np.random.default_rng(hash_of(cell.id))
-        median = values["timing"]["step_s"]["median"]
+        median = values["timing"]["step_s"]["median_s"]
         lines = ["epoch,step,warmup,step_s,load_s,loss"]
         for step in range(steps + 2):
             duration = median * float(random.lognormal(0, 0.05))

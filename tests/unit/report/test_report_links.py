@@ -23,7 +23,7 @@ def pair(size, slow=()):
         "bandwidth_bytes_per_s": values,
         "latency_s": [[v and v * 1e-15 for v in row] for row in values],
         "repeats": 3,
-        "slow_pairs": [{"from": i, "to": j, "bandwidth_ratio": 0.5} for i, j in slow],
+        "slow_pairs": [{"sender": i, "receiver": j, "bandwidth_ratio": 0.5} for i, j in slow],
     }
 
 

@@ -15,10 +15,13 @@ from functools import cache
 from importlib.resources import files
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from annotated_types import MinLen
 
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.form import Count, Name, Natural, Positive, typed
 from ddlbench.experiment.schema import nearest
 
 Shape = tuple[int, ...]
@@ -168,7 +171,39 @@ class InvalidWorkload(ConfigError):  # noqa: N818 - a state of a file, shown as 
     """A workload file that is missing, truncated, of another version, or inconsistent."""
 
 
-_DOCUMENT = Document("workload", "workload file", InvalidWorkload, instead="correct the file")
+@typed
+class LayerEntry(TypedDict):
+    """One layer of a workload file; extents are channels, then space."""
+
+    name: Name
+    kind: Literal["conv", "linear", "batchnorm", "relu", "add", "pool", "dropout"]
+    input: Annotated[list[Count], MinLen(2)]
+    output: Annotated[list[Count], MinLen(2)]
+    weights: Natural
+    kernel: NotRequired[Count]
+    stride: NotRequired[Count]
+    shortcut: NotRequired[bool]
+    forward_backward_s_per_sample: NotRequired[Positive]
+
+
+@typed
+class WorkloadFile(TypedDict):
+    """The layers of a network, and the time of one sample on one device."""
+
+    schema_version: int
+    network: Name
+    dataset: Name
+    samples_per_epoch: Count
+    forward_backward_s_per_sample: NotRequired[Positive]
+    """Of the whole network; left out where each layer has its time."""
+    time_source: NotRequired[str]
+    spatial_layers: Natural
+    layers: Annotated[list[LayerEntry], MinLen(1)]
+
+
+_DOCUMENT = Document(
+    WorkloadFile, WORKLOAD_VERSION, "workload file", InvalidWorkload, instead="correct the file"
+)
 _SHIPPED = files("ddlbench.predict.paradl").joinpath("workloads")
 
 
@@ -241,7 +276,7 @@ def load_workload(name: str, dataset: str = "") -> Workload:
 @cache
 def _workload(path: Path) -> Workload:
     value = _DOCUMENT.read(path)
-    check_workload(value, str(path))
+    _check_times(value, str(path))
     layers = tuple(
         Layer(
             **{key: layer[key] for key in layer if key != _TIME}
@@ -261,13 +296,16 @@ def _workload(path: Path) -> Workload:
     )
 
 
-def check_workload(value: dict[str, Any], where: str) -> None:
-    """Check the content of a workload file by its schema and for consistency.
+def check_workload(value: object, where: str) -> None:
+    """Check the content of a workload file for its form and for consistency.
 
     Raises:
-        InvalidWorkload: it does not fit the schema, or layers and times do not match.
+        InvalidWorkload: it is not of that form, or layers and times do not match.
     """
-    _DOCUMENT.check(value, where)
+    _check_times(_DOCUMENT.parse(value, where), where)
+
+
+def _check_times(value: WorkloadFile, where: str) -> None:
     timed = [_TIME in layer for layer in value["layers"]]
     if any(timed) and not all(timed):
         without = value["layers"][timed.index(False)]["name"]

@@ -1,0 +1,135 @@
+"""Dataclasses as JSON values, and back: the type hints are the one declaration of a document.
+
+pydantic checks them. A hint is a number, text, bool, enumeration, mapping, another such dataclass,
+or a tuple of these (a list in JSON), with limits where a type below says so. The text below a field
+describes it; docs/results.md shows it. Values are not converted: "1" is no number, and 1.5 no
+count. A key that is no field is refused, as what it says would be lost in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+from ddlbench.experiment.errors import printable, shown
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import ErrorDetails
+
+_Form = TypeVar("_Form")
+
+Natural = Annotated[int, Ge(0)]
+Count = Annotated[int, Ge(1)]
+Amount = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Name = Annotated[str, MinLen(1)]
+
+
+class WrongForm(ValueError):  # noqa: N818 - what values are
+    """Values that are not the JSON form of a dataclass."""
+
+
+class UnknownKey(WrongForm):
+    """A key that is no field of a dataclass, while all else fits."""
+
+
+_CONFIG: dict[str, Any] = {"strict": True, "extra": "forbid"}
+
+
+def typed(kind: _Form) -> _Form:
+    """Mark a typed dictionary as one that is read as strictly as a :class:`Form`."""
+    kind.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]
+    return kind
+
+
+@dataclass(frozen=True)
+class Form:
+    """Base of dataclasses that are read from JSON and written to it."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = _CONFIG
+
+    @classmethod
+    def from_dict(cls, values: object) -> Self:
+        """Read the JSON form; a key that is absent has the field's default.
+
+        Raises:
+            WrongForm: a field without a default is absent, a key is no field, or a value is not of
+                its field's type.
+        """
+        return read_form(cls, values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, keys in the order of the fields."""
+        written: dict[str, Any] = adapter_of(type(self)).dump_python(
+            self, mode="json", warnings=False
+        )
+        return written
+
+
+@cache
+def adapter_of(kind: type) -> TypeAdapter[Any]:
+    """Pydantic's reader and writer of a dataclass or typed dictionary."""
+    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
+
+    return TypeAdapter(kind)
+
+
+def schema_of(kind: type) -> dict[str, Any]:
+    """The JSON schema of a dataclass or typed dictionary, with the text below each field."""
+    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
+
+    # All forms share this dictionary. Reading the texts takes longer than reading a thousand files.
+    _CONFIG["use_attribute_docstrings"] = True
+    try:
+        return TypeAdapter(kind).json_schema()
+    finally:
+        del _CONFIG["use_attribute_docstrings"]
+
+
+def read_form(kind: type[_Form], values: object) -> _Form:
+    """Read the JSON form of a dataclass or typed dictionary.
+
+    Raises:
+        WrongForm: as :meth:`Form.from_dict`.
+    """
+    from pydantic import ValidationError  # noqa: PLC0415 - slow to import
+
+    try:
+        # As text, because only there is a list a tuple, and a word a member of an enumeration.
+        read: _Form = adapter_of(kind).validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise _fault(error) from None
+    return read
+
+
+_MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def _fault(error: ValidationError) -> ValueError:
+    """One sentence on the outermost fault; unknown keys count only where all else fits."""
+    faults = error.errors(include_url=False)
+    others = [fault for fault in faults if fault["type"] not in _UNKNOWN]
+    fault = min(others or faults, key=lambda one: len(one["loc"]))
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, ValueError):  # of a dataclass that checks itself
+        return cause
+    place = ".".join(printable(str(key)) for key in fault["loc"])
+    if not others:
+        return UnknownKey(f"{place} is not known here")
+    return WrongForm(f"{place}: {_sentence(fault)}" if place else _sentence(fault))
+
+
+def _sentence(fault: ErrorDetails) -> str:
+    if fault["type"] == "missing":
+        return "is missing"
+    said = _MEMBER.sub(r"\1", fault["msg"].removeprefix("Input ").replace("valid ", ""))
+    return f"{shown(fault['input'])} {said[0].lower()}{said[1:]}"
