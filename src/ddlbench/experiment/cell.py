@@ -17,10 +17,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.form import Form, WrongForm, read_form
+from ddlbench.experiment.form import Count, Form, Natural, Positive, WrongForm, read_form
 
 OptionValue = bool | int | float | str
 
@@ -41,63 +44,68 @@ _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repea
 class Cell(Form):
     """Everything that defines a measurement.
 
-    Args:
-        dataset, network, strategy: names in the registry (or ``package.module:attribute``).
-        batch_size: samples that one optimiser step consumes, over all workers.
-        nodes, devices_per_node: the geometry.
-        repeat: index of the repetition; repetitions are separate jobs.
-        epochs: measured epochs.
-        warmup_steps: steps run before the first measured epoch, and dropped.
-        max_steps: most steps of an epoch; None runs the whole epoch.
-        data_scale: share of the dataset's images that is used.
-        data_format: "native" (the dataset's own) or "raw" (memory-mapped shards).
-        data_source: "synthetic", or "real" for the site's own copy.
-        loader_workers: loading processes for each consumer; 0 loads in the worker.
-        precision: "fp32", "tf32" or "bf16".
-        cudnn_benchmark: let cuDNN search for its fastest kernels.
-        threads_per_device: CPU threads of one CPU device; the baseline has the same.
-        fabric: link condition; "default" is the site's own network.
-        learning_rate, momentum: of SGD.
-        seed: of the initial weights, the data and its order.
-        checkpoint_every_steps: measured steps between two checkpoints; 0 writes none.
-        deterministic: use only kernels that give the same bits in every run.
-        validate: classify the validation split after every measured epoch.
-        compile: have torch.compile make kernels of the network, before warm-up.
-        learning_rate_warmup_steps: first steps, over which the learning rate rises linearly to its
-            value; 0 starts with it.
-        options: strategy options that differ from their defaults, sorted by name.
-
     Raises:
         ConfigError: a value cannot be part of a path, or would not be read back from it.
     """
 
     dataset: str
+    """A name in the registry."""
     network: str
+    """A name in the registry, or package.module:callable of your own."""
     strategy: str
-    batch_size: int
-    nodes: int = 1
-    devices_per_node: int = 1
-    repeat: int = 0
-    epochs: int = 3
-    warmup_steps: int = 5
-    max_steps: int | None = None
-    data_scale: float = 1.0
-    data_format: str = "native"
-    data_source: str = "synthetic"
-    loader_workers: int = 0
-    precision: str = "fp32"
+    """A name in the registry."""
+    batch_size: Count
+    """Samples of one optimiser step over all workers (equal global batch)."""
+    nodes: Count = 1
+    """Nodes of the geometry."""
+    devices_per_node: Count = 1
+    """Devices on each node."""
+    repeat: Natural = 0
+    """Index of the repetition; repetitions are separate jobs."""
+    epochs: Count = 3
+    """Measured epochs."""
+    warmup_steps: Natural = 5
+    """Steps run before the first measured epoch and dropped."""
+    max_steps: Count | None = None
+    """At most so many steps an epoch; empty runs whole epochs."""
+    data_scale: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of the dataset's images that is made."""
+    data_format: Literal["native", "raw"] = "native"
+    """The dataset's own files, or memory-mapped raw shards."""
+    data_source: Literal["synthetic", "real"] = "synthetic"
+    """Generated data, or the copy that real_data names, here or in the site file."""
+    loader_workers: Natural = 0
+    """Data-loading processes for each worker; 0 loads inside the worker."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Arithmetic of the network."""
     cudnn_benchmark: bool = True
-    threads_per_device: int = 1
+    """Let cuDNN search for its fastest kernels."""
+    threads_per_device: Count = 1
+    """CPU threads of one CPU device, the baseline included."""
     fabric: str = "default"
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-    seed: int = 0
-    checkpoint_every_steps: int = 0
+    """Link condition, a name of letters, digits and the signs _ . - only; default is the site's own
+    network."""
+    learning_rate: Positive = 0.01
+    """Of SGD."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """Of SGD."""
+    seed: Natural = 0
+    """Of weights, data and order."""
+    checkpoint_every_steps: Natural = 0
+    """Measured steps from one checkpoint to the next; a cell that was killed goes on from the last;
+    0 writes none."""
     deterministic: bool = False
+    """Take only kernels that give the same bits in every run."""
     validate: bool = False
+    """Classify the validation images after every measured epoch, outside of the timed steps."""
     compile: bool = False
-    learning_rate_warmup_steps: int = 0
+    """Have torch.compile make kernels of the network, before warm-up; the seconds that it takes are
+    a figure of their own."""
+    learning_rate_warmup_steps: Natural = 0
+    """First steps of a cell, unmeasured ones included, over which the learning rate rises linearly
+    to its value; 0 starts with it."""
     options: tuple[tuple[str, OptionValue], ...] = ()
+    """Options of the strategy that differ from their defaults, sorted by name."""
 
     def __post_init__(self) -> None:
         """Normalise values, so that equal cells have equal paths, plans and digests."""
@@ -245,11 +253,19 @@ def parse_geometry(text: str, where: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-# Each field's declared type, as the text of its annotation ("int", "int | None", ...).
-_FIELDS: dict[str, str] = {field.name: str(field.type) for field in fields(Cell)}
-_VARIED = {name: kind for name, kind in _FIELDS.items() if name not in _PLACED}
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """Types of a field's values: of a choice those of its words, of None its type."""
+    choices = get_args(hint)
+    if get_origin(hint) is Literal:
+        return tuple({type(choice) for choice in choices})
+    return choices or (hint,)
+
+
+_HINTS = get_type_hints(Cell)
+_FIELDS = {field.name: _kinds(_HINTS[field.name]) for field in fields(Cell)}
+_VARIED = {name: kinds for name, kinds in _FIELDS.items() if name not in _PLACED}
 _VARIED_DEFAULTS = [(field.name, field.default) for field in fields(Cell) if field.name in _VARIED]
-_FLOATS = tuple(name for name, kind in _FIELDS.items() if kind == "float")
+_FLOATS = tuple(name for name, kinds in _FIELDS.items() if kinds == (float,))
 
 
 def _encode(value: OptionValue | None) -> str:
@@ -292,14 +308,15 @@ def _read_option(text: str) -> OptionValue:
 
 def _read_field(name: str, text: str, cell_id: str) -> OptionValue | None:
     """Read a cell's own field as the type of the field."""
-    kind = _VARIED[name]
-    if kind == "str":
+    kinds = _VARIED[name]
+    if kinds == (str,):
         return text
-    if kind == "bool" and text in ("true", "false"):
+    if bool in kinds and text in ("true", "false"):
         return text == "true"
-    if "None" in kind and text == "none":
+    if NoneType in kinds and text == "none":
         return None
     number = _number(text)
-    if number is not None and (kind == "float" or (kind != "bool" and isinstance(number, int))):
+    if number is not None and (float in kinds or (int in kinds and isinstance(number, int))):
         return number
-    raise ConfigError(f"{cell_id!r} is not a cell: {name}={text} is not of type {kind}")
+    named = " or ".join(kind.__name__ for kind in kinds)
+    raise ConfigError(f"{cell_id!r} is not a cell: {name}={text} is not of type {named}")

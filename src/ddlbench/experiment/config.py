@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.own_data import declare
 from ddlbench.experiment.paper import Paper, at_scale
 from ddlbench.experiment.paths import NAMES_OF_SITES
-from ddlbench.experiment.schema import check, check_against, fill_defaults, setting_schema
+from ddlbench.experiment.schema import check, filled, read_schema
+from ddlbench.experiment.settings import settings, with_settings
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Experiment:
     predict: bool
     where: str
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
-    real_data: dict[str, str] = field(default_factory=dict)  # absent in older schemas
+    real_data: dict[str, str] = field(default_factory=dict)
     paper: Paper | None = None
     given: tuple[str, ...] = ()
     most_cells: int = 10_000
@@ -63,6 +65,12 @@ class Experiment:
             yield f"exclude.{number}", rule
 
 
+@cache
+def experiment_schema() -> dict[str, Any]:
+    """The schema of an experiment file."""
+    return with_settings(read_schema("experiment"))
+
+
 def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experiment:
     """Validate a configuration and fill its defaults; a published figure's at its scale.
 
@@ -71,7 +79,8 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
             batch keys, or the name is that of another folder.
     """
     values = at_scale(config, where)
-    check_against("experiment", values, where)
+    schema = experiment_schema()
+    check(values, schema, where)
     if values["experiment"] in NAMES_OF_SITES:
         raise ConfigError(
             f"{where}: experiment: {values['experiment']!r} is the name of something else in every "
@@ -82,7 +91,7 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
             raise ConfigError(
                 f"{where}: {place}: gives batch_size and batch_per_device; keep one of them"
             )
-    values = fill_defaults("experiment", values)
+    values = filled(schema, values)
     named = {field.name: values[field.name] for field in fields(Experiment) if field.name in values}
     declare(values["data"], where)
     paper = Paper.from_dict(config["paper"]) if "paper" in config else None
@@ -95,7 +104,7 @@ def parse_experiment(config: Mapping[str, Any], where: str = "config") -> Experi
 def _check_condition(condition: Mapping[str, Any], where: str) -> None:
     """Refuse a value that no cell can have: the condition would silently change nothing."""
     for key, wanted in condition.items():
-        schema = setting_schema("experiment", key) or _NAME
+        schema = settings().get(key, _NAME)
         if wanted == []:
             raise ConfigError(f"{where}.{key}: must not be empty; write at least one value")
         for value in wanted if isinstance(wanted, list) else [wanted]:

@@ -89,9 +89,26 @@ def schema_of(kind: type) -> dict[str, Any]:
     # All forms share this dictionary. Reading the texts takes longer than reading a thousand files.
     _CONFIG["use_attribute_docstrings"] = True
     try:
-        return TypeAdapter(kind).json_schema()
+        schema: dict[str, Any] = _tidied(TypeAdapter(kind).json_schema())
+        return schema
     finally:
         del _CONFIG["use_attribute_docstrings"]
+
+
+def _tidied(schema: Any) -> Any:
+    """Without titles and line breaks; a value or nothing has a list of two types."""
+    if isinstance(schema, list):
+        return [_tidied(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    tidy = {key: _tidied(one) for key, one in schema.items() if key != "title"}
+    if isinstance(tidy.get("description"), str):
+        tidy["description"] = " ".join(tidy["description"].split())
+    match tidy.get("anyOf"):
+        case [{"type": str(kind)} as known, {"type": "null"}]:
+            del tidy["anyOf"]
+            return {**known, **tidy, "type": [kind, "null"]}
+    return tidy
 
 
 def read_form(kind: type[_Form], values: object) -> _Form:

@@ -55,24 +55,19 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
 
 
 @cache
-def _schema(name: str) -> dict[str, Any]:
+def read_schema(name: str) -> dict[str, Any]:
+    """``config/schemas/<name>.schema.yaml``."""
     return read_yaml(schema_file(name))
 
 
 def check_against(name: str, value: Any, where: str) -> None:
     """Validate ``value`` against ``config/schemas/<name>.schema.yaml``."""
-    check(value, _schema(name), where)
+    check(value, read_schema(name), where)
 
 
 def fill_defaults(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """``value`` with the defaults of its schema for missing keys."""
-    return _filled(_schema(name), value)
-
-
-def setting_schema(name: str, key: str) -> Mapping[str, Any] | None:
-    """The schema of one setting of ``config/schemas/<name>.schema.yaml``; None if it has none."""
-    found: Mapping[str, Any] | None = _schema(name)["$defs"].get(key)
-    return found
+    return filled(read_schema(name), value)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -89,14 +84,15 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"known: {', '.join(told)}{more}" if known else "there are none"
 
 
-def _filled(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    filled = dict(value)
+def filled(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    """``value`` with the defaults of a schema for missing keys."""
+    full = dict(value)
     for key, sub in schema.get("properties", {}).items():
-        if key not in filled and "default" in sub:
-            filled[key] = json.loads(json.dumps(sub["default"]))
-        if "properties" in sub and isinstance(filled.get(key), Mapping):
-            filled[key] = _filled(sub, filled[key])
-    return filled
+        if key not in full and "default" in sub:
+            full[key] = json.loads(json.dumps(sub["default"]))
+        if "properties" in sub and isinstance(full.get(key), Mapping):
+            full[key] = filled(sub, full[key])
+    return full
 
 
 def _is_integer(_: object, value: object) -> bool:

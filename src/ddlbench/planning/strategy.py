@@ -121,8 +121,6 @@ class Strategy:
         recommended_by: the predictor that a published recommender uses, by the recommender's name.
         options: JSON-schema properties of its options, each with a default and a description;
             ``examples`` are values that ``ddlbench tune`` tries.
-        younger_options: options that came after the strategy's first results. Plans leave out their
-            defaults, so that earlier plans keep their digests.
 
     Attributes:
         accelerator: that the site of the cells emulates; None if its devices are real.
@@ -144,7 +142,6 @@ class Strategy:
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
     recommended_by: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[dict[str, dict[str, Any]]] = {}
-    younger_options: ClassVar[frozenset[str]] = frozenset()
     accelerator: Accelerator | None = None
 
     def blocks_of(self, cell: Cell) -> tuple[BlockCost, ...] | None:
@@ -169,8 +166,7 @@ class Strategy:
 
     def details(self, cell: Cell) -> dict[str, Any]:
         """What else the plan fixes (micro-batches, balance, schedule), as JSON values."""
-        kept = self.options.keys() - self.younger_options | dict(cell.options).keys()
-        return {name: value for name, value in self.option_values(cell).items() if name in kept}
+        return self.option_values(cell)
 
     def plan(
         self, cell: Cell, site: str | None = None

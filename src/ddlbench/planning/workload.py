@@ -85,7 +85,7 @@ class Block:
 class Tensor:
     """One parameter tensor; its gradient is ready after ``ready_fraction`` of the backward pass.
 
-    ``shape`` is None in earlier profiles; ``block`` is the index of its block.
+    ``block`` is the index of its block.
     """
 
     name: str

@@ -97,8 +97,7 @@ def noise_floor(scored: pd.DataFrame) -> float:
     Args:
         scored: rows with ``repeats`` (n), ``repeat_spread`` (range over median), ``profile_runs``.
     """
-    # A predictions file of an earlier version has no such column.
-    runs_of = scored.get("profile_runs", pd.Series(1, scored.index)).fillna(1)
+    runs_of = scored["profile_runs"].fillna(1)
     floors = [
         math.sqrt(2 / math.pi) * spread / _EXPECTED_RANGE[min(n, 10)]
         * math.sqrt(1 / runs + 1 / n)

@@ -156,7 +156,7 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
     return {
         "status": result.status,
         "reason": result.reason and _shortened(result.reason),
-        "reason_code": _code_of(result),
+        "reason_code": result.reason_code,
         **({} if plans is None else {"stale": plans.differ_from(result.inputs, row.cell)}),
         "workers": result.workers or workers_of(row.cell),
         "processes": result.processes,
@@ -229,11 +229,6 @@ def _shortened(reason: str) -> str:
 
 def _without_number(status: Status, reason: str) -> dict[str, Any]:
     return {"status": status.value, "reason": reason, "reason_code": reason_code(reason, status)}
-
-
-def _code_of(result: Result) -> str | None:
-    """The code of a result's reason; the status if an earlier version wrote no code."""
-    return result.reason_code or reason_code(None, result.status)
 
 
 class CurrentPlans:

@@ -109,7 +109,7 @@ _REASON_CODES = """\
 ## Reason codes
 
 A cell without a number has a reason: a sentence, and a code by which `ddlbench status` and the
-tables count. Results of earlier versions have no code; they count by their status.
+tables count.
 
 | code | meaning |
 |---|---|
@@ -189,4 +189,5 @@ def _kind(entry: dict[str, Any], parts: dict[str, Any]) -> str:
         return f"`{entry['const']}`"
     if "anyOf" in entry:
         return " or ".join(dict.fromkeys(_kind(option, parts) for option in entry["anyOf"]))
-    return str(entry.get("type", "any"))
+    kinds = entry.get("type", "any")
+    return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)

@@ -111,14 +111,12 @@ def rows_of(frame: pd.DataFrame) -> Iterator[Any]:
 
 
 def read_tables(folder: Path) -> Tables:
-    """Read the tables that lie in ``folder``; those of earlier versions lack the last."""
-    validation = folder / "validation.csv"
-    there = validation.is_file()
+    """Read the tables that lie in ``folder``."""
     return Tables(
         measurements=read_table(folder / "measurements.csv", MEASUREMENTS),
         summary=read_table(folder / "summary.csv", SUMMARY),
         steps=read_table(folder / "steps.csv", STEPS),
-        validation=read_table(validation, VALIDATION) if there else frame_of([], VALIDATION),
+        validation=read_table(folder / "validation.csv", VALIDATION),
     )
 
 

@@ -148,7 +148,6 @@ class DistributedDataParallel(DataParallel):
         },
     }
     # The others have no examples for `ddlbench tune`: they save memory and cost time.
-    younger_options: ClassVar[frozenset[str]] = frozenset(options) - {"bucket_cap_bytes"}
 
     def supports(self, cell: Cell) -> str | None:
         values = self.option_values(cell)

@@ -90,7 +90,6 @@ class Horovod(DataParallel):
             "options above is not the default stays; autotune.csv has what it tried.",
         },
     }
-    younger_options: ClassVar[frozenset[str]] = frozenset({"autotune"})
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """Horovod 0.28 sends contiguous real numbers."""
