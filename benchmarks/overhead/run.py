@@ -32,7 +32,7 @@ from ddlbench.datasets.loading import make_feed
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.networks import build
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.progress import Reporter
 from ddlbench.strategies.executor import Context, StepwiseExecutor
 

@@ -22,7 +22,7 @@ from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.registry import PREDICTORS
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.predict.inputs import open_links, open_workload
 from ddlbench.predict.prediction import Measured, NotPredictable, ask, predictor_of
 

@@ -18,7 +18,7 @@ from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.experiment.site import Site
-from ddlbench.planning.plan import request_of
+from ddlbench.planning.planner import request_of
 
 if TYPE_CHECKING:
     from ddlbench.datasets.user_data import UserData

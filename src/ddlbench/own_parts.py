@@ -27,10 +27,12 @@ from ddlbench.experiment.registry import NETWORKS, known
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.text import read_json
 from ddlbench.own_folders import look
+from ddlbench.planning.expected_time import OwnParts
 from ddlbench.planning.finished import finished_of
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.network_traits import NetworkTraits, why_not_trained
-from ddlbench.planning.plan import OwnParts, make_plan, request_of
+from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.planner import make_plan, request_of
+from ddlbench.planning.trainable import why_not_trained
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell

@@ -9,7 +9,7 @@ from torch import nn
 
 from ddlbench.equivalence.mini_batches import whole_batches
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.strategies.pipedream.replay import OldWeights
 from ddlbench.testing.networks import network_of
 

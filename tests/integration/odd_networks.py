@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.planning.plan import Process
+from ddlbench.planning.strategy import Strategy
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 from ddlbench.strategies.ddp.executor import DdpExecutor
 from ddlbench.strategies.executor import RunRecord, StepwiseExecutor

@@ -9,7 +9,7 @@ import torch
 from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.alone import MessageLog
 from ddlbench.strategies.executor import Context, executor_of

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.meters import cpu_peak_bytes
 from ddlbench.strategies.deepspeed.descriptor import DeepSpeedDetails, kept_bytes, moment_bytes
 from ddlbench.testing import assert_cell_equals_sequential, assert_resumes

@@ -16,7 +16,7 @@ from torch.distributed import Store
 
 import ddlbench
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.dry_run import dry_run
 from ddlbench.testing.networks import network_with_dropout

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.testing import assert_cell_equals_sequential
 from ddlbench.testing.training import assert_same_weights, reference, train

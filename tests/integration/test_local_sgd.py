@@ -8,7 +8,7 @@ from local_cells import local_site, odd_cell, run_one
 
 from ddlbench.equivalence.mini_batches import whole_batches
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.strategies.local_sgd.replay import replay
 from ddlbench.testing.networks import network_of
 from ddlbench.testing.training import assert_same_weights, loss_of, train

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.testing.networks import network_of
 from ddlbench.testing.training import STATISTICS, reference, train

@@ -10,7 +10,7 @@ import torch
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.torchgpipe import executor as torchgpipe_executor

@@ -202,7 +202,7 @@ def test_scratch_that_another_user_made_is_refused(faulty):
 
 EARLY = """
 import sys, time
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
 from ddlbench.runtime.launch import LocalLaunch, Step
 code = "import time; time.sleep(1); print('lived')"
 rank = Process(0, "worker", 0, 0, (0,), shard=0, num_shards=1)

@@ -14,7 +14,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.planning.network_tables import transformer_shape
-from ddlbench.planning.plan import measured_digests
+from ddlbench.planning.planner import measured_digests
 
 BATCH = 256
 STEPS = 4

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.training import with_precision

@@ -9,7 +9,7 @@ from torch.distributed import Store
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of

@@ -19,7 +19,7 @@ from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import STRATEGIES
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.rendezvous import barrier

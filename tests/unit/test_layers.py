@@ -87,13 +87,17 @@ def folder_of(module: str) -> str:
     return path.parts[0] if len(path.parts) > 1 else ""
 
 
-def imports(node: ast.AST, *, within: bool = False) -> Iterator[str]:
-    """Names of modules that are imported; those within functions too, if wanted.
+def imports(node: ast.AST, *, within: bool = False, typed: bool = False) -> Iterator[str]:
+    """Names of modules that are imported.
 
-    What only a type checker reads is left out.
+    Args:
+        node: of a module's text.
+        within: those within functions, too.
+        typed: those that only a type checker reads, too.
     """
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
+        type_checking = isinstance(child, ast.If) and getattr(child.test, "id", "")
+        if type_checking == "TYPE_CHECKING" and not typed:
             continue
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not within:
             continue
@@ -103,12 +107,13 @@ def imports(node: ast.AST, *, within: bool = False) -> Iterator[str]:
             for alias in child.names:
                 whole = f"{child.module}.{alias.name}"
                 yield whole if whole in MODULES else child.module
-        yield from imports(child, within=within)
+        yield from imports(child, within=within, typed=typed)
 
 
 @cache
-def imported(module: str, within: bool = False) -> frozenset[str]:
-    return frozenset(imports(ast.parse(MODULES[module].read_text()), within=within))
+def imported(module: str, within: bool = False, typed: bool = False) -> frozenset[str]:
+    tree = ast.parse(MODULES[module].read_text())
+    return frozenset(imports(tree, within=within, typed=typed))
 
 
 def test_every_folder_has_its_place():
@@ -133,7 +138,10 @@ def test_a_folder_imports_only_those_below_it(folder):
 
 def test_no_files_import_each_other_in_a_circle():
     graph = networkx.DiGraph(
-        (module, other) for module in MODULES for other in imported(module) if other in MODULES
+        (module, other)
+        for module in MODULES
+        for other in imported(module, within=True, typed=True)
+        if other in MODULES and other != module
     )
     # A package and what it gathers from its own modules is no circle of files.
     circles = [c for c in networkx.strongly_connected_components(graph) if len(c) > 1]

@@ -26,7 +26,7 @@ from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.planning.plan import request_of
+from ddlbench.planning.planner import request_of
 from ddlbench.profiling.steps import StepRunner
 from gpu_parts.study import NotHere, Study, Verdict, in_process, own_environment
 

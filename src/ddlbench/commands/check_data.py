@@ -16,7 +16,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import CONFIG
 from ddlbench.experiment.screen import paragraph
 from ddlbench.own_folders import CheckedData, check_files
-from ddlbench.planning.plan import request_of
+from ddlbench.planning.planner import request_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

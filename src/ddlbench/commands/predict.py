@@ -16,7 +16,7 @@ from ddlbench.commands.questions import cell_options, questions_of
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.site import making_command
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.predict.candidate import Candidate, Knowledge, assess, predicted
 from ddlbench.predict.ranking import prediction_interval_s, rank
 from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for

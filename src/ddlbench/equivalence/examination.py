@@ -22,9 +22,10 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.matrix import why_missing
-from ddlbench.planning.network_traits import why_not_trained
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.trainable import why_not_trained
 from ddlbench.runtime.preconditions import why_not_started
 
 HANG_LIMIT_S = 60.0

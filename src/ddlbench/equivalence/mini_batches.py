@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
 
 
 def global_batch(cell: Cell, number: int) -> dict[str, Tensor]:

@@ -21,7 +21,8 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.networks import build, without_dropout
 from ddlbench.networks.copying import copy_of
 from ddlbench.networks.foreign import seed_host
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.replay import replay_of
 from ddlbench.strategies.training import make_loss

@@ -15,7 +15,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.pipeline_stages import even_blocks
-from ddlbench.planning.plan import make_plan, parts_of
+from ddlbench.planning.planner import make_plan, parts_of
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 MOST_DEVICES = 4

@@ -13,8 +13,8 @@ from ddlbench.equivalence.one_device import as_compared, forget_seeds
 from ddlbench.equivalence.reference import State
 from ddlbench.equivalence.rounding import Floating, dtype_of
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.initial_state import check_settings, initial_state
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.executor import Context, executor_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import distributed as dist
 
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
 from ddlbench.runtime.network_address import use_interface
 from ddlbench.runtime.placement import own_devices
 from ddlbench.runtime.rank_job import RankContext

@@ -32,7 +32,7 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.interconnect.collectives import Buffers, horovod_operation, measure, sweep_of
 from ddlbench.interconnect.group import Group, joined
 from ddlbench.interconnect.training_sweep import fixed_computation
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
 from ddlbench.runtime.network_address import SECRET, address_of
 from ddlbench.runtime.parent_death import end_with_parent
 from ddlbench.strategies.horovod.descriptor import Horovod

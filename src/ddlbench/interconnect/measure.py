@@ -38,8 +38,9 @@ from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.interconnect.progress import LinksDisplay
 from ddlbench.interconnect.time_plan import FIGURES_S, PAIRS, LinksPlan, links_plan
 from ddlbench.interconnect.worlds import copies_inside, is_given, links_geometry
+from ddlbench.runtime.emulated_fabric import fabric_up
 from ddlbench.runtime.environment import driver_provenance
-from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
+from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fault_of
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 
 _LARGEST_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}

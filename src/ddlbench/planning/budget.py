@@ -22,10 +22,9 @@ from ddlbench.experiment.profile import read_profile
 from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
-from ddlbench.planning.expected_time import ExpectedTime, Likeness, cells_root
+from ddlbench.planning.expected_time import ExpectedTime, Likeness, OwnParts, cells_root
 from ddlbench.planning.finished import Finished, finished_of
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.resources import held_devices, node_disk_bytes, whole_nodes
 from ddlbench.planning.strategy import strategy_of
 

@@ -20,7 +20,8 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
 from ddlbench.planning.groups import placement_of_groups
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.strategy import Process, Strategy, workers_of
+from ddlbench.planning.plan import Process
+from ddlbench.planning.strategy import Strategy, workers_of
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

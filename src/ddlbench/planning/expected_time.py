@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -28,13 +29,29 @@ from ddlbench.experiment.statistics import medians
 from ddlbench.experiment.status import Status
 from ddlbench.planning.device_table import table_for
 from ddlbench.planning.network_tables import block_costs
-from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.workload import Workload, profile_at
 
 Likeness = Literal["strategy", "network", "steps", "profile", "operations"]
 
 START_S = 15.0  # of a cell where no start was measured: processes import torch
 _MOST_READ = 500  # files, while a user waits
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """What was found out about the user's own networks and data.
+
+    Args:
+        operations: of the forward pass of one sample, by network and dataset.
+        images: training images that are read, by dataset and scale.
+        remarks: what could not be looked at here, a sentence each.
+        data: what lies in folders of data, a line each.
+    """
+
+    operations: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    images: Mapping[tuple[str, float], int] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
 
 def cells_root(site: str, results_root: Path) -> Path:

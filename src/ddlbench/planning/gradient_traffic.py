@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Tensor
 
-DEFAULT_BUCKET_BYTES = 25 * 2**20  # torch's DDP; our own all-reduces take the same
 DDP_FIRST_BUCKET_BYTES = 2**20  # torch's first bucket, unless a size is given for all
 
 

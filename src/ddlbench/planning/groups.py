@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -35,6 +35,7 @@ from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Accelerator, Site, load_site
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.memory import why_cell_too_large
 from ddlbench.planning.strategy import (
     Strategy,
     cut_by_profile,
@@ -373,7 +374,6 @@ def _memory_check(site: Site) -> Callable[[Cell], str | None]:
     def too_large(cell: Cell) -> str | None:
         if not profiled(ProfileKey.of(cell)):
             return None
-        from ddlbench.planning.memory import why_cell_too_large  # noqa: PLC0415 - slow
 
         return why_cell_too_large(cell, site)
 

@@ -44,7 +44,8 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.experiment.units import GB
 from ddlbench.planning.pipeline import Pipeline
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import profile_at
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from ddlbench.experiment.form import Form
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.plan import Plan, parts_of
-from ddlbench.planning.strategy import strategy_of
 
 COMPLEX_AS_REAL = "keep a complex weight's two parts in a real one (torch.view_as_complex)"
 
@@ -71,40 +69,6 @@ class NetworkTraits(Form):
     random: bool = False
 
 
-def samples_per_pass(plan: Plan) -> int:
-    """Samples that a forward pass of the network sees: a rank's, or a micro-batch's."""
-    return max(1, plan.cell.batch_size // parts_of(plan))
-
-
-def why_not_trained(traits: NetworkTraits, plan: Plan) -> Reason | None:
-    """Why a plan's strategy cannot train a network with these traits; None if it can.
-
-    Args:
-        traits: of the network.
-        plan: what would run.
-    """
-    strategy = strategy_of(plan.cell.strategy)
-    if not traits.trains:
-        return Reason(
-            "nothing_trained",
-            "no gradient reaches a weight of the network, so nothing would be trained; have some "
-            "weight require one (requires_grad_)",
-        )
-    if traits.backward_within and plan.world_size > 1:
-        return Reason(
-            "backward_within",
-            "the network calls backward() in its forward pass, whose gradients no other rank "
-            "knows; add its loss to the outputs' by a torch.autograd.Function",
-        )
-    if traits.needs_two_samples and samples_per_pass(plan) == 1:
-        return Reason(
-            "one_sample_normalised",
-            f"with {plan.cell.strategy} each pass sees one sample, and batch norm needs two or "
-            f"more; raise batch_size to {2 * plan.cell.batch_size} or more",
-        )
-    return strategy.why_not_network(traits, plan)
-
-
 def unsupported_weights(library: str, names: Iterable[str], why: str, instead: str) -> Reason:
     """The refusal of weights by a strategy's library."""
     return Reason("weights_unsupported", f"{library} {why} ({named(names)}); {instead}")
@@ -129,30 +93,3 @@ def named(names: Iterable[str]) -> str:
     text = ", ".join(filter(None, (first, second)))
     more = sum(bool(name) for name in rest)
     return f"{text} and {more} more" if more else text
-
-
-def why_not_in_stages(traits: NetworkTraits, plan: Plan) -> Reason | None:
-    """Why a pipeline cannot train the network, cut where the plan cuts it; None if it can.
-
-    Several mini-batches, or parts of one, are under way at once, with the weights of each. A stage
-    sends back the gradient of what it receives, and whole numbers have none.
-    """
-    if traits.written:
-        return unsupported_weights(
-            "a pipeline",
-            traits.written,
-            "keeps weights for later backward passes, and the forward pass changes some",
-            "change them between steps only",
-        )
-    if traits.borrowed:
-        return borrowing(traits)
-    pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
-    for stage in pipeline.stages[:-1] if pipeline is not None else ():
-        name = traits.blocks[stage.last - 1] if stage.last <= len(traits.blocks) else ""
-        if name and name in traits.without_gradient:
-            return Reason(
-                "no_gradient_at_cut",
-                f"the balance cuts after block {name!r}, whose output has no gradient to send back "
-                "(whole numbers); write a balance that keeps it and the next block on one stage",
-            )
-    return None

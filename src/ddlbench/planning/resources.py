@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import estimate_bytes
 from ddlbench.experiment.site import Site
-from ddlbench.planning.plan import request_of
+from ddlbench.planning.planner import request_of
 
 SPARE_MINUTES = 5
 

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.form import Form
 from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.schema import check
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import BlockCost, blocks_of
+from ddlbench.planning.plan import Plan, Process
 
 if TYPE_CHECKING:
     from ddlbench.planning.gradient_traffic import GradientTraffic
     from ddlbench.planning.network_traits import NetworkTraits
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.sharded import ShardedTraffic
     from ddlbench.planning.tensor_traffic import TensorTraffic
     from ddlbench.planning.workload import Block, Workload
@@ -57,45 +56,6 @@ def rows_share(extents: Sequence[int], grid: Mapping[int, int]) -> float:
         if len(extents) > -dim:
             share *= -(-extents[dim] // size) / extents[dim]
     return share
-
-
-Needs = Literal["inputs", "labels"]
-
-
-@dataclass(frozen=True)
-class Process(Form):
-    """One process of a running cell.
-
-    Args:
-        rank: index over the whole cell.
-        role: "worker", "stage", "server", ...
-        node: index of its node.
-        local_rank: index among the processes of its node.
-        devices: indices of the node's devices that it drives.
-        stage: index of its pipeline stage; 0 without stages.
-        replica: which copy of that stage it is.
-        shard, num_shards: which part of each mini-batch it reads; shard -1 reads none.
-        turns: it reads every ``turns``-th mini-batch of a run, the ``replica``-th first.
-        needs: what of a batch it reads; a server reads nothing.
-    """
-
-    rank: int
-    role: str
-    node: int
-    local_rank: int
-    devices: tuple[int, ...]
-    stage: int = 0
-    replica: int = 0
-    shard: int = 0
-    num_shards: int = 1
-    turns: int = 1
-    needs: tuple[Needs, ...] = ("inputs", "labels")
-
-    def to_dict(self) -> dict[str, Any]:
-        values = super().to_dict()
-        if self.turns == 1:  # the default is left out, so that older plans keep their digests
-            del values["turns"]
-        return values
 
 
 class Strategy:

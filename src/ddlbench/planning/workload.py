@@ -30,7 +30,8 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.profile import LoneRun, Profile, read_profile
 from ddlbench.experiment.site import ComputeKind, did_not_compute, shrunk_bytes
-from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES
+
+DEFAULT_BUCKET_BYTES = 25 * 2**20  # torch's DDP; our own all-reduces take the same
 
 
 def backward_shares(layers: Sequence[Mapping[str, Any]]) -> dict[str, float]:

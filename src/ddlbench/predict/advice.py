@@ -16,16 +16,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from ddlbench.experiment.config import Experiment
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.screen import in_one_unit
+from ddlbench.experiment.site import Site
 from ddlbench.experiment.units import TIMES
+from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.candidate import Candidate, Knowledge
+from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.question import Question
 from ddlbench.predict.ranking import TIE, Ranking, candidate_dict
-from ddlbench.predict.recommend import dividing_batches, fitted_options
+from ddlbench.predict.recommend import (
+    dividing_batches,
+    fitted_options,
+    knowledge_of,
+    questions_of,
+    recommend,
+)
 
 _ROUNDS_TO_0 = 0.005
 _LIKELY = 0.5
@@ -295,3 +309,24 @@ def range_text(low_s: float, high_s: float) -> str:
     """Two durations in one unit."""
     low, high = in_one_unit([low_s, high_s], TIMES)
     return f"{low.split()[0]}-{high}"
+
+
+def answers(
+    experiment: Experiment, rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
+) -> list[dict[str, Any]]:
+    """The answer for each case of an experiment; a case of which nothing is known has none.
+
+    Args:
+        experiment: whose settings and options the cells have.
+        rows: the expanded matrix; its cells of one device are left out.
+        site: the machine.
+        results_root: the folder that holds the site's results, profiles and links.
+    """
+    inputs = Inputs(site.name, results_root)
+    found = []
+    for question in questions_of(experiment, rows):
+        here = knowledge_of(question, inputs, site, results_root)
+        with suppress(ConfigError):  # neither a profile nor a measured cell
+            ranking = recommend(question, here)
+            found.append(answer_dict(question, ranking, advise(question, ranking, here)))
+    return found

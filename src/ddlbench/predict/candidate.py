@@ -28,7 +28,8 @@ from ddlbench.experiment.status import Reason
 from ddlbench.experiment.units import GB
 from ddlbench.planning.matrix import why_unsupported
 from ddlbench.planning.memory import Room, room_of
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.belief import Belief, from_prediction, from_runs

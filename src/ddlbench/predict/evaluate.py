@@ -23,7 +23,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.memory import Room, room_of
-from ddlbench.planning.plan import plan_at
+from ddlbench.planning.planner import plan_at
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.candidate import Knowledge, predicted
 from ddlbench.predict.inputs import Inputs

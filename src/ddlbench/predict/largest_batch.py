@@ -24,7 +24,7 @@ from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.units import GB
 from ddlbench.planning.memory import Room, memory_bytes, room_of
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.choose import Trial, short_cell

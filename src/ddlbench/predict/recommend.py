@@ -15,10 +15,8 @@ error moves what is believed of the others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment
@@ -29,7 +27,9 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.predict.accuracy import errors_at
 from ddlbench.predict.candidate import Candidate, Knowledge, assess, label_of
+from ddlbench.predict.evaluate import departures_of, history_of, outcomes_of
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.question import SETTINGS, Question
 from ddlbench.predict.ranking import Ranking, rank
@@ -158,13 +158,6 @@ def knowledge_of(
     question: Question, inputs: Inputs, site: Site, results_root: Path = RESULTS
 ) -> Knowledge:
     """What a site knows of a question, with the default recommender."""
-    from ddlbench.predict.accuracy import errors_at  # noqa: PLC0415 - slow to import
-    from ddlbench.predict.evaluate import (  # noqa: PLC0415
-        departures_of,
-        history_of,
-        outcomes_of,
-    )
-
     outcomes = outcomes_of(question.dataset, question.network, site.name, results_root)
     return Knowledge(
         site,
@@ -173,26 +166,3 @@ def knowledge_of(
         errors_at(site.name, results_root),
         departures=departures_of(outcomes),
     )
-
-
-def answers(
-    experiment: Experiment, rows: Sequence[MatrixRow], site: Site, results_root: Path = RESULTS
-) -> list[dict[str, Any]]:
-    """The answer for each case of an experiment; a case of which nothing is known has none.
-
-    Args:
-        experiment: whose settings and options the cells have.
-        rows: the expanded matrix; its cells of one device are left out.
-        site: the machine.
-        results_root: the folder that holds the site's results, profiles and links.
-    """
-    from ddlbench.predict.advice import advise, answer_dict  # noqa: PLC0415 - it reads this module
-
-    inputs = Inputs(site.name, results_root)
-    found = []
-    for question in questions_of(experiment, rows):
-        here = knowledge_of(question, inputs, site, results_root)
-        with suppress(ConfigError):  # neither a profile nor a measured cell
-            ranking = recommend(question, here)
-            found.append(answer_dict(question, ranking, advise(question, ranking, here)))
-    return found

@@ -9,7 +9,7 @@ from typing import Any
 from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.planning.plan import request_of
+from ddlbench.planning.planner import request_of
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling.steps import slowdowns
 from ddlbench.runtime.environment import driver_provenance

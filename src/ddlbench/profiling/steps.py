@@ -45,7 +45,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks import build
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.profiling.blocks import ReadyOrder, hooked
 from ddlbench.profiling.timers import (
     WINDOW_S,

@@ -19,9 +19,9 @@ from ddlbench.experiment.paths import (
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow, matrix_of
 from ddlbench.predict.accuracy import errors, write_predictions
+from ddlbench.predict.advice import answers
 from ddlbench.predict.choose import answers_dict, write_choice
 from ddlbench.predict.evaluate import predictions
-from ddlbench.predict.recommend import answers
 from ddlbench.predict.recommender_score import published_cases, table_8_1, table_8_2, with_choices
 from ddlbench.report import figures_for, make_figure, make_tables
 from ddlbench.report.choice_tables import beside_printed, write_choices

@@ -33,7 +33,7 @@ from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.experiment.text import UnreadableJson
 from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.plan import make_plan, measured_digests
+from ddlbench.planning.planner import make_plan, measured_digests
 from ddlbench.planning.strategy import known_strategy, workers_of
 from ddlbench.report.columns import NOTE_BREAK
 from ddlbench.report.comparability import (

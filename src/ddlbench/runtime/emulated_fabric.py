@@ -24,8 +24,10 @@ from typing import Any
 from ddlbench.emulation import EmulatedNodes, EmulationFailed, LinkMissed, available, require
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.planning.strategy import DeviceKind, Process
-from ddlbench.runtime.fabric import FabricUnfit, FabricUnsupported, Rendezvous
+from ddlbench.experiment.site import Site
+from ddlbench.planning.plan import Process
+from ddlbench.planning.strategy import DeviceKind
+from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, Rendezvous, SiteFabric
 from ddlbench.runtime.launch import LocalLaunch, Step
 from ddlbench.runtime.progress import phase_in
 
@@ -245,3 +247,21 @@ def _confined(cores: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def fabric_up(site: Site, name: str, geometry: tuple[int, int]) -> Iterator[Fabric]:
+    """Bring up the fabric ``name`` of ``site``, for the time of a ``with``.
+
+    ``geometry`` is the number of nodes, and of devices of each.
+
+    Raises:
+        FabricUnsupported: this machine cannot emulate it.
+        FabricUnfit: the emulated link misses its setting.
+    """
+    if not site.emulates(name):
+        yield SiteFabric(site, geometry[0])
+        return
+    condition, shared = site.fabrics[name], site.devices_share_gpu
+    with emulated_fabric(name, condition, geometry, site.device, shared) as fabric:
+        yield fabric

@@ -10,8 +10,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,27 +68,6 @@ class SiteFabric:
 
     def report(self) -> None:
         return None
-
-
-@contextmanager
-def fabric_up(site: Site, name: str, geometry: tuple[int, int]) -> Iterator[Fabric]:
-    """Bring up the fabric ``name`` of ``site``, for the time of a ``with``.
-
-    ``geometry`` is the number of nodes, and of devices of each.
-
-    Raises:
-        FabricUnsupported: this machine cannot emulate it.
-        FabricUnfit: the emulated link misses its setting.
-    """
-    if not site.emulates(name):
-        yield SiteFabric(site, geometry[0])
-        return
-    # Imported here, as most runs emulate nothing.
-    from ddlbench.runtime.emulated_fabric import emulated_fabric  # noqa: PLC0415
-
-    condition, shared = site.fabrics[name], site.devices_share_gpu
-    with emulated_fabric(name, condition, geometry, site.device, shared) as fabric:
-        yield fabric
 
 
 def fault_of(report: dict[str, Any] | None) -> Reason | None:

@@ -21,8 +21,9 @@ from ddlbench.networks.factory import build_with_traits
 from ddlbench.networks.foreign import seed_host
 from ddlbench.networks.inspection import inspect
 from ddlbench.networks.torch_settings import Settings, change_between, settings_now
-from ddlbench.planning.network_traits import NetworkTraits, samples_per_pass, why_not_trained
+from ddlbench.planning.network_traits import NetworkTraits
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.trainable import samples_per_pass, why_not_trained
 from ddlbench.strategies.executor import Unsupported
 
 _KEY = "initial weights"

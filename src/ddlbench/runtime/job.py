@@ -11,6 +11,7 @@ from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.document import write_json
 from ddlbench.experiment.text import read_json
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import read_plan
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.checkpoint.store import Order
 
@@ -47,7 +48,7 @@ class Job:
         values: Mapping[str, Any] = read_json(path)
         order = values["checkpoints"]
         decoded = {
-            "plan": Plan.from_dict(values["plan"]),
+            "plan": read_plan(values["plan"]),
             "data": DataRequest(**values["data"]),
             "run_dir": Path(values["run_dir"]),
             "checkpoints": Order(**order) if order is not None else None,

@@ -30,7 +30,7 @@ from typing import Protocol
 
 from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
 from ddlbench.runtime.network_address import LISTEN_FD, SECRET, keep_port
 from ddlbench.runtime.placement import identity_variables
 

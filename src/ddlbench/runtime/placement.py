@@ -22,7 +22,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ddlbench.planning.strategy import DeviceKind, Process
+from ddlbench.planning.plan import Process
+from ddlbench.planning.strategy import DeviceKind
 
 if TYPE_CHECKING:
     import torch

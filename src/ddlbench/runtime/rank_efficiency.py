@@ -12,7 +12,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.operations import training_flops
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
 from ddlbench.runtime.peak import peak_flops_per_s
 
 _EMULATED = "computation is emulated, so there are neither operations nor a peak to measure"

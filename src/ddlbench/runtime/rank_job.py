@@ -26,7 +26,8 @@ from ddlbench.experiment.document import write_json
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.text import read_json
-from ddlbench.planning.strategy import DeviceKind, Process
+from ddlbench.planning.plan import Process
+from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.fabric import Fabric, SiteFabric
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.job import log_file, report_file

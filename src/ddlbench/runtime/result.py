@@ -41,7 +41,8 @@ from ddlbench.experiment.result import (
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status, reason_code
-from ddlbench.planning.plan import Plan, measured_digests
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import measured_digests
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.runtime.between_steps import accuracies, checkpoint_notes, checkpointing, drain_notes
 from ddlbench.runtime.efficiency import compilation, compilation_notes, efficiency, energy

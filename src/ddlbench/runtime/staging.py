@@ -35,7 +35,7 @@ from ddlbench.experiment.run_id import Writer
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.experiment.text import UnreadableJson, read_json, read_object
-from ddlbench.planning.plan import request_of
+from ddlbench.planning.planner import request_of
 from ddlbench.runtime.launch import python_command, srun_command
 from ddlbench.slurm import jobs
 from ddlbench.slurm.output import telling_line, why_nodes_failed

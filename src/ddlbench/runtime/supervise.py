@@ -33,10 +33,12 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.experiment.text import UnreadableJson
 from ddlbench.planning.memory import why_too_large
-from ddlbench.planning.plan import Plan, make_plan, measured_digests, request_of
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan, measured_digests, request_of
 from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.checkpoint.store import Order
-from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
+from ddlbench.runtime.emulated_fabric import fabric_up
+from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fault_of
 from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.heart import Heart
 from ddlbench.runtime.job import Job, kept_folder, log_file, report_file

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlbench.experiment.training import FIRST_STEPS, Loss, Training
-from ddlbench.planning.network_traits import samples_per_pass
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.trainable import samples_per_pass
 from ddlbench.runtime.rank_report import RankReport, as_written
 
 

@@ -33,7 +33,8 @@ from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks import build
-from ddlbench.planning.strategy import Process, too_few_steps
+from ddlbench.planning.plan import Process
+from ddlbench.planning.strategy import too_few_steps
 from ddlbench.runtime.checkpoint.rank import RefusedCheckpoint, open_checkpoints
 from ddlbench.runtime.compilation import (
     compile_ahead,

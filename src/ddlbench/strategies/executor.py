@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_traits import NetworkTraits
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.alone import MessageLog
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import (

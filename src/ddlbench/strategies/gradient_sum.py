@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, buckets
+from ddlbench.planning.gradient_traffic import buckets
+from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 
 
 class GradientSum:

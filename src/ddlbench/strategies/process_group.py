@@ -22,7 +22,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
 from ddlbench.strategies.alone import backend_without_peers
 from ddlbench.strategies.executor import Context
 

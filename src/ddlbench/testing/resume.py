@@ -24,7 +24,7 @@ from torch.distributed import Store
 
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.rank import open_checkpoints, random_state
 from ddlbench.runtime.checkpoint.state_file import read_state, write_state

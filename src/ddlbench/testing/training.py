@@ -22,7 +22,7 @@ from ddlbench.equivalence.reference import train_in_parts
 from ddlbench.equivalence.trial import context_of
 from ddlbench.equivalence.verdict import STATISTICS
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.executor import executor_of

@@ -11,7 +11,7 @@ from ddlbench.equivalence.mini_batches import whole_batches
 from ddlbench.equivalence.reference import train_in_parts
 from ddlbench.equivalence.tiny_cell import tiny_cells
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan, parts_of
+from ddlbench.planning.planner import make_plan, parts_of
 from ddlbench.strategies.local_sgd.replay import replay
 from ddlbench.strategies.pipedream.replay import OldWeights
 

@@ -14,7 +14,7 @@ from ddlbench.planning.device_folder import device_tables, read_device, tables_o
 from ddlbench.planning.device_table import read_table, table_for, write_table
 from ddlbench.planning.matrix import why_unsupported
 from ddlbench.planning.network_tables import block_costs, blocks_of
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.profiles import device_batches
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,8 +6,10 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
-from ddlbench.planning.network_traits import NetworkTraits, named, samples_per_pass, why_not_trained
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.network_traits import NetworkTraits, named
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan
+from ddlbench.planning.trainable import samples_per_pass, why_not_trained
 
 BALANCE = ("pipe-gpipe", "pipe-1f1b", "pipedream", "model-parallel-p2p")
 FOUR = ("pipe-interleaved", "pipe-zb", "pipe-zbv")

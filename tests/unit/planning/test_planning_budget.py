@@ -21,10 +21,9 @@ from ddlbench.experiment.site import Site, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.budget import Budget, cells_to_run, estimate, finished_rows
 from ddlbench.planning.device_table import table_for
-from ddlbench.planning.expected_time import START_S
+from ddlbench.planning.expected_time import START_S, OwnParts
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import block_costs
-from ddlbench.planning.plan import OwnParts
 from ddlbench.planning.strategy import strategy_of
 
 LOCAL = Site(

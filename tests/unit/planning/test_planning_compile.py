@@ -11,7 +11,7 @@ from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.experiment.site import Accelerator, load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.matrix import expand
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import Strategy, strategy_of, why_not_compiled
 from ddlbench.predict.inputs import Inputs
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Tensor
 from ddlbench.strategies.ddp.descriptor import DdpDetails, shares

@@ -19,7 +19,7 @@ from ddlbench.planning import matrix
 from ddlbench.planning.matrix import MatrixRow, cell_of, expand
 from ddlbench.planning.memory import held_bytes, why_too_large
 from ddlbench.planning.pipeline_stages import NeedsProfile
-from ddlbench.planning.plan import make_plan, plan_at
+from ddlbench.planning.planner import make_plan, plan_at
 from ddlbench.planning.profiles import device_batches
 from ddlbench.planning.strategy import strategy_of
 

@@ -11,7 +11,7 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of, workers_of
 from ddlbench.strategies.parameter_server.descriptor import message_count
 

@@ -19,7 +19,8 @@ from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.registry import pairs
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.pipeline_stages import NeedsProfile, even_blocks, even_costs
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.profiles import device_batches
 from ddlbench.planning.schedules import check
 from ddlbench.planning.strategy import strategy_of

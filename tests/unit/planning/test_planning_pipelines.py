@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planning_factory import bubble_share, picture
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.schedules import StageDurations, check, replay
 from ddlbench.planning.strategy import strategy_of
 

@@ -10,8 +10,9 @@ import pytest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.data_parallel import data_parallel_placement
-from ddlbench.planning.plan import Plan, make_plan
-from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.planner import make_plan
+from ddlbench.planning.strategy import Strategy
 
 
 class ParameterServer(Strategy):

@@ -9,7 +9,7 @@ import pytest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import NETWORKS, mismatch, pairs
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.splits.descriptor import grid_of
 

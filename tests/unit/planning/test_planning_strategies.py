@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES
-from ddlbench.planning.strategy import Process, Strategy, normalise, strategy_of
+from ddlbench.planning.plan import Process
+from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 DATA_PARALLEL = ("horovod", "ddp", "fsdp", "deepspeed", "local-sgd")
 ONE_PROCESS = ("gpipe", "model-parallel")

@@ -11,7 +11,8 @@ from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey, write_profile
 from ddlbench.experiment.site import Accelerator, Site
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.candidate import Knowledge
 from ddlbench.predict.inputs import Inputs

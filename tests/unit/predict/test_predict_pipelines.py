@@ -16,10 +16,11 @@ from predict_results import row, write_ok
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import plan_file, profile_file
 from ddlbench.experiment.result import InputDigests
-from ddlbench.planning.gradient_traffic import DEFAULT_BUCKET_BYTES, buckets
-from ddlbench.planning.plan import Plan, make_plan
+from ddlbench.planning.gradient_traffic import buckets
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload, backward_shares
+from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES, Workload, backward_shares
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import LinkTable

@@ -16,7 +16,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.planning.memory import memory_bytes
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.workload import Workload
 from ddlbench.profiling.blocks import blocks_of
 from ddlbench.profiling.leaves import network_bytes

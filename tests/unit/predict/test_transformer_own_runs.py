@@ -13,7 +13,7 @@ from ddlbench.cli import commands
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.networks.transformer import TransformerBlock, shape_of
 from ddlbench.planning.network_tables import transformer_shape
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.predict.evaluate import Outcome
 from ddlbench.predict.transformer import own_runs
 from ddlbench.predict.transformer.accelerators import load_accelerators

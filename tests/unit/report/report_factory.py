@@ -13,7 +13,7 @@ from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow, expand
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 
 DATASETS = ["mnist", "cifar10", "imagenet", "highres"]

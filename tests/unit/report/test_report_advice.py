@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from report_factory import SITE_NAME, experiment, matrix, result, site, write
 
+from ddlbench.predict.advice import answers
 from ddlbench.predict.choose import InvalidChoice, answers_dict, write_choice
-from ddlbench.predict.recommend import answers
 from ddlbench.report import make_tables
 from ddlbench.report.terminal import advice, advice_lines, answers_at
 

@@ -8,7 +8,7 @@ import pytest
 import timeline_factory as made
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.schedules import Action, StageDurations
 from ddlbench.report.timeline.box import Box, Row, computing_share
 from ddlbench.report.timeline.cell import read_cell

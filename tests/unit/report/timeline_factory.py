@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.report.timeline.box import Box
 from ddlbench.report.timeline.planned import boxes_of, schedule_of
 

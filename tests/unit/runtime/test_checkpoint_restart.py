@@ -14,7 +14,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import checkpoint_dir
 from ddlbench.experiment.result import Attempt
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.between_steps import checkpoint_notes, checkpointing, drain_notes
 from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.checkpoint.store import ProgressJournal, journal_file

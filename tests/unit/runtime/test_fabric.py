@@ -14,11 +14,11 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.plan import make_plan
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import emulated_fabric, supervise
-from ddlbench.runtime.emulated_fabric import EmulatedFabric, RelayMeter, cpu_shares
-from ddlbench.runtime.fabric import SiteFabric, fabric_up, fault_of
+from ddlbench.runtime.emulated_fabric import EmulatedFabric, RelayMeter, cpu_shares, fabric_up
+from ddlbench.runtime.fabric import SiteFabric, fault_of
 from ddlbench.runtime.progress import MARK
 from ddlbench.runtime.result import assemble
 from ddlbench.runtime.supervise import CellFailed, _judge, run_cell

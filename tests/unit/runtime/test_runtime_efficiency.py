@@ -15,7 +15,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.efficiency import Efficiency, Energy
 from ddlbench.networks.operations import training_flops
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import efficiency as parts
 from ddlbench.runtime import peak
 from ddlbench.runtime.energy import EnergyMeter, added, taken

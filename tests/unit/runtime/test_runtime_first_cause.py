@@ -14,7 +14,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import write_text
 from ddlbench.experiment.owner import HEARTBEAT, Owner, owner_in
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import lease, supervise
 from ddlbench.runtime.supervise import CellFailed, _judge, run_cell
 from ddlbench.runtime.watchdog import Outcome

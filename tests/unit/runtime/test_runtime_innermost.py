@@ -9,7 +9,7 @@ import torch
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import LiveTensors
 from ddlbench.runtime.preconditions import why_not_started

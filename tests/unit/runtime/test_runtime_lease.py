@@ -13,7 +13,7 @@ import pytest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.owner import Owner, owner_in
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import lease
 from ddlbench.runtime.lease import claim, keep, release
 from ddlbench.runtime.result import assemble

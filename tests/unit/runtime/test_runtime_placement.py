@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ddlbench
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Process
 from ddlbench.runtime.placement import (
     gpu_models,
     identity_variables,

@@ -11,7 +11,7 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.launch import SrunLaunch, Step, srun_command
 from ddlbench.runtime.staging import StagingFailed, stage_cell
 

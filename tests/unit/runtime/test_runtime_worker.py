@@ -10,7 +10,7 @@ from cases.rank_reports import rank_report
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DataRequest
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import worker
 from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.job import Job, report_file

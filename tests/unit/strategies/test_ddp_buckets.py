@@ -13,7 +13,7 @@ from torch.distributed import Store
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Accelerator, shrunk_bytes
 from ddlbench.planning.gradient_traffic import filled_buckets
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.workload import Tensor
 from ddlbench.strategies.ddp.descriptor import DdpDetails
 from ddlbench.testing.rank_pool import run_ranks

@@ -15,7 +15,7 @@ from torch import nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning import matrix
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.deepspeed.compiled import compile_operation
 from ddlbench.strategies.deepspeed.descriptor import RELEASE

@@ -8,7 +8,7 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.strategies.horovod.descriptor import Horovod
 from ddlbench.strategies.horovod.tuning import TuningLog, set_tuning
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.testing.networks import network_of
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from cases.pipedream_replay import cell_of
 from torch import nn
 
-from ddlbench.planning.plan import make_plan
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.schedules import model_parallel, pipedream
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.executor import Context

@@ -23,7 +23,8 @@ from statistics import median
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.spans import TRACE_FILE, spans_in
 from ddlbench.planning.pipeline import Pipeline
-from ddlbench.planning.plan import Plan, kept_plan
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import kept_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.prediction import (

@@ -23,7 +23,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
-from ddlbench.planning.plan import Plan, plan_at
+from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import plan_at
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.evaluate import measure
 from ddlbench.predict.transformer.configurations import SCHEDULES

@@ -29,6 +29,7 @@ from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
 from ddlbench.experiment.text import read_json
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import read_plan
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.timeline.box import WAIT, Box, InvalidTimeline, Row
 from ddlbench.report.timeline.planned import (
@@ -194,7 +195,7 @@ def _read_plan(folder: Path) -> tuple[Plan, tuple[Row, ...]]:
             "results/<site>/cells/ that a measurement has left"
         )
     try:
-        plan = Plan.from_dict(read_json(path))
+        plan = read_plan(read_json(path))
         return plan, _rows(plan)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidTimeline(f"{path}: not a readable plan: {error!r}") from error

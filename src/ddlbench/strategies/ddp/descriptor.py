@@ -41,7 +41,6 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import (
     DDP_FIRST_BUCKET_BYTES,
-    DEFAULT_BUCKET_BYTES,
     GradientMessage,
     GradientTraffic,
     buckets_once_full,
@@ -50,6 +49,7 @@ from ddlbench.planning.gradient_traffic import (
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.ddp.low_rank import EXACT_STEPS, bucket_bytes
 
 if TYPE_CHECKING:

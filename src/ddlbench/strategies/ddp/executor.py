@@ -25,7 +25,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.gradient_traffic import DDP_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES
+from ddlbench.planning.gradient_traffic import DDP_FIRST_BUCKET_BYTES
+from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.ddp.descriptor import DdpDetails
 from ddlbench.strategies.ddp.hooks import Hook, LowRank, average, called, halved
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported

@@ -31,15 +31,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.data_parallel import DataParallel
-from ddlbench.planning.gradient_traffic import (
-    DEFAULT_BUCKET_BYTES,
-    GradientMessage,
-    GradientTraffic,
-    buckets,
-)
+from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
 from ddlbench.planning.memory import backward_peak_bytes, work_space_bytes
 from ddlbench.planning.plan import PlanDetails
 from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit
+from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -27,9 +27,9 @@ from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
 from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
-from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.plan import PlanDetails, Process
 from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit, sharded_bytes
-from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -18,11 +18,7 @@ from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
-from ddlbench.planning.network_traits import (
-    COMPLEX_AS_REAL,
-    NetworkTraits,
-    unsupported_weights,
-)
+from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, unsupported_weights
 from ddlbench.planning.plan import PlanDetails
 
 if TYPE_CHECKING:

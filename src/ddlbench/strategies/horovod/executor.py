@@ -26,8 +26,7 @@ import torch
 from torch import nn
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.strategies.executor import Context, RunRecord, StepwiseExecutor, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodDetails
 from ddlbench.strategies.horovod.rendezvous import (

@@ -32,8 +32,8 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
 from ddlbench.planning.gradient_traffic import whole_buckets
 from ddlbench.planning.memory import backward_peak_bytes, data_parallel_bytes
-from ddlbench.planning.plan import PlanDetails
-from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -26,13 +26,9 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
-from ddlbench.planning.network_traits import (
-    COMPLEX_AS_REAL,
-    NetworkTraits,
-    unsupported_weights,
-)
-from ddlbench.planning.plan import PlanDetails
-from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, unsupported_weights
+from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import Process
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails

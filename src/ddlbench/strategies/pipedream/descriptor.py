@@ -25,11 +25,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.network_traits import (
-    NetworkTraits,
-    unsupported_weights,
-    why_not_in_stages,
-)
+from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -46,10 +42,11 @@ from ddlbench.planning.pipeline_stages import (
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.plan import Needs, PlanDetails, Process
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.pipedream import warmups
-from ddlbench.planning.strategy import Needs, Process, Strategy
+from ddlbench.planning.strategy import Strategy
+from ddlbench.planning.trainable import why_not_in_stages
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.plan import Plan
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.schedules import Schedule
-from ddlbench.planning.strategy import Process, strategy_of
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import (
     Context,

@@ -27,7 +27,7 @@ from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.fitting import micro_batch_counts
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.network_traits import NetworkTraits, why_not_in_stages
+from ddlbench.planning.network_traits import NetworkTraits
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -44,7 +44,7 @@ from ddlbench.planning.pipeline_stages import (
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.plan import Needs, PlanDetails, Process
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -59,7 +59,8 @@ from ddlbench.planning.schedules import (
     replicate,
     zero_bubble_v,
 )
-from ddlbench.planning.strategy import Needs, Process, Strategy
+from ddlbench.planning.strategy import Strategy
+from ddlbench.planning.trainable import why_not_in_stages
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -9,7 +9,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.planning.plan import Process
+from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -29,8 +29,8 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.groups import larger_groups, placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
 from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
-from ddlbench.planning.plan import PlanDetails
-from ddlbench.planning.strategy import LayerSplit, Process, Strategy
+from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.strategy import LayerSplit, Strategy
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 
 if TYPE_CHECKING:

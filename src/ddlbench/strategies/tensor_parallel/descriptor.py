@@ -27,8 +27,8 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.groups import larger_groups, placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import linear_pairs, why_not_in_pairs
 from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
-from ddlbench.planning.plan import PlanDetails
-from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.strategy import Strategy
 from ddlbench.strategies.tensor_parallel.shares import DeviceShare
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from ddlbench.planning.pipeline_stages import (
     measured_files,
     why_no_stages,
 )
-from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.plan import PlanDetails, Process
 from ddlbench.planning.schedules import Action, gpipe
-from ddlbench.planning.strategy import Process, Strategy
+from ddlbench.planning.strategy import Strategy
 from ddlbench.strategies.torchgpipe.partitions import partition_bytes, partitions_of
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ class TorchGPipe(Strategy):
     def stage_blocks(self, workload: Workload, plan: Plan) -> list[Sequence[Block]]:
         """The blocks of each partition, by the profile if the run chooses them itself."""
         micro_batch = plan.cell.batch_size / self.micro_batches(plan)
-        return list(partitions_of(workload, plan, TorchGPipeDetails.of(plan), micro_batch))
+        details = TorchGPipeDetails.of(plan)
+        rule, by_profile = str(details.balance), details.blocks_per_device
+        return list(partitions_of(workload, plan, rule, by_profile, micro_batch))
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
         """One step, whatever ``mini_batches``, as a run records the spans of one step."""

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Block, Workload
-    from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 
 
 def partitions_of(
-    workload: Workload, plan: Plan, details: TorchGPipeDetails, micro_batch: float
+    workload: Workload, plan: Plan, rule: str, by_profile: Sequence[int], micro_batch: float
 ) -> list[tuple[Block, ...]]:
     """The blocks of each device of a pipeline or model-parallel plan.
 
@@ -39,12 +38,18 @@ def partitions_of(
     and ``size`` torchgpipe profiles the network when a run starts. Here the profile's times or
     bytes are balanced, which may give another cut.
 
+    Args:
+        workload: of the network.
+        plan: of the cell.
+        rule: the balance.
+        by_profile: blocks of each device, if the balance is ``profile``.
+        micro_batch: samples that are computed at once.
+
     Raises:
         ConfigError: there are fewer blocks than devices, or the numbers do not add up.
     """
     blocks = workload.blocks
     parts = len(plan.processes[0].devices)
-    rule = str(details.balance)
     if len(blocks) < parts:
         raise ConfigError(
             f"{workload.network} has {len(blocks)} blocks, too few for {parts} devices; "
@@ -57,7 +62,7 @@ def partitions_of(
         costs = [2 * b.parameter_bytes + plan.cell.batch_size * b.saved_bytes for b in blocks]
         counts = _balanced(costs, parts)
     elif rule == "profile":
-        counts = list(details.blocks_per_device)
+        counts = list(by_profile)
     elif rule == "blocks":
         counts = list(even_blocks(len(blocks), (1,) * parts))
     else:
