@@ -222,7 +222,7 @@ class Profile(Form):
     steps: tuple[StepTimes, ...]
     """Whole sequential optimiser steps on staged data, as a sequential cell runs them; the thesis'
     statistical predictor starts here."""
-    layers: Annotated[tuple[LayerProfile, ...], MinLen(1)]
+    layers: tuple[LayerProfile, ...]
     """Leaf operations in the order of their forward; `block` is the index of the child of the flat
     nn.Sequential that holds it."""
     blocks: tuple[BlockProfile, ...] = ()

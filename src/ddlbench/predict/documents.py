@@ -8,9 +8,10 @@ tuning.json        ddlbench tune               TuningFile
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import Ge
+from typing_extensions import TypedDict
 
 from ddlbench.experiment.form import Amount, Count, Natural, Positive, Share, typed
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from ddlbench import emulation
+from ddlbench.commands import interconnect
 from ddlbench.commands.interconnect import link
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
@@ -62,7 +62,7 @@ def nodes(monkeypatch):
     class Fresh(Nodes):
         pass
 
-    monkeypatch.setattr(emulation, "EmulatedNodes", Fresh)
+    monkeypatch.setattr(interconnect, "EmulatedNodes", Fresh)
     return Fresh
 
 

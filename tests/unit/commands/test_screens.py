@@ -86,13 +86,21 @@ def test_a_screen_fits_the_terminal(args, heading, width, project, monkeypatch):
 def test_each_command_has_one_line_of_help(project, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = printed("--help").splitlines()
-    for name in cli.commands.commands:
+    for name in cli.commands.list_commands(click.Context(cli.commands)):
         assert sum(line.startswith(f"  {name} ") for line in lines) == 1
     assert not any(line.startswith("      ") for line in lines)
 
 
+def test_the_help_of_a_command_begins_with_its_line_in_the_list():
+    context = click.Context(cli.commands)
+    for name, sentence in (pair for group in cli.COMMANDS.values() for pair in group.items()):
+        assert cli.commands.get_command(context, name).get_short_help_str(200) == sentence
+
+
 def every_command(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         yield (*words, name)
         if isinstance(command, click.Group):
             yield from every_command(command, (*words, name))

@@ -12,20 +12,18 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.config import experiment_schema, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
-from ddlbench.experiment.schema import read_yaml
+from ddlbench.experiment.schema import read_schema
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.strategy import strategy_of
 
 CONFIG = project_root() / "config"
 README = (CONFIG / "README.md").read_text("utf-8")
-SCHEMAS = {
-    name: read_yaml(CONFIG / "schemas" / f"{name}.schema.yaml") for name in ("experiment", "site")
-}
+SCHEMAS = {"experiment": experiment_schema(), "site": read_schema("site")}
 KEYWORDS = set(Draft202012Validator.VALIDATORS) | {
     "$schema", "$defs", "title", "description", "default",
 }  # fmt: skip

@@ -101,7 +101,7 @@ def test_the_configuration_itself_is_good() -> None:
         ("settings.data_scale", 0, "settings.data_scale: 0 is too small; write more than 0"),
         ("settings.data_scale", 2, "settings.data_scale: 2 is too large; write at most 1"),
         ("settings.momentum", 1, "settings.momentum: 1 is too large; write less than 1"),
-        ("settings.seed", -1, "-1 is too small; write at least 0 (Of weights, data and order (def"),
+        ("settings.seed", -1, "-1 is too small; write at least 0 (Of weights, data and order)"),
         ("repeats", 0, "repeats: 0 is too small; write at least 1 (How often each cell"),
         # texts that are not allowed
         ("matrix.geometry", ["2*4"], "matrix.geometry.0: '2*4' does not fit (<nodes>x<devices pe"),

@@ -3,9 +3,10 @@
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NotRequired, TypedDict
+from typing import NotRequired
 
 import pytest
+from typing_extensions import TypedDict
 
 from ddlbench.experiment.form import (
     Form,

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -392,7 +393,7 @@ def test_full_scale_names_the_users_site() -> None:
 @pytest.mark.parametrize("given", [["--scale", "laptop"], ["--site", "titan-rtx"]])
 def test_the_next_command_runs_what_was_planned(given: list[str], monkeypatch) -> None:
     """Else a plan of sixteen cells would be followed by a run of all that is published."""
-    monkeypatch.setattr("ddlbench.cluster.preflight.is_here", lambda: False)
+    monkeypatch.setattr("ddlbench.commands.plan.is_here", lambda: False)
     file = "config/papers/ddlbench/fig4.yaml"
     ended = CliRunner().invoke(commands, ["plan", "--configfile", file, *given])
     assert ended.exit_code == 0, ended.exception
@@ -402,7 +403,8 @@ def test_the_next_command_runs_what_was_planned(given: list[str], monkeypatch) -
 
 @pytest.mark.parametrize("command", ["plan", "status", "report", "forget", "accuracy", "calibrate"])
 def test_every_command_of_an_experiment_takes_a_scale(command: str) -> None:
-    names = {option for one in commands.commands[command].params for option in one.opts}
+    made = commands.get_command(click.Context(commands), command)
+    names = {option for one in made.params for option in one.opts}
     assert {"--configfile", "--site", "--scale"} <= names
 
 
@@ -413,10 +415,10 @@ def test_sites_are_compared_at_the_scale_that_was_asked_for(monkeypatch) -> None
         compared.append((parse_experiment({**config, "site": names[0]}, where).name, list(names)))
         return Path("sites.png")
 
-    monkeypatch.setattr("ddlbench.report.products.compare_sites", note)
-    monkeypatch.setattr("ddlbench.report.products.make_report", lambda *_: [])
-    monkeypatch.setattr("ddlbench.report.terminal.summary_lines", lambda *_, **__: [])
-    monkeypatch.setattr("ddlbench.report.terminal.advice_lines", lambda *_: [])
+    monkeypatch.setattr("ddlbench.commands.report.compare_sites", note)
+    monkeypatch.setattr("ddlbench.commands.report.make_report", lambda *_: [])
+    monkeypatch.setattr("ddlbench.commands.report.summary_lines", lambda *_, **__: [])
+    monkeypatch.setattr("ddlbench.commands.report.advice_lines", lambda *_: [])
     file = "config/papers/ddlbench/fig6.yaml"
     words = [
         "report",

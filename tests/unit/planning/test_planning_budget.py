@@ -69,7 +69,7 @@ def _timed(step_s: float | None, steps: int = 10) -> dict[str, Any]:
     elapsed_s = steps * (step_s or 1.0)
     epoch = {"epoch": 1, "steps": steps, "samples": 1, "elapsed_s": elapsed_s, "load_s": 0.0}
     timing = RESULT["timing"]
-    return {**timing, "step_s": {**timing["step_s"], "mean": step_s}, "epochs": [epoch]}
+    return {**timing, "step_s": {**timing["step_s"], "mean_s": step_s}, "epochs": [epoch]}
 
 
 EXPERIMENT = parse_experiment(

@@ -23,7 +23,6 @@ COMPILING = {
 
 
 def test_cells_without_it_keep_their_paths_and_plans():
-    assert "compile" not in CELL.to_dict()
     assert CELL.id == "mnist/resnet18/ddp/1x2/batch_size=16/rep0"
     compiled = CELL.with_(compile=True)
     assert compiled.id == "mnist/resnet18/ddp/1x2/batch_size=16+compile=true/rep0"

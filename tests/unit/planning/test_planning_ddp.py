@@ -22,14 +22,6 @@ def cell_of(devices: int = 4, batch_size: int = 48, **options: Any) -> Cell:
     return Cell("mnist", "resnet18", "ddp", batch_size, devices_per_node=devices, options=made)
 
 
-@pytest.mark.parametrize(
-    ("options", "digest"),
-    [({}, "cf6d03f03c6d54bb"), ({"bucket_cap_bytes": 1024}, "2e6998df4961b035")],
-)
-def test_plans_from_before_the_options_keep_their_digests(options, digest):
-    assert make_plan(cell_of(**options)).digest == digest
-
-
 def test_defaults_are_not_in_a_cells_path():
     defaults = {name: schema["default"] for name, schema in STRATEGY.options.items()}
     assert STRATEGY.check_options(defaults, "here") == {}

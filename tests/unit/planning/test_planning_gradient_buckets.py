@@ -36,4 +36,4 @@ def test_25_mib_stand_in_one_place():
         for path in Path(ddlbench.__file__).parent.rglob("*.py")
         if re.search(r"25 \* (2\*\*20|1024)|26_?214_?400", path.read_text("utf-8"))
     ]
-    assert spelt == ["gradient_traffic.py"]
+    assert spelt == ["workload.py"]

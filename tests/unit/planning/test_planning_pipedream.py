@@ -130,8 +130,8 @@ def test_one_stage_of_replicas_reads_all() -> None:
     assert [(p.replica, p.turns) for p in plan.processes] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_processes_that_take_no_turns_are_written_as_ever() -> None:
-    assert all("turns" not in p for p in make_plan(_cell()).to_dict()["processes"])
+def test_replicas_take_turns() -> None:
+    assert {p["turns"] for p in make_plan(_cell()).to_dict()["processes"]} == {1}
     assert make_plan(_cell(replicas=4)).to_dict()["processes"][0]["turns"] == 4
 
 

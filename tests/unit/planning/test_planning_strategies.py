@@ -183,7 +183,7 @@ def test_notes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ddlbench.planning.plan:Plan", "ddlbench.planning.plan:make_plan"]
+    "name", ["ddlbench.planning.plan:Plan", "ddlbench.planning.planner:make_plan"]
 )
 def test_what_is_no_descriptor(name: str) -> None:
     with pytest.raises(ConfigError, match="must name a subclass of Strategy"):

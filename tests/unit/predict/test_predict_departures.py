@@ -107,7 +107,7 @@ def test_nothing_to_judge_is_no_all_clear(monkeypatch, tmp_path):
             }
         ]
     )  # fmt: skip
-    monkeypatch.setattr("ddlbench.predict.accuracy.read_predictions", lambda _: rows)
+    monkeypatch.setattr("ddlbench.commands.oracle.read_predictions", lambda _: rows)
     with pytest.raises(ConfigError, match="no run could be judged"):
         CliRunner().invoke(
             oracle, ["anomalies", str(tmp_path / "predictions.json")], catch_exceptions=False

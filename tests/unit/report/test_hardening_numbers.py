@@ -98,7 +98,7 @@ def test_one_cold_step_is_not_called_quiet(tmp_path, monkeypatch):
 
     def change(cell, values):
         values["timing"] |= {"warmup_steps": 0, "steps_per_epoch": 1}
-        values["timing"]["step_s"] |= {"count": 1, "low": None, "high": None}
+        values["timing"]["step_s"] |= {"count": 1, "low_s": None, "high_s": None}
 
     frame, _ = measured(tmp_path, monkeypatch, change)
     row = frame.iloc[0]

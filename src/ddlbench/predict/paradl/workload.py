@@ -15,9 +15,10 @@ from functools import cache
 from importlib.resources import files
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import MinLen
+from typing_extensions import TypedDict
 
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
