@@ -143,7 +143,7 @@ def test_what_cannot_be_is_one_sentence(nodes, arguments, sentence):
 
 
 def test_a_machine_that_cannot_is_one_sentence(nodes):
-    nodes.error = emulation.EmulationFailed("no namespaces can be made: not permitted")
+    nodes.error = interconnect.EmulationFailed("no namespaces can be made: not permitted")
     done = probe(*ASKED)
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception) == "link probe: no namespaces can be made: not permitted"
