@@ -26,7 +26,7 @@ from ddlbench.predict.paradl.measured import (
     score,
 )
 from ddlbench.predict.paradl.oracle import VARIANTS
-from ddlbench.predict.paradl.platform import Platform, load_platform, write_platform
+from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import Workload, load_workload
 from ddlbench.report.drawing import draw_figure
 
@@ -47,7 +47,7 @@ def with_platform(command: Callable[..., None]) -> Callable[..., None]:
     @PLATFORM_NAME
     @wraps(command)
     def wrapped(platform_name: str, **options: Any) -> None:
-        command(platform=load_platform(platform_name), **options)
+        command(platform=Platform.load(platform_name), **options)
 
     return wrapped
 
@@ -133,7 +133,7 @@ def calibrate_command(
         tried, held_out = fitting.hold_out(rows, platform, hold_out)
         value["hold_out"] = {"by": hold_out, **display.accuracy_by_strategy(tried, held_out)}
     if output is not None:
-        write_platform(output, fitted)
+        fitted.write(output)
         value["written"] = str(output)
     if as_json:
         click.echo(json.dumps(value))
@@ -305,7 +305,7 @@ def anomalies_command(
         table = from_predictions(predictions, predictor)
         said = f"{predictor}, of this site's own profile and links"
     else:
-        platform = load_platform(platform_name)
+        platform = Platform.load(platform_name)
         table = _projected_runs(_reliable(runs, campaign), platform)
         said = f"the corrected oracle for {platform.values['description']}"
     judged = anomalies(table, limit)

@@ -16,11 +16,7 @@ from ddlbench.commands.experiment_options import with_matrix
 from ddlbench.experiment.document import whole_file
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.transformer import search
-from ddlbench.predict.transformer.accelerators import (
-    Accelerators,
-    load_accelerators,
-    write_accelerators,
-)
+from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.calibrate import calibrate, calibrated, held_out_s
 from ddlbench.predict.transformer.counts import RECOMPUTATIONS
 from ddlbench.predict.transformer.own_runs import COLUMNS, own_rows
@@ -54,7 +50,7 @@ def with_accelerators(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def wrapped(platform_name: str, **options: Any) -> None:
 
-        command(platform=load_accelerators(platform_name), **options)
+        command(platform=Accelerators.load(platform_name), **options)
 
     return wrapped
 
@@ -252,7 +248,7 @@ def calibrate_command(
         "interval": dict(fitted.values["interval"]),
     }
     if output is not None:
-        write_accelerators(output, fitted)
+        fitted.write(output)
         value["written"] = str(output)
     if as_json:
         click.echo(json.dumps(value))

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from ddlbench.commands.oracle import oracle
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
-from ddlbench.predict.paradl.platform import load_platform
+from ddlbench.predict.paradl.platform import Platform
 
 MEASURED = str(PUBLISHED_MEASURED)
 
@@ -71,7 +71,7 @@ def test_held_out_networks_and_sizes():
 def test_calibrated_constants_are_those_of_the_shipped_platform(tmp_path):
     output = tmp_path / "fitted.yaml"
     found = told("calibrate", MEASURED, "--output", str(output))
-    shipped, written = load_platform("abci"), load_platform(str(output))
+    shipped, written = Platform.load("abci"), Platform.load(str(output))
     assert set(found["constants"]) == set(shipped.values["fitted"])
     for name, said in found["constants"].items():
         assert said["meaning"]
@@ -143,7 +143,7 @@ def test_other_wrong_words(tmp_path):
     ],
 )
 def test_platforms_that_cannot_be(tmp_path, place, value, says):
-    values = json.loads(json.dumps(load_platform("abci").values))
+    values = json.loads(json.dumps(Platform.load("abci").values))
     *way, last = place
     inside = values
     for key in way:

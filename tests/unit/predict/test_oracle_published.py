@@ -16,10 +16,10 @@ from ddlbench.predict.paradl.measured import (
 )
 from ddlbench.predict.paradl.networks import PUBLISHED, workload_text
 from ddlbench.predict.paradl.oracle import project
-from ddlbench.predict.paradl.platform import load_platform
+from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import InvalidWorkload, Layer, known_workloads, load_workload
 
-ABCI = load_platform("abci")
+ABCI = Platform.load("abci")
 OWN = read_published_projections()
 
 

@@ -11,7 +11,7 @@ from transformer_factory import table
 
 from ddlbench.commands.oracle import oracle
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.predict.transformer.accelerators import load_accelerators
+from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.calibrate import calibrate, held_out_s
 from ddlbench.predict.transformer.runs import (
     MANY_NODES,
@@ -45,7 +45,7 @@ def wide(monkeypatch):
 
 @pytest.fixture(scope="module")
 def platform():
-    return load_accelerators("a100-80gb")
+    return Accelerators.load("a100-80gb")
 
 
 def test_a_score_has_mean_median_rows_and_parts():

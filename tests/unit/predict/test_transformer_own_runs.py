@@ -16,7 +16,7 @@ from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict.evaluate import Outcome
 from ddlbench.predict.transformer import own_runs
-from ddlbench.predict.transformer.accelerators import load_accelerators
+from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.configurations import configurations
 from ddlbench.predict.transformer.own_runs import COLUMNS, Cut, cut_of, own_rows
 from ddlbench.predict.transformer.shapes import load_shape
@@ -102,14 +102,14 @@ def test_measured_transformers_are_rows_that_the_oracle_reads(measured, tmp_path
     ]
     assert [row["step_s"] for row in rows] == [0.2, 0.5]
     asked = configurations(pd.DataFrame(rows), "rows")
-    assert (steps(asked, load_accelerators("a100-80gb")).seconds > 0).all()
+    assert (steps(asked, Accelerators.load("a100-80gb")).seconds > 0).all()
 
 
 def test_single_precision_moves_twice_the_bytes(measured, tmp_path):
     rows = pd.DataFrame(own_rows([], "local", tmp_path))
     single = configurations(rows, "rows")
     mixed = configurations(rows.assign(precision="mixed"), "rows")
-    platform = load_accelerators("a100-80gb")
+    platform = Accelerators.load("a100-80gb")
     parts, halves = steps(single, platform).parts, steps(mixed, platform).parts
     constant = 2 * (4 + 1) * platform.constant("send_s")  # of both hops of its passes
     assert parts["sends"][1] > halves["sends"][1] > constant

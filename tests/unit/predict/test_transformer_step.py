@@ -10,7 +10,7 @@ from transformer_factory import asked, table
 
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.schedules import StageDurations, gpipe, one_f_one_b, replay
-from ddlbench.predict.transformer.accelerators import load_accelerators
+from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.configurations import configurations
 from ddlbench.predict.transformer.layer_time import all_reduce_s, layer_times
 from ddlbench.predict.transformer.pipeline import replayed_s, schedule_of
@@ -27,7 +27,7 @@ NODE = 8
 
 @pytest.fixture(scope="module")
 def platform():
-    return load_accelerators("a100-80gb")
+    return Accelerators.load("a100-80gb")
 
 
 def ranks_of(tensor, data, pipeline):

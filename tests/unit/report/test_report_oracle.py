@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 
 from ddlbench.commands.oracle import oracle
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows, score
-from ddlbench.predict.paradl.platform import load_platform
+from ddlbench.predict.paradl.platform import Platform
 from ddlbench.report.figures import sharding
 from ddlbench.report.figures.paradl import bars_of_runs, bars_of_table, draw_published
 from ddlbench.report.figures.sharding import ALL, DEVICES, PICTURES, SAMPLES, SIDE
@@ -19,7 +19,7 @@ from ddlbench.report.style import style
 
 @pytest.fixture(scope="module")
 def published():
-    rows, platform = reliable_rows(PUBLISHED_MEASURED, "report"), load_platform("abci")
+    rows, platform = reliable_rows(PUBLISHED_MEASURED, "report"), Platform.load("abci")
     with style():
         figure, bars = draw_published(rows, platform, "Where.")
         figure.canvas.draw()
@@ -50,7 +50,7 @@ def test_rows_are_networks_and_columns_strategies_in_paradls_order(published):
 
 def test_batches_are_named_where_there_are_several():
     rows = reliable_rows(PUBLISHED_MEASURED, "logs_2020_01")
-    places = bars_of_table(rows, load_platform("abci"))["place"]
+    places = bars_of_table(rows, Platform.load("abci"))["place"]
     assert "64\nb=256" in set(places)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from figure_checks import assert_no_overlap, assert_readable
 
-from ddlbench.predict.transformer.accelerators import load_accelerators
+from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.runs import MANY_NODES, ONE_NODE, read_runs
 from ddlbench.predict.transformer.step import PARTS, steps
 from ddlbench.report.figures.transformer import draw_errors, draw_runs, draw_scaling
@@ -13,7 +13,7 @@ from ddlbench.report.style import style
 
 @pytest.fixture(scope="module")
 def predicted():
-    runs, platform = read_runs(ONE_NODE, MANY_NODES), load_accelerators("a100-80gb")
+    runs, platform = read_runs(ONE_NODE, MANY_NODES), Accelerators.load("a100-80gb")
     return runs, steps(runs.asked, platform).seconds
 
 
@@ -37,7 +37,7 @@ def test_every_run_is_drawn_with_its_error(draw, predicted):
 
 
 def test_scaling_stacks_parts_up_to_the_step():
-    platform = load_accelerators("a100-80gb")
+    platform = Accelerators.load("a100-80gb")
     figure, table = drawn(draw_scaling, platform)
     assert table["devices"].tolist() == [64, 128, 256, 512, 1024, 2048, 4096]
     assert np.sum([table[part] for part in PARTS], axis=0) == pytest.approx(table["step_s"])

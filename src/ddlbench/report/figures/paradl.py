@@ -26,7 +26,7 @@ from matplotlib.patches import Patch
 from ddlbench.predict.accuracy import LIMIT, departs
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
-from ddlbench.predict.paradl.platform import Platform, load_platform
+from ddlbench.predict.paradl.platform import Platform
 from ddlbench.report.bars import labels_height_mm, write_labels
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import dataset_label, network_label, strategy_label
@@ -279,7 +279,7 @@ def _end(rows: pd.DataFrame, column: str) -> pd.Series:
 def published_table() -> str:
     """The CSV beside the figure of the published campaign, docs/oracle/oracle.csv."""
     return table_text(
-        bars_of_table(reliable_rows(PUBLISHED_MEASURED, "report"), load_platform("abci"))
+        bars_of_table(reliable_rows(PUBLISHED_MEASURED, "report"), Platform.load("abci"))
     )
 
 

@@ -1,0 +1,109 @@
+"""Platform files: the data sheet of a cluster, and few constants fitted to measurements.
+
+``config/platforms/<name>.yaml`` is of one of two kinds: levels of a network, for ParaDL's oracle of
+CNNs, or accelerators and their links, for the oracle of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import yaml
+
+from ddlbench.experiment.document import write_text
+from ddlbench.experiment.errors import ConfigError
+from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
+
+_HEADER = "# Written by `ddlbench oracle calibrate`, or by hand: see docs/oracle.md.\n"
+
+
+@dataclass(frozen=True)
+class PlatformFile:
+    """The values of a platform file; a schema in ``config/schemas`` explains each key.
+
+    Class attributes:
+        schema: its name.
+        mark: a key that tells the kind of a file from the other.
+        fitted: constants that a file must have.
+    """
+
+    schema: ClassVar[str]
+    mark: ClassVar[str]
+    fitted: ClassVar[Sequence[str]]
+
+    values: Mapping[str, Any]
+
+    @property
+    def description(self) -> str:
+        return str(self.values["description"])
+
+    @property
+    def devices_per_node(self) -> int:
+        return int(self.values["devices_per_node"])
+
+    @property
+    def device(self) -> Mapping[str, float]:
+        """Memory in bytes, operations and bytes of memory a second of one device."""
+        device: Mapping[str, float] = self.values["device"]
+        return device
+
+    def constant(self, name: str) -> float:
+        return float(self.values["fitted"][name]["value"])
+
+    def with_constants(self, constants: Mapping[str, float]) -> Self:
+        """The same platform with other fitted constants."""
+        fitted = {name: dict(entry) for name, entry in self.values["fitted"].items()}
+        for name, value in constants.items():
+            fitted[name]["value"] = float(value)
+        return replace(self, values={**self.values, "fitted": fitted})
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Read ``config/platforms/<name>.yaml``, or the file ``name`` if it is a path.
+
+        Raises:
+            ConfigError: there is no such platform, it is of the other kind, or a key is wrong.
+        """
+        folder = project_root() / "config" / "platforms"
+        path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+        known = [file.stem for file in sorted(folder.glob("*.yaml")) if cls._is_of(file)]
+        if not path.is_file():
+            raise ConfigError(f"platform {name!r} has no file {path}; {nearest(name, known)}")
+        if not cls._is_of(path):
+            raise ConfigError(
+                f"{path}: describes a platform of the other oracle, as it has no {cls.mark!r}; "
+                f"write one of {', '.join(known)}"
+            )
+        values = read_yaml(path)
+        check_against(cls.schema, values, where=str(path))
+        values = fill_defaults(cls.schema, values)
+        for constant in cls.fitted:
+            if constant not in values["fitted"]:
+                raise ConfigError(f"{path}: fitted: {constant!r} is missing; add value and prior")
+        for constant, entry in values["fitted"].items():
+            if entry["value"] > entry.get("at_most", float("inf")):
+                raise ConfigError(
+                    f"{path}: fitted: {constant} is {entry['value']:g}; "
+                    f"write at most {entry['at_most']:g}"
+                )
+        return cls(values)
+
+    @classmethod
+    def _is_of(cls, path: Path) -> bool:
+        return f"\n{cls.mark}:" in f"\n{path.read_text(encoding='utf-8')}"
+
+    def write(self, path: Path) -> None:
+        """Write a platform file atomically.
+
+        Raises:
+            ConfigError: the path cannot be written.
+        """
+        text = yaml.safe_dump(dict(self.values), sort_keys=False, allow_unicode=True, width=100)
+        try:
+            write_text(path, _HEADER + text)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
