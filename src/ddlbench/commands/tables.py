@@ -14,14 +14,16 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.document import write_text
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
+from ddlbench.experiment.settings import settings
 from ddlbench.experiment.units import GB, MB, unit_for
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.paradl.networks import PUBLISHED
@@ -102,6 +104,9 @@ TABLES = (
     ),
     GeneratedTable("docs/papers/comparison.csv", "ddlbench.report.comparison:comparison_csv"),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:axis_table", section="axes"),
+    GeneratedTable(
+        "config/README.md", "ddlbench.commands.tables:settings_table", section="settings"
+    ),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:option_table", section="options"),
 )
 
@@ -158,6 +163,46 @@ def axis_table() -> str:
             "| `geometry` | `<nodes>x<devices per node>`, for example `1x4` or `2x4` |",
         ]
     )
+
+
+def settings_table() -> str:
+    """One row a setting, as Markdown."""
+    defaults = {field.name: _default(field.default) for field in fields(Cell)}
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, schema in settings().items():
+        meaning = schema["description"].rstrip(".")
+        if not meaning[:2].isupper():  # as CPU
+            meaning = meaning[0].lower() + meaning[1:]
+        lines.append(f"| `{name}` | {_kind(schema)} | {defaults.get(name, 'none')} | {meaning} |")
+    lines.append("| `options` | options | `{}` | options of the strategy |")
+    return "\n".join(lines)
+
+
+def _default(value: Any) -> str:
+    if value is MISSING or value is None:
+        return "none" if value is MISSING else "empty"
+    text = f"{value:g}" if isinstance(value, float) else json.dumps(value).strip('"')
+    return f"`{text}`"
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return _names(schema["enum"])
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    words = [_WORDS[kind] for kind in kinds if kind != "null"]
+    words += [word.format(schema[key]) for key, word in _LIMITS.items() if key in schema]
+    return ", ".join(words) + (", or empty" if "null" in kinds else "")
+
+
+_WORDS = {
+    "integer": "whole number", "number": "number", "boolean": "true or false", "string": "text",
+}  # fmt: skip
+_LIMITS = {
+    "minimum": "from {}",
+    "exclusiveMinimum": "over {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "under {}",
+}
 
 
 def option_table() -> str:

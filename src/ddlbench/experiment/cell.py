@@ -55,7 +55,7 @@ class Cell(Form):
     strategy: str
     """A name in the registry."""
     batch_size: Count
-    """Samples of one optimiser step over all workers (equal global batch)."""
+    """Samples of one optimiser step over all workers; the baseline takes as many on one device."""
     nodes: Count = 1
     """Nodes of the geometry."""
     devices_per_node: Count = 1
@@ -73,18 +73,18 @@ class Cell(Form):
     data_format: Literal["native", "raw"] = "native"
     """The dataset's own files, or memory-mapped raw shards."""
     data_source: Literal["synthetic", "real"] = "synthetic"
-    """Generated data, or the copy that real_data names, here or in the site file."""
+    """Generated data, or the copy that `real_data` names, here or in the site file."""
     loader_workers: Natural = 0
     """Data-loading processes for each worker; 0 loads inside the worker."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """Arithmetic of the network."""
+    """Arithmetic of the network; `tf32` exists on GPUs only."""
     cudnn_benchmark: bool = True
     """Let cuDNN search for its fastest kernels."""
     threads_per_device: Count = 1
     """CPU threads of one CPU device, the baseline included."""
     fabric: str = "default"
-    """Link condition, a name of letters, digits and the signs _ . - only; default is the site's own
-    network."""
+    """Link condition, a name of letters, digits and the signs _ . - only; `default` is the site's
+    own network, a name in the site's `fabrics` is emulated, any other is one that you make."""
     learning_rate: Positive = 0.01
     """Of SGD."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
@@ -93,17 +93,20 @@ class Cell(Form):
     """Of weights, data and order."""
     checkpoint_every_steps: Natural = 0
     """Measured steps from one checkpoint to the next; a cell that was killed goes on from the last;
-    0 writes none."""
+    0 writes none ([docs/checkpointing.md](../docs/checkpointing.md))."""
     deterministic: bool = False
-    """Take only kernels that give the same bits in every run."""
+    """Take only kernels that give the same bits in every run; on GPUs such a cell is slower, and
+    cuDNN does not search."""
     validate: bool = False
-    """Classify the validation images after every measured epoch, outside of the timed steps."""
+    """Classify the validation images after every measured epoch, outside of the timed steps
+    ([docs/datasets.md](../docs/datasets.md#accuracy))."""
     compile: bool = False
     """Have torch.compile make kernels of the network, before warm-up; the seconds that it takes are
-    a figure of their own."""
+    a figure of their own, and strategies that cannot are `unsupported`
+    ([docs/measurement.md](../docs/measurement.md))."""
     learning_rate_warmup_steps: Natural = 0
     """First steps of a cell, unmeasured ones included, over which the learning rate rises linearly
-    to its value; 0 starts with it."""
+    to its value; 0 starts with it; it changes no time."""
     options: tuple[tuple[str, OptionValue], ...] = ()
     """Options of the strategy that differ from their defaults, sorted by name."""
 

@@ -19,8 +19,8 @@ FOLDER_NAME = {"pattern": "^[A-Za-z0-9_-][A-Za-z0-9_.-]*$", "maxLength": 100}
 _PER_DEVICE = {
     "type": "integer",
     "minimum": 1,
-    "description": "Samples of one optimiser step for each device that trains; the base has one "
-    "device's share.",
+    "description": "Samples of one optimiser step for each device that trains; the baseline takes "
+    "one device's share.",
 }
 
 
