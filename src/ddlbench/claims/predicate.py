@@ -132,7 +132,7 @@ class Predicate(Form):
         least, most: the range of the number: of a ratio, or of the metric.
         of: of bound: each, mean, min or max.
         among: of best and trend: the column whose value wins; of best the strategy by default.
-        is_: of best, trend and ends: the values that the claim names.
+        values: of best, trend and ends: the values that the claim names.
         share: part of the cases in which it must be true.
         fewest: cases below which nothing is decided.
     """
@@ -150,7 +150,7 @@ class Predicate(Form):
     most: float = math.inf
     of: Literal["each", "mean", "min", "max"] = "each"
     among: str = ""
-    is_: tuple[str | float, ...] = field(default=(), metadata={"key": "is"})
+    values: tuple[str | float, ...] = ()
     share: float = _ALL
     fewest: int = 1
 
@@ -309,7 +309,7 @@ def _greatest_steps(
         last, first = pairs[0]
         ratio = Interval.of(last, one.metric).over(Interval.of(first, one.metric))
         runs = [float(row["runs"]) for row in (last, first)]
-        cases[key[:-1]].append((key[-1] in one.is_, ratio, runs))
+        cases[key[:-1]].append((key[-1] in one.values, ratio, runs))
     for case in cases.values():
         named, others = ([each for each in case if each[0] is named] for named in (True, False))
         if named and others:
@@ -349,7 +349,7 @@ _COMBINED: Mapping[str, Callable[[Sequence[Interval]], Interval]] = {
 
 def _best(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
     """A case is true if a named one is above all others, false if another is above all named."""
-    among, winners = one.among or "strategy", set(map(value_text, one.is_))
+    among, winners = one.among or "strategy", set(map(value_text, one.values))
     for _, case in sorted(_cases_of(rows, [*_PLACE, *one.by]).items()):
         named = [row for row in case if value_text(row[among]) in winners]
         others = [row for row in case if value_text(row[among]) not in winners]
@@ -365,7 +365,7 @@ def _ends(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
     rows = rows[rows["status"].isin(ENDED)]
     if not one.left:
         for row in rows.to_dict("records"):
-            yield Outcome(row["status"] in one.is_, None, (float(row["runs"]),))
+            yield Outcome(row["status"] in one.values, None, (float(row["runs"]),))
         return
     by = [*_PLACE, *one.by]
     sides = [(side["status"], _cases_of(selected(rows, _without_status(side)), by))

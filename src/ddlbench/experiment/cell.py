@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from annotated_types import Ge, Gt, Le, Lt
 
 from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.form import Count, Form, Natural, Positive, WrongForm, read_form
+from ddlbench.experiment.form import Count, Form, Natural, Positive, read_form
 
 OptionValue = bool | int | float | str
 
@@ -224,10 +224,18 @@ class Cell(Form):
             WrongForm: a key is unknown or missing, or a value is not of its field's type.
             ConfigError: a value cannot be part of a path.
         """
-        options = values.get("options", {})
-        if not isinstance(options, Mapping):
-            raise WrongForm(f"options: {shown(options)} is no object")
-        return read_form(cls, {**values, "options": [*options.items()]})
+        return read_form(cls, values)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Have pydantic read and write options as a mapping."""
+        from pydantic_core import core_schema  # noqa: PLC0415 - slow to import
+
+        return core_schema.no_info_before_validator_function(
+            _with_pairs,
+            handler(source),
+            serialization=core_schema.plain_serializer_function_ser_schema(cls.to_dict),
+        )
 
     def with_(self, **changes: Any) -> Cell:
         """A copy with some fields changed."""
@@ -254,6 +262,13 @@ def parse_geometry(text: str, where: str) -> tuple[int, int]:
             "example 2x4"
         )
     return int(match[1]), int(match[2])
+
+
+def _with_pairs(values: Any) -> Any:
+    """The JSON form of a cell, with its options as pairs."""
+    if isinstance(values, Mapping) and isinstance(values.get("options", {}), Mapping):
+        return {**values, "options": tuple(values.get("options", {}).items())}
+    return values
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:

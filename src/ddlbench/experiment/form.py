@@ -135,7 +135,8 @@ def _fault(error: ValidationError) -> ValueError:
     """One sentence on the outermost fault; unknown keys count only where all else fits."""
     faults = error.errors(include_url=False)
     others = [fault for fault in faults if fault["type"] not in _UNKNOWN]
-    fault = min(others or faults, key=lambda one: len(one["loc"]))
+    # A list whose entries are at fault is also too short to pydantic.
+    fault = min(others or faults, key=lambda one: (one["type"] == "too_short", len(one["loc"])))
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, ValueError):  # of a dataclass that checks itself
         return cause

@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.document import digest_of
+from ddlbench.experiment.errors import shown
 from ddlbench.experiment.form import Form, WrongForm, read_form
 
 SCHEMA_VERSION = 1
@@ -90,6 +91,19 @@ class Plan:
         if parts.schema_version != SCHEMA_VERSION:
             raise WrongForm(f"schema_version: is {parts.schema_version}, not {SCHEMA_VERSION}")
         return cls(Cell.from_dict(parts.cell), parts.processes, dict(parts.details))
+
+    def check_options(self, options: Mapping[str, OptionValue]) -> None:
+        """Check that details and options agree.
+
+        A number that was damaged could have a schedule of it built without end.
+
+        Raises:
+            WrongForm: they do not.
+        """
+        for name, value in options.items():
+            planned = self.details.get(name, value)
+            if isinstance(value, int) and value and planned != value:  # 0 lets the plan choose
+                raise WrongForm(f"details.{name}: {shown(planned)} is not the cell's {value}")
 
     @property
     def digest(self) -> str:

@@ -12,8 +12,6 @@ from typing import Any, Literal, cast
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, DataRequest
 from ddlbench.experiment.document import digest_of
-from ddlbench.experiment.errors import shown
-from ddlbench.experiment.form import WrongForm
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.experiment.text import read_json, read_object
@@ -70,18 +68,13 @@ def kept_plan(path: Path, cell: Cell) -> Plan | None:
 def read_plan(values: Mapping[str, Any]) -> Plan:
     """A plan from its JSON form; its details must say of options what the cell says.
 
-    A number that was damaged could have a schedule of it built without end.
-
     Raises:
         WrongForm, ConfigError: as :meth:`Plan.from_dict`, or details and options differ.
     """
     plan = Plan.from_dict(values)
     strategy = known_strategy(plan.cell.strategy)
-    options = {} if strategy is None else strategy.option_values(plan.cell)
-    for name, value in options.items():
-        planned = plan.details.get(name, value)
-        if isinstance(value, int) and value and planned != value:  # 0 lets the plan choose
-            raise WrongForm(f"details.{name}: {shown(planned)} is not the cell's {value}")
+    if strategy is not None:
+        plan.check_options(strategy.option_values(plan.cell))
     return plan
 
 

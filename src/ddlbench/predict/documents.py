@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
-from annotated_types import Ge
+from annotated_types import Ge, Len
 from typing_extensions import TypedDict
 
 from ddlbench.experiment.form import Amount, Count, Natural, Positive, Share, typed
 
 VERSION = 1
 
-Interval = tuple[Positive, Positive]
+Interval = Annotated[list[Positive], Len(2, 2)]
 
 
 @typed

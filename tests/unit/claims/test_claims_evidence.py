@@ -278,7 +278,7 @@ def test_the_order_of_rows_decides_nothing(data) -> None:
     tests = [
         Predicate(kind="compare", metric="speedup", left={"strategy": "a"},
                   right={"strategy": "b"}, least=1.0, by=("network",)),
-        Predicate(kind="best", metric="speedup", is_=("a",), by=("network",)),
+        Predicate(kind="best", metric="speedup", values=("a",), by=("network",)),
         Predicate(kind="bound", metric="speedup", of="mean", most=1.2),
         Predicate(kind="trend", metric="speedup", along="batch_size", order=(24, 48), least=1.0,
                   by=("network",)),

@@ -113,7 +113,7 @@ def test_the_noise_of_a_mean_shrinks_with_its_rows() -> None:
 
 
 def test_the_best_of_a_case() -> None:
-    best = Predicate(kind="best", metric="speedup", is_=("a", "c"), by=("network",))
+    best = Predicate(kind="best", metric="speedup", values=("a", "c"), by=("network",))
     assert best.test(rows(exact("a", 1.0), exact("b", 2.0), exact("c", 3.0))).verdict == "holds"
     assert best.test(rows(exact("a", 1.0), exact("b", 2.0))).verdict == "refuted"
     assert best.test(rows(exact("a", 2.0, 0.3), exact("b", 2.1, 0.3))).verdict == "undecided"
@@ -121,7 +121,7 @@ def test_the_best_of_a_case() -> None:
 
 
 def test_how_runs_ended() -> None:
-    ends = Predicate(kind="ends", where={"strategy": "a"}, is_=("out_of_memory",))
+    ends = Predicate(kind="ends", where={"strategy": "a"}, values=("out_of_memory",))
     assert ends.test(rows(exact("a", 1.0, status="out_of_memory"))).verdict == "holds"
     assert ends.test(rows(exact("a", 1.0))).verdict == "refuted"
     assert ends.test(rows(exact("a", 1.0, status="unsupported"))).verdict == "not measured"

@@ -94,7 +94,7 @@ def test_wrong_workloads_and_names_are_said():
         run("explain", *TRANSFORMER)
     with pytest.raises(ConfigError, match="did you mean 'gpt3-175b'"):
         run("best", "gpt3-157b", *TRANSFORMER, "--devices", 64, "--batch-size", 64)
-    with pytest.raises(ConfigError, match="describes a platform of ParaDL"):
+    with pytest.raises(ConfigError, match="describes a platform of the other oracle"):
         run("score", MANY_NODES, *TRANSFORMER, "--platform", "abci")
     with pytest.raises(ConfigError, match="--also adds rows"):
         run("score", MANY_NODES, *TRANSFORMER, "--also", ONE_NODE)

@@ -134,6 +134,7 @@ def failed(cell: Cell, status: str, reason: str) -> dict[str, Any]:
         cell,
         status=status,
         reason=reason,
+        reason_code=status,
         timing=None,
         loss=None,
         ranks=[],

@@ -9,7 +9,6 @@ from report_factory import matrix, result, site, write
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.result import Result
 from ddlbench.experiment.site import EMULATED_COMPUTE
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.evaluate import departures_of, history_of, measure, outcomes_of
@@ -148,11 +147,3 @@ def test_a_departing_configuration_has_its_own_status(made, tmp_path):
     outcomes = outcomes_of("mnist", "vgg11", "local", tmp_path)
     status = {one.cell.strategy: str(one.status) for one in outcomes}
     assert status == {BASE: "ok", "ddp": "other training", "gpipe": "ok"}
-
-
-def test_results_of_earlier_versions_get_no_part(monkeypatch):
-    (row,) = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=[BASE])
-    values = result(row.cell)
-    read = Result.from_dict(values)
-    assert read.training is None
-    assert "training" not in read.to_dict()

@@ -12,7 +12,7 @@ from report_factory import matrix, result, site, write
 from ddlbench.cli import commands
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.result import Result, glance
+from ddlbench.experiment.result import glance
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.evaluate import history_of, measure
 from ddlbench.report import collect, summarise
@@ -183,20 +183,6 @@ def test_forget_deletes_disturbed_results_only(tmp_path, monkeypatch):
     assert said.output == "1 results deleted\n"
     left = collect("demo", "local", rows, tmp_path / "results")
     assert by_strategy(left)["status"].to_dict() == {BASE: "ok", "ddp": "not run"}
-
-
-def test_results_of_earlier_versions_stay_as_they_are(monkeypatch):
-    """They lack the fields; what is read and written again does not get them."""
-    (row,) = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=[BASE])
-    values = result(row.cell)
-    read = Result.from_dict(values)
-    assert read.timing is not None
-    assert (read.timing.disturbed, read.timing.pauses, read.timing.stalled_steps) == (
-        None,
-        None,
-        (),
-    )
-    assert read.to_dict()["timing"] == values["timing"]
 
 
 def test_a_summary_without_any_disturbance_says_nothing(tables):

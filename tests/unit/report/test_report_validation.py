@@ -74,11 +74,6 @@ def test_every_epoch_of_every_repeat_is_a_row_and_the_last_one_is_the_cells(tabl
     assert read_tables(tmp_path / "tables").validation.equals(tables.validation)
 
 
-def test_tables_of_an_earlier_version_have_no_accuracies(tables, tmp_path):
-    (tmp_path / "tables" / "validation.csv").unlink()
-    assert read_tables(tmp_path / "tables").validation.empty
-
-
 def test_a_point_is_the_median_over_repeats(tables):
     curves = accuracy_curves(tables.validation)
     (name,) = (n for n in curves if n.startswith("mnist/resnet18/pipedream/1x2/"))

@@ -41,11 +41,6 @@ def test_horovod_tunes_what_the_cell_does_not_set(options, expected):
     assert [os.environ.get(name) for name in VARIABLES] == expected
 
 
-def test_plans_without_it_keep_their_digests():
-    assert "autotune" not in _plan().details
-    assert _plan(autotune=True).details["autotune"] is True
-
-
 def test_rows_are_counted_before_and_in_the_measured_steps(tmp_path):
     log = TuningLog(tmp_path / "kept")
     file = tmp_path / "kept" / "autotune.csv"

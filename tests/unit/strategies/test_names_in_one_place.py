@@ -14,6 +14,7 @@ SOURCE = Path(ddlbench.__file__).parent
 REASONS = {
     "claims/evidence.py": "fixed names of other tables' strategies",
     "experiment/registry.py": "the one line of each strategy; predictors of the same name",
+    "experiment/links.py": "transports and libraries, as links.json names them",
     "interconnect/delays.py": "a transport, as links.json names it",
     "interconnect/horovod_sweep.py": "a transport, as links.json names it",
     "interconnect/sweep.py": "a Python package",
