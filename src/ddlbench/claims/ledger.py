@@ -75,7 +75,7 @@ def read_claims() -> list[Claim]:
 def _check_columns(claim: Claim, where: str) -> None:
     test = claim.test
     ends = [side["status"] for side in (test.left, test.right) if "status" in side]
-    for status in [*ends, *(test.is_ if test.kind == "ends" else ())]:
+    for status in [*ends, *(test.values if test.kind == "ends" else ())]:
         if status not in ENDED:
             near = nearest(str(status), ENDED)
             raise ConfigError(f"{where}: claim {claim.id}: no run ends as {status!r}; {near}")

@@ -191,8 +191,8 @@ def _test_words(claim: Claim) -> str:
     test = claim.test
     ends = {"at least": test.least, "at most": test.most}
     bounds = [f"{name} {value:g}" for name, value in ends.items() if abs(value) != float("inf")]
-    if test.is_:
-        bounds.append(f"is {' or '.join(map(str, test.is_))}")
+    if test.values:
+        bounds.append(f"is {' or '.join(map(str, test.values))}")
     whole = test.metric if test.of == "each" else f"{test.of} {test.metric}"
     if test.along:
         whole += f" along {test.along}, {' then '.join(map(str, test.order))}"

@@ -40,6 +40,22 @@ _MOST_DIGITS = 60
 _PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 
 
+class _AsMapping:
+    """Has pydantic read and write pairs as a mapping."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema  # noqa: PLC0415 - slow to import
+
+        def pairs(value: Any) -> Any:
+            return tuple(value.items()) if isinstance(value, Mapping) else value
+
+        return core_schema.no_info_before_validator_function(
+            pairs,
+            handler(source),
+            serialization=core_schema.plain_serializer_function_ser_schema(dict),
+        )
+
+
 @dataclass(frozen=True)
 class Cell(Form):
     """Everything that defines a measurement.
@@ -107,7 +123,7 @@ class Cell(Form):
     learning_rate_warmup_steps: Natural = 0
     """First steps of a cell, unmeasured ones included, over which the learning rate rises linearly
     to its value; 0 starts with it; it changes no time."""
-    options: tuple[tuple[str, OptionValue], ...] = ()
+    options: Annotated[tuple[tuple[str, OptionValue], ...], _AsMapping()] = ()
     """Options of the strategy that differ from their defaults, sorted by name."""
 
     def __post_init__(self) -> None:
@@ -226,17 +242,6 @@ class Cell(Form):
         """
         return read_form(cls, values)
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Have pydantic read and write options as a mapping."""
-        from pydantic_core import core_schema  # noqa: PLC0415 - slow to import
-
-        return core_schema.no_info_before_validator_function(
-            _with_pairs,
-            handler(source),
-            serialization=core_schema.plain_serializer_function_ser_schema(cls.to_dict),
-        )
-
     def with_(self, **changes: Any) -> Cell:
         """A copy with some fields changed."""
         return replace(self, **changes)
@@ -262,13 +267,6 @@ def parse_geometry(text: str, where: str) -> tuple[int, int]:
             "example 2x4"
         )
     return int(match[1]), int(match[2])
-
-
-def _with_pairs(values: Any) -> Any:
-    """The JSON form of a cell, with its options as pairs."""
-    if isinstance(values, Mapping) and isinstance(values.get("options", {}), Mapping):
-        return {**values, "options": tuple(values.get("options", {}).items())}
-    return values
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:

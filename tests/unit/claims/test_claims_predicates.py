@@ -82,7 +82,7 @@ def test_a_trend_between_devices_needs_devices_of_two_speeds() -> None:
 
 
 def test_a_trend_among_networks_names_those_that_keep_most() -> None:
-    keeps = Predicate(**{**vars(SLOWER), "among": "network", "is_": ("vgg16",), "by": ("dataset",)})
+    keeps = Predicate(**{**vars(SLOWER), "among": "network", "values": ("vgg16",), "by": ("dataset",)})
     made = [
         exact("a", speed, network=network, device=device, base_s=base)
         for network, speeds in (("vgg16", (4.0, 3.8)), ("resnet50", (4.0, 3.0)))
@@ -90,7 +90,7 @@ def test_a_trend_among_networks_names_those_that_keep_most() -> None:
     ]
     found = keeps.test(rows(*made))
     assert (found.verdict, found.n, found.value) == ("holds", 1, pytest.approx(0.95 / 0.75))
-    other = Predicate(**{**vars(keeps), "is_": ("resnet50",)})
+    other = Predicate(**{**vars(keeps), "values": ("resnet50",)})
     assert other.test(rows(*made)).verdict == "refuted"
 
 
