@@ -233,7 +233,7 @@ class Cell(Form):
         return {**values, "options": dict(self.options)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Cell:
+    def from_dict(cls, values: object) -> Cell:
         """Read the form that :meth:`to_dict` writes.
 
         Raises:

@@ -25,7 +25,7 @@ from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Amount, Form
+from ddlbench.experiment.form import Amount, Form, Interval
 
 Floats = NDArray[np.float64]
 
@@ -134,9 +134,9 @@ class HockneyPiece(Form):
     """Null: no end."""
     alpha_s: Amount
     beta_s_per_byte: Amount
-    alpha_interval_s: tuple[float, float] | None
+    alpha_interval_s: Interval | None
     """95 %."""
-    beta_interval_s_per_byte: tuple[float, float] | None
+    beta_interval_s_per_byte: Interval | None
     """95 %."""
 
 
@@ -170,8 +170,8 @@ class _Line:
     last: int
     alpha_s: float
     beta_s_per_byte: float
-    alpha_interval_s: tuple[float, float] | None
-    beta_interval_s_per_byte: tuple[float, float] | None
+    alpha_interval_s: Interval | None
+    beta_interval_s_per_byte: Interval | None
     residuals: Floats
 
     def time_s(self, size_bytes: float) -> float:
@@ -279,7 +279,7 @@ def _fit_line(sizes: Floats, times: Floats, first: int, last: int) -> _Line:
 
 def _intervals(
     columns: Floats, weights: Floats, residuals: Floats, values: tuple[float, float]
-) -> list[tuple[float, float] | None]:
+) -> list[Interval | None]:
     """95 % intervals (Student's t) of alpha and beta, cut at zero."""
     from scipy.stats import t as student  # noqa: PLC0415 - slow to import, and only fitting needs it
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Gt, Le, Len, MinLen
 
 from ddlbench.experiment.errors import printable, shown
 
@@ -31,6 +31,7 @@ Amount = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Name = Annotated[str, MinLen(1)]
+Interval = Annotated[tuple[float, ...], Len(2, 2)]
 
 
 class WrongForm(ValueError):  # noqa: N818 - what values are
@@ -74,9 +75,13 @@ class Form:
         return written
 
 
+def adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's reader and writer of a dataclass or typed dictionary."""
+    return _adapter(kind)
+
+
 @cache
-def adapter_of(kind: type) -> TypeAdapter[Any]:
-    """Pydantic's reader and writer of a dataclass or typed dictionary."""
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(kind)

@@ -16,7 +16,7 @@ from annotated_types import Ge, MinLen
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fits import HockneyFit
-from ddlbench.experiment.form import Amount, Count, Form, Natural, Positive, Share
+from ddlbench.experiment.form import Amount, Count, Form, Interval, Natural, Positive, Share
 
 LINKS_VERSION = 1
 Matrix = Sequence[Sequence[float | None]]
@@ -97,7 +97,7 @@ class SweepPoint(Form):
     message_bytes: Natural
     time_s: Positive
     """Median."""
-    interval_s: tuple[float, float] | None
+    interval_s: Interval | None
     """95 %."""
     repeats: Count
     cpu_s: Amount | None = None

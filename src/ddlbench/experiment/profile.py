@@ -18,7 +18,7 @@ from annotated_types import Ge, MinLen
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.document import Document
 from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Amount, Count, Form, Natural, Positive, Share
+from ddlbench.experiment.form import Amount, Count, Form, Interval, Natural, Positive, Share
 from ddlbench.experiment.units import MS
 
 PROFILE_VERSION = 1
@@ -75,7 +75,7 @@ class BatchTime(Form):
 
     batch_size: Count
     time_s: Amount
-    interval_s: tuple[Amount, Amount] | None
+    interval_s: Interval | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class StepTimes(Form):
     count: Count
     step_s: Positive
     """With data loading."""
-    interval_s: tuple[Amount, Amount] | None
+    interval_s: Interval | None
     load_s: Amount
     """Wait for data; on CUDA what step_s exceeds the three parts by."""
     forward_s: Amount
@@ -167,7 +167,7 @@ class NodeSlowdown(Form):
 
     replicas: Count
     slowdown: Positive
-    interval: tuple[Amount, Amount] | None
+    interval: Interval | None
 
 
 SWAP = "swap"  # messages to other ranks and from them, all posted before one is waited for
@@ -197,7 +197,7 @@ class LoneRun(Form):
     """Steps that were timed."""
     step_s: Positive
     """With data loading, without messages."""
-    interval_s: tuple[Amount, Amount] | None
+    interval_s: Interval | None
     """Of 95 %."""
     messages: tuple[LoneMessage, ...]
     """What the device would exchange in a step."""

@@ -133,7 +133,7 @@ def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[
             LinkSweep(
                 operation="p2p",
                 transport="given",
-                level=level,
+                level=level_of(nodes),
                 nodes=min(nodes, 2),
                 devices_per_node=min(devices, 2),
                 ranks=2,

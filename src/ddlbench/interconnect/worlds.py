@@ -13,6 +13,7 @@ torch: a login node plans the job with this module.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from ddlbench.experiment.site import Site
 from ddlbench.planning.resources import SchedulerRequest, request
@@ -34,7 +35,7 @@ def worlds(nodes: int, devices_per_node: int, *, every: bool = True) -> list[tup
     return groups
 
 
-def level_of(nodes: int) -> str:
+def level_of(nodes: int) -> Literal["node", "network"]:
     """Level of the slowest link of a group."""
     return "network" if nodes > 1 else "node"
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -116,15 +116,13 @@ def write_predictions(
     path = results_root / predictions_file(site, experiment).relative_to(RESULTS)
     # Only columns of objects can hold None; JSON has no NaN.
     plain = predictions.astype(object).where(predictions.notna(), None)
-    _DOCUMENT.write(
-        path,
-        {
-            "schema_version": VERSION,
-            "site": site,
-            "experiment": experiment,
-            "predictions": plain.to_dict("records"),
-        },
-    )
+    content = {
+        "schema_version": VERSION,
+        "site": site,
+        "experiment": experiment,
+        "predictions": plain.to_dict("records"),
+    }
+    _DOCUMENT.write(path, cast("PredictionsFile", content))
     return path
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -274,9 +274,9 @@ def choice_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:
     return results_root / site / "choices" / case_id / "choice.json"
 
 
-def write_choice(content: ChoiceFile, path: Path) -> None:
+def write_choice(content: Mapping[str, Any], path: Path) -> None:
     """Check and write a choice file atomically."""
-    _DOCUMENT.write(path, content)
+    _DOCUMENT.write(path, cast("ChoiceFile", content))
 
 
 def read_choice(path: Path) -> ChoiceFile:

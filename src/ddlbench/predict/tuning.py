@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from scipy.stats import norm
 
@@ -342,5 +342,5 @@ def tuning_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:
 def write_tuning(tuning: Tuning, site: str, case: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Check and write a search atomically; return the file's content."""
     content = tuning.to_dict(site, case)
-    _DOCUMENT.write(path, content)
+    _DOCUMENT.write(path, cast("TuningFile", content))
     return content

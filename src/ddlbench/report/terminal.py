@@ -26,6 +26,7 @@ from ddlbench.experiment.screen import (
 )
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.text import read_json
+from ddlbench.predict.documents import Answer
 from ddlbench.report.comparability import mark_of
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import (
@@ -217,15 +218,14 @@ def advice(tables_dir: Path) -> list[str]:
     return [*sentences, *_old_bases(tables_dir), *_checked(tables_dir)] if sentences else []
 
 
-def answers_at(tables_dir: Path) -> list[dict[str, Any]]:
+def answers_at(tables_dir: Path) -> list[Answer]:
     """The answers for the cases of an experiment; none if there is no file of them."""
     path = tables_dir / ADVICE
     if not path.is_file():
         return []
     from ddlbench.predict.choose import read_choice  # noqa: PLC0415 - slow to import
 
-    found: list[dict[str, Any]] = read_choice(path)["answers"]
-    return found
+    return read_choice(path)["answers"]
 
 
 def _case_text(answer: Mapping[str, Any]) -> str:

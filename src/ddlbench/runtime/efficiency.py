@@ -13,6 +13,7 @@ An energy counter belongs to a host or a GPU, which several ranks may read: it c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy, EnergyDomain
@@ -62,7 +63,7 @@ def energy(reports: Sequence[RankReport], timing: Timing) -> Energy:
             key = (report.host, domain)
             counted[key] = max(joules, counted.get(key, 0.0))
     domains = tuple(
-        EnergyDomain(host, domain.partition(" ")[2], domain.partition(" ")[0], joules)
+        EnergyDomain(host, domain.partition(" ")[2], cast("Any", domain.partition(" ")[0]), joules)
         for (host, domain), joules in sorted(counted.items())
     )
     total = sum(one.energy_j for one in domains) if domains else None
@@ -72,7 +73,7 @@ def energy(reports: Sequence[RankReport], timing: Timing) -> Energy:
         energy_j=total,
         energy_per_sample_j=None if total is None or not samples else total / samples,
         mean_power_w=None if total is None or not wall_s else total / wall_s,
-        covers=tuple(sorted({_OF[one.counted_by] for one in domains})),
+        covers=tuple(sorted({cast("Any", _OF[one.counted_by]) for one in domains})),
         domains=domains,
         missing=tuple(dict.fromkeys(text for r in reports for text in r.energy_missing)),
     )

@@ -23,7 +23,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from ddlbench.experiment.chrome_trace import Piece, chrome_trace
 from ddlbench.experiment.result import (
     Attempt,
     Communication,
+    Ended,
     InputDigests,
     Link,
     Provenance,
@@ -107,7 +108,7 @@ def assemble(
     synchronous = strategy.is_synchronous(cell, plan.details)
     round_steps = strategy.round_steps(cell)
     return Result(
-        status=status,
+        status=cast("Ended", status),
         reason=reason,
         reason_code=reason_code(reason, status),
         site=site.name,
@@ -203,7 +204,7 @@ def communication(reports: Sequence[RankReport]) -> Communication | None:
         return None
     ((counted_by, steps),) = methods
     return Communication(
-        counted_by,
+        cast("Any", counted_by),
         steps,
         tuple(
             RankTraffic(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -37,7 +37,10 @@ class MessageLog:
 
     def messages(self) -> tuple[LoneMessage, ...]:
         """In the order of their first occurrence."""
-        return tuple(LoneMessage(*message, count) for message, count in self._counts.items())
+        return tuple(
+            LoneMessage(cast("Any", operation), ranks, size, count)
+            for (operation, ranks, size), count in self._counts.items()
+        )
 
     def collective(self, operation: str, ranks: Sequence[int], size: int) -> None:
         """List a collective of ``ranks``."""

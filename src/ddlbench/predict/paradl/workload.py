@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 from annotated_types import MinLen
 from typing_extensions import TypedDict
@@ -165,7 +165,7 @@ def layer_dict(layer: Layer) -> dict[str, Any]:
 
 
 WORKLOAD_VERSION = 1
-_TIME = "forward_backward_s_per_sample"
+_TIME: Final = "forward_backward_s_per_sample"
 
 
 class InvalidWorkload(ConfigError):  # noqa: N818 - a state of a file, shown as such
@@ -280,8 +280,14 @@ def _workload(path: Path) -> Workload:
     _check_times(value, str(path))
     layers = tuple(
         Layer(
-            **{key: layer[key] for key in layer if key != _TIME}
-            | {"input": tuple(layer["input"]), "output": tuple(layer["output"])}
+            layer["name"],
+            layer["kind"],
+            tuple(layer["input"]),
+            tuple(layer["output"]),
+            layer["weights"],
+            layer.get("kernel", 1),
+            layer.get("stride", 1),
+            layer.get("shortcut", False),
         )
         for layer in value["layers"]
     )
