@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
@@ -81,7 +81,7 @@ def adapter_of(kind: Any) -> TypeAdapter[Any]:
 
 
 @cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+def _adapter(kind: type) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(kind)
