@@ -351,7 +351,7 @@ class Provenance(Form):
     git_commit: str | None = None
     """Commit of the measuring code."""
     git_dirty: bool | None = None
-    """The code, `config/` left out, had changes beside the commit."""
+    """The code had changes beside the commit."""
     packages: Mapping[str, str] | None = None
     """Versions by package."""
     python: str | None = None

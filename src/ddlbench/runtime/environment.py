@@ -36,10 +36,9 @@ _PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TOR
 
 def driver_provenance(seed: int) -> dict[str, Any]:
     """What the supervisor knows without running anything: source, packages, kernel and time."""
-    # What is measured stands in config/ and is in the result; only changed code makes it dirty.
-    changes = _git(
-        "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)config"
-    )
+    # Only changed code makes it dirty: what is measured is in the result, and docs/ measures nothing.
+    code = [f":(top){name}" for name in ("src", "workflow", "rules", "Snakefile", "envs")]
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": _git("rev-parse", "HEAD"),

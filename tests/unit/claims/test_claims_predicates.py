@@ -82,7 +82,9 @@ def test_a_trend_between_devices_needs_devices_of_two_speeds() -> None:
 
 
 def test_a_trend_among_networks_names_those_that_keep_most() -> None:
-    keeps = Predicate(**{**vars(SLOWER), "among": "network", "values": ("vgg16",), "by": ("dataset",)})
+    keeps = Predicate(
+        **{**vars(SLOWER), "among": "network", "values": ("vgg16",), "by": ("dataset",)}
+    )
     made = [
         exact("a", speed, network=network, device=device, base_s=base)
         for network, speeds in (("vgg16", (4.0, 3.8)), ("resnet50", (4.0, 3.0)))
