@@ -6,18 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
-
-# isort: split
-from matplotlib.figure import Figure
-
 from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paper import Paper
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.report.footer import Context
 from ddlbench.report.registry import FIGURES, names_of, prediction_figure
-from ddlbench.report.style import save_figure, style
 from ddlbench.report.tables import read_tables, write_table
 
 
@@ -29,10 +23,13 @@ def draw_figure(name: str, png: Path, *inputs: Any) -> Path:
         png: the path that is returned.
         inputs: those of the figure's kind; see :class:`FigureEntry`.
     """
+    # Here, as commands import this module that mostly print.
+    from ddlbench.report.style import save_figure, style  # noqa: PLC0415 - matplotlib takes its time
+
     draw = FIGURES[name].function()
     with style():
         drawn = draw(*inputs)
-        figure, plotted = (drawn, None) if isinstance(drawn, Figure) else drawn
+        figure, plotted = drawn if isinstance(drawn, tuple) else (drawn, None)
         if plotted is not None:
             write_table(png.with_suffix(".csv"), plotted)
         save_figure(figure, png)
