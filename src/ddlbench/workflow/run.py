@@ -226,6 +226,10 @@ class Run:
 
     # What Snakemake's own report says.
 
+    def title(self) -> str:
+        """Experiment, site and number of cells."""
+        return f"{self.experiment.name} on {self.site.name}, {len(self.rows)} cells"
+
     def origin(self) -> str:
         """Site, date and commit."""
         from ddlbench.report.footer import Context, origin  # noqa: PLC0415 - see above
