@@ -13,7 +13,7 @@ from io import TextIOWrapper
 import click
 
 from ddlbench import __version__
-from ddlbench.experiment.errors import ConfigError, file_fault
+from ddlbench.experiment.errors import ConfigError, file_fault, shown
 from ddlbench.experiment.screen import say_error
 
 # Heading -> name of a command -> the first sentence of its help. A command is the function of its
@@ -76,6 +76,17 @@ class _LazyCommands(click.Group):
         module = importlib.import_module(f"ddlbench.commands.{_MODULES.get(cmd_name, name)}")
         command: click.Command = getattr(module, name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the arguments; a name that is none is told the nearest one."""
+        names = self.list_commands(ctx)
+        if not args[0].startswith("-") and args[0] not in names:
+            from ddlbench.experiment.schema import nearest  # noqa: PLC0415 - of a mistake only
+
+            raise ConfigError(f"{shown(args[0])} is no command; {nearest(args[0], names)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands; no command is imported for it."""

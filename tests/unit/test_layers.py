@@ -10,6 +10,8 @@
 """
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -163,3 +165,10 @@ def test_a_login_node_and_the_supervisor_of_a_cell_need_no_torch():
     ]
     assert not needing
     assert "torch" in graph  # the search does find it
+
+
+def test_a_job_that_measures_imports_nothing_that_draws_or_counts():
+    """Each job reads the Snakefile; pandas and matplotlib would take longer than all the rest."""
+    code = "import sys, ddlbench.workflow.run; print({'pandas', 'matplotlib'} & {*sys.modules})"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "set()"

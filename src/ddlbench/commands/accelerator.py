@@ -136,7 +136,6 @@ def _graph_file(graph: str) -> tuple[str, str, Path]:
 
 
 def _of_site(site: str, precision: str, networks: tuple[str, ...]) -> tuple[Device, Tables]:
-
     profiles = measured_profiles(site, precision)
     chosen = {pair: one for pair, one in profiles.items() if not networks or pair[1] in networks}
     lacking = [name for name in networks if name not in {network for _, network in chosen}]
@@ -160,7 +159,6 @@ def _of_site(site: str, precision: str, networks: tuple[str, ...]) -> tuple[Devi
 def _of_graphs(
     files: list[tuple[str, str, Path]], precision: str, networks: tuple[str, ...]
 ) -> tuple[Device, Tables]:
-
     if networks:
         raise ConfigError("--network chooses among the profiles of --site; --graph names its own")
     tables: dict[tuple[str, str], DeviceTable] = {}

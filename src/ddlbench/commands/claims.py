@@ -106,7 +106,6 @@ def ledger_lines(judged: Sequence[Judged], *, every_claim: bool) -> list[str]:
 
 
 def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
-
     bed = judged[0].bed
     columns = [
         Column("claim"), Column("verdict"), Column("true", right=True),

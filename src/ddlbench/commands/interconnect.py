@@ -66,7 +66,6 @@ def show(links_json: Path) -> None:
 
 
 def _print_parsed(file: Path, parse: Callable[[str, str], dict[str, Any]]) -> None:
-
     parsed = parse(_text(file), str(file))
     parsed["pairs"] = [
         with_slow_pairs(PairMatrix.from_dict(pair)).to_dict() for pair in parsed["pairs"]
@@ -77,7 +76,6 @@ def _print_parsed(file: Path, parse: Callable[[str, str], dict[str, Any]]) -> No
 
 
 def _text(file: Path) -> str:
-
     if str(file) == "-":
         return decoded(sys.stdin.buffer.read())
     try:

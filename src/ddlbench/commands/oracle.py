@@ -336,7 +336,6 @@ def explain_command(strategies: tuple[str, ...], out: Path) -> None:
 
 
 def _reliable(path: Path, campaign: str) -> pd.DataFrame:
-
     return reliable_rows(path, campaign)
 
 

@@ -49,7 +49,6 @@ def with_accelerators(command: Callable[..., None]) -> Callable[..., None]:
     )
     @wraps(command)
     def wrapped(platform_name: str, **options: Any) -> None:
-
         command(platform=Accelerators.load(platform_name), **options)
 
     return wrapped
@@ -84,7 +83,6 @@ def _of_shape(command: Callable[..., None]) -> Callable[..., None]:
         recomputation: str | None,
         **options: Any,
     ) -> None:
-
         whole = platform.device["memory_bytes"] * search.USABLE
         question = search.Question(
             shape=load_shape(shape_name),

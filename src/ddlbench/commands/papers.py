@@ -190,7 +190,6 @@ def _exhibit(
     printed: pd.DataFrame,
     verdicts: list[KeptVerdict],
 ) -> Exhibit:
-
     paper = file.paper
     shown = shown_results(file, sites)
     return Exhibit(
@@ -258,7 +257,6 @@ def command_of(file: PaperFile, scale: str, site_name: str | None = None) -> str
 
 
 def _cost(file: PaperFile, scale: str, site_name: str | None) -> Budget:
-
     if site_name is None and file.site(scale) is None:
         site, rows = on_a_cluster(file, scale)
     else:

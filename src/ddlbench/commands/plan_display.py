@@ -196,7 +196,6 @@ def _needs(cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Ce
 
 
 def _profile_time(experiment: Experiment) -> str:
-
     profile = experiment.profile
     return duration_text(profile["runs"] * (profile["budget_s"] + START_S))
 

@@ -20,7 +20,6 @@ from ddlbench.planning.planner import make_plan
 from ddlbench.predict.candidate import Candidate, Knowledge, assess, predicted
 from ddlbench.predict.ranking import prediction_interval_s, rank
 from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER, predictor_for
-from ddlbench.report.products import draw_predictions, make_predictions, make_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,6 +126,12 @@ def accuracy(
 
     Writes predictions.json and the tables accuracy, table_6_1, table_8_1 and table_8_2.
     """
+    from ddlbench.report.products import (  # noqa: PLC0415 - matplotlib takes its time
+        draw_predictions,
+        make_predictions,
+        make_report,
+    )
+
     tables = make_predictions(experiment, site, rows)
     drawn: list[Path] = []
     if figures:

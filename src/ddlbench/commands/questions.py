@@ -136,7 +136,6 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
 def _question(
     values: dict[str, Any], geometry: str, experiment: Experiment | None, site: Site
 ) -> Question:
-
     nodes, devices_per_node = parse_geometry(geometry, "--geometry")
     settings = {field: values[name] for name, field in _SETTINGS.items() if values[name]}
     return Question(

@@ -158,7 +158,6 @@ def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool
 
 
 def _draw_sizes(questions: Questions, sizes: Sequence[Size]) -> str:
-
     largest = sizes[-1].question
     path = choice_file(questions.site.name, case_id(largest)).with_name("sizes.png")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -122,7 +122,6 @@ def timeline(
 
 
 def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
-
     cell = read_cell(folder, steps)
     png = draw_figure("timeline", out / "timeline.png", cell)
     boxes = {"planned": cell.planned, "measured": cell.measured}
@@ -131,7 +130,6 @@ def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
 
 
 def _of_schedule(lesson: Lesson, out: Path) -> Path:
-
     png = draw_figure("schedule", out / f"{lesson.schedule}.png", lesson)
     shown = show(lesson)
     assert shown.window.planned is not None

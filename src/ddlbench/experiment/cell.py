@@ -37,7 +37,7 @@ _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_FOLDER_NAME = 255
 _MOST_DIGITS = 60
 # Fields with their own place in the path; others appear as name=value unless they have the default.
-_PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
+PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 
 
 class _AsMapping:
@@ -47,7 +47,11 @@ class _AsMapping:
         from pydantic_core import core_schema  # noqa: PLC0415 - slow to import
 
         def pairs(value: Any) -> Any:
-            return tuple(value.items()) if isinstance(value, Mapping) else value
+            if isinstance(value, Mapping):
+                return tuple(value.items())
+            if not isinstance(value, tuple):
+                raise ValueError("is no object")
+            return value
 
         return core_schema.no_info_before_validator_function(
             pairs,
@@ -99,8 +103,8 @@ class Cell(Form):
     threads_per_device: Count = 1
     """CPU threads of one CPU device, the baseline included."""
     fabric: str = "default"
-    """Link condition, a name of letters, digits and the signs _ . - only; `default` is the site's
-    own network, a name in the site's `fabrics` is emulated, any other is one that you make."""
+    """Link condition: `default` is the site's own network, a name in the site's `fabrics` is
+    emulated, any other is one that you make (letters, digits, dots, dashes, underscores)."""
     learning_rate: Positive = 0.01
     """Of SGD."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
@@ -279,7 +283,7 @@ def _kinds(hint: Any) -> tuple[type, ...]:
 
 _HINTS = get_type_hints(Cell)
 _FIELDS = {field.name: _kinds(_HINTS[field.name]) for field in fields(Cell)}
-_VARIED = {name: kinds for name, kinds in _FIELDS.items() if name not in _PLACED}
+_VARIED = {name: kinds for name, kinds in _FIELDS.items() if name not in PLACED}
 _VARIED_DEFAULTS = [(field.name, field.default) for field in fields(Cell) if field.name in _VARIED]
 _FLOATS = tuple(name for name, kinds in _FIELDS.items() if kinds == (float,))
 

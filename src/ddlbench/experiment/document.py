@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -118,7 +119,8 @@ class Document(Generic[_Form]):
         except WrongForm as error:
             raise self._error(f"{where}: {error}") from error
         if type(version) is not int or version != self._version:
-            raise self._error(f"{where}: schema_version: {shown(version)} is not {self._version}")
+            given = "is missing" if version is None else f"{shown(version)} is not {self._version}"
+            raise self._error(f"{where}: schema_version: {given}")
         return read
 
     def _of_newer(self, where: str, sign: str) -> Exception:
@@ -129,7 +131,10 @@ class Document(Generic[_Form]):
 
     def write(self, path: Path, content: _Form) -> None:
         """Check and write atomically."""
-        value = adapter_of(self._form).dump_python(content, mode="json", warnings=False)
+        adapter = adapter_of(self._form)
+        if _has_nan(adapter.dump_python(content, warnings=False)):  # JSON's form of it is null
+            raise self._error(f"{path}: a number in it is NaN or infinite, which JSON has not")
+        value = adapter.dump_python(content, mode="json", warnings=False)
         self.parse(value, str(path))
         write_json(path, value)
 
@@ -147,6 +152,14 @@ class Document(Generic[_Form]):
         except UnreadableJson as error:
             raise self._error(f"{path}: not a readable {self._noun}: {error}") from error
         return self.parse(value, str(path))
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return isinstance(value, float) and not math.isfinite(value)
+    return any(map(_has_nan, value))
 
 
 def put_aside(path: Path) -> Path:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from annotated_types import Ge, Gt, Le, Len, MinLen
 
-from ddlbench.experiment.errors import printable, shown
+from ddlbench.experiment.errors import ConfigError, printable, shown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -42,7 +42,12 @@ class UnknownKey(WrongForm):
     """A key that is no field of a dataclass, while all else fits."""
 
 
-_CONFIG: dict[str, Any] = {"strict": True, "extra": "forbid"}
+_CONFIG: dict[str, Any] = {
+    "strict": True,
+    "extra": "forbid",
+    "allow_inf_nan": False,
+    "ser_json_inf_nan": "constants",  # so that a fault is seen, and not written as nothing
+}
 
 
 def typed(kind: _Form) -> _Form:
@@ -125,15 +130,43 @@ def read_form(kind: type[_Form], values: object) -> _Form:
     from pydantic import ValidationError  # noqa: PLC0415 - slow to import
 
     try:
-        # As text, because only there is a list a tuple, and a word a member of an enumeration.
-        read: _Form = adapter_of(kind).validate_json(json.dumps(values))
+        # As text, because only there is a list a tuple, and a word a member of an enumeration. A
+        # name of a file that is no UTF-8 is half of a character to Python.
+        text = json.dumps(values, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
+    except ValueError:
+        raise WrongForm("a number in it is NaN or infinite, which JSON has not") from None
+    try:
+        read: _Form = adapter_of(kind).validate_json(text)
     except ValidationError as error:
         raise _fault(error) from None
     return read
 
 
-_MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
+# What a value is not, by the beginning of pydantic's name of the fault; and what to write.
+_NOT = {
+    "int": "a whole number",
+    "float": "a number",
+    "string_type": "a text",
+    "bool": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "mapping_type": "an object",
+    "dataclass_type": "an object",
+}
+_WRITE = {
+    "greater_than_equal": "is too small; write at least {ge}",
+    "greater_than": "is too small; write more than {gt}",
+    "less_than_equal": "is too large; write at most {le}",
+    "less_than": "is too large; write less than {lt}",
+    "too_short": "has {actual_length} values; write {min_length} or more",
+    "too_long": "has too many values; write {max_length} at most",
+    "string_too_short": "must not be empty",
+}
+# Alternatives of a value, as pydantic adds them to its place.
+_ALTERNATIVES = ("bool", "int", "float", "str")
 
 
 def _fault(error: ValidationError) -> ValueError:
@@ -143,16 +176,28 @@ def _fault(error: ValidationError) -> ValueError:
     # A list whose entries are at fault is also too short to pydantic.
     fault = min(others or faults, key=lambda one: (one["type"] == "too_short", len(one["loc"])))
     cause = fault.get("ctx", {}).get("error")
-    if isinstance(cause, ValueError):  # of a dataclass that checks itself
+    if isinstance(cause, ConfigError):  # of a dataclass that checks itself
         return cause
-    place = ".".join(printable(str(key)) for key in fault["loc"])
+    keys, sentence = fault["loc"], _sentence(fault)
+    if keys and keys[-1] in _ALTERNATIVES:
+        keys, sentence = keys[:-1], f"{shown(fault['input'])} is no number, text, true or false"
+    place = ".".join(printable(str(key)) for key in keys)
     if not others:
         return UnknownKey(f"{place} is not known here")
-    return WrongForm(f"{place}: {_sentence(fault)}" if place else _sentence(fault))
+    return WrongForm(f"{place}: {sentence}" if place else sentence)
 
 
 def _sentence(fault: ErrorDetails) -> str:
-    if fault["type"] == "missing":
+    kind = fault["type"]
+    if kind == "missing":
         return "is missing"
-    said = _MEMBER.sub(r"\1", fault["msg"].removeprefix("Input ").replace("valid ", ""))
-    return f"{shown(fault['input'])} {said[0].lower()}{said[1:]}"
+    value = shown(fault["input"])
+    for begins, what in _NOT.items():
+        if kind.startswith(begins):
+            return f"{value} is not {what}"
+    if kind in _WRITE:
+        return f"{value} {_WRITE[kind].format(**fault['ctx'])}"
+    if kind in ("literal_error", "enum"):
+        words = _MEMBER.sub(r"\1", fault["ctx"]["expected"])
+        return f"{value} is not allowed; write {words}"
+    return f"{value} {fault['msg'].removeprefix('Value error, ')}"

@@ -217,7 +217,7 @@ def write_links(path: Path, links: Links) -> None:
     """Check and write a links file atomically.
 
     Raises:
-        InvalidLinks: it does not fit the schema, or a matrix is not square.
+        InvalidLinks: it is not of its form, or a matrix is not square.
     """
     _check_shapes(links, str(path))
     _DOCUMENT.write(path, links)
@@ -227,7 +227,7 @@ def read_links(path: Path) -> Links:
     """Read and check a links file.
 
     Raises:
-        InvalidLinks: there is none, or it does not fit the schema.
+        InvalidLinks: there is none, or it is not of its form.
     """
     if not path.is_file():
         raise InvalidLinks(

@@ -251,7 +251,7 @@ def write_profile(path: Path, profile: Profile) -> None:
     """Check and write a profile atomically.
 
     Raises:
-        InvalidProfile: it does not fit the schema.
+        InvalidProfile: it is not of its form.
     """
     _DOCUMENT.write(path, profile)
 
@@ -260,7 +260,7 @@ def read_profile(path: Path) -> Profile:
     """Read and check a profile.
 
     Raises:
-        InvalidProfile: there is none, or it does not fit the schema.
+        InvalidProfile: there is none, or it is not of its form.
     """
     if not path.is_file():
         raise InvalidProfile(

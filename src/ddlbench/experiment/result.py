@@ -392,7 +392,7 @@ Ended = Literal[Status.OK, Status.OUT_OF_MEMORY, Status.UNSUPPORTED, Status.TIME
 
 
 class InvalidResult(ValueError):  # noqa: N818 - a state of a file, shown as such
-    """A result file that is truncated, does not fit the schema, or belongs elsewhere."""
+    """A result file that is truncated, is not of its form, or belongs elsewhere."""
 
 
 class NewerResult(InvalidResult):
@@ -488,7 +488,7 @@ def write_result(path: Path, result: Result) -> None:
     """Validate and write a result atomically.
 
     Raises:
-        InvalidResult: the result does not fit the schema.
+        InvalidResult: the result is not of its form.
     """
     _DOCUMENT.write(path, result)
 

@@ -218,7 +218,7 @@ def _instance(error: ValidationError) -> Any:
 
 def _description(schema: Mapping[str, Any]) -> str:
     """The first sentence of what a key means, in brackets."""
-    first, _, _ = schema.get("description", "").partition(". ")
+    first, _, _ = _LINK.sub("", schema.get("description", "")).partition(". ")
     return f" ({first.rstrip('.')})" if first else ""
 
 
@@ -246,6 +246,7 @@ def _spelling(kinds: Sequence[str], value: object) -> str:
     return ""
 
 
+_LINK = re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # to a page of the documents
 _LONGEST_WORD = 60
 _LONGEST_LIST = 180  # characters
 _LONGEST_RULE = 120

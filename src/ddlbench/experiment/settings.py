@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import PLACED, Cell
 from ddlbench.experiment.form import schema_of
 
-_PLACED = ("dataset", "network", "strategy", "nodes", "devices_per_node", "repeat", "options")
 # A name of results' folders.
 FOLDER_NAME = {"pattern": "^[A-Za-z0-9_-][A-Za-z0-9_.-]*$", "maxLength": 100}
 _PER_DEVICE = {
@@ -28,7 +27,7 @@ _PER_DEVICE = {
 def settings() -> Mapping[str, Mapping[str, Any]]:
     """The schema of every setting by its name."""
     of_cell = schema_of(Cell)["properties"]
-    found = {name: schema for name, schema in of_cell.items() if name not in _PLACED}
+    found = {name: schema for name, schema in of_cell.items() if name not in PLACED}
     found["fabric"] |= FOLDER_NAME
     for schema in found.values():
         schema.pop("default", None)  # a setting that is not written is not one

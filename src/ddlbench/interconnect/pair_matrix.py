@@ -37,7 +37,7 @@ def pair_matrix(
     repeats: int = 1,
     sampled: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """An entry of ``pairs`` as in links.schema.json, without its slow pairs."""
+    """An entry of ``pairs`` as in links.json, without its slow pairs."""
     entry = {
         "scope": scope,
         "method": method,

@@ -130,7 +130,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
     """Read back the frame that :func:`write_predictions` wrote.
 
     Raises:
-        InvalidPredictions: the file is missing, or does not fit the schema.
+        InvalidPredictions: the file is missing, or is not of its form.
     """
     if not path.is_file():
         raise InvalidPredictions(f"{path}: no such file; make it with `ddlbench accuracy`")

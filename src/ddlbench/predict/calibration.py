@@ -321,7 +321,7 @@ def read_calibration(site: str, results_root: Path = RESULTS) -> Calibration | N
     """The calibration of a site; None if it has none.
 
     Raises:
-        InvalidCalibration: the file does not fit the schema.
+        InvalidCalibration: the file is not of its form.
     """
     path = calibration_file(site, results_root)
     return _DOCUMENT.read(path) if path.is_file() else None

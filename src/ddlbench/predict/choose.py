@@ -40,7 +40,7 @@ _NO_CHANCE = 0.005
 
 
 class InvalidChoice(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A choice file that does not fit its schema."""
+    """A choice file that is not of its form."""
 
 
 _DOCUMENT = Document(ChoiceFile, VERSION, "choice", InvalidChoice)
@@ -283,6 +283,6 @@ def read_choice(path: Path) -> ChoiceFile:
     """The content of a choice file.
 
     Raises:
-        InvalidChoice: it is missing, or does not fit the schema.
+        InvalidChoice: it is missing, or is not of its form.
     """
     return _DOCUMENT.read(path)

@@ -27,12 +27,13 @@ class PlatformFile:
 
     Class attributes:
         schema: its name.
-        mark: a key that tells the kind of a file from the other.
+        mark, other_mark: keys that only files of this kind, and of the other, have.
         fitted: constants that a file must have.
     """
 
     schema: ClassVar[str]
     mark: ClassVar[str]
+    other_mark: ClassVar[str]
     fitted: ClassVar[Sequence[str]]
 
     values: Mapping[str, Any]
@@ -70,15 +71,15 @@ class PlatformFile:
         """
         folder = project_root() / "config" / "platforms"
         path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-        known = [file.stem for file in sorted(folder.glob("*.yaml")) if cls._is_of(file)]
         if not path.is_file():
-            raise ConfigError(f"platform {name!r} has no file {path}; {nearest(name, known)}")
-        if not cls._is_of(path):
-            raise ConfigError(
-                f"{path}: describes a platform of the other oracle, as it has no {cls.mark!r}; "
-                f"write one of {', '.join(known)}"
-            )
+            remark = nearest(name, cls._known(folder))
+            raise ConfigError(f"platform {name!r} has no file {path}; {remark}")
         values = read_yaml(path)
+        if cls.other_mark in values and cls.mark not in values:
+            raise ConfigError(
+                f"{path}: describes a platform of the other oracle; "
+                f"write one of {', '.join(cls._known(folder))}"
+            )
         check_against(cls.schema, values, where=str(path))
         values = fill_defaults(cls.schema, values)
         for constant in cls.fitted:
@@ -93,8 +94,10 @@ class PlatformFile:
         return cls(values)
 
     @classmethod
-    def _is_of(cls, path: Path) -> bool:
-        return f"\n{cls.mark}:" in f"\n{path.read_text(encoding='utf-8')}"
+    def _known(cls, folder: Path) -> list[str]:
+        """Names of the platforms of this kind."""
+        texts = {file: file.read_text("utf-8", "replace") for file in sorted(folder.glob("*.yaml"))}
+        return [file.stem for file, text in texts.items() if f"\n{cls.mark}:" in text]
 
     def write(self, path: Path) -> None:
         """Write a platform file atomically.

@@ -61,7 +61,7 @@ _ASKS = 200  # of a sampler that repeats itself or asks for what cannot run
 
 
 class InvalidTuning(ConfigError):  # noqa: N818 - a state of a file, shown as such
-    """A tuning file that does not fit its schema."""
+    """A tuning file that is not of its form."""
 
 
 _DOCUMENT = Document(TuningFile, VERSION, "tuning", InvalidTuning)

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 def make_report(experiment: Experiment, site: Site, rows: list[MatrixRow]) -> list[Path]:
     """Tables, figures and HTML report of the results that are there; returns the figures."""
-    # Here, because every measured cell imports this module and none needs what draws.
-
     tables = tables_dir(site.name, experiment.name)
     make_tables(experiment.name, site.name, rows, RESULTS, tables)
     figures = []

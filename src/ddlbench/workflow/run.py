@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.errors import ConfigError, file_fault
 from ddlbench.experiment.paths import (
     check_results,
@@ -37,12 +38,13 @@ from ddlbench.experiment.paths import (
     tables_dir,
 )
 from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.time_plan import links_plan
 from ddlbench.interconnect.worlds import links_request
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import faulty_inputs
 from ddlbench.planning.finished import finished_of, put_aside_invalid
-from ddlbench.planning.matrix import cell_of, matrix_of
+from ddlbench.planning.matrix import cell_of, expand
 from ddlbench.planning.profiles import needs_of, profiles_of
 from ddlbench.planning.resources import SchedulerRequest, request
 from ddlbench.planning.strategy import strategy_of
@@ -71,7 +73,12 @@ class Run:
         self.config_files = [relpath(file) for file in workflow.configfiles]
         with _ending_in_a_sentence():
             where = ", ".join(self.config_files) or "the configuration"
-            self.experiment, self.site, self.rows = matrix_of(config, where)
+            self.experiment = parse_experiment(config, where)
+            self.site = load_site(self.experiment.site, real_data=self.experiment.real_data)
+            check_results(self.site.name)
+            if workflow.is_main_process:
+                check_profile(self.site, sys.argv[1:])
+            self.rows = expand(self.experiment, self.site)
         experiment, site = self.experiment.name, self.site.name
         self.tables = tables_dir(site, experiment)
         self.figures = figures_dir(site, experiment)
@@ -95,7 +102,6 @@ class Run:
         site = self.site
         written = [self.tables / "any", self.figures / "any", self.page, *map(Path, self._results)]
         check_results(site.name, written)
-        check_profile(site, sys.argv[1:])
         own = try_own_parts(site, self.rows)
         _remark(*own.data, *own.remarks)
         begin(site, self.cells)
@@ -119,11 +125,11 @@ class Run:
         """Make tables and figures of the cells that are there; Ctrl-C skips them."""
         if not holds_machine(self.site):
             return
-        from ddlbench.report.products import make_report  # noqa: PLC0415 - see above
-
         there, cells = len(self.existing_results()), len(self._results)
         _say(f"drawing what is there ({there} of {cells} cells); Ctrl-C skips this")
         try:
+            from ddlbench.report.products import make_report  # noqa: PLC0415 - see above
+
             make_report(self.experiment, self.site, self.rows)
         except (KeyboardInterrupt, OSError) as error:
             why = f" ({file_fault(error) or error})" if isinstance(error, OSError) else ""

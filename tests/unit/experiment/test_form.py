@@ -70,13 +70,13 @@ def test_what_is_absent_has_its_default():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"name": 3}, "name: 3 should be a string"),
-        ({"colour": "blue"}, "colour: 'blue' should be 'red'"),
-        ({"count": "7"}, "count: '7' should be a"),
-        ({"count": 7.5}, "count: 7.5 should be a"),
-        ({"count": True}, "count: True should be a"),
-        ({"rows": [[1], 2]}, "rows.1: 2 should be a"),
-        ({"inner": [{"source": -1}]}, "inner.0.source: -1 should be greater"),
+        ({"name": 3}, "name: 3 is not a text"),
+        ({"colour": "blue"}, "colour: 'blue' is not allowed; write 'red'"),
+        ({"count": "7"}, "count: '7' is not a whole number"),
+        ({"count": 7.5}, "count: 7.5 is not a whole number"),
+        ({"count": True}, "count: True is not a whole number"),
+        ({"rows": [[1], 2]}, "rows.1: 2 is not a list"),
+        ({"inner": [{"source": -1}]}, "inner.0.source: -1 is too small; write at least 0"),
         ({"inner": [{"source": 1, "pair": [1.0]}]}, "inner.0.pair"),
         ({"inner": [{}]}, "inner.0.source: is missing"),
         ({"inner": [{}], "further": 1}, "inner.0.source: is missing"),
@@ -102,3 +102,13 @@ def test_a_typed_dictionary_holds_forms():
 
 def test_the_text_below_a_field_describes_it():
     assert schema_of(Inner)["properties"]["source"]["description"] == "Who sends."
+
+
+def test_half_a_character_is_read_as_a_question_mark():
+    """A name of a file that is no UTF-8; what failed must still be told."""
+    assert Outer.from_dict({**VALUES, "name": "caf\udce9"}).name == "caf?"
+
+
+def test_json_has_no_nan():
+    with pytest.raises(WrongForm, match="NaN"):
+        Outer.from_dict({**VALUES, "rows": [[float("nan")]]})

@@ -1,5 +1,6 @@
 """result.json is read into typed parts, and written back as it was."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,12 @@ def test_parts_have_their_types():
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        (("status",), "queued", "status: 'queued' should be 'ok', "),
-        (("timing", "warmup_steps"), 2.5, "timing.warmup_steps: 2.5 should be an? integer"),
-        (("timing", "load_s"), -1.0, "timing.load_s: -1.0 should be greater than or equal to 0"),
-        (("ranks", 0, "samples"), True, "ranks.0.samples: True should be"),
-        (("ranks", 1, "devices"), "cpu", "ranks.1.devices: 'cpu' should be"),
-        (("provenance",), None, "provenance: None should be an object"),
+        (("status",), "queued", "status: 'queued' is not allowed; write 'ok', "),
+        (("timing", "warmup_steps"), 2.5, "timing.warmup_steps: 2.5 is not a whole number"),
+        (("timing", "load_s"), -1.0, "timing.load_s: -1.0 is too small; write at least 0"),
+        (("ranks", 0, "samples"), True, "ranks.0.samples: True is not"),
+        (("ranks", 1, "devices"), "cpu", "ranks.1.devices: 'cpu' is not a list"),
+        (("provenance",), None, "provenance: None is not an object"),
     ],
 )
 def test_what_is_no_result_is_one_sentence(place, value, says, tmp_path):
@@ -51,6 +52,12 @@ def test_what_is_no_result_is_one_sentence(place, value, says, tmp_path):
 def test_a_result_that_is_none_is_not_written(tmp_path):
     result = read_result(KEPT)
     object.__setattr__(result, "processes", -1)
-    with pytest.raises(InvalidResult, match="processes: -1 should be"):
+    with pytest.raises(InvalidResult, match="processes: -1 is too small"):
         write_result(tmp_path / "result.json", result)
     assert not list(tmp_path.iterdir())
+
+
+def test_nan_is_not_written_as_nothing(tmp_path):
+    result = replace(read_result(KEPT), plan_details={"a": float("nan")})
+    with pytest.raises(InvalidResult, match="NaN"):
+        write_result(tmp_path / "result.json", result)

@@ -342,10 +342,10 @@ def test_defaults_of_the_site_file(tmp_path):
 @pytest.mark.parametrize(
     ("bandwidth", "latency", "sentence"),
     [
-        ([[None, -1.0], [1.0, None]], 1e-6, "bandwidth_bytes_per_s.0.1: -1.0 should be greater"),
+        ([[None, -1.0], [1.0, None]], 1e-6, "bandwidth_bytes_per_s.0.1: -1.0 is too small"),
         ([[None, 1.0], [None, None]], 1e-6, "a hole at row 1, column 0"),
         ([[None, 1.0], [1.0]], 1e-6, "not 2 rows of 2 numbers"),
-        (even(2), -1e-6, "latency_s.0.1: -1e-06 should be greater"),
+        (even(2), -1e-6, "latency_s.0.1: -1e-06 is too small"),
     ],
 )
 def test_bad_matrices_are_one_sentence(tmp_path, bandwidth, latency, sentence):

@@ -184,10 +184,10 @@ def test_a_missing_profile_is_one_sentence_with_its_command(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("bandwidth_bytes_per_s", -1.0, "should be greater than or equal to 0"),
+        ("bandwidth_bytes_per_s", -1.0, "is too small; write at least 0"),
         ("bandwidth_bytes_per_s", 0.0, "a bandwidth is above zero"),
         ("bandwidth_bytes_per_s", None, "a hole at row 0, column 1"),
-        ("latency_s", -1e-6, "should be greater than or equal to 0"),
+        ("latency_s", -1e-6, "is too small; write at least 0"),
     ],
 )
 def test_wrong_matrices_are_one_sentence(tmp_path, key, value, says):

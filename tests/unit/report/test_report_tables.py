@@ -91,7 +91,7 @@ def test_column_names_are_unique_and_explained():
 
 def test_every_field_of_a_result_is_explained():
     missing = [name for name, _, meaning in schema_fields() if not meaning]
-    assert not missing, f"add a description to result.schema.json: {missing}"
+    assert not missing, f"describe it in experiment/result.py: {missing}"
 
 
 def test_reports_need_no_torch():

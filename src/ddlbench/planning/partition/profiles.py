@@ -12,10 +12,9 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.profile import BatchTime, Profile, read_profile
@@ -24,6 +23,9 @@ from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.partition.chain import Chain, Node
 from ddlbench.planning.partition.graph import LayerGraph
 from ddlbench.planning.partition.graph_file import FIELDS, graph_of, is_input, number_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 _SHAPE = re.compile(r"Size\b.*")
@@ -103,6 +105,7 @@ def text_of(path: Path) -> str:
 
 
 def _table(path: Path, text: str) -> Chain:
+    import pandas as pd  # noqa: PLC0415 - slow to import, and every matrix imports this module
 
     try:
         table = pd.read_csv(io.StringIO(text), comment="#", skipinitialspace=True)

@@ -36,6 +36,7 @@ class Platform(PlatformFile):
 
     schema: ClassVar[str] = "platform"
     mark: ClassVar[str] = "levels"
+    other_mark: ClassVar[str] = "links"
     fitted: ClassVar[Sequence[str]] = FITTED
 
     @property

@@ -34,6 +34,7 @@ class Accelerators(PlatformFile):
 
     schema: ClassVar[str] = "accelerators"
     mark: ClassVar[str] = "links"
+    other_mark: ClassVar[str] = "levels"
     fitted: ClassVar[Sequence[str]] = FITTED
 
     @property
