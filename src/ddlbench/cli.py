@@ -80,7 +80,7 @@ class _LazyCommands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the arguments; a name that is none is told the nearest one."""
+        """Find the command of the arguments; a wrong name ends with the nearest right one."""
         names = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in names:
             from ddlbench.experiment.schema import nearest  # noqa: PLC0415 - of a mistake only

@@ -91,11 +91,11 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
         records = records_of(experiment.name, site.name, rows, stale=False)
         chosen = [str(record["cell_id"]) for record in records if record.get("disturbed")]
     elif state == _OTHER_DATA:
-        own = [row.cell for row in rows if row.cell.data_source == "real"]
-        chosen = [cell.id for cell in look(site, own).measured_with_others(site, own)]
+        cells = [row.cell for row in rows if row.cell.data_source == "real"]
+        chosen = [cell.id for cell in look(site, cells).measured_with_others(site, cells)]
     else:
-        cells = states(experiment.name, site.name, rows)
-        chosen = [cell.cell_id for cell in cells if cell.state == state]
+        known = states(experiment.name, site.name, rows)
+        chosen = [cell.cell_id for cell in known if cell.state == state]
     # A cell that the plan itself calls unsupported has none.
     files = [result_file(site.name, cell_id) for cell_id in chosen]
     files = [file for file in files if file.is_file()]

@@ -27,12 +27,14 @@ _PER_DEVICE = {
 def settings() -> Mapping[str, Mapping[str, Any]]:
     """The schema of every setting by its name."""
     of_cell = schema_of(Cell)["properties"]
-    found = {name: schema for name, schema in of_cell.items() if name not in PLACED}
-    found["fabric"] |= FOLDER_NAME
-    for schema in found.values():
+    schemas = {name: schema for name, schema in of_cell.items() if name not in PLACED}
+    schemas["fabric"] |= FOLDER_NAME
+    for schema in schemas.values():
         schema.pop("default", None)  # a setting that is not written is not one
-    first, *others = found
-    return {first: found[first], "batch_per_device": _PER_DEVICE} | {n: found[n] for n in others}
+    first, *others = schemas
+    return {first: schemas[first], "batch_per_device": _PER_DEVICE} | {
+        n: schemas[n] for n in others
+    }
 
 
 def with_settings(schema: Mapping[str, Any]) -> dict[str, Any]:

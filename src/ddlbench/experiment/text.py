@@ -39,8 +39,8 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" line {mark.line + 1}" if mark else ""
-        said = str(problem or getattr(error, "reason", "cannot be read"))
-        fault = said if isinstance(error, _Misplaced) else f"not valid YAML: {said}"
+        problem = str(problem or getattr(error, "reason", "cannot be read"))
+        fault = problem if isinstance(error, _Misplaced) else f"not valid YAML: {problem}"
         raise ConfigError(f"{where}{line}: {fault[:_LONGEST_MESSAGE]}") from None
     except RecursionError:
         raise ConfigError(f"{where}: {_TOO_DEEP}") from None

@@ -102,8 +102,8 @@ class Run:
         site = self.site
         written = [self.tables / "any", self.figures / "any", self.page, *map(Path, self._results)]
         check_results(site.name, written)
-        own = try_own_parts(site, self.rows)
-        _remark(*own.data, *own.remarks)
+        parts = try_own_parts(site, self.rows)
+        _remark(*parts.data, *parts.remarks)
         begin(site, self.cells)
         finished = finished_of(self.cells, site.name)
         waiting = [self.cells[cell_id] for cell_id in finished.waiting(self.cells)]
@@ -218,7 +218,7 @@ class Run:
             needs = needs_of(key, self.rows, self.experiment.profile, self.site)
         return json.dumps(needs.to_dict())
 
-    def threads(self, asked: Callable[[Any], SchedulerRequest]) -> Callable[[Any], int]:
+    def threads(self, request_for: Callable[[Any], SchedulerRequest]) -> Callable[[Any], int]:
         """All cores of this machine, so that nothing runs beside a measurement.
 
         On a cluster, what one task of the job needs.
@@ -226,7 +226,7 @@ class Run:
 
         def threads_of(wildcards: Any) -> int:
             here = self.site.launcher == "local"
-            return int(self._workflow.cores or 1) if here else asked(wildcards).cpus_per_task
+            return int(self._workflow.cores or 1) if here else request_for(wildcards).cpus_per_task
 
         return threads_of
 
@@ -285,11 +285,11 @@ _RESOURCES = {
 }
 
 
-def resources(asked: Callable[[Any], SchedulerRequest]) -> dict[str, Callable[[Any], Any]]:
+def resources(request_for: Callable[[Any], SchedulerRequest]) -> dict[str, Callable[[Any], Any]]:
     """Snakemake's resources of a rule, each a function of its wildcards."""
 
     def of(field: str) -> Callable[[Any], Any]:
-        return lambda wildcards: getattr(asked(wildcards), field)
+        return lambda wildcards: getattr(request_for(wildcards), field)
 
     return {name: of(field) for name, field in _RESOURCES.items()}
 
