@@ -10,7 +10,8 @@ import shipped
 from cases import fault_table
 from hypothesis import settings
 
-from ddlbench.experiment import entry_points, registry
+from ddlbench.common import entry_points
+from ddlbench.experiment import registry
 
 # A shared machine may take its time: no test asserts on the wall clock.
 settings.register_profile("few", deadline=None, max_examples=40)

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ddlbench.cli import commands
-from ddlbench.experiment.fits import Timing
+from ddlbench.common.fits import Timing
 from ddlbench.planning.device_folder import (
     Device,
     device_folder,

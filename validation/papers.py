@@ -33,7 +33,7 @@ import yaml
 from bed_study import ROOT, Study
 
 from ddlbench.commands.papers import command_of
-from ddlbench.experiment.document import write_text
+from ddlbench.common.document import write_text
 from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.site import load_site

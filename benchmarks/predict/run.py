@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.fits import given_hockney
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.registry import PREDICTORS

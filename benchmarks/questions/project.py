@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.fits import fit_hockney
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.fits import fit_hockney
 from ddlbench.experiment.links import Links, LinkSweep, SweepPoint, write_links
 from ddlbench.experiment.paths import RESULTS, cell_dir, links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey, write_profile

@@ -24,9 +24,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
 
@@ -48,7 +48,7 @@ strategies:
 """
 _TABLES = """
 from pathlib import Path
-from ddlbench.experiment.schema import read_yaml
+from ddlbench.common.schema import read_yaml
 from ddlbench.report.measurements import make_tables
 from ddlbench.planning.matrix import matrix_of
 experiment, site, rows = matrix_of(read_yaml(Path("experiment.yaml")))

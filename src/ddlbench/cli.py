@@ -13,8 +13,8 @@ from io import TextIOWrapper
 import click
 
 from ddlbench import __version__
-from ddlbench.experiment.errors import ConfigError, file_fault, shown
-from ddlbench.experiment.screen import say_error
+from ddlbench.common.errors import ConfigError, file_fault, shown
+from ddlbench.common.screen import say_error
 
 # Heading -> name of a command -> the first sentence of its help. A command is the function of its
 # name in the module of its name, unless that is named below.
@@ -83,7 +83,7 @@ class _LazyCommands(click.Group):
         """Find the command of the arguments; a wrong name ends with the nearest right one."""
         names = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in names:
-            from ddlbench.experiment.schema import nearest  # noqa: PLC0415 - of a mistake only
+            from ddlbench.common.schema import nearest  # noqa: PLC0415 - of a mistake only
 
             raise ConfigError(f"{shown(args[0])} is no command; {nearest(args[0], names)}")
         return super().resolve_command(ctx, args)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddlbench.experiment.errors import ConfigError, printable
+from ddlbench.common.errors import ConfigError, printable
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.experiment.site import Site

@@ -20,12 +20,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.document import write_json
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.text import read_json
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import NETWORKS, known
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.text import read_json
 from ddlbench.own_folders import look
 from ddlbench.planning.expected_time import OwnParts
 from ddlbench.planning.finished import finished_of

@@ -9,9 +9,9 @@ from cases.checked_parts import HERE
 from click.testing import CliRunner
 
 from ddlbench import cli
+from ddlbench.common.errors import ConfigError
 from ddlbench.equivalence.examination import Examination
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.emulation import (
     EmulatedNodes,
     EmulationFailed,
@@ -25,7 +26,6 @@ from ddlbench.emulation import (
 from ddlbench.emulation import nodes as nodes_module
 from ddlbench.emulation.netem import Netem, egress, ingress
 from ddlbench.emulation.probe import ping
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 
 pytestmark = pytest.mark.skipif(

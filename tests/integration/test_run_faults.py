@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from faulty_cell import CELL, FaultyCell
 
+from ddlbench.common.owner import HEARTBEAT
 from ddlbench.datasets.staging import own_folder
-from ddlbench.experiment.owner import HEARTBEAT
 
 root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make this fault")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from local_cells import local_site, run_one
 
+from ddlbench.common.document import digest_of
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import measured_digests

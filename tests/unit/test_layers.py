@@ -2,11 +2,11 @@
 
 ::
 
-    experiment -- networks -- datasets ---------.
-        |            |                           |
-        |         strategies ------------------ runtime -- profiling, interconnect -- cluster,
-        |            |   slurm, emulation --------'          equivalence -- testing
-        '-- planning +-- predict -- claims -- report -- commands, workflow
+    common -- experiment -- networks -- datasets ---------.
+                  |            |                           |
+                  |         strategies ------------------ runtime -- profiling, interconnect --
+                  |            |   slurm, emulation --------'        cluster, equivalence -- testing
+                  '-- planning +-- predict -- claims -- report -- commands, workflow
 """
 
 import ast
@@ -23,8 +23,10 @@ import ddlbench
 
 ROOT = Path(ddlbench.__file__).parent
 
-# A folder and those below it that it may import; each may import itself and the package's root.
+# A folder and those below it that it may import. Each may import itself, the package's root and
+# common, which knows nothing of training.
 BELOW = {
+    "common": set(),
     "experiment": set(),
     "slurm": {"experiment"},
     "emulation": {"experiment"},
@@ -70,7 +72,16 @@ BELOW = {
     "testing": {"experiment", "networks", "planning", "strategies", "runtime", "equivalence"},
 }
 # What plans, predicts and draws on a login node.
-WITHOUT_TORCH = ("experiment", "slurm", "planning", "predict", "claims", "report", "commands")
+WITHOUT_TORCH = (
+    "common",
+    "experiment",
+    "slurm",
+    "planning",
+    "predict",
+    "claims",
+    "report",
+    "commands",
+)
 # Each starts with every cell, where torch would take seconds.
 LIGHT = ("ddlbench.runtime.supervise", "ddlbench.runtime.staging", "ddlbench.runtime.rank_guard")
 
@@ -133,7 +144,7 @@ def test_a_folder_imports_only_those_below_it(folder):
         for module in MODULES
         if folder_of(module) == folder
         for other in imported(module, within=True)
-        if other in MODULES and folder_of(other) not in {"", folder, *BELOW[folder]}
+        if other in MODULES and folder_of(other) not in {"", "common", folder, *BELOW[folder]}
     ]
     assert not wrong
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 from workflow_project import PROJECT, SETTINGS
 
+from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.profiles import profiles_of

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from workflow_project import PROJECT, Workflow
 
+from ddlbench.common.schema import read_yaml
 from ddlbench.datasets.staging import own_folder
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import cell_dir
-from ddlbench.experiment.schema import read_yaml
 from ddlbench.planning.matrix import matrix_of
 
 pytestmark = pytest.mark.skipif(

@@ -26,8 +26,8 @@ from typing import Any
 
 import psutil
 
+from ddlbench.common.document import write_json
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import write_json
 from ddlbench.experiment.result import Result, read_result
 from ddlbench.experiment.site import Site
 from ddlbench.runtime.staging import stage_cell

@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from ddlbench.common.document import write_json
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import write_json
 from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import StagingFailed, stage_cell
 from ddlbench.workflow.log import logged

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from ddlbench.experiment.paths import project_root
-from ddlbench.experiment.schema import read_yaml
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.site import EMULATED_COMPUTE
 
 CPU = "CPU"

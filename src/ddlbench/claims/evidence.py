@@ -25,7 +25,7 @@ import pandas as pd
 
 from ddlbench.claims.beds import CPU, GPU, KNOWN_TO, Device, device_of
 from ddlbench.claims.needs import RUNTIME
-from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.experiment.links import Links, read_links
 from ddlbench.experiment.paths import LINKS_FILE, RESULTS
 from ddlbench.experiment.registry import BASE, known, load

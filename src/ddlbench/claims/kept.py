@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import project_root
-from ddlbench.experiment.screen import two_digits
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
+from ddlbench.common.screen import two_digits
 
 _NEEDED = ("experiment", "claim", "verdict", "bed", "lacks", "rests_on", "cases", "share", "value")
 

@@ -13,10 +13,10 @@ from ddlbench.claims.evidence import COLUMNS
 from ddlbench.claims.needs import Needs
 from ddlbench.claims.pooling import pooled
 from ddlbench.claims.predicate import ENDED, Found, Predicate, Verdict
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Form
-from ddlbench.experiment.paths import project_root
-from ddlbench.experiment.schema import check_against, nearest, read_yaml
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Form
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import check_against, nearest, read_yaml
 
 VERDICTS: tuple[Verdict, ...] = (
     "holds",

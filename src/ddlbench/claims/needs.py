@@ -27,7 +27,7 @@ import pandas as pd
 
 from ddlbench.claims.beds import CPU, EMULATED_GPU, GPU
 from ddlbench.claims.predicate import value_text
-from ddlbench.experiment.form import Form
+from ddlbench.common.form import Form
 
 RUNTIME = "ddlbench"
 """The software of every row: this project's strategies, on torch."""

@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from ddlbench.experiment.form import Form
+from ddlbench.common.form import Form
 from ddlbench.experiment.status import Status
 
 Verdict = Literal["holds", "refuted", "undecided", "not testable here", "not measured"]

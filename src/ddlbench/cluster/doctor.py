@@ -14,9 +14,9 @@ from typing import Any
 from ddlbench.cluster import preflight
 from ddlbench.cluster.probe_job import ask_nodes
 from ddlbench.cluster.request_check import Finding
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.units import GB
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.units import GB
 from ddlbench.interconnect.nvidia_programs import P2P
 
 

@@ -21,10 +21,10 @@ from ddlbench.cluster.kind_choice import (
     select,
 )
 from ddlbench.cluster.site_text import Answers, site_text
-from ddlbench.experiment.document import write_text
-from ddlbench.experiment.errors import ConfigError, file_fault, printable
+from ddlbench.common.document import write_text
+from ddlbench.common.errors import ConfigError, file_fault, printable
+from ddlbench.common.text import parse_yaml
 from ddlbench.experiment.site import parse_site, site_file
-from ddlbench.experiment.text import parse_yaml
 from ddlbench.interconnect.nvidia_programs import P2P, state_of_p2p
 from ddlbench.slurm.constraints import holds, is_plain
 from ddlbench.slurm.node_kinds import NodeKind, counted, unusable_in

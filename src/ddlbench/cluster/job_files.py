@@ -20,14 +20,13 @@ from typing import Any
 from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import write_json
+from ddlbench.common.document import write_json
+from ddlbench.common.run_id import Writer
+from ddlbench.common.text import UnreadableJson
+from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.failure import Failure
 from ddlbench.experiment.paths import QUEUED_FILE
-from ddlbench.experiment.run_id import Writer
-from ddlbench.experiment.screen import short_names
 from ddlbench.experiment.status import Reason
-from ddlbench.experiment.text import UnreadableJson
 from ddlbench.slurm.jobs import ENDED_FOR_MEMORY, ENDED_FOR_TIME, JobState
 from ddlbench.slurm.output import telling_line
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.resources import SPARE_MINUTES
 from ddlbench.slurm.constraints import holds, telling
 from ddlbench.slurm.node_kinds import SLICES_ALONE, NodeKind, counted, is_slice, unusable_in

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import ddlbench
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.document import write_json
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.text import read_json
 from ddlbench.experiment.paths import scratch_dir
-from ddlbench.experiment.text import read_json
 from ddlbench.interconnect.nvidia_programs import state_of_p2p
 from ddlbench.runtime.network_address import address_of
 

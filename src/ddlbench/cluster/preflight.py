@@ -25,8 +25,8 @@ import psutil
 
 from ddlbench.cluster.partition_check import judge_partition, usable_nodes
 from ddlbench.cluster.request_check import Finding, judge_request, options_of, sbatch_refuses
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, expanded, scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.planning.resources import request

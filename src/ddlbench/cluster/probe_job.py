@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.cluster.request_check import options_of
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.text import read_json
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site, load_site
-from ddlbench.experiment.text import read_json
 from ddlbench.planning.resources import job_minutes
 from ddlbench.runtime.launch import python_command, srun_command
 from ddlbench.slurm import jobs

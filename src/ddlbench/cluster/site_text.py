@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ddlbench.cluster.kind_choice import CELL_TIMEOUT_S, STAGE_TIMEOUT_S, Selection
-from ddlbench.experiment.errors import printable
+from ddlbench.common.errors import printable
 from ddlbench.planning.resources import SPARE_MINUTES, timeouts_within
 
 _SPARE_MEMORY = 0.9

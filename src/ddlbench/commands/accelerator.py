@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.screen import Column, duration_text, paragraph, table
+from ddlbench.common.units import MB
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.paths import enter_project, profile_file
-from ddlbench.experiment.screen import Column, duration_text, paragraph, table
 from ddlbench.experiment.site import did_not_compute, load_site
-from ddlbench.experiment.units import MB
 from ddlbench.planning.device_folder import (
     DESCRIPTION,
     Device,

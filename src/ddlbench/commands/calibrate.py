@@ -12,9 +12,9 @@ import click
 
 from ddlbench.commands.experiment_options import with_matrix
 from ddlbench.commands.predict import records
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import Column, duration_text, paragraph, table
 from ddlbench.experiment.paths import result_file
-from ddlbench.experiment.screen import Column, duration_text, paragraph, table
 from ddlbench.predict import calibration
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR

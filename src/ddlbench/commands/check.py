@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.screen import paragraph, shortened
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.paths import CONFIG, enter_project
 from ddlbench.experiment.registry import known, mismatch
-from ddlbench.experiment.screen import paragraph, shortened
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import check_name
 

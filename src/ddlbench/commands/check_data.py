@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import paragraph
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import CONFIG
-from ddlbench.experiment.screen import paragraph
 from ddlbench.own_folders import CheckedData, check_files
 from ddlbench.planning.planner import request_of
 

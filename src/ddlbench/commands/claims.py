@@ -13,10 +13,10 @@ import pandas as pd
 from ddlbench.claims.beds import KNOWN_TO
 from ddlbench.claims.evidence import rows_of_site, rows_of_tables
 from ddlbench.claims.ledger import DECIDED, VERDICTS, Claim, Judged, judge, read_claims
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
+from ddlbench.common.screen import Column, named_lines, paragraph, table, two_digits
 from ddlbench.experiment.paths import enter_project
-from ddlbench.experiment.schema import nearest
-from ddlbench.experiment.screen import Column, named_lines, paragraph, table, two_digits
 from ddlbench.experiment.site import load_site
 from ddlbench.report.tables import write_table
 

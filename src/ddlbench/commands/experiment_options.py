@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.paths import CONFIG, check_results, enter_project
-from ddlbench.experiment.schema import read_yaml
 from ddlbench.planning.matrix import matrix_of
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import Column, duration_text, paragraph, table
+from ddlbench.common.units import MB, MBIT_PER_S, MS
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import BACKENDS, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
-from ddlbench.experiment.screen import Column, duration_text, paragraph, table
-from ddlbench.experiment.units import MB, MBIT_PER_S, MS
 from ddlbench.interconnect.captured_text import decoded
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.interconnect.p2p_text import parse_p2p

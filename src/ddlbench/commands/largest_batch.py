@@ -10,8 +10,8 @@ import click
 
 from ddlbench.commands.measuring import by_workflow
 from ddlbench.commands.questions import case_options, questions_of
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.screen import paragraph
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import paragraph
 from ddlbench.planning.memory import capacity_bytes
 from ddlbench.predict.candidate import assess
 from ddlbench.predict.choose import result_of

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddlbench.common.project import project_root
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.paths import CONFIG, project_root, result_file
+from ddlbench.experiment.paths import CONFIG, result_file
 from ddlbench.planning.finished import finished_of, put_aside_invalid
 from ddlbench.predict.choose import NotMeasured, result_of, short_cell
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ddlbench.commands import oracle_display as display
 from ddlbench.commands.oracle_transformer import ByWorkload, rows_command
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
 from ddlbench.predict.paradl import advise
 from ddlbench.predict.paradl import calibrate as fitting

@@ -7,17 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.screen import (
-    Column,
-    duration_text,
-    named_lines,
-    paragraph,
-    short_names,
-    size_text,
-    table,
-)
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import Column, duration_text, named_lines, paragraph, size_text, table
+from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.predict.paradl.measured import mean_accuracy
 
 if TYPE_CHECKING:

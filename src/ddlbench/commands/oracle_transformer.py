@@ -13,8 +13,8 @@ import click
 
 from ddlbench.commands import oracle_transformer_display as display
 from ddlbench.commands.experiment_options import with_matrix
-from ddlbench.experiment.document import whole_file
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.document import whole_file
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.transformer import search
 from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.calibrate import calibrate, calibrated, held_out_s

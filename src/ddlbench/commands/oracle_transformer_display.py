@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddlbench.experiment.screen import Column, duration_text, paragraph, size_text, table
+from ddlbench.common.screen import Column, duration_text, paragraph, size_text, table
 from ddlbench.predict.transformer.search import Answer, Question, below_half, efficiencies
 
 if TYPE_CHECKING:

@@ -16,9 +16,12 @@ import pandas as pd
 from ddlbench import __version__
 from ddlbench.claims.kept import KeptVerdict, kept_verdicts
 from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import nearest
+from ddlbench.common.screen import Column, duration_text, named_lines, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paper import (
     EXAMPLE_SITE,
     FULL,
@@ -28,9 +31,7 @@ from ddlbench.experiment.paper import (
     PaperFile,
     read_papers,
 )
-from ddlbench.experiment.paths import RESULTS, enter_project, project_root
-from ddlbench.experiment.schema import nearest
-from ddlbench.experiment.screen import Column, duration_text, named_lines, paragraph, table
+from ddlbench.experiment.paths import RESULTS, enter_project
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.matrix import MatrixRow, expand

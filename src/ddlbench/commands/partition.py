@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.screen import Column, duration_text, in_one_unit, paragraph, table
-from ddlbench.experiment.units import BYTES, TIMES
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import Column, duration_text, in_one_unit, paragraph, table
+from ddlbench.common.units import BYTES, TIMES
 from ddlbench.planning.partition import (
     COST_MODELS,
     Chain,

@@ -7,20 +7,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddlbench.common.screen import duration_text, named_lines, paragraph, size_text, two_digits
+from ddlbench.common.units import HOURS
+from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import CONFIG, links_file, profile_file
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import NETWORKS
-from ddlbench.experiment.screen import (
-    duration_text,
-    named_lines,
-    paragraph,
-    short_names,
-    size_text,
-    two_digits,
-)
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.units import HOURS
+from ddlbench.experiment.status import code_of
 from ddlbench.interconnect.time_plan import links_plan
 from ddlbench.planning.expected_time import START_S
 
@@ -230,7 +225,7 @@ def _missing_balance(rows: Sequence[MatrixRow], experiment: Experiment) -> list[
 
 
 def _blocks_unknown(row: MatrixRow) -> bool:
-    return getattr(row.unsupported, "code", "") == "unknown_blocks"
+    return code_of(row.unsupported) == "unknown_blocks"
 
 
 def _reason(row: MatrixRow) -> str:

@@ -13,7 +13,7 @@ import click
 from ddlbench.commands.experiment_options import with_matrix
 from ddlbench.commands.predict_display import accuracy_lines, prediction_lines
 from ddlbench.commands.questions import cell_options, questions_of
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.site import making_command
 from ddlbench.planning.planner import make_plan

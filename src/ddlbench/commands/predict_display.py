@@ -7,16 +7,16 @@ from collections.abc import Collection, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddlbench.experiment.paths import tables_dir
-from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.screen import (
+from ddlbench.common.screen import (
     Column,
     duration_text,
     in_one_unit,
     paragraph,
     table,
 )
-from ddlbench.experiment.units import BYTES, TIMES
+from ddlbench.common.units import BYTES, TIMES
+from ddlbench.experiment.paths import tables_dir
+from ddlbench.experiment.registry import BASE
 from ddlbench.predict.advice import range_text
 from ddlbench.predict.prediction import Prediction, predictor_of
 from ddlbench.report.choice_tables import choice_lines

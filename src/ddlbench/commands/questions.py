@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import check_results, enter_project, links_file
-from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import load_site, making_command
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.question import Question

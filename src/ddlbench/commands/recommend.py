@@ -12,10 +12,10 @@ from ddlbench.commands.measuring import by_workflow, case_id, measured_cell
 from ddlbench.commands.questions import Questions, cell_options, questions_of
 from ddlbench.commands.recommend_display import cost_lines, recommendation_lines
 from ddlbench.commands.sizes_display import sizes_lines
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.screen import paragraph
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import paragraph
+from ddlbench.common.units import HOURS
 from ddlbench.experiment.site import making_command
-from ddlbench.experiment.units import HOURS
 from ddlbench.predict.advice import Advice, advise, answer_dict
 from ddlbench.predict.choose import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked

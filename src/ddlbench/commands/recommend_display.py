@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddlbench.commands.predict_display import header, noisy_profile
-from ddlbench.experiment.screen import (
+from ddlbench.common.screen import (
     Column,
     in_one_unit,
     named_lines,
@@ -16,7 +16,7 @@ from ddlbench.experiment.screen import (
     size_text,
     table,
 )
-from ddlbench.experiment.units import BYTES, HOURS, TIMES
+from ddlbench.common.units import BYTES, HOURS, TIMES
 from ddlbench.predict.advice import chance_text, range_text
 from ddlbench.predict.candidate import label_of
 

@@ -10,9 +10,9 @@ import click
 
 from ddlbench.cluster.doctor import examine
 from ddlbench.cluster.init import free_site_file, interview, link_test_remarks, write_site
+from ddlbench.common.schema import read_yaml
+from ddlbench.common.screen import paragraph
 from ddlbench.experiment.paths import enter_project
-from ddlbench.experiment.schema import read_yaml
-from ddlbench.experiment.screen import paragraph
 from ddlbench.experiment.site import Site, load_site
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddlbench.experiment.screen import Column, in_one_unit, paragraph, table, two_digits
-from ddlbench.experiment.units import BYTES, HOURS, TIMES
+from ddlbench.common.screen import Column, in_one_unit, paragraph, table, two_digits
+from ddlbench.common.units import BYTES, HOURS, TIMES
 from ddlbench.predict.advice import batch_hint, chance_text
 from ddlbench.predict.sizes import sizes_advice
 from ddlbench.report.labels import dataset_label, network_label

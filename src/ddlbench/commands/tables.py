@@ -19,12 +19,12 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.document import write_text
+from ddlbench.common.units import GB, MB, unit_for
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.document import write_text
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
 from ddlbench.experiment.settings import settings
-from ddlbench.experiment.units import GB, MB, unit_for
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.paradl.networks import PUBLISHED
 

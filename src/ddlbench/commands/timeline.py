@@ -9,8 +9,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.document import write_json
+from ddlbench.common.errors import ConfigError
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.timeline.box import trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell

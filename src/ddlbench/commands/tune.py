@@ -11,9 +11,9 @@ import click
 from ddlbench.commands.measuring import by_workflow, case_id
 from ddlbench.commands.questions import cell_options, questions_of
 from ddlbench.commands.tune_display import cost_lines, tuning_lines
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.units import HOURS
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.units import HOURS
 from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.choose import Limits, result_of, short_cell

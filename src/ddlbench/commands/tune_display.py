@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddlbench.commands.predict_display import header
-from ddlbench.experiment.screen import (
+from ddlbench.common.screen import (
     Column,
     duration_text,
     in_one_unit,
@@ -15,7 +15,7 @@ from ddlbench.experiment.screen import (
     table,
     two_digits,
 )
-from ddlbench.experiment.units import BYTES, HOURS
+from ddlbench.common.units import BYTES, HOURS
 from ddlbench.report.labels import strategy_label
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.common.errors import shown
 from ddlbench.datasets.files import DataError
 from ddlbench.datasets.hints import listed
 from ddlbench.datasets.shards import USUAL_IMAGES, USUAL_LABELS, Labels
 from ddlbench.datasets.tables import Array, Table
-from ddlbench.experiment.errors import shown
 
 _USUAL_TOKENS = ("input_ids", "tokens", "token_ids", "ids")
 

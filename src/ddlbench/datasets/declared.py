@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.common.document import write_json
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.text import read_object
 from ddlbench.datasets import huggingface, idx
 from ddlbench.datasets.class_folders import EXTENSIONS
 from ddlbench.datasets.files import ArraySplit, DataError, EncodedSplit, FileSplit, Split
 from ddlbench.datasets.formats import FORMATS, SPLITS
 from ddlbench.datasets.hints import lies_there
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, data_path
-from ddlbench.experiment.text import read_object
 
 _KEPT = RESULTS / ".own-data.json"
 _MOST_CLASSES = 1 << 20

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.entry_points import load_target
+from ddlbench.common.errors import ConfigError
 from ddlbench.datasets import cifar, huggingface, idx, imagefolder, raw, tokens, webdataset
 from ddlbench.datasets.files import Records, Split, available_cpus
 from ddlbench.datasets.manifest import Manifest
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
-from ddlbench.experiment.entry_points import load_target
-from ddlbench.experiment.errors import ConfigError
 
 SPLITS = ("train", "val")
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.common.errors import printable, shown
 from ddlbench.datasets.columns import (
     Stream,
     image_column,
@@ -42,7 +43,6 @@ from ddlbench.datasets.shards import (
 )
 from ddlbench.datasets.tables import INFO, STATE, MappedTable, ParquetTable, Table, arrow_files
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.errors import printable, shown
 
 _DICT = "dataset_dict.json"
 _PARQUET = (".parquet",)

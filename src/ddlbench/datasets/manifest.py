@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Form
+from ddlbench.common.text import read_object
 from ddlbench.datasets.files import DataError, Records, check_record, in_parallel
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Form
 from ddlbench.experiment.paths import data_path
-from ddlbench.experiment.text import read_object
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.common.text import read_object
 from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.text import read_object
 
 INDEX_NAME = "index.json"
 _SHARD_BYTES = 64 << 20  # a shard is at least this large ...

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ddlbench.common.errors import shown
 from ddlbench.datasets.class_folders import SPLIT_NAMES
 from ddlbench.datasets.files import HELD_OUT, DataError, of_split
 from ddlbench.datasets.hints import is_hidden, lies_there, listed
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.errors import shown
 
 USUAL_IMAGES = ("image", "images", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 """Names of columns that hold images."""

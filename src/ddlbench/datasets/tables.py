@@ -22,9 +22,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ddlbench.common.errors import shown
 from ddlbench.datasets.files import DataError
 from ddlbench.datasets.shards import check_pointer
-from ddlbench.experiment.errors import shown
 
 STATE = "state.json"
 INFO = "dataset_info.json"

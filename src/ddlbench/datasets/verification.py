@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ddlbench.experiment.document import write_text
+from ddlbench.common.document import write_text
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.common.errors import shown
 from ddlbench.datasets.class_folders import EXTENSIONS
 from ddlbench.datasets.files import DataError, EncodedSplit
 from ddlbench.datasets.hints import listed
@@ -45,7 +46,6 @@ from ddlbench.datasets.shards import (
     shards_of,
 )
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.errors import shown
 
 _TAR = (".tar",)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")

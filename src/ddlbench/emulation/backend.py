@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.emulation.namespaces import EmulationFailed, Held, run_tool, tool
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 
 INTERFACE = "eth0"

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from ddlbench.common.units import US
 from ddlbench.emulation.backend import (
     INTERFACE,
     QUEUE_PACKETS,
@@ -25,7 +26,6 @@ from ddlbench.emulation.backend import (
 )
 from ddlbench.emulation.namespaces import EmulationFailed, Held, Space, run_tool, tool
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.units import US
 
 
 def missing_netem(space: Space) -> str | None:

@@ -25,10 +25,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from ddlbench.common.units import MBIT_PER_S, MS
 from ddlbench.emulation.backend import Backend, burst_packets, queue_bytes
 from ddlbench.emulation.namespaces import EmulationFailed
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.units import MBIT_PER_S, MS
 
 # Largest relative error of delay and rate.
 TOLERANCE = 0.1

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal
 
+from ddlbench.common.errors import ConfigError, printable
 from ddlbench.equivalence.rank_pool import RankEnd, RanksFailedError, WorkError
-from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.failure import classify, innermost
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.equivalence.errors import Kind, TrialError, explain
 from ddlbench.equivalence.look import Expected, Look, look_at
 from ddlbench.equivalence.one_device import Reference, Timed, base_of, expect
@@ -19,7 +20,6 @@ from ddlbench.equivalence.tiny_cell import tiny_cells
 from ddlbench.equivalence.trial import RankTraining, Trial, train_rank
 from ddlbench.equivalence.verdict import Scope, Verdict, compare, joined
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.matrix import why_missing
 from ddlbench.planning.plan import Plan

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.status import Reason
+from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.pipeline_stages import even_blocks
 from ddlbench.planning.planner import make_plan, parts_of
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
@@ -71,7 +71,7 @@ def _refused_for(cell: Cell, geometry: tuple[int, int]) -> str:
     """Code of the reason why the strategy cannot run; empty if it can."""
     nodes, devices = geometry
     placed = cell.with_(nodes=nodes, devices_per_node=devices)
-    return getattr(strategy_of(cell.strategy).supports(placed), "code", "")
+    return code_of(strategy_of(cell.strategy).supports(placed))
 
 
 def _dealt(cell: Cell, strategy: Strategy, blocks: int) -> list[Cell] | Reason:
@@ -90,7 +90,7 @@ def _dealt(cell: Cell, strategy: Strategy, blocks: int) -> list[Cell] | Reason:
         if refusal is None:
             late = (blocks - stages + 1, *(1,) * (stages - 1))
             return [_with_balance(cell, dealt) for dealt in dict.fromkeys((counts, late))]
-        if getattr(refusal, "code", "") != "wrong_balance":
+        if code_of(refusal) != "wrong_balance":
             return _as_reason(refusal)
     few = "1 block is" if blocks == 1 else f"{blocks} blocks are"
     return Reason("too_few_blocks", f"{few} too few for its stages: {refusal}")
@@ -102,4 +102,4 @@ def _with_balance(cell: Cell, counts: tuple[int, ...]) -> Cell:
 
 
 def _as_reason(refusal: str) -> Reason:
-    return refusal if isinstance(refusal, Reason) else Reason("unsupported", refusal)
+    return Reason(code_of(refusal), refusal)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import NoneType
@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.form import Count, Form, Natural, Positive, read_form
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.form import Count, Form, Natural, Positive, read_form
 
 OptionValue = bool | int | float | str
 
@@ -340,3 +340,16 @@ def _read_field(name: str, text: str, cell_id: str) -> OptionValue | None:
         return number
     named = " or ".join(kind.__name__ for kind in kinds)
     raise ConfigError(f"{cell_id!r} is not a cell: {name}={text} is not of type {named}")
+
+
+def short_names(cells: Sequence[Cell]) -> list[str]:
+    """``mnist vgg11 ddp 1x2 rep1``: what tells cells apart; what they share is left out."""
+    pairs = [dict(cell.variant_pairs) for cell in cells]
+    shared = set(pairs[0].items()).intersection(*(own.items() for own in pairs)) if pairs else set()
+    several = len({cell.repeat for cell in cells}) > 1
+    names = []
+    for cell, own in zip(cells, pairs, strict=True):
+        words = [cell.dataset, cell.network, cell.strategy, cell.geometry]
+        words += [f"{name}={value}" for name, value in own.items() if (name, value) not in shared]
+        names.append(" ".join([*words, *([f"rep{cell.repeat}"] if several else [])]))
+    return names

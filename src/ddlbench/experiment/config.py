@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import check, filled, read_schema
 from ddlbench.experiment.own_data import declare
 from ddlbench.experiment.paper import Paper, at_scale
 from ddlbench.experiment.paths import NAMES_OF_SITES
-from ddlbench.experiment.schema import check, filled, read_schema
 from ddlbench.experiment.settings import settings, with_settings
 
 

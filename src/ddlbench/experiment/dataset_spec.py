@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
-from ddlbench.experiment.entry_points import Registry, load_target
-from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.common.entry_points import Registry, load_target
+from ddlbench.common.errors import ConfigError, shown
 
 DataFormat = Literal["idx", "cifar", "imagefolder", "raw", "tokens", "huggingface", "webdataset"]
 Kind = Literal["images", "volumes", "tokens"]

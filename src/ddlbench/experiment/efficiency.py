@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ddlbench.experiment.form import Amount, Form, Natural
+from ddlbench.common.form import Amount, Form, Natural
 
 
 @dataclass(frozen=True)

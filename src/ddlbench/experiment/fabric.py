@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.schema import check
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.schema import check
 
 BACKENDS = ("auto", "netem", "relay")
 # Longest time of a bundle of TCP packets on a link. A bundle arrives as a whole with its last

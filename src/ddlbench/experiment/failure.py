@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.run_id import Writer
+from ddlbench.common.document import write_json
+from ddlbench.common.run_id import Writer
+from ddlbench.common.text import read_object
 from ddlbench.experiment.status import Reason, Status
-from ddlbench.experiment.text import read_object
 
 FAILURE_FILE = "failure.json"
 

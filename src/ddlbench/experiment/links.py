@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, MinLen
 
-from ddlbench.experiment.document import Document
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fits import HockneyFit
-from ddlbench.experiment.form import Amount, Count, Form, Interval, Natural, Positive, Share
+from ddlbench.common.document import Document
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.fits import HockneyFit
+from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
 
 LINKS_VERSION = 1
 Matrix = Sequence[Sequence[float | None]]

@@ -19,10 +19,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from ddlbench.common.entry_points import load_target
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import check_against
 from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DatasetSpec
-from ddlbench.experiment.entry_points import load_target
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.schema import check_against
 
 _COUNT = "ddlbench.datasets.declared:counted"  # reads files, which this folder does not
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Form
-from ddlbench.experiment.paths import project_root
-from ddlbench.experiment.schema import check_against, nearest, read_yaml
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Form
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import check_against, nearest, read_yaml
 
 FULL = "full"
 LAPTOP = "laptop"

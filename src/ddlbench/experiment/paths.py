@@ -30,7 +30,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ddlbench.experiment.errors import ConfigError, obstacle, shown
+from ddlbench.common.errors import ConfigError, obstacle, shown
+from ddlbench.common.project import repository_above
 
 RESULTS = Path("results")
 LINKS_FILE = "links.json"
@@ -45,25 +46,6 @@ _WANTED = {
     "checkpoints": "a folder that all nodes see, for example /project/you/checkpoints",
     "container.image": "the image's path on the nodes, for example /project/you/ddlbench.sif",
 }
-
-
-def project_root() -> Path:
-    """The folder that holds the Snakefile: the working folder, one above it, or the checkout."""
-    return _repository_above() or Path(__file__).resolve().parents[3]
-
-
-def _repository_above() -> Path | None:
-    """The nearest repository that holds the working folder; None if there is none."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "Snakefile").is_file() and (folder / "config" / "schemas").is_dir():
-            return folder
-    return None
-
-
-def schema_file(name: str) -> Path:
-    """Path of the schema ``name`` ("experiment", "site")."""
-    return project_root() / "config" / "schemas" / f"{name}.schema.yaml"
 
 
 def check_results(site: str, files: Iterable[Path] = ()) -> None:
@@ -248,7 +230,7 @@ def enter_project(configfile: Path = CONFIG) -> Path:
         ConfigError: no folder from here upwards is a repository, and there is nothing to read here.
     """
     here = Path.cwd()
-    root = _repository_above()
+    root = repository_above()
     if root is None:
         if configfile.is_file() or (configfile == CONFIG and RESULTS.is_dir()):
             return configfile

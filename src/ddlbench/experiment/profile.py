@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, MinLen
 
+from ddlbench.common.document import Document
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
+from ddlbench.common.units import MS
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import Document
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Amount, Count, Form, Interval, Natural, Positive, Share
-from ddlbench.experiment.units import MS
 
 PROFILE_VERSION = 1
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ddlbench.common.entry_points import Registry, kind_of, load_target, third_party
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec, Kind
-from ddlbench.experiment.entry_points import Registry, kind_of, load_target, third_party
-from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.status import Reason
 
 

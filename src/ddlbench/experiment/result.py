@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ddlbench.common.document import Document
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.form import Amount, Count, Form, Natural, Positive
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import Document
 from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy
-from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.form import Amount, Count, Form, Natural, Positive
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.training import EpochAccuracy, Loss, Training
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from ddlbench.common.form import schema_of
 from ddlbench.experiment.cell import PLACED, Cell
-from ddlbench.experiment.form import schema_of
 
 # A name of results' folders.
 FOLDER_NAME = {"pattern": "^[A-Za-z0-9_-][A-Za-z0-9_.-]*$", "maxLength": 100}

@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 import psutil
 
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import check_against, fill_defaults, nearest, read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.own_data import declare, declaring_file
-from ddlbench.experiment.paths import CONFIG, project_root
-from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
+from ddlbench.experiment.paths import CONFIG
 from ddlbench.experiment.status import Reason
 
 _ACCELERATOR = "DDLBENCH_ACCELERATOR"

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddlbench.experiment.errors import shown
-from ddlbench.experiment.text import parse_json
+from ddlbench.common.errors import shown
+from ddlbench.common.text import parse_json
 
 TRACE_FILE = "trace.json"
 _NAME = re.compile(

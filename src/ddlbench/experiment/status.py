@@ -139,6 +139,13 @@ class Reason(str):
         return Reason, (self.code, str(self))
 
 
+def code_of(reason: str | None) -> str:
+    """The code of a reason; that of a plain sentence is "unsupported", none is empty."""
+    if reason is None:
+        return ""
+    return reason.code if isinstance(reason, Reason) else "unsupported"
+
+
 def reason_code(reason: str | None, status: str) -> str | None:
     """The code of a reason; None when ok, the status itself for a plain sentence."""
     if status == Status.OK:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from annotated_types import MaxLen
 
-from ddlbench.experiment.form import Amount, Count, Form, Natural, Share
+from ddlbench.common.form import Amount, Count, Form, Natural, Share
 
 FIRST_STEPS = 8
 """Most steps whose losses are kept; rounding has grown little until then."""

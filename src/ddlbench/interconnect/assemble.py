@@ -14,11 +14,11 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fits import fit_hockney, given_hockney
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.fits import fit_hockney, given_hockney
+from ddlbench.common.statistics import median_interval
 from ddlbench.experiment.links import LinkSweep, PairMatrix, SweepPoint
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.statistics import median_interval
 from ddlbench.interconnect.pair_matrix import Matrix, off_diagonal, pair_matrix
 from ddlbench.interconnect.worlds import level_of
 

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, shown
 
 # The marks of UTF-32 begin with those of UTF-16, and come first.
 _MARKS = (

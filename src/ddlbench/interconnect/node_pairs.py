@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.gpu_copies import gpu_pairs
 from ddlbench.interconnect.nvidia_programs import (
     NVBANDWIDTH,

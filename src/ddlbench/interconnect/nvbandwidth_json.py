@@ -19,7 +19,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.captured_text import plain_lines, printed_number
 from ddlbench.interconnect.pair_matrix import Matrix, finite, pair_matrix, scaled, transposed
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 
 State = Literal["there", "absent", "wrong"]
 P2P = "p2pBandwidthLatencyTest"

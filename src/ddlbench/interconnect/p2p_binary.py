@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.nvbandwidth_json import TESTS, parse_nvbandwidth
 from ddlbench.interconnect.p2p_text import parse_p2p
 from ddlbench.interconnect.pair_matrix import median_of_runs

@@ -34,7 +34,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.captured_text import is_printed_number, plain_lines, printed_number
 from ddlbench.interconnect.pair_matrix import (
     Matrix,

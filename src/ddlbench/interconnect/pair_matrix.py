@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import PairMatrix, SlowPair
 
 Matrix = list[list[float | None]]

@@ -18,8 +18,8 @@ from collections import OrderedDict
 
 from torch import nn
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.errors import ConfigError
 
 # Filters, kernel, stride.
 _CONVOLUTIONS = (

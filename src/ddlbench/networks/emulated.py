@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.emulated_device import Device, QueuedDevices, WaitedDevice
 from ddlbench.planning.device_table import table_for

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import NETWORKS, load, pairs
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.copying import tensors_of

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.errors import ConfigError
 
 
 def flatten(model: nn.Module, head: str) -> nn.Sequential:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.networks.copying import has_hooks, tensors_of
 
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.networks.transformer import TransformerBlock, initialize, learnt
 
 _EPSILON = 1e-5

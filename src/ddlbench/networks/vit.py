@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.networks.flatten import LARGEST_SMALL_SIDE
 from ddlbench.networks.transformer import TransformerBlock, initialize, learnt
 

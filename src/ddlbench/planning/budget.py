@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import read_links
 from ddlbench.experiment.paths import LINKS_FILE, RESULTS
 from ddlbench.experiment.profile import read_profile
 from ddlbench.experiment.result import Glance, glance
-from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Site
 from ddlbench.planning.expected_time import ExpectedTime, Likeness, OwnParts, cells_root
 from ddlbench.planning.finished import Finished, finished_of

@@ -105,11 +105,11 @@ class Trained:
 
 
 def _sums_one_batch(cell: Cell, result: Result) -> bool:
-    strategy = known_strategy(cell.strategy)
-    if strategy is None:
-        return True
     try:
-        return strategy.samples_per_update(cell, result.plan_details) == cell.batch_size
+        return (
+            known_strategy(cell.strategy).samples_per_update(cell, result.plan_details)
+            == cell.batch_size
+        )
     except (ValueError, TypeError, KeyError, ArithmeticError):  # the schema takes any details
         return True
 
@@ -228,9 +228,7 @@ def _bound(one: Trained, base: Training) -> _Bound:
 
 def _rounding(one: Trained) -> _Bound:
     """That of the least precise numbers of a step."""
-    strategy = known_strategy(one.cell.strategy)
-    precision = one.cell.precision if strategy is None else strategy.precision(one.cell)
-    first = _ROUNDING.get(precision, _GROSS)
+    first = _ROUNDING.get(known_strategy(one.cell.strategy).precision(one.cell), _GROSS)
     return _Bound(first, amplified=one.training.batch_norm)
 
 

@@ -19,15 +19,16 @@ from typing import Any
 
 import yaml
 
+from ddlbench.common.document import write_text
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import check_against, fill_defaults, read_yaml
+from ddlbench.common.units import MB
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.document import write_text
-from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.paths import RESULTS, profile_file, project_root
+from ddlbench.experiment.paths import RESULTS, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
 from ddlbench.experiment.registry import mismatch
-from ddlbench.experiment.schema import check_against, fill_defaults, read_yaml
 from ddlbench.experiment.site import Accelerator
-from ddlbench.experiment.units import MB
 from ddlbench.planning.device_table import DeviceTable, read_table, table_of_profile, write_table
 from ddlbench.planning.matrix import check_name
 

@@ -29,10 +29,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from ddlbench.common.document import write_text
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.document import write_text
-from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.profile import Profile
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.workload import Block, Workload

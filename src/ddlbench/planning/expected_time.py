@@ -17,15 +17,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, cast
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.statistics import medians
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, profile_file, result_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.statistics import medians
 from ddlbench.experiment.status import Status
 from ddlbench.planning.device_table import table_for
 from ddlbench.planning.network_tables import block_costs

@@ -29,9 +29,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.fits import Timing
 from ddlbench.planning.device_table import DeviceTable
 from ddlbench.planning.network_tables import block_costs, cut_alike
 from ddlbench.planning.partition.graph_file import GraphFile, GraphNode, graph_file

@@ -23,16 +23,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.entry_points import kind_of
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell, parse_geometry
 from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, format_problem
-from ddlbench.experiment.entry_points import kind_of
-from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE, known, mismatch
-from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Accelerator, Site, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import why_cell_too_large
@@ -261,9 +261,7 @@ def _check_options(experiment: Experiment) -> None:
 
 
 def _check_options_of(name: str, options: Mapping[str, Any], where: str) -> None:
-    strategy = known_strategy(name)
-    if strategy is None:  # its package is not here; a cell of it is refused by itself
-        return
+    strategy = known_strategy(name)  # a cell of a package that is not here is refused by itself
     for option, values in options.items():
         for value in values if isinstance(values, list) else [values]:
             strategy.check_options({option: value}, f"{where}: options of {name}")

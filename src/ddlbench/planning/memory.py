@@ -36,13 +36,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.units import GB
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import profile_file, result_file
 from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
-from ddlbench.experiment.units import GB
 from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddlbench.experiment.form import Form
+from ddlbench.common.form import Form
 from ddlbench.experiment.status import Reason
 
 COMPLEX_AS_REAL = "keep a complex weight's two parts in a real one (torch.view_as_complex)"

@@ -33,8 +33,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+from ddlbench.common.document import digest_of
+from ddlbench.common.errors import shown
+from ddlbench.common.form import Form, WrongForm, read_form
 from ddlbench.experiment.cell import Cell, OptionValue
-from ddlbench.experiment.document import digest_of
-from ddlbench.experiment.errors import shown
-from ddlbench.experiment.form import Form, WrongForm, read_form
 
 SCHEMA_VERSION = 1
 Needs = Literal["inputs", "labels"]

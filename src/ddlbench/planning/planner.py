@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ddlbench.common.document import digest_of
+from ddlbench.common.text import read_json, read_object
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, DataRequest
-from ddlbench.experiment.document import digest_of
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Accelerator, Site
-from ddlbench.experiment.text import read_json, read_object
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.strategy import known_strategy, strategy_of
 
@@ -72,9 +72,7 @@ def read_plan(values: Mapping[str, Any]) -> Plan:
         WrongForm, ConfigError: as :meth:`Plan.from_dict`, or details and options differ.
     """
     plan = Plan.from_dict(values)
-    strategy = known_strategy(plan.cell.strategy)
-    if strategy is not None:
-        plan.check_options(strategy.option_values(plan.cell))
+    plan.check_options(known_strategy(plan.cell.strategy).option_values(plan.cell))
     return plan
 
 

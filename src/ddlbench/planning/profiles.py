@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Form
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Form
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import Accelerator, Site

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.schema import check
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError, shown
 from ddlbench.experiment.registry import BASE, load
-from ddlbench.experiment.schema import check
 from ddlbench.experiment.site import Accelerator, ComputeKind
-from ddlbench.experiment.status import Reason
+from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.network_tables import BlockCost, blocks_of
 from ddlbench.planning.plan import Plan, Process
 
@@ -328,12 +328,29 @@ def strategy_of(name: str, accelerator: Accelerator | None = None) -> Strategy:
     return strategy
 
 
-def known_strategy(name: str) -> Strategy | None:
-    """The descriptor called ``name``; None if its package is not on this machine."""
+class MissingStrategy(Strategy):
+    """A strategy whose package is not on this machine, while results of its cells are.
+
+    It is a family of its own, all devices train, and it has no options to check.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = self.family = name  # type: ignore[misc]
+        self.label = name.rpartition(":")[2]  # type: ignore[misc]
+
+    def check_options(self, options: Mapping[str, Any], where: str) -> dict[str, OptionValue]:
+        return dict(options)
+
+
+def known_strategy(name: str) -> Strategy:
+    """The descriptor called ``name``, or what stands for it where its package is missing.
+
+    Whatever reads results uses it. What measures takes :func:`strategy_of`, which raises.
+    """
     try:
         return strategy_of(name)
     except ConfigError:
-        return None
+        return MissingStrategy(name)
 
 
 def why_not_compiled(cell: Cell, strategy: Strategy) -> str | None:
@@ -349,8 +366,7 @@ def why_not_compiled(cell: Cell, strategy: Strategy) -> str | None:
 
 def workers_of(cell: Cell) -> int:
     """Devices of a cell that train; all if its strategy's package is not on this machine."""
-    strategy = known_strategy(cell.strategy)
-    return cell.devices if strategy is None else strategy.workers(cell.devices, dict(cell.options))
+    return known_strategy(cell.strategy).workers(cell.devices, dict(cell.options))
 
 
 def normalise(cell: Cell) -> Cell:
@@ -375,7 +391,7 @@ def cut_by_profile(
     if "balance" in written or blocks_of(cell, accelerator) is not None:
         return cell
     strategy = strategy_of(cell.strategy, accelerator)
-    if getattr(strategy.supports(cell), "code", "") != "unknown_blocks":
+    if code_of(strategy.supports(cell)) != "unknown_blocks":
         return cell
     options = strategy.check_options({**dict(cell.options), "balance": "profile"}, cell.strategy)
     return cell.with_(options=tuple(options.items()))
@@ -383,8 +399,7 @@ def cut_by_profile(
 
 def too_few_steps(cell: Cell, steps_per_epoch: int) -> str | None:
     """Why no whole round of the cell's strategy is measured; None if one is."""
-    strategy = known_strategy(cell.strategy)
-    round_steps = 1 if strategy is None else strategy.round_steps(cell)
+    round_steps = known_strategy(cell.strategy).round_steps(cell)
     if cell.max_steps is not None:
         steps_per_epoch = min(steps_per_epoch, cell.max_steps)
     measured = cell.epochs * steps_per_epoch

@@ -25,9 +25,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.profile import LoneRun, Profile, read_profile
 from ddlbench.experiment.site import ComputeKind, did_not_compute, shrunk_bytes
 

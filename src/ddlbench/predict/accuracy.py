@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import pandas as pd
 
-from ddlbench.experiment.document import Document
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.document import Document
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, predictions_file
 from ddlbench.predict.documents import VERSION, PredictionsFile
 

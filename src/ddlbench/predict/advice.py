@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import in_one_unit
+from ddlbench.common.units import TIMES
 from ddlbench.experiment.config import Experiment
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.screen import in_one_unit
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.units import TIMES
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.candidate import Candidate, Knowledge
 from ddlbench.predict.inputs import Inputs

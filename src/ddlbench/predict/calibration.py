@@ -39,9 +39,9 @@ import pandas as pd
 from annotated_types import Ge
 from scipy.optimize import lsq_linear
 
-from ddlbench.experiment.document import Document
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Form
+from ddlbench.common.document import Document
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Form
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction, joined
@@ -236,8 +236,7 @@ def _family_of(strategy: str, cells: Iterable[CalibrationCell]) -> list[Calibrat
     """The cells of the strategies of its family; those of a stranger are its own."""
 
     def family(name: str) -> str:
-        descriptor = known_strategy(name)
-        return descriptor.family if descriptor else name
+        return known_strategy(name).family
 
     return [cell for cell in cells if family(cell.strategy) == family(strategy)]
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.units import GB
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.status import Reason
-from ddlbench.experiment.units import GB
+from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.matrix import why_unsupported
 from ddlbench.planning.memory import Room, room_of
 from ddlbench.planning.plan import Plan
@@ -158,7 +158,7 @@ class Candidate:
     @property
     def code(self) -> str:
         """The kind of its reason, of :data:`ddlbench.experiment.status.REASON_CODES`."""
-        return self.reason.code if isinstance(self.reason, Reason) else ""
+        return code_of(self.reason)
 
     def limited(self, base: Candidate | None) -> Candidate:
         """The candidate, its prediction within what the bound allows over the base's prediction."""
@@ -191,9 +191,8 @@ def assess(cell: Cell, known: Knowledge) -> Candidate:
 
 
 def label_of(strategy: str) -> str:
-    """The strategy's name in figures; its key if its package is not here."""
-    descriptor = known_strategy(strategy)
-    return strategy if descriptor is None else descriptor.label
+    """The strategy's name in figures."""
+    return known_strategy(strategy).label
 
 
 def _assessed(cell: Cell, known: Knowledge) -> Candidate:
@@ -208,8 +207,7 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
             reason = why_unsupported(cell, larger)
             candidate = replace(candidate, beyond=beyond)
     if reason is not None:
-        code = getattr(reason, "code", "unsupported")
-        return replace(candidate, reason=Reason(code, f"cannot run: {reason}"))
+        return replace(candidate, reason=Reason(code_of(reason), f"cannot run: {reason}"))
     candidate = replace(candidate, bound=strategy.most_speedup(cell, site.compute_kind))
     plan = make_plan(cell, known.inputs.site, site.accelerator)
     candidate = replace(candidate, label=_label(strategy, plan))

@@ -21,15 +21,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+from ddlbench.common.document import Document
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.units import HOURS
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.document import Document
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.units import HOURS
 from ddlbench.predict.candidate import Candidate
 from ddlbench.predict.documents import VERSION, ChoiceFile
 from ddlbench.predict.ranking import Ranking

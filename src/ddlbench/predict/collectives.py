@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ddlbench.experiment.fits import HockneyFit, given_hockney
+from ddlbench.common.fits import HockneyFit, given_hockney
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 BROADCAST = "broadcast"

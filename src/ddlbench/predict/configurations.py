@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell, OptionValue
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.schema import nearest
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.belief import Belief
 from ddlbench.predict.candidate import Candidate, Knowledge, assess

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from annotated_types import Ge, Len
 from typing_extensions import TypedDict
 
-from ddlbench.experiment.form import Amount, Count, Natural, Positive, Share, typed
+from ddlbench.common.form import Amount, Count, Natural, Positive, Share, typed
 
 VERSION = 1
 

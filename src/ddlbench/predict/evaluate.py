@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.statistics import median_interval
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.registry import known
 from ddlbench.experiment.result import InvalidResult, Result, cell_result
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.statistics import median_interval
 from ddlbench.experiment.status import Status
 from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import read_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.units import GB
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.units import GB
 from ddlbench.planning.memory import Room, memory_bytes, room_of
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import (
     LibraryBackground,
     Links,

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
-from ddlbench.experiment.document import write_text
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import project_root
-from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
+from ddlbench.common.document import write_text
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import check_against, fill_defaults, nearest, read_yaml
 
 _HEADER = "# Written by `ddlbench oracle calibrate`, or by hand: see docs/oracle.md.\n"
 

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import known, load
 from ddlbench.planning.gradient_traffic import GradientTraffic
 from ddlbench.planning.memory import memory_bytes
@@ -262,12 +262,7 @@ def modelled_strategies(predictor: Predictor) -> tuple[str, ...] | None:
 @cache
 def _predictors_by_strategy(strategies: tuple[tuple[str, str], ...]) -> dict[str, frozenset[str]]:
     """The predictors that each strategy's descriptor names; ``strategies`` are registry entries."""
-    descriptors = {name: known_strategy(name) for name, _target in strategies}
-    return {
-        name: frozenset(descriptor.predictors)
-        for name, descriptor in descriptors.items()
-        if descriptor is not None
-    }
+    return {name: frozenset(known_strategy(name).predictors) for name, _target in strategies}
 
 
 def predictor_of(name: str) -> Predictor:

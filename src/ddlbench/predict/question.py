@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE, known, mismatch
-from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.fitting import fitted
 from ddlbench.planning.matrix import written_points

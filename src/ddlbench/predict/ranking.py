@@ -141,8 +141,7 @@ def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _family(candidate: Candidate) -> str:
-    strategy = known_strategy(candidate.strategy)
-    return candidate.strategy if strategy is None else strategy.family
+    return known_strategy(candidate.strategy).family
 
 
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:

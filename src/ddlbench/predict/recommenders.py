@@ -13,9 +13,9 @@
 
 from __future__ import annotations
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
 from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, known
-from ddlbench.experiment.schema import nearest
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
@@ -72,8 +72,6 @@ def recommenders_on(compute_kind: ComputeKind) -> list[str]:
 def _named_predictor(recommender: str, strategy: str, compute_kind: ComputeKind) -> str | None:
     """The predictor that a strategy's descriptor names for a recommender."""
     descriptor = known_strategy(strategy)
-    if descriptor is None:
-        return None
     if recommender == MEASURED_LINKS:
         return descriptor.preferred_on(compute_kind)
     if recommender == _OVERLAP:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddlbench.common.units import HOURS
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.units import HOURS
 from ddlbench.predict.advice import Advice, answer_dict
 from ddlbench.predict.candidate import Candidate
 from ddlbench.predict.question import Question

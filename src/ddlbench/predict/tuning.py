@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from scipy.stats import norm
 
+from ddlbench.common.document import Document
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.units import HOURS
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import Document
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.units import HOURS
 from ddlbench.predict.belief import Belief, from_runs
 from ddlbench.predict.choose import (
     NOT_MEASURED,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.profiling.timers import Marks, Part, Samples, Span
 from ddlbench.strategies.training import Autocast, with_precision
 

@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from ddlbench.common.statistics import is_known, median_interval
 from ddlbench.experiment.site import Accelerator
-from ddlbench.experiment.statistics import is_known, median_interval
 
 
 class Marks(Protocol):

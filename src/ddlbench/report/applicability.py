@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import known_strategy, strategy_of
@@ -57,7 +56,7 @@ def pipelines_beside_a_base(rows: Rows) -> bool:
         if row.unsupported is None
         and row.base_id is not None
         and row.cell.devices > 1
-        and strategy_of(row.cell.strategy).family == "pipeline"
+        and known_strategy(row.cell.strategy).family == "pipeline"
     }
     return len(pipelines) > 1
 
@@ -90,14 +89,8 @@ def links_vary(quantity: str) -> Callable[[Rows], bool]:
 
 def some_pipeline(rows: Rows) -> bool:
     """Some strategy records spans of its devices."""
-    return any(_family(cell.strategy) in ("pipeline", "model") for cell in supported(rows))
-
-
-def _family(strategy: str) -> str:
-    try:
-        return strategy_of(strategy).family
-    except ConfigError:  # a third-party strategy that this machine does not have
-        return ""
+    families = {known_strategy(cell.strategy).family for cell in supported(rows)}
+    return bool({"pipeline", "model"} & families)
 
 
 def has_gpipe(rows: Rows) -> bool:
@@ -107,8 +100,7 @@ def has_gpipe(rows: Rows) -> bool:
 
 def has_oracle(rows: Rows) -> bool:
     """Some cell has a parallelism that ParaDL models."""
-    strategies = (known_strategy(cell.strategy) for cell in supported(rows))
-    return any(s is not None and s.parallelism is not None for s in strategies)
+    return any(known_strategy(cell.strategy).parallelism for cell in supported(rows))
 
 
 def has_fabrics(rows: Rows) -> bool:
@@ -120,10 +112,7 @@ def varies_chunks(rows: Rows) -> bool:
     """Some pipeline is measured with several numbers of micro-batches."""
     seen: dict[Cell, set[object]] = {}
     for cell in supported(rows):
-        try:
-            chunks = strategy_of(cell.strategy).option_values(cell).get("chunks")
-        except ConfigError:  # of another package that is not here
-            continue
+        chunks = known_strategy(cell.strategy).option_values(cell).get("chunks")
         if chunks is not None:
             seen.setdefault(cell.with_(options=(), repeat=0), set()).add(chunks)
     return any(len(values) > 1 for values in seen.values())

@@ -10,19 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.owner import NOBODY, owner_in, seems_to_live
+from ddlbench.common.owner import NOBODY, owner_in, seems_to_live
+from ddlbench.common.run_id import Writer
+from ddlbench.common.screen import duration_text, named_lines, terminal_width
+from ddlbench.common.text import UnreadableJson, read_json, read_object
+from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import PROGRESS_FILE, QUEUED_FILE, cell_dir, result_file
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.run_id import Writer
-from ddlbench.experiment.screen import (
-    duration_text,
-    named_lines,
-    short_names,
-    terminal_width,
-)
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.text import UnreadableJson, read_json, read_object
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.records import records_of
 from ddlbench.slurm.jobs import NO_ANSWER

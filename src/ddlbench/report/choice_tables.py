@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.document import write_text
-from ddlbench.experiment.screen import named_lines, paragraph
+from ddlbench.common.document import write_text
+from ddlbench.common.screen import named_lines, paragraph
 from ddlbench.predict.accuracy import ALL
 from ddlbench.report import published
 from ddlbench.report.labels import (

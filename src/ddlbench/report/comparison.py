@@ -19,8 +19,8 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.claims.beds import device_of
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import parse_geometry
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paper import PaperFile, read_papers
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status

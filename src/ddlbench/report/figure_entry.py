@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ddlbench.experiment.entry_points import load_target
+from ddlbench.common.entry_points import load_target
 from ddlbench.report.applicability import Rows, anything_runs
 
 FigureKind = Literal[

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
 from ddlbench.experiment.paper import LAPTOP, PaperFile
-from ddlbench.experiment.paths import RESULTS, project_root
+from ddlbench.experiment.paths import RESULTS
 from ddlbench.report.columns import MEASUREMENTS
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import read_table

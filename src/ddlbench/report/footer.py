@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from ddlbench.common.statistics import CONFIDENCE
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paper import Paper
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.statistics import CONFIDENCE
 from ddlbench.experiment.status import Status
 from ddlbench.report import comparability
 from ddlbench.report.columns import NOTE_BREAK

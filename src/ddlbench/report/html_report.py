@@ -21,8 +21,9 @@ from urllib.parse import quote
 import pandas as pd
 from markupsafe import Markup, escape
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import write_text
+from ddlbench.common.document import write_text
+from ddlbench.common.screen import Column
+from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import (
     RESULTS,
     advice_file,
@@ -31,7 +32,6 @@ from ddlbench.experiment.paths import (
     prediction_figures_dir,
     tables_dir,
 )
-from ddlbench.experiment.screen import Column, short_names
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import MatrixRow

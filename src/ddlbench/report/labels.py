@@ -11,10 +11,9 @@ import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import known_strategy, strategy_of
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.comparability import mark_of
 from ddlbench.report.tables import rows_of
 
@@ -41,9 +40,8 @@ def in_dataset_order(names: Iterable[str]) -> list[str]:
 
 
 def strategy_label(name: str, variant: str = "") -> str:
-    """The strategy's label, or its bare name where its package is missing; ``(variant)`` behind."""
-    strategy = known_strategy(name)
-    label = name.rpartition(":")[2] if strategy is None else strategy.label
+    """The strategy's label, then ``(variant)`` if there is one."""
+    label = known_strategy(name).label
     return f"{label} ({variant})" if variant else label
 
 
@@ -128,10 +126,7 @@ def _values(configuration: str) -> dict[str, Any]:
     cell = Cell.from_id(f"{configuration}/rep0")
     placed = ("dataset", "network", "strategy", "nodes", "devices_per_node")
     own = {name: getattr(cell, name) for name in _DEFAULTS if name not in placed}
-    try:
-        return {**own, **strategy_of(cell.strategy).option_values(cell)}
-    except ConfigError:
-        return {**own, **dict(cell.options)}
+    return {**own, **known_strategy(cell.strategy).option_values(cell)}
 
 
 def _readable(value: Any) -> str:

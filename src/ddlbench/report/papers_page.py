@@ -20,8 +20,8 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.document import write_text
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.document import write_text
+from ddlbench.common.errors import ConfigError
 from ddlbench.report.figure_results import FigureResults, read_numbers
 from ddlbench.report.page import html_page
 

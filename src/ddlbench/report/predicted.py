@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import nearest, read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS
-from ddlbench.experiment.schema import nearest, read_yaml
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.network_tables import BlockCost, block_costs

@@ -11,9 +11,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.document import digest_of
+from ddlbench.common.errors import ConfigError, printable
+from ddlbench.common.text import UnreadableJson
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import digest_of
-from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.failure import FAILURE_FILE, Failure
 from ddlbench.experiment.paths import RESULTS, result_file
@@ -30,7 +31,6 @@ from ddlbench.experiment.result import (
 )
 from ddlbench.experiment.site import Accelerator, did_not_compute
 from ddlbench.experiment.status import Reason, Status, reason_code
-from ddlbench.experiment.text import UnreadableJson
 from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import make_plan, measured_digests
@@ -190,7 +190,7 @@ def _semantics(result: Result, cell: Cell) -> dict[str, str]:
     """What the plan amounts to; results of earlier versions call a single stage stale."""
     strategy, details = known_strategy(cell.strategy), result.plan_details
     semantics = {"update_semantics": result.update_semantics, "ran_as": ""}
-    if strategy is None or result.status != Status.OK:
+    if result.status != Status.OK:
         return semantics
     try:
         ran_as, synchronous = strategy.ran_as(cell, details), strategy.is_synchronous(cell, details)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import get_args
 
-from ddlbench.experiment.entry_points import Registry, load_target
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.entry_points import Registry, load_target
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import known
 from ddlbench.report.applicability import (
     Rows,

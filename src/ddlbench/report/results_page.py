@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ddlbench.experiment.form import schema_of
+from ddlbench.common.form import schema_of
 from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import REASON_CODES
 from ddlbench.predict.documents import PredictedCell

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.cell import Cell
+from ddlbench.common.screen import duration_text, shortened, two_digits
+from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.result import InvalidResult, Result, read_result
-from ddlbench.experiment.screen import duration_text, short_names, shortened, two_digits
 from ddlbench.experiment.status import Status
 from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow

@@ -31,9 +31,9 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
+from ddlbench.common.document import whole_file
+from ddlbench.common.units import TIMES, Unit, unit_for
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.document import whole_file
-from ddlbench.experiment.units import TIMES, Unit, unit_for
 from ddlbench.planning.strategy import known_strategy
 
 MM = 1 / 25.4
@@ -240,11 +240,11 @@ def strategy_look(name: str) -> StrategyLook:
     """The look that a strategy declares, else one of its family's colours chosen by its name."""
     strategy = known_strategy(name)
     # A subclass does not inherit the look, so that no two strategies look the same.
-    own = {} if strategy is None else vars(type(strategy))
+    own = vars(type(strategy))
     if "colour" in own and "marker" in own:
         return StrategyLook(own["colour"], own["marker"])
     number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
-    shades = _OTHERS if strategy is None else FAMILIES.get(strategy.family, _OTHERS)
+    shades = FAMILIES.get(strategy.family, _OTHERS)
     return StrategyLook(shades[number % len(shades)], _MARKERS[number % len(_MARKERS)])
 
 

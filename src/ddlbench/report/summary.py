@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.statistics import (
+from ddlbench.common.statistics import (
     CONFIDENCE,
     Interval,
     is_known,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.document import write_text
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.document import write_text
+from ddlbench.common.errors import ConfigError
 from ddlbench.report.columns import MEASUREMENTS, STEPS, SUMMARY, VALIDATION, Column, Kind
 
 

@@ -12,10 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.paths import ADVICE, result_file
-from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.screen import (
+from ddlbench.common.screen import (
     Column,
     duration_text,
     paragraph,
@@ -24,8 +21,11 @@ from ddlbench.experiment.screen import (
     terminal_width,
     two_digits,
 )
+from ddlbench.common.text import read_json
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import ADVICE, result_file
+from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.text import read_json
 from ddlbench.predict.documents import Answer
 from ddlbench.report.comparability import mark_of
 from ddlbench.report.footer import interval_words

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddlbench.common.statistics import round_means
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import FEWEST_STEPS, Pauses
-from ddlbench.experiment.statistics import round_means
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rank_report import RankReport
 

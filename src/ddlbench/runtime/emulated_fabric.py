@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.emulation import EmulatedNodes, EmulationFailed, LinkMissed, available, require
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Process

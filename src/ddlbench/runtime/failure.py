@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 
+from ddlbench.common.units import GB
 from ddlbench.experiment.failure import Cause
 from ddlbench.experiment.status import Reason, Status, reason_of
-from ddlbench.experiment.units import GB
 from ddlbench.runtime.rank_report import RankFailure
 from ddlbench.runtime.socket_folder import tmpdir_hint
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from ddlbench.experiment.owner import HEARTBEAT
+from ddlbench.common.owner import HEARTBEAT
 
 BEAT_S = 5.0
 

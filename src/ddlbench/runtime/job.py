@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.document import write_json
+from ddlbench.common.text import read_json
 from ddlbench.experiment.dataset_spec import DataRequest
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.text import read_json
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import read_plan
 from ddlbench.planning.strategy import DeviceKind

@@ -25,8 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddlbench.experiment.document import whole_file
-from ddlbench.experiment.owner import NOBODY, Owner, owner_in, seems_to_live
+from ddlbench.common.document import whole_file
+from ddlbench.common.owner import NOBODY, Owner, owner_in, seems_to_live
+from ddlbench.common.run_id import run_began_s
 from ddlbench.experiment.result import (
     InvalidResult,
     NewerResult,
@@ -34,7 +35,6 @@ from ddlbench.experiment.result import (
     read_result,
     write_result,
 )
-from ddlbench.experiment.run_id import run_began_s
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.slurm import jobs
 

@@ -7,7 +7,7 @@ import socket
 
 import psutil
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.site import Site
 
 

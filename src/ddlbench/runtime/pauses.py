@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ddlbench.experiment.form import Form
+from ddlbench.common.form import Form
 
 TICK_S = 0.25
 SHORTEST_S = 1.5

@@ -19,8 +19,8 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ddlbench.common.screen import shortened, terminal_width, two_digits
 from ddlbench.experiment.paths import PROGRESS_FILE
-from ddlbench.experiment.screen import shortened, terminal_width, two_digits
 
 MARK = "\x1eddlbench-progress "
 _REPORT_EVERY_S = 0.5

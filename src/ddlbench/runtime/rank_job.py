@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.document import write_json
+from ddlbench.common.document import write_json
+from ddlbench.common.text import read_json
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.text import read_json
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.fabric import Fabric, SiteFabric

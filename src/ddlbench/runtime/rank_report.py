@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.form import Form
+from ddlbench.common.document import write_json
+from ddlbench.common.form import Form
+from ddlbench.common.text import read_json
 from ddlbench.experiment.result import DeviceMemory
 from ddlbench.experiment.status import Reason, Status
-from ddlbench.experiment.text import read_json
 from ddlbench.runtime.pauses import Pause
 
 

@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ddlbench.experiment.chrome_trace import Piece, chrome_trace
+from ddlbench.common.chrome_trace import Piece, chrome_trace
 from ddlbench.experiment.result import (
     Attempt,
     Communication,

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ddlbench.common.statistics import median_interval, round_means
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import FEWEST_STEPS, Epoch, StepSummary, Timing
-from ddlbench.experiment.statistics import median_interval, round_means
 from ddlbench.planning.strategy import DeviceKind, strategy_of
 from ddlbench.runtime.disturbance import disturbance_of
 from ddlbench.runtime.rank_report import RankReport

@@ -21,17 +21,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import write_json, write_text
-from ddlbench.experiment.errors import file_fault
+from ddlbench.common.document import write_json, write_text
+from ddlbench.common.errors import file_fault
+from ddlbench.common.owner import Owner
+from ddlbench.common.run_id import Writer
+from ddlbench.common.text import UnreadableJson
+from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.failure import FAILURE_FILE, Failure
-from ddlbench.experiment.owner import Owner
 from ddlbench.experiment.result import Result, write_result
-from ddlbench.experiment.run_id import Writer
-from ddlbench.experiment.screen import short_names
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of
-from ddlbench.experiment.text import UnreadableJson
 from ddlbench.planning.memory import why_too_large
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan, measured_digests, request_of

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from ddlbench.experiment.text import read_json
+from ddlbench.common.text import read_json
 from ddlbench.runtime.launch import Launch
 from ddlbench.runtime.progress import MARK, Display, Shows
 

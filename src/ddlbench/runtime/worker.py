@@ -368,9 +368,8 @@ def _with_spans(
     """The report with spans and clock offsets; trains one more, untimed step if it has no spans."""
     if report.rank == 0:
         Reporter.phase("recorded")  # a sign of life for the watchdog
-    record = getattr(executor, "record_step", None)
-    if not report.spans and record is not None:
-        report = replace(report, spans=tuple(record(mini_batch)))
+    if not report.spans:
+        report = replace(report, spans=tuple(executor.record_step(mini_batch)))
     if not report.spans:
         return report
     clock = {"reference_rank": 0, "ranks": [asdict(offset) for offset in offsets]}
@@ -386,18 +385,16 @@ def _parameter_bytes(network: nn.Module) -> int:
 
 def _traffic(executor: Executor, job: Job) -> TcpTraffic | None:
     """Counter of a rank's bytes; None for a single rank, or if ranks do not talk over TCP."""
-    if job.plan.world_size == 1 or getattr(executor, "transport", None) != "tcp":
+    if job.plan.world_size == 1 or executor.transport != "tcp":
         return None
     return TcpTraffic(job.rendezvous_port)
 
 
 def _partition_spans(executor: Executor, mini_batch: int) -> list[Any]:
-    """Spans of the partitions of one process; empty for strategies without partitions."""
-    if not hasattr(executor, "partition_spans"):
-        return []
+    """Spans of the partitions of one process; a failure costs a picture, but not the result."""
     try:
         return list(executor.partition_spans(mini_batch))
-    except RuntimeError:  # a missing picture must not cost the measurement
+    except RuntimeError:
         traceback.print_exc()
         return []
 

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 
 _PREFIXES = (
     "SACCT_",

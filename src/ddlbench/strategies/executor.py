@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -218,6 +218,18 @@ class Executor(Protocol):
         """
         ...
 
+    def partition_spans(self, mini_batch: int) -> Sequence[tuple[Any, ...]]:
+        """Spans of one more step of the partitions that this process drives; empty without any.
+
+        Each is (partition, kind, micro-batch, start_s, end_s).
+        """
+        ...
+
+    @property
+    def transport(self) -> str | None:
+        """Transport of messages to other ranks: "tcp" (gloo) or "nccl"; None if unknown."""
+        ...
+
     def close(self) -> None:
         """Leave the process groups and end threads."""
         ...
@@ -338,6 +350,9 @@ class StepwiseExecutor:
         self.spans.enabled = False
         return spans
 
+    def partition_spans(self, mini_batch: int) -> Sequence[tuple[Any, ...]]:
+        return []
+
     def watched(self) -> AbstractContextManager[None]:
         """Context of a recorded step, for hooks that recording needs."""
         return nullcontext()
@@ -369,7 +384,6 @@ class StepwiseExecutor:
 
     @property
     def transport(self) -> str | None:
-        """Transport of messages to other ranks: "tcp" (gloo) or "nccl"; None if unknown."""
         return "tcp" if self.context.devices[0].type == "cpu" else "nccl"
 
     def filling(self) -> int:

@@ -18,12 +18,12 @@ from contextlib import chdir, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import IO
 
+from ddlbench.common.errors import ConfigError, file_fault
+from ddlbench.common.run_id import Writer, begin_run
+from ddlbench.common.text import UnreadableJson, read_object
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError, file_fault
 from ddlbench.experiment.paths import RESULTS, STAGED_FILE, cell_dir
-from ddlbench.experiment.run_id import Writer, begin_run
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.text import UnreadableJson, read_object
 from ddlbench.slurm.commands import drop_user_defaults
 from ddlbench.slurm.jobs import states
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.run_id import Writer
+from ddlbench.common.screen import say_error
 from ddlbench.experiment.paths import LOG_HEADING
-from ddlbench.experiment.run_id import Writer
-from ddlbench.experiment.screen import say_error
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from os.path import relpath
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.errors import ConfigError, file_fault
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.errors import ConfigError, file_fault
 from ddlbench.experiment.paths import (
     check_results,
     figures_dir,

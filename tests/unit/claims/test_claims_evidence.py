@@ -14,8 +14,8 @@ from ddlbench.claims.ledger import Claim, judge
 from ddlbench.claims.needs import Needs
 from ddlbench.claims.pooling import pooled
 from ddlbench.claims.predicate import Predicate
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import project_root
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
 
 KEPT = project_root() / "docs" / "validation"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.claims.kept import kept_verdicts
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 
 
 def test_verdicts_of_each_bed_are_read_with_their_numbers(tmp_path) -> None:

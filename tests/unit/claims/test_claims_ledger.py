@@ -13,9 +13,9 @@ from ddlbench.claims.beds import ACCELERATOR, CPU, KNOWN_TO
 from ddlbench.claims.evidence import rows_of_site, rows_of_tables
 from ddlbench.claims.ledger import DECIDED, VERDICTS, judge, read_claims
 from ddlbench.cli import commands
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
 from ddlbench.experiment.paper import read_papers
-from ddlbench.experiment.paths import project_root
 
 LEDGER = read_claims()
 DOCS = project_root() / "docs"

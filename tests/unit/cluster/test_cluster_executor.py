@@ -19,11 +19,11 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from ddlbench.cluster import executor as module
 from ddlbench.cluster.executor import SlurmExecutor, install
+from ddlbench.common.run_id import RUN, Writer
+from ddlbench.common.text import read_object
 from ddlbench.experiment.failure import Failure
 from ddlbench.experiment.paths import LOG_HEADING, QUEUED_FILE
-from ddlbench.experiment.run_id import RUN, Writer
 from ddlbench.experiment.status import Reason
-from ddlbench.experiment.text import read_object
 from ddlbench.slurm.commands import SlurmError
 from ddlbench.slurm.jobs import NO_ANSWER, JobState
 

@@ -16,8 +16,8 @@ from ddlbench.cluster.init import choose, write_site
 from ddlbench.cluster.partition_check import judge_partition
 from ddlbench.cluster.probe_job import ask_nodes
 from ddlbench.cluster.site_text import Answers, site_text
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import project_root
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.resources import job_minutes
 from ddlbench.slurm.node_kinds import parse_kinds

@@ -18,8 +18,8 @@ from ddlbench.cluster.request_check import (
     options_of,
     sbatch_refuses,
 )
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.slurm import refusals
 from ddlbench.slurm.commands import SlurmError

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ddlbench.commands.accelerator import accelerator
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.site import load_site

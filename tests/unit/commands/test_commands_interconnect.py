@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddlbench.commands.interconnect import interconnect
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import SlowPair, read_links, write_links
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.measure import measure_links

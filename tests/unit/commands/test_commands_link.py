@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from ddlbench.commands import interconnect
 from ddlbench.commands.interconnect import link
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 
 SENTENCE = "the rate from node0 to node1 is 400 Mbit/s, the setting is 500 Mbit/s"

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddlbench.commands.timeline import timeline
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules import StageDurations
 
 _SPEC = importlib.util.spec_from_file_location(

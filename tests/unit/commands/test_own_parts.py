@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ddlbench import own_parts
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import load_site
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import MatrixRow

@@ -14,21 +14,20 @@ import yaml
 from click.testing import CliRunner
 
 from ddlbench import cli
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import enter_project
-from ddlbench.experiment.screen import (
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import (
     Column,
     duration_text,
     in_one_unit,
     say_error,
-    short_names,
     size_text,
     table,
     two_digits,
 )
+from ddlbench.common.units import TIMES
+from ddlbench.experiment.cell import Cell, short_names
+from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import load_site
-from ddlbench.experiment.units import TIMES
 
 ROOT = Path(__file__).resolve().parents[3]
 VGG16 = str(ROOT / "tests" / "unit" / "planning" / "pipedream_vgg16_graph.txt")

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.document import write_json
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.run_id import RUN, Writer
 from ddlbench.experiment.paths import STAGED_FILE, cell_dir
-from ddlbench.experiment.run_id import RUN, Writer
 from ddlbench.experiment.site import load_site
 from ddlbench.slurm.jobs import NO_ANSWER, JobState
 from ddlbench.workflow import guards

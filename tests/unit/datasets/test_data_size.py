@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
-from ddlbench.experiment.errors import ConfigError
 
 
 def test_native_is_resolved():

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from cases.own_folders import class_folders
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.datasets.files import of_split
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DataRequest
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.own_data import declare
 
 

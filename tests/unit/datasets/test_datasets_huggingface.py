@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.datasets import declared, huggingface, tables
 from ddlbench.datasets.files import DataError, EncodedSplit, TokenSplit, of_split
 from ddlbench.datasets.formats import FORMATS
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec
-from ddlbench.experiment.errors import ConfigError
 
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.datasets import DataError, stage, tokens
 from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.loading import make_feed, open_split
 from ddlbench.datasets.user_data import count_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec, estimate_bytes
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.networks import build
 from ddlbench.strategies.training import make_loss
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.datasets import stage
 from ddlbench.datasets.loading import make_feed
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec, estimate_bytes
-from ddlbench.experiment.errors import ConfigError
 
 SMALL = DatasetSpec("small-volumes", "Small", 4, 4, 6, 5, 24, 4, "raw", depth=7)
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.equivalence.errors import TrialError, explain
 from ddlbench.equivalence.look import Expected, Noise
 from ddlbench.equivalence.rank_pool import RankEnd, RanksFailedError
@@ -15,7 +16,6 @@ from ddlbench.equivalence.rounding import difference, move_weights, tolerance, t
 from ddlbench.equivalence.trial import RankTraining
 from ddlbench.equivalence.verdict import Scope, Verdict, compare, joined
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.strategies.executor import Unsupported
 
 CELL = Cell("mnist", "mlp", "ddp", 8, devices_per_node=2)

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import read_schema
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import experiment_schema, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
-from ddlbench.experiment.schema import read_schema
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.strategy import strategy_of

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from ddlbench.common.document import digest_of
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import schema_of
 from ddlbench.experiment.cell import Cell, parse_geometry
-from ddlbench.experiment.document import digest_of
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import schema_of
 
 CELL = Cell("cifar10", "resnet18", "gpipe", batch_size=64)
 

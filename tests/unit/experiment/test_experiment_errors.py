@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.schema import check, nearest, read_yaml
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 
 

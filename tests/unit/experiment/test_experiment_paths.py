@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import checkpoint_dir, expanded, scratch_dir
 
 

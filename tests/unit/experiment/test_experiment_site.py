@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Accelerator, Site, load_site, shrunk_bytes
 
 CELL = Cell("mnist", "resnet18", "ddp", batch_size=8)

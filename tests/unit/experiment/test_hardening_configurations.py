@@ -11,12 +11,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlbench.common.errors import ConfigError, printable
+from ddlbench.common.schema import read_yaml
+from ddlbench.common.text import parse_yaml
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.errors import ConfigError, printable
 from ddlbench.experiment.registry import load
-from ddlbench.experiment.schema import read_yaml
 from ddlbench.experiment.site import load_site
-from ddlbench.experiment.text import parse_yaml
 from ddlbench.planning.matrix import expand
 
 GOOD = {

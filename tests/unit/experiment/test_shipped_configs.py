@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import check_against, read_yaml
 from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
-from ddlbench.experiment.schema import check_against, read_yaml
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.matrix import MatrixRow, expand

@@ -7,11 +7,11 @@ import logging
 import numpy as np
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.datasets import DataRequest, stage
 from ddlbench.datasets.loading import make_feed
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, estimate_bytes
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import NETWORKS, known, load, mismatch, pairs
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.captured_text import decoded, plain_lines, printed_number
 
 KNOWN = re.compile(r"(?:Devices: \d+|Matrix|Sum)$")

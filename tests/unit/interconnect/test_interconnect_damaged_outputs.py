@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from p2p_printer import printed
 from test_interconnect_nvbandwidth import GOOD, document
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import PairMatrix
 from ddlbench.interconnect.captured_text import decoded
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth

@@ -12,7 +12,7 @@ import pytest
 import torch
 from p2p_printer import printed
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect import gpu_copies, node_pairs
 from ddlbench.interconnect.p2p_text import parse_p2p
 

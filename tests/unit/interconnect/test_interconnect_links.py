@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import Links, PairMatrix, read_links, write_links
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.interconnect.assemble import node_type_pairs, points_of, sweeps_of

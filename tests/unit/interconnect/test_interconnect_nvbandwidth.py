@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 
 WRITE, READ = "device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce"

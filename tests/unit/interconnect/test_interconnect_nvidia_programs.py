@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect import nvidia_programs
 from ddlbench.interconnect.nvidia_programs import (
     fetch,

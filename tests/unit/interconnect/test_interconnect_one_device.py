@@ -8,8 +8,8 @@ import matplotlib.pyplot as plt
 import pytest
 from p2p_printer import printed
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fits import given_hockney
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.fits import given_hockney
 from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, read_links
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect import gpu_copies, measure, node_pairs

@@ -3,7 +3,7 @@
 import pytest
 from p2p_printer import printed
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.nvidia_programs import find_or_build_p2p
 from ddlbench.interconnect.p2p_binary import run_p2p
 

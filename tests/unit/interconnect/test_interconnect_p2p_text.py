@@ -5,7 +5,7 @@ import re
 import pytest
 from p2p_printer import BASES, NAME, printed
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.p2p_text import parse_p2p
 
 KINDS = [

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import NETWORKS, load, mismatch
 from ddlbench.networks import block_names, build, num_parameters, without_dropout
 from ddlbench.networks.factory import num_layers

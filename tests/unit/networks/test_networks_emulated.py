@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks import build, emulated, emulated_device, num_parameters
 from ddlbench.networks.factory import skeleton

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import load, mismatch
 from ddlbench.networks import block_names, build, num_parameters
 from ddlbench.networks.factory import try_out

@@ -11,8 +11,8 @@ import torch
 from cases import strangers_networks
 from torch import nn
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.networks import inspection
 from ddlbench.networks.factory import build_with_traits, try_network
 from ddlbench.planning.network_traits import NetworkTraits

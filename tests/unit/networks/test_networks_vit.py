@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import load
 from ddlbench.networks import block_names, build, num_parameters
 from ddlbench.networks.factory import try_out

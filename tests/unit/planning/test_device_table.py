@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Accelerator, load_site
 from ddlbench.planning.device_folder import device_tables, read_device, tables_of
 from ddlbench.planning.device_table import read_table, table_for, write_table

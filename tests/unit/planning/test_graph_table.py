@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.device_table import table_for
 from ddlbench.planning.graph_table import table_of_graph

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from partition_reference import graph_line
 
 from ddlbench.commands.partition import partition
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 
 VGG16 = str(Path(__file__).with_name("pipedream_vgg16_graph.txt"))
 

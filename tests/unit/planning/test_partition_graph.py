@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_reference import graph_line
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.partition import (
     LayerGraph,
     Level,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.profile import Profile
 from ddlbench.planning.partition import (
     Chain,

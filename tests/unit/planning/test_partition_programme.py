@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_reference import best_period, fits, partitions, period
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.partition import (
     Chain,
     LayerGraph,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.experiment.site import Accelerator, load_site
 from ddlbench.planning import matrix

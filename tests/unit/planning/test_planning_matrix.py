@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import Site
 from ddlbench.planning import matrix
 from ddlbench.planning.matrix import MatrixRow, expand

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from planning_factory import SITE_NAME, block, write_site
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import links_file, plan_file, profile_file, result_file
 from ddlbench.experiment.profile import read_profile
 from ddlbench.experiment.site import Site

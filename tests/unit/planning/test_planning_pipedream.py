@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_factory import picture
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, write_profile

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of

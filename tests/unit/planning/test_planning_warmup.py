@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_factory import released_warmups
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules.pipedream import warmups
 
 CONFIGURATIONS = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.fits import given_hockney
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.fits import given_hockney
 from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey, write_profile

@@ -8,7 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from ddlbench.commands.oracle import oracle
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
 from ddlbench.predict.paradl.platform import Platform
 

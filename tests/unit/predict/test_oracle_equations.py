@@ -7,7 +7,7 @@ from dataclasses import replace
 import oracle_factory as make
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.paradl.authors_code import cut_evenly
 from ddlbench.predict.paradl.configuration import OwnSplit, configuration_of
 from ddlbench.predict.paradl.oracle import project, refused

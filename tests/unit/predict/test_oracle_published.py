@@ -5,7 +5,7 @@ import json
 import oracle_factory as make
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.paradl.configuration import configuration_of
 from ddlbench.predict.paradl.measured import (
     PUBLISHED_MEASURED,

@@ -7,7 +7,7 @@ import predict_factory as make
 import pytest
 from predict_results import one, row, write_cases, write_ok
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.accuracy import ALL, errors, read_predictions, write_predictions
 from ddlbench.predict.evaluate import COLUMNS, measure, predictions

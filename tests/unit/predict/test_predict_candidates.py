@@ -7,7 +7,7 @@ from dataclasses import replace
 import predict_factory as make
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES, known
 from ddlbench.planning.memory import Room
 from ddlbench.predict.advice import advise, answer_dict

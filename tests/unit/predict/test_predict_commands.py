@@ -15,9 +15,9 @@ from ddlbench.cli import commands
 from ddlbench.commands.calibrate import calibrate
 from ddlbench.commands.predict import accuracy, predict
 from ddlbench.commands.recommend import recommend
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.paths import RESULTS, tables_dir
-from ddlbench.experiment.schema import read_yaml
 from ddlbench.planning.matrix import matrix_of
 from ddlbench.report import make_tables
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddlbench.commands.oracle import oracle
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.accuracy import anomalies, departs, from_predictions
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
 

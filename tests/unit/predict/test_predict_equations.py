@@ -7,7 +7,7 @@ import predict_factory as make
 import pytest
 from predict_factory import MB
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS
 from ddlbench.experiment.site import shrunk_bytes
 from ddlbench.planning.gradient_traffic import GradientMessage, filled_buckets

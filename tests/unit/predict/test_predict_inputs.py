@@ -5,9 +5,9 @@ import dataclasses
 import predict_factory as make
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.fits import Timing
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.fits import Timing
 from ddlbench.experiment.links import InvalidLinks, Links
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import load_site
@@ -191,7 +191,7 @@ def test_a_missing_profile_is_one_sentence_with_its_command(tmp_path):
     ],
 )
 def test_wrong_matrices_are_one_sentence(tmp_path, key, value, says):
-    from ddlbench.experiment.document import write_json
+    from ddlbench.common.document import write_json
 
     values = make.links()
     values["pairs"][0][key][0][1] = value

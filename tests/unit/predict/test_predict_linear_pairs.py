@@ -7,7 +7,7 @@ from typing import Any
 import predict_factory as make
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, NotPredictable, predictor_of
 

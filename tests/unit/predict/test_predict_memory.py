@@ -3,7 +3,7 @@
 import predict_factory as make
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.memory import fits, fullest_bytes, memory_bytes
 
 # Two blocks of 1000 and 500 bytes of weights; a sample keeps 30 and 40 bytes, 10 enter, 20 cross.

@@ -13,7 +13,7 @@ import predict_factory as make
 import pytest
 from predict_results import row, write_ok
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import plan_file, profile_file
 from ddlbench.experiment.result import InputDigests
 from ddlbench.planning.gradient_traffic import buckets

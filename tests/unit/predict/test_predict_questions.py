@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from ddlbench.cli import commands
 from ddlbench.commands.measuring import case_id
 from ddlbench.commands.questions import questions_of
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 
 GIVEN = {
     "configfile": None, "site_name": None, "network": "vgg11", "dataset": "mnist",

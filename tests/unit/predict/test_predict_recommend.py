@@ -6,7 +6,7 @@ import predict_factory as make
 import pytest
 from predict_factory import MB
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.profile import Profile
 from ddlbench.experiment.registry import STRATEGIES, known
 from ddlbench.experiment.site import Accelerator

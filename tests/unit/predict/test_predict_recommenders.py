@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddlbench.commands.recommend import recommend
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS, STRATEGIES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import modelled_strategies, predictor_of

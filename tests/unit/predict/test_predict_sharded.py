@@ -3,7 +3,7 @@
 import predict_factory as make
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.collectives import (
     ALL_GATHER,
     ALL_REDUCE,

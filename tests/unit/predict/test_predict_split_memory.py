@@ -7,7 +7,7 @@ from typing import Any
 import predict_factory as make
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.splits import shares as split_memory

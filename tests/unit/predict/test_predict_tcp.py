@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.predict.tcp import ConditionLinks, TcpPath, gloo_all_reduce_s
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from predict_results import write_ok
 
 from ddlbench.cli import commands
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 
 CASE = (
     "tune", "--strategy", "pipe-gpipe", "--network", "vgg11", "--dataset", "mnist",

@@ -9,8 +9,8 @@ import numpy as np
 import predict_factory as make
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.predict.belief import Belief

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from transformer_factory import table
 
 from ddlbench.commands.oracle import oracle
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.calibrate import calibrate, held_out_s
 from ddlbench.predict.transformer.runs import (

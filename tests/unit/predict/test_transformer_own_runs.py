@@ -10,7 +10,7 @@ from predict_factory import cell
 from torch import nn
 
 from ddlbench.cli import commands
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.networks.transformer import TransformerBlock, shape_of
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import make_plan

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformer_factory import asked, table
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules import StageDurations, gpipe, one_f_one_b, replay
 from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.configurations import configurations

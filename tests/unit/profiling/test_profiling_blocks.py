@@ -9,8 +9,8 @@ import torch
 from odd_blocks import Planted, Residual, Shared, tiny
 from torch import nn
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.networks import build
 from ddlbench.profiling.blocks import (
     ReadyOrder,

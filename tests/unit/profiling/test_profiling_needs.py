@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.profiles import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paper import Paper, PaperFile
 from ddlbench.report.columns import MEASUREMENTS
 from ddlbench.report.comparison import bed_of, compared, comparison_csv, comparison_markdown

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ddlbench.cli import commands
 from ddlbench.commands.timeline import timeline
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import links_file, predictions_file, result_file
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.planning.matrix import matrix_of

@@ -12,7 +12,7 @@ from headless import assert_fits, needs_browser
 from matplotlib.figure import Figure
 
 from ddlbench.cli import commands
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paper import read_papers
 from ddlbench.report.papers_page import Shown
 

@@ -7,7 +7,7 @@ from itertools import chain, product
 import pytest
 from figure_checks import assert_no_overlap, assert_readable
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules import InvalidSchedule, pipedream
 from ddlbench.planning.schedules.division import (
     mini_batches_of,

@@ -6,7 +6,7 @@ from figure_checks import assert_no_overlap, assert_readable, of
 from matplotlib.figure import Figure
 from report_factory import DATASETS, NETWORKS, SITE_NAME, experiment, matrix, site, write_all
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.matrix import expand
 from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
 from ddlbench.report.figures.scaling import _draw_published

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlbench.experiment.fits import fit_hockney, given_hockney
+from ddlbench.common.fits import fit_hockney, given_hockney
 from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, SweepPoint
 from ddlbench.report.drawing import make_links_figures
 from ddlbench.report.figures.links import draw_links, draw_sweeps

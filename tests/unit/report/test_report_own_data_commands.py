@@ -67,7 +67,7 @@ def test_too_few_images_cannot_run(project):
 
 def measure(file: Path, digest: str) -> Path:
     """A made-up result of the experiment's cell, of such data."""
-    from ddlbench.experiment.schema import read_yaml
+    from ddlbench.common.schema import read_yaml
 
     _, site, (row,) = matrix_of(read_yaml(file), where=str(file))
     values = result(row.cell, epoch_s=1.0)

@@ -8,7 +8,7 @@ from figure_checks import assert_no_overlap, assert_readable, of
 from predicted_factory import rows_of, write_inputs, write_predicted, write_spans
 from report_factory import write_all
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.report import published
 from ddlbench.report.drawing import make_prediction_figures
 from ddlbench.report.figures.gpipe_step import shares

@@ -5,8 +5,8 @@ import re
 import pytest
 from report_factory import SITE_NAME, matrix, write_all
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.paths import project_root
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
 from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
 from ddlbench.report.registry import caption_of, names_of, prediction_figures_for
 

@@ -12,10 +12,10 @@ import psutil
 import pytest
 import report_factory
 
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.owner import Owner
+from ddlbench.common.document import write_json
+from ddlbench.common.owner import Owner
+from ddlbench.common.run_id import Writer
 from ddlbench.experiment.paths import QUEUED_FILE, RESULTS, cell_dir
-from ddlbench.experiment.run_id import Writer
 from ddlbench.report import cell_states
 from ddlbench.report.cell_states import states, status_lines
 from ddlbench.slurm.jobs import NO_ANSWER, JobState

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import timeline_factory as made
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.schedules import Action, StageDurations
 from ddlbench.report.timeline.box import Box, Row, computing_share

@@ -8,8 +8,8 @@ import pytest
 from cases.rank_reports import rank_failure, rank_report
 from test_checkpoint_sets import write_set
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import checkpoint_dir
 from ddlbench.experiment.result import Attempt

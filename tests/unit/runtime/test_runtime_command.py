@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.site import load_site
 from ddlbench.runtime.launch import python_command
 

@@ -10,9 +10,9 @@ import signal
 import pytest
 from cases.rank_reports import rank_failure
 
+from ddlbench.common.document import write_text
+from ddlbench.common.owner import HEARTBEAT, Owner, owner_in
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import write_text
-from ddlbench.experiment.owner import HEARTBEAT, Owner, owner_in
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import lease, supervise

@@ -7,8 +7,8 @@ import socket
 import pytest
 import torch
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.failure import classify
 from ddlbench.runtime.meters import LiveTensors

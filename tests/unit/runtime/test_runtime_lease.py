@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from ddlbench.common.owner import Owner, owner_in
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.owner import Owner, owner_in
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import lease

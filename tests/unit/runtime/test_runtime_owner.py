@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from ddlbench.experiment import owner
-from ddlbench.experiment.owner import (
+from ddlbench.common import owner
+from ddlbench.common.owner import (
     HEARTBEAT,
     NOBODY,
     Owner,

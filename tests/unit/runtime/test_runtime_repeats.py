@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ddlbench.common.document import write_json
+from ddlbench.common.run_id import RUN, Writer
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import write_json
 from ddlbench.experiment.failure import Failure
-from ddlbench.experiment.run_id import RUN, Writer
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.runtime import supervise

@@ -10,8 +10,8 @@ import torchgpipe.balance.profile
 from torch import nn
 from torchgpipe import GPipe
 
+from ddlbench.common.fits import Timing
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.fits import Timing
 from ddlbench.networks import emulated, emulated_device
 from ddlbench.networks.emulated_device import QueuedDevices
 from ddlbench.planning.plan import Plan

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.planning.planner import make_plan
 from ddlbench.strategies.horovod.descriptor import Horovod
 from ddlbench.strategies.horovod.tuning import TuningLog, set_tuning

@@ -30,7 +30,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 
 Array = NDArray[np.float64]
 

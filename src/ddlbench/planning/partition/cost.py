@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.partition.chain import Array, States
 
 Cuts = tuple[Array, Array]  # bytes into a stage, bytes out of it

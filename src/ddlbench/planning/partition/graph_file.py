@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.planning.partition.chain import Node
 from ddlbench.planning.partition.graph import LayerGraph
 

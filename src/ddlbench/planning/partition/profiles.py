@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlbench.experiment.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.experiment.profile import BatchTime, Profile, read_profile
 from ddlbench.planning.device_table import COLUMNS as DEVICE_COLUMNS
 from ddlbench.planning.device_table import DeviceTable, read_table

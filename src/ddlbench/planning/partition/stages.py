@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.partition.chain import Array, Chain, MemoryLimit, States
 from ddlbench.planning.partition.cost import CostModel, Level, cost_model
 from ddlbench.planning.partition.graph import LayerGraph

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 
 Kind = Literal[
     "forward",

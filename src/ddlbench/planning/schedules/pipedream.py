@@ -66,7 +66,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
 from ddlbench.planning.schedules.assemble import passes, positive, with_messages
 from ddlbench.planning.schedules.flushing import alternate

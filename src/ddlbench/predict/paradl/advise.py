@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.paradl.configuration import HYBRIDS, STRATEGIES, Projection, configuration_of
 from ddlbench.predict.paradl.oracle import project, refused
 from ddlbench.predict.paradl.platform import Platform

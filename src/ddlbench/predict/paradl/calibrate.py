@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.paradl.measured import projected
 from ddlbench.predict.paradl.platform import Platform
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.schema import nearest
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
 
 STRATEGIES = (
     "serial", "data", "spatial", "filter", "channel", "data+filter", "data+spatial", "pipeline",

@@ -19,8 +19,8 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.schema import nearest
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
 from ddlbench.predict.paradl.configuration import (
     HYBRIDS,
     STRATEGIES,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddlbench.experiment.document import json_text
+from ddlbench.common.document import json_text
 from ddlbench.predict.paradl.workload import (
     WORKLOAD_VERSION,
     Layer,

@@ -25,9 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.schema import nearest
-from ddlbench.experiment.units import GB
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
+from ddlbench.common.units import GB
 from ddlbench.predict.paradl import authors_code, corrected, printed
 from ddlbench.predict.paradl.authors_code import ITEM_BYTES, Terms
 from ddlbench.predict.paradl.configuration import Configuration, Projection

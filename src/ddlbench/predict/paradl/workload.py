@@ -20,10 +20,10 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 from annotated_types import MinLen
 from typing_extensions import TypedDict
 
-from ddlbench.experiment.document import Document
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Count, Name, Natural, Positive, typed
-from ddlbench.experiment.schema import nearest
+from ddlbench.common.document import Document
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Count, Name, Natural, Positive, typed
+from ddlbench.common.schema import nearest
 
 Shape = tuple[int, ...]
 """Channels, then the spatial extents."""

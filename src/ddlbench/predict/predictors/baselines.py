@@ -12,9 +12,9 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
+from ddlbench.common.statistics import round_means
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.statistics import round_means
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.prediction import (
     BuiltInPredictor,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.configurations import Array
 from ddlbench.predict.transformer.runs import Runs

@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.schema import nearest
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
 from ddlbench.predict.transformer.counts import (
     PRECISIONS,
     RECOMPUTATIONS,

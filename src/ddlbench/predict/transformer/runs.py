@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.configurations import (
     Array,

@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.units import GB
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.units import GB
 from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.configurations import Configurations, configurations
 from ddlbench.predict.transformer.counts import RECOMPUTATIONS, step_operations

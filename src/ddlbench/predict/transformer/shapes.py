@@ -8,8 +8,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.schema import check_against, fill_defaults, nearest, read_yaml
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import check_against, fill_defaults, nearest, read_yaml
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.predict.transformer import counts
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ddlbench.experiment.statistics import mean_interval
+from ddlbench.common.statistics import mean_interval
 from ddlbench.report.bars import patch
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import strategy_label

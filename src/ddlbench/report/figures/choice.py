@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ddlbench.experiment.units import HOURS, TIMES, unit_for
+from ddlbench.common.units import HOURS, TIMES, unit_for
 from ddlbench.report.labels import dataset_label, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import (

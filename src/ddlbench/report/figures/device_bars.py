@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from ddlbench.common.units import BYTES, GIB, MIB, Unit, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.units import BYTES, GIB, MIB, Unit, unit_for
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
 from ddlbench.report.footer import Context, footer, without_signs
 from ddlbench.report.labels import (

@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlbench.experiment.units import TIMES, unit_for
+from ddlbench.common.units import TIMES, unit_for
 from ddlbench.report.bars import message, patch
 from ddlbench.report.footer import Context, footer, note_sentences
 from ddlbench.report.labels import network_label

@@ -27,8 +27,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from ddlbench.common.units import BYTES_BINARY, GB, NS, TIMES, US, Unit, unit_for
 from ddlbench.experiment.links import Links, LinkSweep, Matrix, PairMatrix, SlowPair
-from ddlbench.experiment.units import BYTES_BINARY, GB, NS, TIMES, US, Unit, unit_for
 from ddlbench.report.footer import links_origin
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import CENTRED, StrategyLook, strategy_look

@@ -13,9 +13,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import write_instead
 from ddlbench.report.footer import Context, footer
@@ -35,10 +34,7 @@ _COLUMNS_6_1 = (
 
 def chunks_of(cell: Cell) -> int | None:
     """Micro-batches of a step; None for a strategy without micro-batches."""
-    try:
-        value = strategy_of(cell.strategy).option_values(cell).get("chunks")
-    except ConfigError:  # of another package that is not here
-        return None
+    value = known_strategy(cell.strategy).option_values(cell).get("chunks")
     return int(value) if value is not None else None
 
 

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -20,9 +21,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, labels_height_mm, write_labels
 from ddlbench.report.comparability import forbids_speedup
@@ -83,11 +84,12 @@ _FAMILIES = ("pipeline", "model")
 
 def _bound(configuration: str) -> float | None:
     cell = Cell.from_id(f"{configuration}/rep0")
-    try:
-        strategy = strategy_of(cell.strategy)
-        return strategy.most_speedup(cell) if strategy.family in _FAMILIES else None
-    except ConfigError:  # of another package that is not here, or no schedule for these numbers
+    strategy = known_strategy(cell.strategy)
+    if strategy.family not in _FAMILIES:
         return None
+    with suppress(ConfigError):  # no schedule for these numbers
+        return strategy.most_speedup(cell)
+    return None
 
 
 def _paired_ratios(measurements: pd.DataFrame) -> dict[str, list[float]]:

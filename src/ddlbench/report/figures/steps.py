@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlbench.common.units import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.units import TIMES, unit_for
 from ddlbench.report.footer import Context, footer, signs
 from ddlbench.report.labels import common_workers, status_mark, strategy_label, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out

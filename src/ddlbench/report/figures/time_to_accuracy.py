@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
+from ddlbench.common.units import TIMES, unit_for
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.units import TIMES, unit_for
 from ddlbench.report.curves import Lines, by_link
 from ddlbench.report.footer import STALE, Context, footer, without_signs
 from ddlbench.report.labels import (

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddlbench.experiment.chrome_trace import Piece, chrome_trace
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.chrome_trace import Piece, chrome_trace
+from ddlbench.common.errors import ConfigError
 
 # PASSES have their number written into the box; COMPUTING counts as work.
 PASSES = ("forward", "recompute", "backward", "backward_input", "backward_weight")

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.text import read_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
-from ddlbench.experiment.text import read_json
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import read_plan
@@ -212,8 +212,7 @@ def _schedule(plan: Plan, mini_batches: int, folder: Path) -> PlannedSchedule | 
 
 def _rows(plan: Plan) -> tuple[Row, ...]:
     """One row for each device, in the order of ranks and of a process's partitions."""
-    strategy = known_strategy(plan.cell.strategy)
-    pipeline = None if strategy is None else strategy.pipeline_of(plan)
+    pipeline = known_strategy(plan.cell.strategy).pipeline_of(plan)
     stage_ranks = [] if pipeline is None else [stage.ranks for stage in pipeline.stages]
     rows = []
     for process in plan.processes:

@@ -36,7 +36,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ddlbench.experiment.units import TIMES, Unit, unit_for
+from ddlbench.common.units import TIMES, Unit, unit_for
 from ddlbench.report.bars import patch
 from ddlbench.report.layout import Panel as PagePanel
 from ddlbench.report.layout import PanelSize, Section, lay_out

@@ -28,8 +28,7 @@ from ddlbench.report.timeline.box import PASSES, Box, Row
 
 def schedule_of(plan: Plan, mini_batches: int) -> PlannedSchedule | None:
     """The schedule of the plan's devices; None if the strategy has none."""
-    strategy = known_strategy(plan.cell.strategy)
-    return None if strategy is None else strategy.schedule_of(plan, mini_batches)
+    return known_strategy(plan.cell.strategy).schedule_of(plan, mini_batches)
 
 
 def boxes_of(

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.document import write_json
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.text import read_json
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.errors import ConfigError
 from ddlbench.experiment.paths import checkpoint_dir
 from ddlbench.experiment.result import Attempt
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.text import read_json
 from ddlbench.planning.plan import Plan
 from ddlbench.runtime.checkpoint.store import Order, discard, journal_file, newest, read_journal
 from ddlbench.runtime.environment import driver_provenance

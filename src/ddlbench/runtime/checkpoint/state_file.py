@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ddlbench.experiment.document import whole_file
+from ddlbench.common.document import whole_file
 
 _HEADER = "state"
 

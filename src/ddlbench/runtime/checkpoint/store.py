@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.experiment.document import write_json
-from ddlbench.experiment.text import read_json
+from ddlbench.common.document import write_json
+from ddlbench.common.text import read_json
 
 SCHEMA_VERSION = 1
 KEPT_SETS = 2  # some file systems report a write that a crash then loses

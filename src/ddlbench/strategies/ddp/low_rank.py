@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Tensor

@@ -22,7 +22,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.strategy import LayerSplit, rows_share
 

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddlbench.experiment.errors import ConfigError
+from ddlbench.common.errors import ConfigError
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.pipeline_stages import even_blocks, even_costs
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.experiment.document import whole_file, write_text
-from ddlbench.experiment.errors import ConfigError, file_fault, obstacle
+from ddlbench.common.document import whole_file, write_text
+from ddlbench.common.errors import ConfigError, file_fault, obstacle
 from ddlbench.experiment.paths import check_results
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlbench.common.document import put_aside
+from ddlbench.common.text import UnreadableJson, parse_json, read_json
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.document import put_aside
 from ddlbench.experiment.result import InvalidResult, glance, read_result
-from ddlbench.experiment.text import UnreadableJson, parse_json, read_json
 
 DAMAGED = ["", "{", "[" * 100_000, "9" * 5_000, "NaN", '{"a": Infinity}', "\x00", '{"a": 1} x']
 

@@ -13,8 +13,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.schema import nearest
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.schema import nearest
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

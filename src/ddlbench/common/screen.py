@@ -8,9 +8,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.errors import file_fault, printable
-from ddlbench.experiment.units import BYTES, Unit, unit_for
+from ddlbench.common.errors import file_fault, printable
+from ddlbench.common.units import BYTES, Unit, unit_for
 
 _GAP = "  "
 _DURATIONS = (
@@ -160,16 +159,3 @@ def in_one_unit(values: Sequence[float | None], units: Sequence[Unit]) -> list[s
         return [""] * len(values)
     unit = unit_for(max(known), units)
     return ["" if v is None else f"{two_digits(unit.of(v))} {unit.name}" for v in values]
-
-
-def short_names(cells: Sequence[Cell]) -> list[str]:
-    """``mnist vgg11 ddp 1x2 rep1``: what tells cells apart; what they share is left out."""
-    pairs = [dict(cell.variant_pairs) for cell in cells]
-    shared = set(pairs[0].items()).intersection(*(own.items() for own in pairs)) if pairs else set()
-    several = len({cell.repeat for cell in cells}) > 1
-    names = []
-    for cell, own in zip(cells, pairs, strict=True):
-        words = [cell.dataset, cell.network, cell.strategy, cell.geometry]
-        words += [f"{name}={value}" for name, value in own.items() if (name, value) not in shared]
-        names.append(" ".join([*words, *([f"rep{cell.repeat}"] if several else [])]))
-    return names

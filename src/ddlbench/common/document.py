@@ -20,9 +20,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ddlbench.experiment.errors import file_fault, shown
-from ddlbench.experiment.form import UnknownKey, WrongForm, adapter_of, read_form
-from ddlbench.experiment.text import UnreadableJson, read_json
+from ddlbench.common.errors import file_fault, shown
+from ddlbench.common.form import UnknownKey, WrongForm, adapter_of, read_form
+from ddlbench.common.text import UnreadableJson, read_json
 
 _Form = TypeVar("_Form")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.common.run_id import RUN, Writer, begin_run, run_began_s
+from ddlbench.common.text import UnreadableJson
 from ddlbench.experiment.failure import Failure
-from ddlbench.experiment.run_id import RUN, Writer, begin_run, run_began_s
 from ddlbench.experiment.status import Reason
-from ddlbench.experiment.text import UnreadableJson
 
 FIRST = Writer("run-a", "12", 1)
 

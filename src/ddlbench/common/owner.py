@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import psutil
 
-from ddlbench.experiment.text import read_json
+from ddlbench.common.text import read_json
 
 HEARTBEAT = ".lease-heartbeat"
 STALE_S = 60.0

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.fits import fit_hockney, given_hockney
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.fits import fit_hockney, given_hockney
 from ddlbench.experiment.links import SweepPoint
 
 SIZES = [1 << k for k in range(10, 29)]  # 1 KiB .. 256 MiB

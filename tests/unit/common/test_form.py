@@ -8,7 +8,7 @@ from typing import NotRequired
 import pytest
 from typing_extensions import TypedDict
 
-from ddlbench.experiment.form import (
+from ddlbench.common.form import (
     Form,
     Natural,
     UnknownKey,

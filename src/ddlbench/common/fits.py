@@ -24,8 +24,8 @@ import numpy as np
 from annotated_types import MinLen
 from numpy.typing import NDArray
 
-from ddlbench.experiment.errors import ConfigError
-from ddlbench.experiment.form import Amount, Form, Interval
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Amount, Form, Interval
 
 Floats = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from annotated_types import Ge, Gt, Le, Len, MinLen
 
-from ddlbench.experiment.errors import ConfigError, printable, shown
+from ddlbench.common.errors import ConfigError, printable, shown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError

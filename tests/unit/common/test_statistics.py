@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import ddlbench
-from ddlbench.experiment.statistics import is_known, median_interval, ratio_interval, scaled
+from ddlbench.common.statistics import is_known, median_interval, ratio_interval, scaled
 
 seconds = st.floats(min_value=1e-6, max_value=1e6)
 

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlbench.experiment.errors import ConfigError, shown
-from ddlbench.experiment.paths import schema_file
-from ddlbench.experiment.text import check_keys, parse_yaml
+from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.project import schema_file
+from ddlbench.common.text import check_keys, parse_yaml
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError

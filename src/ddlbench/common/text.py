@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ddlbench.experiment.errors import ConfigError, printable, shown
+from ddlbench.common.errors import ConfigError, printable, shown
 
 MOST_BYTES = 256 * 2**20  # of a JSON file
 _LONGEST_MESSAGE = 200
