@@ -16,7 +16,7 @@ from torch.distributed import Store
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.meters import cpu_peak_bytes
-from ddlbench.strategies.deepspeed.descriptor import DeepSpeedDetails, kept_bytes, moment_bytes
+from ddlbench.strategies.deepspeed.descriptor import DeepSpeedOptions, kept_bytes, moment_bytes
 from ddlbench.testing import assert_cell_equals_sequential, assert_resumes
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of, train
@@ -98,7 +98,7 @@ def modelled(cell: Cell) -> float:
         parameter_bytes: int = LAYERS * LAYER_BYTES
         blocks: tuple[Layer, ...] = (Layer(),) * LAYERS
 
-    details = DeepSpeedDetails.of(make_plan(cell))
+    details = DeepSpeedOptions.of(make_plan(cell))
     whole: Any = Layers()
     kept = kept_bytes(whole.parameter_bytes, cell.devices, details.stage, cell.momentum)
     return kept + moment_bytes(whole, cell.devices, details, cell.batch_size / cell.devices)

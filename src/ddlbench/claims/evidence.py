@@ -381,7 +381,7 @@ def _options_of(strategy: str, told: Mapping[str, str]) -> dict[str, str]:
     descriptor = _descriptor(strategy)
     if descriptor is None:
         return {}
-    declared = {name: str(one.get("default")) for name, one in descriptor.options.items()}
+    declared = {name: str(value) for name, value in descriptor.options.defaults().items()}
     return {**declared, **{name: value for name, value in told.items() if name in declared}}
 
 

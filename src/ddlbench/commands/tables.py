@@ -209,7 +209,7 @@ def option_table() -> str:
     """One row an option, as Markdown; strategies that share an option share the row."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for strategy in STRATEGIES:
-        for option, schema in strategy_of(strategy).options.items():
+        for option, schema in strategy_of(strategy).options.schemas().items():
             default = json.dumps(schema["default"]).strip('"')
             rows.setdefault((option, default, _meaning(schema)), []).append(strategy)
     lines = ["| strategy | option | default | meaning |", "|---|---|---|---|"]
@@ -217,7 +217,7 @@ def option_table() -> str:
         f"| {_names(strategies)} | `{option}` | `{default}` | {meaning} |"
         for (option, default, meaning), strategies in rows.items()
     ]
-    without = [name for name in STRATEGIES if not strategy_of(name).options]
+    without = [name for name in STRATEGIES if not strategy_of(name).options.defaults()]
     return "\n".join([*lines, "", f"Without options: {_names(without)}."])
 
 

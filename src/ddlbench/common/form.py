@@ -97,12 +97,13 @@ def schema_of(kind: type) -> dict[str, Any]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     # All forms share this dictionary. Reading the texts takes longer than reading a thousand files.
-    _CONFIG["use_attribute_docstrings"] = True
+    config: dict[str, Any] = kind.__pydantic_config__  # type: ignore[attr-defined]
+    config["use_attribute_docstrings"] = True
     try:
         schema: dict[str, Any] = _tidied(TypeAdapter(kind).json_schema())
         return schema
     finally:
-        del _CONFIG["use_attribute_docstrings"]
+        del config["use_attribute_docstrings"]
 
 
 def _tidied(schema: Any) -> Any:

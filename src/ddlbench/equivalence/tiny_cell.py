@@ -80,7 +80,7 @@ def _dealt(cell: Cell, strategy: Strategy, blocks: int) -> list[Cell] | Reason:
     No rule for a balance is used: the network may be in no table, and nothing is measured.
     """
     by_hand = str(cell.option("balance", "")).partition("+")[0].isdigit()
-    if "balance" not in strategy.options or by_hand:
+    if "balance" not in strategy.options.defaults() or by_hand:
         refusal = strategy.supports(cell)
         return [cell] if refusal is None else _as_reason(refusal)
     refusal = None

@@ -35,7 +35,7 @@ from ddlbench.interconnect.training_sweep import fixed_computation
 from ddlbench.planning.plan import Process
 from ddlbench.runtime.network_address import SECRET, address_of
 from ddlbench.runtime.parent_death import end_with_parent
-from ddlbench.strategies.horovod.descriptor import Horovod
+from ddlbench.strategies.horovod.descriptor import HorovodOptions
 from ddlbench.strategies.horovod.rendezvous import (
     HorovodPlace,
     join_rendezvous,
@@ -65,10 +65,10 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
         host=hosts[group.rank],
     )
     set_place(place, rendezvous, group.interface)
-    options = Horovod.options
-    threshold = Accelerator.shrunk(options["fusion_threshold_bytes"]["default"])
+    options = HorovodOptions()
+    threshold = Accelerator.shrunk(options.fusion_threshold_bytes)
     os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold)
-    cycle_s = Accelerator.slowed(options["cycle_time_s"]["default"])
+    cycle_s = Accelerator.slowed(options.cycle_time_s)
     os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_s * 1e3)
     hvd.init()
     try:

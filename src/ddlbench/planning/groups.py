@@ -9,14 +9,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddlbench.common.form import Natural
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Process
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions(Options):
+    """Options of strategies whose devices work in groups."""
+
+    group: Natural = 0
+    """Devices that compute the same samples together; 0 takes the devices of a node."""
 
 
 def uneven_groups(cell: Cell, size: int) -> str | None:

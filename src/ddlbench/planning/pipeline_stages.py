@@ -28,10 +28,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
@@ -41,6 +42,7 @@ from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.site import making_command
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import BlockCost
+from ddlbench.planning.options import Options, RuleText, Tried
 from ddlbench.planning.partition import (
     Chain,
     Level,
@@ -171,18 +173,19 @@ def even_blocks(blocks: int, replicas: Sequence[int]) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
 
 
-BALANCE_OPTION: dict[str, Any] = {
-    "type": ["string", "integer"],
-    "pattern": r"^(work|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$",
-    "minimum": 1,
-    "default": "work",
-    "examples": ["profile"],
-    "description": (
-        "How blocks are dealt to stages: 'work' evens out floating-point operations, 'size' "
-        "parameters, 'blocks' their number, 'profile' measured times, '5+9' says it by hand. A "
-        "network that is not built in takes 'profile'."
-    ),
-}
+@dataclass(frozen=True, kw_only=True)
+class StageOptions(Options):
+    """Options of every strategy that cuts a network into stages."""
+
+    balance: Annotated[
+        str | int,
+        RuleText(r"^(work|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$"),
+        Tried("profile"),
+    ] = "work"
+    """How blocks are dealt to stages: 'work' evens out floating-point operations, 'size'
+    parameters, 'blocks' their number, 'profile' measured times, '5+9' says it by hand. A network
+    that is not built in takes 'profile'."""
+
 
 Stages = tuple[Stage, ...]
 Costs = Sequence[BlockCost]

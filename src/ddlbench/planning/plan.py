@@ -3,10 +3,10 @@
 ``details`` are plain JSON: a strategy's options, and what follows from them. Only the strategy
 itself reads them, through a view that names each value and its type::
 
-    class DdpDetails(PlanDetails):
-        bucket_cap_bytes: int
+    class TensorDetails(PlanDetails):
+        group: int
 
-    DdpDetails.of(plan).bucket_cap_bytes
+    TensorDetails.of(plan).group
 
 :mod:`ddlbench.planning.planner` makes plans.
 """

@@ -19,6 +19,7 @@ from ddlbench.experiment.registry import BASE, load
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.network_tables import BlockCost, blocks_of
+from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Plan, Process
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ class Strategy:
         preferred_predictor: the predictor that ``recommend`` uses, by what computes ("cpu",
             "cuda", "emulated"); see :meth:`preferred_on`.
         recommended_by: the predictor that a published recommender uses, by the recommender's name.
-        options: JSON-schema properties of its options, each with a default and a description;
-            ``examples`` are values that ``ddlbench tune`` tries.
+        options: dataclass of its options.
 
     Attributes:
         accelerator: that the site of the cells emulates; None if its devices are real.
@@ -101,7 +101,7 @@ class Strategy:
     predictors: ClassVar[tuple[str, ...]] = ()
     preferred_predictor: ClassVar[Mapping[str, str]] = {}
     recommended_by: ClassVar[Mapping[str, str]] = {}
-    options: ClassVar[dict[str, dict[str, Any]]] = {}
+    options: ClassVar[type[Options]] = Options
     accelerator: Accelerator | None = None
 
     def blocks_of(self, cell: Cell) -> tuple[BlockCost, ...] | None:
@@ -294,8 +294,7 @@ class Strategy:
 
     def option_values(self, cell: Cell) -> dict[str, OptionValue]:
         """All options: the cell's own, and defaults for the others."""
-        defaults = {name: schema["default"] for name, schema in self.options.items()}
-        return {**defaults, **dict(cell.options)}
+        return {**self.options.defaults(), **dict(cell.options)}
 
     def check_options(self, options: Mapping[str, Any], where: str) -> dict[str, OptionValue]:
         """Validates options and keeps those that differ from their defaults.
@@ -305,13 +304,10 @@ class Strategy:
         """
         if not options:  # of most cells of a large matrix
             return {}
-        schema = {"type": "object", "additionalProperties": False, "properties": self.options}
+        known, defaults = self.options.schemas(), self.options.defaults()
+        schema = {"type": "object", "additionalProperties": False, "properties": known}
         check(dict(options), schema, where)
-        return {
-            name: value
-            for name, value in sorted(options.items())
-            if value != self.options[name]["default"]
-        }
+        return {name: value for name, value in sorted(options.items()) if value != defaults[name]}
 
 
 def strategy_of(name: str, accelerator: Accelerator | None = None) -> Strategy:

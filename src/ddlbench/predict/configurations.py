@@ -87,7 +87,7 @@ def varied(
     Raises:
         ConfigError: the strategy has no such option, or there is nothing to vary.
     """
-    options = strategy_of(strategy).options
+    options = strategy_of(strategy).options.schemas()
     for name in named:
         if name != BATCH_SIZE and name not in options:
             remark = nearest(name, [BATCH_SIZE, *options])

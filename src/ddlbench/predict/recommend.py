@@ -86,7 +86,7 @@ def fitted_options(question: Question, ranking: Ranking) -> dict[str, list[Candi
         own = [
             f"{name}={value}"
             for name, value in candidate.cell.options
-            if written.get(name, strategy_of(strategy).options[name]["default"]) != value
+            if written.get(name, strategy_of(strategy).options.defaults()[name]) != value
             and name != "balance"
         ]
         if own:

@@ -11,7 +11,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Tensor
-from ddlbench.strategies.ddp.descriptor import DdpDetails, shares
+from ddlbench.strategies.ddp.descriptor import DdpOptions, shares
 from ddlbench.strategies.ddp.low_rank import BucketBytes, bucket_bytes
 
 STRATEGY = strategy_of("ddp")
@@ -25,7 +25,7 @@ def cell_of(devices: int = 4, batch_size: int = 48, **options: Any) -> Cell:
 def test_defaults_are_not_in_a_cells_path():
     defaults = {name: schema["default"] for name, schema in STRATEGY.options.items()}
     assert STRATEGY.check_options(defaults, "here") == {}
-    details = DdpDetails.of(make_plan(cell_of()))
+    details = DdpOptions.of(make_plan(cell_of()))
     assert {name: getattr(details, name) for name in defaults} == defaults
 
 

@@ -94,10 +94,9 @@ def test_written_options_stay(options, geometry, batch_size) -> None:
     cell = question(geometry, batch_size, **options).cell(strategy)
     descriptor = strategy_of(strategy)
     assert descriptor.option_values(cell).items() >= written.items()
-    others = descriptor.options.keys() - written.keys()
-    assert all(
-        descriptor.option_values(cell)[n] == descriptor.options[n]["default"] for n in others
-    )
+    defaults = descriptor.options.defaults()
+    others = defaults.keys() - written.keys()
+    assert all(descriptor.option_values(cell)[name] == defaults[name] for name in others)
 
 
 @pytest.mark.parametrize(("chunks", "batch_size"), [(3, 32), (5, 32), (64, 32)])

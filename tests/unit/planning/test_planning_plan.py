@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 
+from ddlbench.common.form import Natural
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.data_parallel import data_parallel_placement
+from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(Options):
+    """Of the server."""
+
+    staleness: Natural = 1
+    """Steps."""
 
 
 class ParameterServer(Strategy):
@@ -23,9 +34,7 @@ class ParameterServer(Strategy):
     family: ClassVar[str] = "data parallel"
     executor: ClassVar[str] = "nowhere:Executor"
     synchronous: ClassVar[bool] = False
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "staleness": {"type": "integer", "minimum": 0, "default": 1, "description": "Steps."}
-    }
+    options: ClassVar[type[Options]] = ServerOptions
 
     def supports(self, cell: Cell) -> str | None:
         return None if cell.devices > 1 else "a server needs a worker"

@@ -22,9 +22,9 @@ from ddlbench.predict.prediction import (
 )
 from ddlbench.predict.predictors.data_parallel import exposed_s
 from ddlbench.predict.predictors.published import communication_s, ring_all_reduce_s
-from ddlbench.strategies.ddp.descriptor import DdpDetails
-from ddlbench.strategies.horovod.descriptor import HorovodDetails
-from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails
+from ddlbench.strategies.ddp.descriptor import DdpOptions
+from ddlbench.strategies.horovod.descriptor import HorovodOptions
+from ddlbench.strategies.parameter_server.descriptor import ParameterServerOptions
 
 EMULATED = {"provenance": {"cpu_model": make.ACCELERATOR.remark}}
 SLOW_RING = make.pair([0, 0, 0, 0], bandwidth=1e9, latency_s=1e-4, slow={(3, 0): 5e8})
@@ -158,8 +158,8 @@ def test_buckets_fill_in_the_order_of_readiness():
 def test_only_the_default_has_a_small_first_bucket():
     whole = make.workload().shrunk
     given = make.plan("ddp", options={"bucket_cap_bytes": 2**20 + 1})
-    assert DdpDetails.of(given).caps(whole) == (2**20 + 1, 2**20 + 1)
-    default = DdpDetails.of(make.plan("ddp"))
+    assert DdpOptions.of(given).caps(whole) == (2**20 + 1, 2**20 + 1)
+    default = DdpOptions.of(make.plan("ddp"))
     assert default.caps(whole) == (2**20, 25 * 2**20)
     assert make.plan("ddp").details["bucket_cap_bytes"] == 26_214_400  # in plans since ever
 
@@ -404,9 +404,9 @@ def test_sizes_at_which_strategies_send_are_divided_as_the_profile_s_bytes_are()
     assert small.bucket_bytes == small.shrunk(25 * 2**20) == shrunk_bytes(25 * 2**20, 20)
     horovod = make.plan("horovod", options={"fusion_threshold_bytes": 64 * 2**20})
     assert strategy_of("horovod").gradient_traffic(small, horovod).fusion_bytes == 3_355_443
-    assert DdpDetails.of(make.plan("ddp")).caps(small.shrunk) == (52_429, 1_310_720)
-    server = ParameterServerDetails.of(make.plan("parameter-server"))
+    assert DdpOptions.of(make.plan("ddp")).caps(small.shrunk) == (52_429, 1_310_720)
+    server = ParameterServerOptions.of(make.plan("parameter-server"))
     assert server.message_cap(small.shrunk) == 209_715
     assert server.message_cap(lambda size: 3) == 64
     none = make.plan("horovod", options={"fusion_threshold_bytes": 0})
-    assert HorovodDetails.of(none).fusion_cap(small.shrunk) == 0
+    assert HorovodOptions.of(none).fusion_cap(small.shrunk) == 0

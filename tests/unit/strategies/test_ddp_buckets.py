@@ -15,7 +15,7 @@ from ddlbench.experiment.site import Accelerator, shrunk_bytes
 from ddlbench.planning.gradient_traffic import filled_buckets
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.workload import Tensor
-from ddlbench.strategies.ddp.descriptor import DdpDetails
+from ddlbench.strategies.ddp.descriptor import DdpOptions
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of
 
@@ -62,7 +62,7 @@ def test_torch_makes_the_buckets_that_are_predicted(cap_bytes, shrink):
     (ranks,) = run_ranks(train_here, [(cell, shrink)], 2)
     gradients = reversed(list(network().named_parameters()))
     tensors = [Tensor(name, p.numel() * 4, 1.0) for name, p in gradients]
-    caps = DdpDetails.of(make_plan(cell)).caps(lambda size: shrunk_bytes(size, shrink))
+    caps = DdpOptions.of(make_plan(cell)).caps(lambda size: shrunk_bytes(size, shrink))
     filled = filled_buckets(tensors, *caps)
     expected = [message.bytes for message in filled]
     for rank in ranks:

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from ddlbench.planning.workload import Step, Workload
 from ddlbench.predict.links import Hop
 from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, Prediction, joined
-from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails, message_count
+from ddlbench.strategies.parameter_server.descriptor import ParameterServerOptions, message_count
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _exchange(inputs: CellInputs) -> tuple[_Exchange, tuple[str, ...]]:
         workers=workers,
         servers=servers,
         gradient_bytes=workload.parameter_bytes,
-        message_bytes=ParameterServerDetails.of(plan).message_cap(workload.shrunk),
+        message_bytes=ParameterServerOptions.of(plan).message_cap(workload.shrunk),
         slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
         server_s=max(sum(seconds[w, s] for w in places["worker"]) for s in places["server"]),
         worker_s=max(sum(seconds[w, s] for s in places["server"]) for w in places["worker"]),

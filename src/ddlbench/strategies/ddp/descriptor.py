@@ -34,8 +34,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from ddlbench.common.form import Count
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
@@ -48,7 +49,7 @@ from ddlbench.planning.gradient_traffic import (
 )
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
-from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.ddp.low_rank import EXACT_STEPS, bucket_bytes
 
@@ -57,16 +58,28 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Tensor, Workload
 
 
-@dataclass(frozen=True)
-class DdpDetails(PlanDetails):
-    """Plan details of DDP; the fields are its options."""
+@dataclass(frozen=True, kw_only=True)
+class DdpOptions(Options):
+    """Options of DDP; ``tune`` tries none that saves memory and costs time."""
 
-    bucket_cap_bytes: int
-    shard: str = "none"
-    accumulate: int = 1
+    bucket_cap_bytes: Annotated[Count, Tried(2**20, 5 * 2**20, 50 * 2**20, 100 * 2**20)] = (
+        DEFAULT_BUCKET_BYTES
+    )
+    """A gradient bucket is sent when it holds so many bytes. The default is torch's own: 25 MiB,
+    and 1 MiB for the first bucket; any other value holds for all."""
+    shard: Literal["none", "optimizer"] = "none"
+    """What ranks share: nothing, or the optimiser's state (ZeRO stage 1). Then each rank updates
+    some tensors and sends them to all others."""
+    accumulate: Count = 1
+    """Micro-batches of a rank's share of a mini-batch; gradients are summed on the rank and sent
+    once a step."""
     bucket_view: bool = False
-    hook: str = "none"
-    hook_rank: int = 1
+    """Gradients lie in the buckets (gradient_as_bucket_view); else buckets are copies."""
+    hook: Literal["none", "fp16", "powersgd"] = "none"
+    """How gradients are sent: as they are, rounded to fp16, or as factors of low rank (PowerSGD),
+    which trains otherwise."""
+    hook_rank: Count = 1
+    """Columns of PowerSGD's factors; of powersgd only."""
 
     def caps(self, shrunk: Callable[[int], int]) -> tuple[int, int]:
         """Bytes at which the first bucket of a step is sent, and at which later ones are.
@@ -97,61 +110,11 @@ class DistributedDataParallel(DataParallel):
         "cpu": "ddp-serial",
         "cuda": "ddp-buckets",
     }
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "bucket_cap_bytes": {
-            "type": "integer",
-            "minimum": 1,
-            "default": DEFAULT_BUCKET_BYTES,
-            "examples": [2**20, 5 * 2**20, 50 * 2**20, 100 * 2**20],
-            "description": (
-                "A gradient bucket is sent when it holds so many bytes. The default is torch's "
-                "own: 25 MiB, and 1 MiB for the first bucket; any other value holds for all."
-            ),
-        },
-        "shard": {
-            "enum": ["none", "optimizer"],
-            "default": "none",
-            "description": (
-                "What ranks share: nothing, or the optimiser's state (ZeRO stage 1). Then each "
-                "rank updates some tensors and sends them to all others."
-            ),
-        },
-        "accumulate": {
-            "type": "integer",
-            "minimum": 1,
-            "default": 1,
-            "description": (
-                "Micro-batches of a rank's share of a mini-batch; gradients are summed on the rank "
-                "and sent once a step."
-            ),
-        },
-        "bucket_view": {
-            "type": "boolean",
-            "default": False,
-            "description": (
-                "Gradients lie in the buckets (gradient_as_bucket_view); else buckets are copies."
-            ),
-        },
-        "hook": {
-            "enum": ["none", "fp16", "powersgd"],
-            "default": "none",
-            "description": (
-                "How gradients are sent: as they are, rounded to fp16, or as factors of low rank "
-                "(PowerSGD), which trains otherwise."
-            ),
-        },
-        "hook_rank": {
-            "type": "integer",
-            "minimum": 1,
-            "default": 1,
-            "description": "Columns of PowerSGD's factors; of powersgd only.",
-        },
-    }
-    # The others have no examples for `ddlbench tune`: they save memory and cost time.
+    options: ClassVar[type[Options]] = DdpOptions
 
     def supports(self, cell: Cell) -> str | None:
-        values = self.option_values(cell)
-        count, hook = int(values["accumulate"]), values["hook"]
+        options = DdpOptions.of_cell(cell)
+        count, hook = options.accumulate, options.hook
         if hook != "powersgd" and "hook_rank" in dict(cell.options):
             return Reason(
                 "conflicting_options", f"hook_rank belongs to hook: powersgd; hook is {hook}"
@@ -162,7 +125,7 @@ class DistributedDataParallel(DataParallel):
                 f"powersgd sends whole gradients in its first {EXACT_STEPS} steps; set "
                 f"warmup_steps to {EXACT_STEPS} or more",
             )
-        if cell.compile and int(values["bucket_cap_bytes"]) < DDP_FIRST_BUCKET_BYTES:
+        if cell.compile and options.bucket_cap_bytes < DDP_FIRST_BUCKET_BYTES:
             return Reason(
                 "conflicting_options",
                 f"torch.compile splits DDP's backward pass at buckets of {DDP_FIRST_BUCKET_BYTES} "
@@ -179,7 +142,7 @@ class DistributedDataParallel(DataParallel):
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """PowerSGD factorises matrices; a sharded optimiser keeps its weights in one vector."""
-        details = DdpDetails.of(plan)
+        details = DdpOptions.of(plan)
         if details.hook == "powersgd" and traits.scalars:
             return unsupported_weights(
                 "powersgd",
@@ -205,21 +168,21 @@ class DistributedDataParallel(DataParallel):
 
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
         """What PowerSGD has not sent of a gradient joins those of later weights."""
-        current = self.option_values(cell)["hook"] != "powersgd"
+        current = DdpOptions.of_cell(cell).hook != "powersgd"
         return current and super().is_synchronous(cell, details)
 
     def precision(self, cell: Cell) -> str:
         """A hook sends gradients of half precision, or of low rank."""
-        return cell.precision if self.option_values(cell)["hook"] == "none" else "bf16"
+        return cell.precision if DdpOptions.of_cell(cell).hook == "none" else "bf16"
 
     def zero_stage(self, cell: Cell) -> int:
-        return int(self.option_values(cell)["shard"] == "optimizer")
+        return int(DdpOptions.of_cell(cell).shard == "optimizer")
 
     def micro_batches(self, plan: Plan) -> int:
-        return DdpDetails.of(plan).accumulate
+        return DdpOptions.of(plan).accumulate
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
-        details = DdpDetails.of(plan)
+        details = DdpOptions.of(plan)
         if details.hook == "powersgd":
             return [
                 GradientMessage(size, bucket[-1].ready_fraction)
@@ -232,7 +195,7 @@ class DistributedDataParallel(DataParallel):
         return filled
 
     @staticmethod
-    def _buckets(workload: Workload, details: DdpDetails) -> list[list[Tensor]]:
+    def _buckets(workload: Workload, details: DdpOptions) -> list[list[Tensor]]:
         """The tensors of each bucket."""
         first_bytes, cap_bytes = details.caps(workload.shrunk)
         sizes = [tensor.bytes for tensor in workload.tensors]
@@ -242,7 +205,7 @@ class DistributedDataParallel(DataParallel):
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
         """The buckets, and with a sharded optimiser the weights that it sends to all ranks."""
         traffic = super().gradient_traffic(workload, plan)
-        if DdpDetails.of(plan).shard == "none" or plan.world_size == 1:
+        if DdpOptions.of(plan).shard == "none" or plan.world_size == 1:
             return traffic
         own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         return replace(traffic, gathered_bytes=max(own), gathered_by="broadcast")
@@ -253,7 +216,7 @@ class DistributedDataParallel(DataParallel):
         PowerSGD keeps what it has not sent, and factors. Of a bucket under way it has a copy and
         what is new of the former.
         """
-        details = DdpDetails.of(plan)
+        details = DdpOptions.of(plan)
         copied = 0 if details.bucket_view else workload.parameter_bytes
         if details.hook == "fp16":
             return copied + workload.parameter_bytes // 2
@@ -269,7 +232,7 @@ class DistributedDataParallel(DataParallel):
 
         Gradients that lie in buckets exist always, and a block's new ones beside them.
         """
-        details = DdpDetails.of(plan)
+        details = DdpOptions.of(plan)
         whole = data_parallel_bytes(
             workload,
             plan,

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.gradient_traffic import DDP_FIRST_BUCKET_BYTES
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
-from ddlbench.strategies.ddp.descriptor import DdpDetails
+from ddlbench.strategies.ddp.descriptor import DdpOptions
 from ddlbench.strategies.ddp.hooks import Hook, LowRank, average, called, halved
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.process_group import join_all
@@ -45,7 +45,7 @@ class DdpExecutor(StepwiseExecutor):
     def place(self, network: nn.Sequential) -> nn.Module:
         device = self.context.devices[0]
         join_all(self.context, self.process, self.plan.world_size)
-        details = DdpDetails.of(self.plan)
+        details = DdpOptions.of(self.plan)
         replica = DistributedDataParallel(
             network.to(device),
             device_ids=[device] if device.type == "cuda" else None,
@@ -70,11 +70,11 @@ class DdpExecutor(StepwiseExecutor):
 
     def zero_grad(self) -> None:
         # A dropped view would be made anew outside of its bucket.
-        self.optimizer.zero_grad(set_to_none=not DdpDetails.of(self.plan).bucket_view)
+        self.optimizer.zero_grad(set_to_none=not DdpOptions.of(self.plan).bucket_view)
 
     def forward_backward(self, inputs: Tensor, labels: Tensor, divisor: int = 1) -> Tensor:
         """One micro-batch after the other; gradients leave in the last one's backward pass."""
-        count = DdpDetails.of(self.plan).accumulate
+        count = DdpOptions.of(self.plan).accumulate
         if count == 1:
             return super().forward_backward(inputs, labels, divisor)
         assert isinstance(self.module, DistributedDataParallel)
@@ -92,7 +92,7 @@ class DdpExecutor(StepwiseExecutor):
         return {"network": replica.state_dict(), "optimizer": self.own_optimizer.state_dict()}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        if DdpDetails.of(self.plan).shard == "none":
+        if DdpOptions.of(self.plan).shard == "none":
             return super().make_optimizer()
         parameters = list(self.module.parameters())
         kinds = {parameter.dtype for parameter in parameters}
@@ -134,14 +134,14 @@ class DdpExecutor(StepwiseExecutor):
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def details(self) -> dict[str, Any]:
-        first_bytes, _ = DdpDetails.of(self.plan).caps(Accelerator.shrunk)
+        first_bytes, _ = DdpOptions.of(self.plan).caps(Accelerator.shrunk)
         return {**super().details(), "first_bucket_bytes": first_bytes}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Register the hook, which cannot be removed: no step may be measured afterwards."""
         assert isinstance(self.module, DistributedDataParallel)
-        if DdpDetails.of(self.plan).hook == "none":
+        if DdpOptions.of(self.plan).hook == "none":
             self.module.register_comm_hook(Hook(self.spans, average), called)
         yield
 

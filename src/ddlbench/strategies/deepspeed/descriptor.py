@@ -26,14 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from annotated_types import Ge
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
 from ddlbench.planning.memory import backward_peak_bytes, work_space_bytes
-from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 
@@ -45,12 +47,15 @@ RELEASE = "0.19.8"
 """The release of DeepSpeed that was run."""
 
 
-@dataclass(frozen=True)
-class DeepSpeedDetails(PlanDetails):
-    """Plan details of DeepSpeed."""
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeedOptions(Options):
+    """Options of DeepSpeed."""
 
-    stage: int
-    bucket_bytes: int
+    stage: Literal[0, 1, 2, 3] = 2
+    """Of ZeRO: ranks share nothing (0), momentum (1), gradients too (2), or weights too (3)."""
+    bucket_bytes: Annotated[int, Ge(4), Tried(2**20, 5 * 2**20, 100 * 2**20)] = DEFAULT_BUCKET_BYTES
+    """Gradients are summed up to so many bytes at once, in stages 1 to 3; stage 0 sums all at once.
+    DeepSpeed's own default is 2 GB."""
 
 
 class DeepSpeed(DataParallel):
@@ -68,26 +73,7 @@ class DeepSpeed(DataParallel):
     predictors: ClassVar[tuple[str, ...]] = ("ddp-serial", "ddp-all-reduce", "sharded")
     # Of stage 3; the default predictor reads the all-reduces of the others.
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sharded", "cuda": "sharded"}
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "stage": {
-            "enum": [0, 1, 2, 3],
-            "default": 2,
-            "description": (
-                "Of ZeRO: ranks share nothing (0), momentum (1), gradients too (2), or weights "
-                "too (3)."
-            ),
-        },
-        "bucket_bytes": {
-            "type": "integer",
-            "minimum": 4,
-            "default": DEFAULT_BUCKET_BYTES,
-            "examples": [2**20, 5 * 2**20, 100 * 2**20],
-            "description": (
-                "Gradients are summed up to so many bytes at once, in stages 1 to 3; stage 0 "
-                "sums all at once. DeepSpeed's own default is 2 GB."
-            ),
-        },
-    }
+    options: ClassVar[type[Options]] = DeepSpeedOptions
 
     def note(self, compute_kind: ComputeKind) -> str | None:
         if compute_kind == "cuda":
@@ -98,11 +84,11 @@ class DeepSpeed(DataParallel):
         )
 
     def zero_stage(self, cell: Cell) -> int:
-        return int(self.option_values(cell)["stage"])
+        return DeepSpeedOptions.of_cell(cell).stage
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
         """The all-reduces of stages 0 to 2; none of them is hidden."""
-        details = DeepSpeedDetails.of(plan)
+        details = DeepSpeedOptions.of(plan)
         if details.stage == 0:
             return [GradientMessage(workload.parameter_bytes)]
         sizes = [tensor.bytes for tensor in workload.tensors]
@@ -115,7 +101,7 @@ class DeepSpeed(DataParallel):
 
     def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic | None:  # type: ignore[override]
         """The all-reduces, and from stage 1 on the weights of a rank; None for stage 3."""
-        stage = DeepSpeedDetails.of(plan).stage
+        stage = DeepSpeedOptions.of(plan).stage
         if stage == 3:
             return None
         traffic = super().gradient_traffic(workload, plan)
@@ -128,7 +114,7 @@ class DeepSpeed(DataParallel):
 
         DeepSpeed gathers layer by layer and sums bucket by bucket; here a block stands for both.
         """
-        if DeepSpeedDetails.of(plan).stage != 3:
+        if DeepSpeedOptions.of(plan).stage != 3:
             return None
         units = [
             ShardedUnit(
@@ -148,7 +134,7 @@ class DeepSpeed(DataParallel):
 
         All ranks get those of the fullest. Work space of kernels is that of the whole network.
         """
-        details, cell = DeepSpeedDetails.of(plan), plan.cell
+        details, cell = DeepSpeedOptions.of(plan), plan.cell
         share = cell.batch_size / plan.world_size
         bytes_ = (
             workload.fixed_memory_bytes
@@ -176,7 +162,7 @@ def kept_bytes(whole: int, ranks: int, stage: int, momentum: float) -> float:
 
 
 def moment_bytes(
-    workload: Workload, ranks: int, details: DeepSpeedDetails, samples: float
+    workload: Workload, ranks: int, details: DeepSpeedOptions, samples: float
 ) -> float:
     """Activations, gradients and buckets at the worst moment of a step.
 

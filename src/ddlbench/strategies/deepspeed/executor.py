@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
 from ddlbench.strategies.deepspeed.compiled import compile_operation
-from ddlbench.strategies.deepspeed.descriptor import DeepSpeed, DeepSpeedDetails
+from ddlbench.strategies.deepspeed.descriptor import DeepSpeed, DeepSpeedOptions
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.training import make_optimizer
@@ -62,8 +62,8 @@ class DeepSpeedExecutor(StepwiseExecutor):
         assert isinstance(self.engine, nn.Module)
         return self.engine
 
-    def _details(self) -> DeepSpeedDetails:
-        return DeepSpeedDetails.of(self.plan)
+    def _details(self) -> DeepSpeedOptions:
+        return DeepSpeedOptions.of(self.plan)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The SGD of this rank's part, whose parameters DeepSpeed has replaced."""
@@ -167,7 +167,7 @@ def configuration(plan: Plan, weights: int) -> dict[str, Any]:
         plan: of the cell.
         weights: numbers in all trained weights; no bucket is larger, as it is allocated whole.
     """
-    details = DeepSpeedDetails.of(plan)
+    details = DeepSpeedOptions.of(plan)
     elements = max(1, min(Accelerator.shrunk(details.bucket_bytes) // _FLOAT_BYTES, weights))
     return {
         "train_micro_batch_size_per_gpu": plan.cell.batch_size // plan.world_size,

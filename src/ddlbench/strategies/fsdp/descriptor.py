@@ -20,14 +20,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
 from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
-from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.options import Options, Tried
+from ddlbench.planning.plan import Process
 from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit, sharded_bytes
 from ddlbench.planning.strategy import Strategy
 
@@ -36,12 +37,16 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
 
 
-@dataclass(frozen=True)
-class FsdpDetails(PlanDetails):
-    """Plan details of fully sharded data parallelism."""
+@dataclass(frozen=True, kw_only=True)
+class FsdpOptions(Options):
+    """Options of fully sharded data parallelism."""
 
-    reshard_after_forward: bool
-    param_dtype: str
+    reshard_after_forward: Annotated[bool, Tried(False)] = True
+    """Free a block's whole weights after its forward pass and gather them again before its backward
+    pass (ZeRO stage 3); false keeps them (stage 2)."""
+    param_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type in which weights are gathered and computed with. Gradients are summed, and weights
+    updated, in fp32."""
 
 
 class FullyShardedDataParallel(Strategy):
@@ -57,25 +62,7 @@ class FullyShardedDataParallel(Strategy):
     not_compiled: ClassVar[str] = ""
     predictors: ClassVar[tuple[str, ...]] = ("sharded",)
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sharded", "cuda": "sharded"}
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "reshard_after_forward": {
-            "type": "boolean",
-            "default": True,
-            "examples": [False],
-            "description": (
-                "Free a block's whole weights after its forward pass and gather them again before "
-                "its backward pass (ZeRO stage 3); false keeps them (stage 2)."
-            ),
-        },
-        "param_dtype": {
-            "enum": ["fp32", "bf16"],
-            "default": "fp32",
-            "description": (
-                "Type in which weights are gathered and computed with. Gradients are summed, and "
-                "weights updated, in fp32."
-            ),
-        },
-    }
+    options: ClassVar[type[Options]] = FsdpOptions
 
     def supports(self, cell: Cell) -> str | None:
         return uneven_shares(cell)
@@ -112,13 +99,13 @@ class FullyShardedDataParallel(Strategy):
         )
 
     def precision(self, cell: Cell) -> str:
-        return "bf16" if self.option_values(cell)["param_dtype"] == "bf16" else cell.precision
+        return "bf16" if FsdpOptions.of_cell(cell).param_dtype == "bf16" else cell.precision
 
     def zero_stage(self, cell: Cell) -> int:
-        return 3 if self.option_values(cell)["reshard_after_forward"] else 2
+        return 3 if FsdpOptions.of_cell(cell).reshard_after_forward else 2
 
     def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic:
-        details = FsdpDetails.of(plan)
+        details = FsdpOptions.of(plan)
         width = 2 if details.param_dtype == "bf16" else 1
         sizes = {
             index: block.parameter_bytes

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from ddlbench.strategies.fsdp.descriptor import FsdpDetails
+from ddlbench.strategies.fsdp.descriptor import FsdpOptions
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.sharded_state import ShardedStateExecutor
 from ddlbench.strategies.timing import SpanRecorder
@@ -34,7 +34,7 @@ class FsdpExecutor(ShardedStateExecutor):
         device = self.context.devices[0]
         join_all(self.context, self.process, self.plan.world_size)
         mesh = init_device_mesh(device.type, (self.plan.world_size,))
-        details = FsdpDetails.of(self.plan)
+        details = FsdpOptions.of(self.plan)
         policy = MixedPrecisionPolicy()
         if details.param_dtype == "bf16":
             policy = MixedPrecisionPolicy(

@@ -11,28 +11,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Natural, Positive
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
 from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, unsupported_weights
-from ddlbench.planning.plan import PlanDetails
+from ddlbench.planning.options import Options, Tried
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
 
-@dataclass(frozen=True)
-class HorovodDetails(PlanDetails):
-    """Plan details of Horovod."""
+@dataclass(frozen=True, kw_only=True)
+class HorovodOptions(Options):
+    """Options of Horovod, with the defaults of Horovod 0.28.
 
-    fusion_threshold_bytes: int
-    cycle_time_s: float
+    DDLBench ran 0.19 and 0.20, whose defaults were 64 MiB and 5 ms.
+    """
+
+    fusion_threshold_bytes: Annotated[Natural, Tried(2**20, 8 * 2**20, 32 * 2**20)] = 134_217_728
+    """Gradients are fused up to so many bytes; 0 turns fusion off."""
+    cycle_time_s: Annotated[Positive, Tried(0.005, 0.02)] = 0.001
+    """Time between two rounds of negotiation, in seconds."""
     autotune: bool = False
+    """Horovod tries buffers and cycles while it trains, but what of the two options above is not
+    the default stays; autotune.csv has what it tried."""
 
     def fusion_cap(self, shrunk: Callable[[int], int]) -> int:
         """Bytes of the fusion buffer, divided as the gradients are by ``shrunk``; 0: no fusion."""
@@ -40,10 +48,7 @@ class HorovodDetails(PlanDetails):
 
 
 class Horovod(DataParallel):
-    """Real Horovod, started without ssh, mpirun or horovodrun.
-
-    Defaults are those of Horovod 0.28. DDLBench ran 0.19/0.20, whose defaults were 64 MiB and 5 ms.
-    """
+    """Real Horovod, started without ssh, mpirun or horovodrun."""
 
     name: ClassVar[str] = "horovod"
     label: ClassVar[str] = "Horovod"
@@ -64,28 +69,7 @@ class Horovod(DataParallel):
         "ddlbench-2020": "ddlbench-eq1",
     }
     requires: ClassVar[tuple[str, ...]] = ("horovod",)
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "fusion_threshold_bytes": {
-            "type": "integer",
-            "minimum": 0,
-            "default": 134_217_728,
-            "examples": [2**20, 8 * 2**20, 32 * 2**20],
-            "description": "Gradients are fused up to so many bytes; 0 turns fusion off.",
-        },
-        "cycle_time_s": {
-            "type": "number",
-            "exclusiveMinimum": 0,
-            "default": 0.001,
-            "examples": [0.005, 0.02],
-            "description": "Time between two rounds of negotiation, in seconds.",
-        },
-        "autotune": {
-            "type": "boolean",
-            "default": False,
-            "description": "Horovod tries buffers and cycles while it trains, but what of the two "
-            "options above is not the default stays; autotune.csv has what it tried.",
-        },
-    }
+    options: ClassVar[type[Options]] = HorovodOptions
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """Horovod 0.28 sends contiguous real numbers."""
@@ -123,7 +107,7 @@ class Horovod(DataParallel):
 
         Horovod never splits a tensor: one that is larger than the buffer travels alone.
         """
-        threshold = HorovodDetails.of(plan).fusion_cap(workload.shrunk)
+        threshold = HorovodOptions.of(plan).fusion_cap(workload.shrunk)
         sizes = [tensor.bytes for tensor in workload.tensors]
         return [
             GradientMessage(sum(sizes[index] for index in message))
@@ -136,10 +120,10 @@ class Horovod(DataParallel):
         Raises:
             ConfigError: Horovod tunes itself.
         """
-        if HorovodDetails.of(plan).autotune:
+        if HorovodOptions.of(plan).autotune:
             raise ConfigError("Horovod's autotuner chooses its buffer only while it trains")
         traffic = super().gradient_traffic(workload, plan)
-        threshold = HorovodDetails.of(plan).fusion_cap(workload.shrunk)
+        threshold = HorovodOptions.of(plan).fusion_cap(workload.shrunk)
         if threshold <= 0:
             return traffic
         last_bytes = min(workload.parameter_bytes, threshold)
@@ -149,5 +133,5 @@ class Horovod(DataParallel):
         return "horovod"  # with its cycle and its copies
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        threshold = HorovodDetails.of(plan).fusion_cap(workload.shrunk)
+        threshold = HorovodOptions.of(plan).fusion_cap(workload.shrunk)
         return min(threshold, workload.parameter_bytes)

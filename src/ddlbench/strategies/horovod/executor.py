@@ -28,7 +28,7 @@ from torch import nn
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan, Process
 from ddlbench.strategies.executor import Context, RunRecord, StepwiseExecutor, Unsupported
-from ddlbench.strategies.horovod.descriptor import HorovodDetails
+from ddlbench.strategies.horovod.descriptor import HorovodOptions
 from ddlbench.strategies.horovod.rendezvous import (
     HorovodPlace,
     Rendezvous,
@@ -61,7 +61,7 @@ class HorovodExecutor(StepwiseExecutor):
         if not (_started_by_mpi() and self.hvd.mpi_built()):
             self.rendezvous = _set_environment(self.plan, self.process, self.context)
         set_tuning(self.plan)
-        if HorovodDetails.of(self.plan).autotune:
+        if HorovodOptions.of(self.plan).autotune:
             os.environ["HOROVOD_AUTOTUNE"] = "1"
             if self.process.rank == 0 and self.context.folder is not None:
                 self.tuning_log = TuningLog(self.context.folder)
@@ -122,7 +122,7 @@ class HorovodExecutor(StepwiseExecutor):
     def buffer_bytes(self) -> int:
         """The fusion buffer, which is no larger than all gradients."""
         gradients = sum(p.numel() * p.element_size() for p in self.module.parameters())
-        return min(HorovodDetails.of(self.plan).fusion_cap(Accelerator.shrunk), gradients)
+        return min(HorovodOptions.of(self.plan).fusion_cap(Accelerator.shrunk), gradients)
 
     @property
     def transport(self) -> str | None:

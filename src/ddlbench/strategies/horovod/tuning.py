@@ -18,14 +18,14 @@ from typing import Any
 
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
-from ddlbench.strategies.horovod.descriptor import HorovodDetails
+from ddlbench.strategies.horovod.descriptor import HorovodOptions
 
 LOG_NAME = "autotune.csv"
 
 
 def set_tuning(plan: Plan) -> None:
     """Set Horovod's variables; an autotuner may change only what has no variable."""
-    details, own = HorovodDetails.of(plan), dict(plan.cell.options)
+    details, own = HorovodOptions.of(plan), dict(plan.cell.options)
     cycle_s = Accelerator.slowed(float(details.cycle_time_s))
     variables = {
         "fusion_threshold_bytes": (

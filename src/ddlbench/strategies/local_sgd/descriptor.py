@@ -25,14 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from annotated_types import Gt, Lt
+
+from ddlbench.common.form import Count, Positive
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
 from ddlbench.planning.gradient_traffic import whole_buckets
 from ddlbench.planning.memory import backward_peak_bytes, data_parallel_bytes
-from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.options import Options
+from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -40,14 +44,19 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
 
 
-@dataclass(frozen=True)
-class LocalSgdDetails(PlanDetails):
-    """Plan details of local SGD; the fields are its options."""
+@dataclass(frozen=True, kw_only=True)
+class LocalSgdOptions(Options):
+    """Options of local SGD; ``tune`` tries none: a longer round is faster, but trains otherwise."""
 
-    average_every_steps: int
-    outer_optimizer: str
-    outer_lr: float
-    outer_momentum: float
+    average_every_steps: Count = 4
+    """Steps of a round: every rank trains alone, then weights are averaged."""
+    outer_optimizer: Literal["average", "nesterov"] = "average"
+    """What a round ends with: the mean of all weights, or a step of an outer SGD with Nesterov
+    momentum towards it (DiLoCo)."""
+    outer_lr: Positive = 0.7
+    """Learning rate of the outer SGD; of nesterov only."""
+    outer_momentum: Annotated[float, Gt(0), Lt(1)] = 0.9
+    """Nesterov momentum of the outer SGD; of nesterov only."""
 
 
 class LocalSgd(Strategy):
@@ -67,41 +76,11 @@ class LocalSgd(Strategy):
         "cpu": "averaged-weights",
         "cuda": "averaged-weights",
     }
-    # No examples for `ddlbench tune`: a longer round is always faster, and trains otherwise.
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "average_every_steps": {
-            "type": "integer",
-            "minimum": 1,
-            "default": 4,
-            "description": "Steps of a round: every rank trains alone, then weights are averaged.",
-        },
-        "outer_optimizer": {
-            "enum": ["average", "nesterov"],
-            "default": "average",
-            "description": (
-                "What a round ends with: the mean of all weights, or a step of an outer SGD with "
-                "Nesterov momentum towards it (DiLoCo)."
-            ),
-        },
-        "outer_lr": {
-            "type": "number",
-            "exclusiveMinimum": 0,
-            "default": 0.7,
-            "description": "Learning rate of the outer SGD; of nesterov only.",
-        },
-        "outer_momentum": {
-            "type": "number",
-            "exclusiveMinimum": 0,
-            "exclusiveMaximum": 1,
-            "default": 0.9,
-            "description": "Nesterov momentum of the outer SGD; of nesterov only.",
-        },
-    }
+    options: ClassVar[type[Options]] = LocalSgdOptions
 
     def supports(self, cell: Cell) -> str | None:
-        values = self.option_values(cell)
         unread = {"outer_lr", "outer_momentum"} & dict(cell.options).keys()
-        if unread and values["outer_optimizer"] == "average":
+        if unread and LocalSgdOptions.of_cell(cell).outer_optimizer == "average":
             return Reason(
                 "conflicting_options",
                 f"{' and '.join(sorted(unread))} belong to outer_optimizer: nesterov; "
@@ -113,7 +92,7 @@ class LocalSgd(Strategy):
         return data_parallel_placement(cell)
 
     def round_steps(self, cell: Cell) -> int:
-        return int(self.option_values(cell)["average_every_steps"])
+        return LocalSgdOptions.of_cell(cell).average_every_steps
 
     def replayed_networks(self, plan: Plan) -> int:
         return plan.world_size
@@ -133,7 +112,7 @@ class LocalSgd(Strategy):
         The anchor, which is the weights before the round, and its momentum are nesterov's only, as
         is the tensor that is being updated. A tensor that fills a bucket alone is summed in place.
         """
-        nesterov = LocalSgdDetails.of(plan).outer_optimizer == "nesterov"
+        nesterov = LocalSgdOptions.of(plan).outer_optimizer == "nesterov"
         in_buckets = whole_buckets(workload.tensors, workload.bucket_bytes)
         copied = sum(sum(bucket) for bucket in in_buckets if len(bucket) > 1)
         updated = max((tensor.bytes for tensor in workload.tensors), default=0) if nesterov else 0

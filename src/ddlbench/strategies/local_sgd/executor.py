@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ddlbench.strategies.executor import StepwiseExecutor
 from ddlbench.strategies.gradient_sum import GradientSum
-from ddlbench.strategies.local_sgd.descriptor import LocalSgdDetails
+from ddlbench.strategies.local_sgd.descriptor import LocalSgdOptions
 from ddlbench.strategies.process_group import join_all
 
 
@@ -29,7 +29,7 @@ class LocalSgdExecutor(StepwiseExecutor):
     def place(self, network: nn.Sequential) -> nn.Module:
         join_all(self.context, self.process, self.plan.world_size)
         network.to(self.context.devices[0])
-        self.options = LocalSgdDetails.of(self.plan)
+        self.options = LocalSgdOptions.of(self.plan)
         self.in_round = 0
         self.weights = [p for p in network.parameters() if p.requires_grad]
         self.anchors: list[nn.Parameter] = []

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.planning.plan import Plan
-from ddlbench.strategies.local_sgd.descriptor import LocalSgdDetails
+from ddlbench.strategies.local_sgd.descriptor import LocalSgdOptions
 from ddlbench.strategies.replay import Loss, Run, rate_of
 
 
@@ -24,7 +24,7 @@ def replay(
     plan: Plan, networks: Sequence[nn.Module], runs: Iterable[Run], loss_function: Loss
 ) -> Iterator[tuple[float, ...]]:
     """Train each replica in place on its share of each mini-batch."""
-    cell, details = plan.cell, LocalSgdDetails.of(plan)
+    cell, details = plan.cell, LocalSgdOptions.of(plan)
     optimizers = [
         torch.optim.SGD(network.train().parameters(), cell.learning_rate, cell.momentum)
         for network in networks
@@ -52,7 +52,7 @@ def replay(
 class _Outer:
     """What ends a round: the mean of all weights, or a step of the outer SGD."""
 
-    def __init__(self, networks: Sequence[nn.Module], details: LocalSgdDetails) -> None:
+    def __init__(self, networks: Sequence[nn.Module], details: LocalSgdOptions) -> None:
         self._details = details
         self._copies = list(zip(*map(_trained, networks), strict=True))
         self._before = [weights[0].detach().clone() for weights in self._copies]

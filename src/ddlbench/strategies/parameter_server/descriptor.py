@@ -20,14 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge
+
+from ddlbench.common.form import Count
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, unsupported_weights
-from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.options import Options, Tried
+from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -38,13 +42,17 @@ if TYPE_CHECKING:
 _LEAST_BYTES = 64  # of a message
 
 
-@dataclass(frozen=True)
-class ParameterServerDetails(PlanDetails):
-    """Plan details of a parameter server; the fields are its options."""
+@dataclass(frozen=True, kw_only=True)
+class ParameterServerOptions(Options):
+    """Options of a parameter server."""
 
-    servers: int
-    mode: str
-    message_bytes: int
+    servers: Annotated[Count, Tried(2)] = 1
+    """Devices that hold the weights and do not train."""
+    mode: Literal["sync", "async"] = "sync"
+    """When a server updates: with the average of all workers' gradients, or with each worker's as
+    they come, at a learning rate over the number of workers."""
+    message_bytes: Annotated[int, Ge(_LEAST_BYTES), Tried(2**20, 16 * 2**20)] = 4_194_304
+    """Largest piece of gradients or weights that travels at once."""
 
     def message_cap(self, shrunk: Callable[[int], int]) -> int:
         """Largest message, divided as the weights are by ``shrunk``; at least 64 bytes."""
@@ -68,44 +76,21 @@ class ParameterServer(Strategy):
         "cpu": "parameter-server",
         "cuda": "parameter-server-messages",
     }
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "servers": {
-            "type": "integer",
-            "minimum": 1,
-            "default": 1,
-            "examples": [2],
-            "description": "Devices that hold the weights and do not train.",
-        },
-        "mode": {
-            "enum": ["sync", "async"],
-            "default": "sync",
-            "description": (
-                "When a server updates: with the average of all workers' gradients, or with each "
-                "worker's as they come, at a learning rate over the number of workers."
-            ),
-        },
-        "message_bytes": {
-            "type": "integer",
-            "minimum": _LEAST_BYTES,
-            "default": 4_194_304,
-            "examples": [2**20, 16 * 2**20],
-            "description": "Largest piece of gradients or weights that travels at once.",
-        },
-    }
+    options: ClassVar[type[Options]] = ParameterServerOptions
 
     def workers(self, devices: int, options: Mapping[str, Any]) -> int:
         """Devices that are no servers; at least one, so that a batch can be divided."""
-        servers = int(options.get("servers", self.options["servers"]["default"]))
+        servers = int(options.get("servers", ParameterServerOptions.servers))
         return max(1, devices - servers)
 
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
-        return self.option_values(cell)["mode"] == "sync"
+        return ParameterServerOptions.of_cell(cell).mode == "sync"
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return server_and_worker_bytes(workload, plan)
 
     def supports(self, cell: Cell) -> str | None:
-        servers = int(self.option_values(cell)["servers"])
+        servers = ParameterServerOptions.of_cell(cell).servers
         if cell.devices <= servers:
             noun = "server leaves" if servers == 1 else "servers leave"
             return Reason(
@@ -133,7 +118,7 @@ class ParameterServer(Strategy):
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         """One process a device: first the servers, then the workers."""
-        servers = int(self.option_values(cell)["servers"])
+        servers = ParameterServerOptions.of_cell(cell).servers
         workers = max(1, cell.devices - servers)
         return tuple(_process(cell, rank, rank - servers, workers) for rank in range(cell.devices))
 

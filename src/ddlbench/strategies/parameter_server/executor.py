@@ -28,7 +28,7 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan, Process
 from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
-from ddlbench.strategies.parameter_server.descriptor import ParameterServerDetails
+from ddlbench.strategies.parameter_server.descriptor import ParameterServerOptions
 from ddlbench.strategies.parameter_server.layout import Layout
 from ddlbench.strategies.parameter_server.server import (
     AsyncServer,
@@ -108,7 +108,7 @@ class ParameterServerExecutor(StepwiseExecutor):
         device = self.context.devices[0]
         servers = self._ranks("server")
         trained = [p for p in network.parameters() if p.requires_grad]
-        details = ParameterServerDetails.of(self.plan)
+        details = ParameterServerOptions.of(self.plan)
         self.layout = Layout(trained, len(servers), details.message_cap(Accelerator.shrunk))
         self._join()
         if self.process.role != "server":
@@ -171,7 +171,7 @@ class ParameterServerExecutor(StepwiseExecutor):
 
     @property
     def _asynchronous(self) -> bool:
-        return ParameterServerDetails.of(self.plan).mode == "async"
+        return ParameterServerOptions.of(self.plan).mode == "async"
 
     @property
     def _learning_rate(self) -> float:

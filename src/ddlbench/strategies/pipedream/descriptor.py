@@ -19,13 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from ddlbench.common.form import Natural
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
+from ddlbench.planning.options import Options, RuleText
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -36,13 +38,13 @@ from ddlbench.planning.pipeline import (
     flowing,
 )
 from ddlbench.planning.pipeline_stages import (
-    BALANCE_OPTION,
+    StageOptions,
     Stages,
     measured_files,
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.plan import Needs, PlanDetails, Process
+from ddlbench.planning.plan import Needs, Process
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.pipedream import warmups
 from ddlbench.planning.strategy import Strategy
@@ -53,29 +55,39 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
 
 
-@dataclass(frozen=True)
-class PipeDreamDetails(PlanDetails):
-    """Plan details of PipeDream and of model parallelism.
+@dataclass(frozen=True, kw_only=True)
+class PipeDreamOptions(StageOptions):
+    """Options of PipeDream."""
+
+    replicas: Annotated[str | int, RuleText(r"^(auto|[1-9]\d*(\+[1-9]\d*)*)$")] = "auto"
+    """Replicas of each stage, as 2+1+1; 'auto' makes every device a stage of its own, with balance
+    'profile' what the partitioner finds."""
+    extra_warmup: Natural = 0
+    """More mini-batches in flight on every stage but the last."""
+    vertical_sync: bool = False
+    """All stages use the version that the first stage used."""
+    stage_all_reduce: Literal["sync", "async"] = "sync"
+    """When replicas of a stage wait for the sum of their gradients: at once, or after their next
+    backward pass, with weights that are older by one update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipeDreamDetails(PipeDreamOptions):
+    """Plan details of PipeDream and of model parallelism, which has no option but balance.
 
     Args:
         stages: (first block, block after the last, replicas) of each.
         stage_ranks: ranks of each stage's replicas.
-        balance: the rule that cut the network.
         warmups: each stage's forward passes before its first backward pass.
         weight_versions: versions that each stage holds at once.
         learning_rates: of each stage.
-        extra_warmup, vertical_sync, stage_all_reduce: options of PipeDream.
     """
 
     stages: tuple[tuple[int, int, int], ...]
     stage_ranks: tuple[tuple[int, ...], ...]
-    balance: str | int
     warmups: tuple[int, ...] = ()
     weight_versions: tuple[int, ...] = ()
     learning_rates: tuple[float, ...] = ()
-    extra_warmup: int = 0
-    vertical_sync: bool = False
-    stage_all_reduce: str = "sync"
 
 
 class StagedStrategy(Strategy):
@@ -89,7 +101,7 @@ class StagedStrategy(Strategy):
         "cpu": "pipeline-replay",
         "cuda": "pipeline-replay",
     }
-    options: ClassVar[dict[str, dict[str, Any]]] = {"balance": BALANCE_OPTION}
+    options: ClassVar[type[Options]] = StageOptions
 
     def schedule(
         self, details: dict[str, Any], mini_batches: int, only_rank: int | None = None
@@ -109,7 +121,7 @@ class StagedStrategy(Strategy):
         return (1,) * cell.devices
 
     def supports(self, cell: Cell) -> str | None:
-        balance = str(self.option_values(cell)["balance"])
+        balance = str(StageOptions.of_cell(cell).balance)
         replicas = self.replicas(cell)
         if replicas is None:
             return None
@@ -123,7 +135,7 @@ class StagedStrategy(Strategy):
         Raises:
             ConfigError: the profile is missing or wrong.
         """
-        balance = str(self.option_values(cell)["balance"])
+        balance = str(StageOptions.of_cell(cell).balance)
         blocks = self.blocks_of(cell)
         stages, period_s = stages_of(cell, balance, self.replicas(cell), blocks, site=site)
         details = self.details_of(cell, stages)
@@ -132,7 +144,7 @@ class StagedStrategy(Strategy):
         return _processes(cell, stages), details
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        if self.option_values(cell)["balance"] != "profile":
+        if StageOptions.of_cell(cell).balance != "profile":
             return ()
         partitioned = self.replicas(cell) is None and cell.devices > 1
         return measured_files(cell, site, with_links=partitioned)
@@ -179,7 +191,7 @@ class StagedStrategy(Strategy):
         details, samples = PipeDreamDetails.of(plan), plan.cell.batch_size
         counts = tuple(replicas for _, _, replicas in details.stages)
         late = details.stage_all_reduce == "async"
-        real_of, free = _run(type(self), counts, int(details.extra_warmup), late)  # type: ignore[arg-type]
+        real_of, free = _run(type(self), counts, details.extra_warmup, late)  # type: ignore[arg-type]
         return PipelineRun(real_of, free, samples, samples, True, 1, False)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
@@ -231,44 +243,13 @@ class PipeDream(StagedStrategy):
         *("pipeline-period", "pipeline-period-paper"),
     )
     recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench-2020": "ddlbench-eq3"}
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "balance": BALANCE_OPTION,
-        "replicas": {
-            "type": ["string", "integer"],
-            "pattern": r"^(auto|[1-9]\d*(\+[1-9]\d*)*)$",
-            "minimum": 1,
-            "default": "auto",
-            "description": (
-                "Replicas of each stage, as 2+1+1; 'auto' makes every device a stage of its own, "
-                "with balance 'profile' what the partitioner finds."
-            ),
-        },
-        "extra_warmup": {
-            "type": "integer",
-            "minimum": 0,
-            "default": 0,
-            "description": "More mini-batches in flight on every stage but the last.",
-        },
-        "vertical_sync": {
-            "type": "boolean",
-            "default": False,
-            "description": "All stages use the version that the first stage used.",
-        },
-        "stage_all_reduce": {
-            "enum": ["sync", "async"],
-            "default": "sync",
-            "description": (
-                "When replicas of a stage wait for the sum of their gradients: at once, or after "
-                "their next backward pass, with weights that are older by one update."
-            ),
-        },
-    }
+    options: ClassVar[type[Options]] = PipeDreamOptions
 
     def replicas(self, cell: Cell) -> tuple[int, ...] | None:
-        values = self.option_values(cell)
-        if values["replicas"] != "auto":
-            return tuple(int(count) for count in str(values["replicas"]).split("+"))
-        return None if values["balance"] == "profile" else (1,) * cell.devices
+        options = PipeDreamOptions.of_cell(cell)
+        if options.replicas != "auto":
+            return tuple(int(count) for count in str(options.replicas).split("+"))
+        return None if options.balance == "profile" else (1,) * cell.devices
 
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
         """A single stage has nothing in flight: it is data parallelism."""
@@ -288,14 +269,14 @@ class PipeDream(StagedStrategy):
         return whole and details.get("stage_all_reduce") != "async"
 
     def supports(self, cell: Cell) -> str | None:
-        values, replicas = self.option_values(cell), self.replicas(cell)
+        options, replicas = PipeDreamOptions.of_cell(cell), self.replicas(cell)
         if replicas is not None and sum(replicas) != cell.devices:
             return Reason(
                 "uneven_groups",
-                f"replicas {values['replicas']} use {sum(replicas)} devices of {cell.devices}; "
+                f"replicas {options.replicas} use {sum(replicas)} devices of {cell.devices}; "
                 f"write one number for each stage that add up to {cell.devices}",
             )
-        if values["vertical_sync"] and values["stage_all_reduce"] == "async":
+        if options.vertical_sync and options.stage_all_reduce == "async":
             return Reason(
                 "conflicting_options",
                 "vertical_sync asks a stage for weights that stage_all_reduce: async does not have "

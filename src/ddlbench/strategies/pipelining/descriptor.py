@@ -20,14 +20,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from ddlbench.common.form import Count
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.fitting import micro_batch_counts
 from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -39,12 +41,12 @@ from ddlbench.planning.pipeline import (
     repeated,
 )
 from ddlbench.planning.pipeline_stages import (
-    BALANCE_OPTION,
+    StageOptions,
     measured_files,
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.plan import Needs, PlanDetails, Process
+from ddlbench.planning.plan import Needs, Process
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -66,52 +68,42 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "chunks": {
-        "type": "integer",
-        "minimum": 1,
-        "default": 4,
-        "examples": [2, 8, 16, 32],
-        "description": "Micro-batches that a replica's part of a mini-batch is cut into.",
-    },
-    "replicas": {
-        "type": "integer",
-        "minimum": 1,
-        "default": 1,
-        "examples": [2],
-        "description": "Copies of the whole pipeline that average their gradients.",
-    },
-    "balance": BALANCE_OPTION,
-}
-_STAGES_PER_RANK: dict[str, Any] = {
-    "type": "integer",
-    "minimum": 1,
-    "default": 2,
-    "examples": [4],
-    "description": "Stages of each device; stage s is on device s modulo the pipeline's devices.",
-}
 _HALVES = "its schedule runs halves of a backward pass apart, and a compiled pass is one piece"
 
 # Schedules by their shape: planning and predicting a cell needs the same one many times.
 _MADE: dict[tuple[type, int, int, int], Schedule] = {}
 
 
-@dataclass(frozen=True)
-class PipeliningDetails(PlanDetails):
+@dataclass(frozen=True, kw_only=True)
+class PipeliningOptions(StageOptions):
+    """Options of every synchronous pipeline."""
+
+    chunks: Annotated[Count, Tried(2, 8, 16, 32)] = 4
+    """Micro-batches that a replica's part of a mini-batch is cut into."""
+    replicas: Annotated[Count, Tried(2)] = 1
+    """Copies of the whole pipeline that average their gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterleavedOptions(PipeliningOptions):
+    """Options of pipelines with several stages a device."""
+
+    stages_per_rank: Annotated[Count, Tried(4)] = 2
+    """Stages of each device; stage s is on device s modulo the pipeline's devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipeliningDetails(PipeliningOptions):
     """Plan details of a synchronous pipeline.
 
     Args:
         stages: (first block, block after the last, replicas) of each.
         stage_ranks: ranks of each stage's replicas.
-        chunks: micro-batches of a replica's part of a mini-batch.
-        replicas: of the whole pipeline.
         schedule: its name.
     """
 
     stages: tuple[tuple[int, int, int], ...]
     stage_ranks: tuple[tuple[int, ...], ...]
-    chunks: int
-    replicas: int
     schedule: str
 
 
@@ -125,10 +117,10 @@ class SynchronousPipeline(Strategy):
         "cpu": "pipeline-replay",
         "cuda": "pipeline-replay",
     }
-    options: ClassVar[dict[str, dict[str, Any]]] = _OPTIONS
+    options: ClassVar[type[Options]] = PipeliningOptions
 
     def stages_per_rank(self, cell: Cell) -> int:
-        return int(self.option_values(cell).get("stages_per_rank", 1))
+        return 1
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         """The schedule of one replica.
@@ -144,9 +136,9 @@ class SynchronousPipeline(Strategy):
         Raises:
             InvalidSchedule: the numbers do not fit.
         """
-        values = self.option_values(cell)
-        ranks = cell.devices // int(values["replicas"])
-        shape = (ranks, self.stages_per_rank(cell), int(values["chunks"]))
+        options = PipeliningOptions.of_cell(cell)
+        ranks = cell.devices // options.replicas
+        shape = (ranks, self.stages_per_rank(cell), options.chunks)
         made = _MADE.get((type(self), *shape))
         if made is None:
             made = _MADE[type(self), *shape] = self._proven(*shape)
@@ -167,7 +159,7 @@ class SynchronousPipeline(Strategy):
 
     def schedule(self, cell: Cell) -> Schedule:
         """The schedule of one optimiser step, of all ranks of all replicas."""
-        return replicate(self.pipeline_schedule(cell), int(self.option_values(cell)["replicas"]))
+        return replicate(self.pipeline_schedule(cell), PipeliningOptions.of_cell(cell).replicas)
 
     def most_speedup(self, cell: Cell, compute_kind: ComputeKind = "cuda") -> float:
         """That of the schedule, replayed; p m / (m + p - 1) with a flush and one stage a device."""
@@ -175,11 +167,11 @@ class SynchronousPipeline(Strategy):
         stages = schedule.num_stages
         passes = StageDurations(forward_s=[1 / stages] * stages, backward_s=[2 / stages] * stages)
         alone_s = 3 * schedule.micro_batches
-        return int(self.option_values(cell)["replicas"]) * alone_s / replay(schedule, passes).end_s
+        return PipeliningOptions.of_cell(cell).replicas * alone_s / replay(schedule, passes).end_s
 
     def supports(self, cell: Cell) -> str | None:
-        values = self.option_values(cell)
-        replicas, chunks = int(values["replicas"]), int(values["chunks"])
+        options = PipeliningOptions.of_cell(cell)
+        replicas, chunks = options.replicas, options.chunks
         if cell.devices % replicas:
             return Reason(
                 "uneven_groups",
@@ -196,7 +188,7 @@ class SynchronousPipeline(Strategy):
         stages = cell.devices // replicas * self.stages_per_rank(cell)
         # First, as schedules of more stages than a network has blocks take long to make.
         blocks = self.blocks_of(cell)
-        if (why := why_no_stages(cell, str(values["balance"]), (1,) * stages, blocks)) is not None:
+        if (why := why_no_stages(cell, str(options.balance), (1,) * stages, blocks)) is not None:
             return why
         try:
             self.pipeline_schedule(cell)
@@ -206,18 +198,18 @@ class SynchronousPipeline(Strategy):
 
     def suits(self, cell: Cell) -> bool:
         """With fewer micro-batches than devices some always wait."""
-        values = self.option_values(cell)
-        return int(values["chunks"]) >= cell.devices // int(values["replicas"])
+        options = PipeliningOptions.of_cell(cell)
+        return options.chunks >= cell.devices // options.replicas
 
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """As many micro-batches as stages or more; they must divide a replica's samples."""
-        replicas = int(self.option_values(cell)["replicas"])
+        replicas = PipeliningOptions.of_cell(cell).replicas
         for chunks in micro_batch_counts(cell.batch_size // replicas, cell.devices // replicas):
             yield {"chunks": chunks}
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         one = self.pipeline_schedule(cell)
-        replicas = int(self.option_values(cell)["replicas"])
+        replicas = PipeliningOptions.of_cell(cell).replicas
         return tuple(
             Process(
                 rank=rank,
@@ -265,19 +257,19 @@ class SynchronousPipeline(Strategy):
                 for (first, last, _), own in zip(details.stages, details.stage_ranks, strict=True)
             ),
             samples=plan.cell.batch_size / details.replicas / details.chunks,
-            in_flight=one.in_flight * int(details.replicas),
-            held=tuple(most) * int(details.replicas),
-            micro_batches=int(details.chunks),
+            in_flight=one.in_flight * details.replicas,
+            held=tuple(most) * details.replicas,
+            micro_batches=details.chunks,
         )
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
         details = PipeliningDetails.of(plan)
         schedule = repeated(self.schedule(plan.cell), mini_batches)
-        return PlannedSchedule(schedule, int(details.chunks), int(details.replicas))
+        return PlannedSchedule(schedule, details.chunks, details.replicas)
 
     def pipeline_run(self, plan: Plan) -> PipelineRun:
         details = PipeliningDetails.of(plan)
-        chunks, pipelines = int(details.chunks), int(details.replicas)
+        chunks, pipelines = details.chunks, details.replicas
         ranks = plan.cell.devices // pipelines
         real_of, free = _run(type(self), ranks, len(details.stages) // ranks, chunks, pipelines)  # type: ignore[arg-type]
         loaded = plan.cell.batch_size / pipelines
@@ -288,7 +280,7 @@ class SynchronousPipeline(Strategy):
         return PipelineRun(real_of, free, loaded / chunks, loaded, False, pipelines, splits)
 
     def micro_batches(self, plan: Plan) -> int:
-        return int(PipeliningDetails.of(plan).chunks)
+        return PipeliningDetails.of(plan).chunks
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """A cut needs values with a gradient."""
@@ -298,7 +290,7 @@ class SynchronousPipeline(Strategy):
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        measured = self.option_values(cell)["balance"] == "profile"
+        measured = StageOptions.of_cell(cell).balance == "profile"
         return measured_files(cell, site) if measured else ()
 
     def details(self, cell: Cell) -> dict[str, Any]:
@@ -357,7 +349,16 @@ class OneFOneB(SynchronousPipeline):
         return one_f_one_b(ranks, micro_batches)
 
 
-class Interleaved1F1B(SynchronousPipeline):
+class SeveralStagesPerRank(SynchronousPipeline):
+    """Base of the pipelines whose devices have as many stages as an option says."""
+
+    options: ClassVar[type[Options]] = InterleavedOptions
+
+    def stages_per_rank(self, cell: Cell) -> int:
+        return InterleavedOptions.of_cell(cell).stages_per_rank
+
+
+class Interleaved1F1B(SeveralStagesPerRank):
     """1F1B on several stages a device (Narayanan et al. 2021, Megatron-LM)."""
 
     name: ClassVar[str] = "pipe-interleaved"
@@ -365,16 +366,12 @@ class Interleaved1F1B(SynchronousPipeline):
     label: ClassVar[str] = "Interleaved 1F1B"
     colour: ClassVar[str] = "#B07800"
     marker: ClassVar[str] = "h"
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        **_OPTIONS,
-        "stages_per_rank": _STAGES_PER_RANK,
-    }
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         return interleaved_1f1b(ranks, stages_per_rank, micro_batches)
 
 
-class ZeroBubble(SynchronousPipeline):
+class ZeroBubble(SeveralStagesPerRank):
     """Interleaved zero bubble: weight gradients fill the bubble (Qi et al. 2024, ZB-H1)."""
 
     name: ClassVar[str] = "pipe-zb"
@@ -382,10 +379,6 @@ class ZeroBubble(SynchronousPipeline):
     label: ClassVar[str] = "Zero bubble"
     colour: ClassVar[str] = "#E8854A"
     marker: ClassVar[str] = "p"
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        **_OPTIONS,
-        "stages_per_rank": _STAGES_PER_RANK,
-    }
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         return interleaved_zero_bubble(ranks, stages_per_rank, micro_batches)

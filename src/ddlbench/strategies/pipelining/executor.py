@@ -42,7 +42,7 @@ class PipelineExecutor(StepwiseExecutor):
         descriptor = cast(SynchronousPipeline, strategy_of(self.plan.cell.strategy))
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         details = PipeliningDetails.of(self.plan)
-        self.replicas, self.chunks = int(details.replicas), int(details.chunks)
+        self.replicas, self.chunks = details.replicas, details.chunks
         self.blocks = self._block_ranges(len(network))
         # Tests compare built-in networks with sequential training; no other is known.
         if self.context.traits.blocks and self._splits_backward():

@@ -21,15 +21,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isqrt
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ddlbench.common.form import Name
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.groups import larger_groups, placement_of_groups, uneven_groups
+from ddlbench.planning.groups import GroupOptions, larger_groups, placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
 from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
-from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.options import Options
+from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import LayerSplit, Strategy
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 
@@ -38,48 +40,36 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
 
 _NAMES = {dim: name for name, dim in DIMENSIONS.items()}
-_SPATIAL: dict[str, dict[str, Any]] = {
-    "split": {
-        "type": "string",
-        "enum": ["height", "width", "both", "depth"],
-        "default": "height",
-        "description": "Dimension that is split; both is a grid over height and width, depth is "
-        "of volumes.",
-    },
-    "until": {
-        "type": "string",
-        "minLength": 1,
-        "default": "head",
-        "description": "First block that is whole on every device again; head finds the first "
-        "linear, flattening or adaptive-pooling block, auto the first with too few rows before it.",
-    },
-}
-_GROUP: dict[str, dict[str, Any]] = {
-    "group": {
-        "type": "integer",
-        "minimum": 0,
-        "default": 0,
-        "description": "Devices that compute the same samples together; 0 takes the devices of a "
-        "node.",
-    },
-}
 _EXECUTORS = "ddlbench.strategies.splits.executor"
 
 
-@dataclass(frozen=True)
-class SplitDetails(PlanDetails):
-    """Plan details of a split.
+@dataclass(frozen=True, kw_only=True)
+class SpatialOptions(Options):
+    """Options of a split into rows."""
+
+    split: Literal["height", "width", "both", "depth"] = "height"
+    """Dimension that is split; both is a grid over height and width, depth is of volumes."""
+    until: Name = "head"
+    """First block that is whole on every device again; head finds the first linear, flattening or
+    adaptive-pooling block, auto the first with too few rows before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpatialOptions(SpatialOptions, GroupOptions):
+    """Options of groups that split rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitDetails(SpatialOptions):
+    """Plan details of a split; only one into rows has the options.
 
     Args:
         group: devices that compute the same samples.
         replicas: number of groups.
-        split, until: options of a split into rows.
     """
 
     group: int
     replicas: int
-    split: str = "height"
-    until: str = "head"
 
 
 class SplitStrategy(Strategy):
@@ -99,10 +89,9 @@ class SplitStrategy(Strategy):
 
     def group_size(self, cell: Cell) -> int:
         """Devices that compute the same samples."""
-        values = self.option_values(cell)
-        if "group" not in values:
+        if not issubclass(self.options, GroupOptions):
             return cell.devices
-        return int(values["group"]) or cell.devices_per_node
+        return GroupOptions.of_cell(cell).group or cell.devices_per_node
 
     def supports(self, cell: Cell) -> str | None:
         if (why := uneven_groups(cell, self.group_size(cell))) is not None:
@@ -117,7 +106,7 @@ class SplitStrategy(Strategy):
 
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Groups of several nodes, so that the batch divides over fewer of them."""
-        if "group" in self.options:
+        if issubclass(self.options, GroupOptions):
             yield from ({"group": size} for size in larger_groups(cell))
 
     def limit(self, cell: Cell) -> str | None:
@@ -126,9 +115,9 @@ class SplitStrategy(Strategy):
 
     def layer_split(self, workload: Workload, plan: Plan) -> LayerSplit:
         details = SplitDetails.of(plan)
-        group = int(details.group)
-        grid = grid_of(str(details.split), group)
-        return layer_split(workload, self.by, group, grid, str(details.until))
+        group = details.group
+        grid = grid_of(details.split, group)
+        return layer_split(workload, self.by, group, grid, details.until)
 
     def device_work(self, cell: Cell) -> str | None:
         if cell.devices == 1:
@@ -145,8 +134,8 @@ class SplitStrategy(Strategy):
             plan.cell,
             split,
             by=self.by,
-            group=int(details.group),
-            replicas=int(details.replicas),
+            group=details.group,
+            replicas=details.replicas,
         )
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
@@ -185,18 +174,18 @@ class Spatial(SplitStrategy):
     colour: ClassVar[str] = "#CC79A7"
     marker: ClassVar[str] = "8"
     executor: ClassVar[str] = f"{_EXECUTORS}:SpatialExecutor"
-    options: ClassVar[dict[str, dict[str, Any]]] = _SPATIAL
+    options: ClassVar[type[Options]] = SpatialOptions
 
     def limit(self, cell: Cell) -> str | None:
-        values = self.option_values(cell)
+        options = SpatialOptions.of_cell(cell)
         if DATASETS[cell.dataset].kind == "tokens":
             return Reason(
                 "no_such_dimension",
                 "a sequence of tokens has no rows to split; take strategy filter or channel",
             )
-        if values["until"] != "head":
+        if options.until != "head":
             return None  # the table of limits counts the layers before the head only
-        sizes = grid_of(str(values["split"]), self.group_size(cell))
+        sizes = grid_of(options.split, self.group_size(cell))
         reasons = (why_too_many(cell, _NAMES[dim], size) for dim, size in sizes.items())
         return next((reason for reason in reasons if reason is not None), None)
 
@@ -233,7 +222,7 @@ class DataFilter(Filter):
     label: ClassVar[str] = "Data + filter"
     colour: ClassVar[str] = "#5B2A48"
     marker: ClassVar[str] = "$\\diamondsuit$"
-    options: ClassVar[dict[str, dict[str, Any]]] = _GROUP
+    options: ClassVar[type[Options]] = GroupOptions
 
 
 class DataSpatial(Spatial):
@@ -244,7 +233,7 @@ class DataSpatial(Spatial):
     label: ClassVar[str] = "Data + spatial"
     colour: ClassVar[str] = "#F08CC8"
     marker: ClassVar[str] = "$\\spadesuit$"
-    options: ClassVar[dict[str, dict[str, Any]]] = {**_GROUP, **_SPATIAL}
+    options: ClassVar[type[Options]] = DataSpatialOptions
 
 
 def grid_of(split: str, devices: int) -> dict[int, int]:

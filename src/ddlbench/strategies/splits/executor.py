@@ -54,7 +54,7 @@ class SplitExecutor(StepwiseExecutor):
         """Join the process groups and split the network."""
         device = self.context.devices[0]
         details = SplitDetails.of(self.plan)
-        self.group_size, self.groups = int(details.group), int(details.replicas)
+        self.group_size, self.groups = details.group, details.replicas
         # On a GPU a thousand events would disturb a measured step: record_step records there.
         self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
         self._join()
@@ -108,12 +108,12 @@ class SpatialExecutor(SplitExecutor):
 
     def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
         details = SplitDetails.of(self.plan)
-        sizes = grid_of(str(details.split), self.group_size)
+        sizes = grid_of(details.split, self.group_size)
         axes = axes_of(self.rank_groups, sizes)
         self.grid = Grid(
             self.within, tuple(GridAxis(d, self._join_one(ranks)) for d, ranks in axes.items())
         )
-        self.rows = split_rows(network, traced, self.grid, str(details.until))
+        self.rows = split_rows(network, traced, self.grid, details.until)
         split = set(self.rows.parameters)
         self.whole = [p for p in network.parameters() if p not in split]
 

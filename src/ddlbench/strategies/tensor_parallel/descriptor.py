@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.groups import larger_groups, placement_of_groups, uneven_groups
+from ddlbench.planning.groups import GroupOptions, larger_groups, placement_of_groups, uneven_groups
 from ddlbench.planning.network_tables import linear_pairs, why_not_in_pairs
 from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
+from ddlbench.planning.options import Options
 from ddlbench.planning.plan import PlanDetails, Process
 from ddlbench.planning.strategy import Strategy
 from ddlbench.strategies.tensor_parallel.shares import DeviceShare
@@ -111,18 +112,10 @@ class DataTensor(TensorParallel):
     label: ClassVar[str] = "Data + tensor"
     colour: ClassVar[str] = "#CAB2D6"
     marker: ClassVar[str] = "$\\divideontimes$"
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "group": {
-            "type": "integer",
-            "minimum": 0,
-            "default": 0,
-            "description": "Devices that compute the same samples together; 0 takes the devices of "
-            "a node.",
-        },
-    }
+    options: ClassVar[type[Options]] = GroupOptions
 
     def group_size(self, cell: Cell) -> int:
-        return int(self.option_values(cell)["group"]) or cell.devices_per_node
+        return GroupOptions.of_cell(cell).group or cell.devices_per_node
 
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Groups of several nodes, so that the batch divides over fewer of them."""

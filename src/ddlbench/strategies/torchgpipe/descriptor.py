@@ -18,12 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from ddlbench.common.form import Count
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.fitting import micro_batch_counts
+from ddlbench.planning.options import Options, RuleText, Tried
 from ddlbench.planning.partition import balance
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.pipeline_stages import (
@@ -32,7 +34,7 @@ from ddlbench.planning.pipeline_stages import (
     measured_files,
     why_no_stages,
 )
-from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.plan import Process
 from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import Strategy
 from ddlbench.strategies.torchgpipe.partitions import partition_bytes, partitions_of
@@ -42,32 +44,43 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Workload
 
 _THREADS = "torchgpipe runs and recomputes parts in threads of its own, which torch cannot trace"
-_BALANCE_OPTION: dict[str, Any] = {
-    "type": ["string", "integer"],
-    "pattern": r"^(time|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$",
-    "minimum": 1,
-    "default": "time",
-    "examples": ["profile"],
-    "description": (
-        "How blocks are dealt to devices: 'time' and 'size' let torchgpipe profile the network, "
-        "'profile' evens out the times of the site's profile, 'blocks' gives each device as many "
-        "blocks, '5+9' says it by hand."
-    ),
-}
 
 
-@dataclass(frozen=True)
-class TorchGPipeDetails(PlanDetails):
-    """Plan details of torchgpipe.
+@dataclass(frozen=True, kw_only=True)
+class TorchGPipeOptions(Options):
+    """Options of every strategy that torchgpipe runs."""
+
+    balance: Annotated[
+        str | int,
+        RuleText(r"^(time|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$"),
+        Tried("profile"),
+    ] = "time"
+    """How blocks are dealt to devices: 'time' and 'size' let torchgpipe profile the network,
+    'profile' evens out the times of the site's profile, 'blocks' gives each device as many blocks,
+    '5+9' says it by hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPipeOptions(TorchGPipeOptions):
+    """Options of GPipe."""
+
+    chunks: Annotated[Count, Tried(1, 2, 8, 16, 32)] = 4
+    """Micro-batches that a mini-batch is cut into."""
+    checkpoint: Annotated[Literal["except_last", "always", "never"], Tried("never", "always")] = (
+        "except_last"
+    )
+    """For which micro-batches activations are recomputed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchGPipeDetails(TorchGPipeOptions):
+    """Plan details of torchgpipe; model parallelism is one chunk without recomputation.
 
     Args:
-        balance: the rule by which blocks are distributed over devices.
-        chunks: micro-batches of a mini-batch.
-        checkpoint: the micro-batches whose activations are recomputed.
+        chunks, checkpoint: options of GPipe.
         blocks_per_device: the distribution, if the plan fixes it (balance ``profile``).
     """
 
-    balance: str | int
     chunks: int = 1
     checkpoint: str = "never"
     blocks_per_device: tuple[int, ...] = ()
@@ -82,7 +95,7 @@ class TorchGPipe(Strategy):
     """Base of the strategies that torchgpipe runs: one process with several partitions."""
 
     requires: ClassVar[tuple[str, ...]] = ("torchgpipe",)
-    options: ClassVar[dict[str, dict[str, Any]]] = {"balance": _BALANCE_OPTION}
+    options: ClassVar[type[Options]] = TorchGPipeOptions
 
     def supports(self, cell: Cell) -> str | None:
         if cell.nodes > 1:
@@ -91,7 +104,7 @@ class TorchGPipe(Strategy):
                 f"torchgpipe drives the devices of one node and cannot span {cell.nodes}; "
                 "write 1xD",
             )
-        rule = str(self.option_values(cell)["balance"])
+        rule = str(TorchGPipeOptions.of_cell(cell).balance)
         if not rule[0].isdigit():  # a run deals the blocks, or the plan by a profile
             return None
         return why_no_stages(cell, rule, (1,) * cell.devices, self.blocks_of(cell))
@@ -133,10 +146,10 @@ class TorchGPipe(Strategy):
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
         """One step, whatever ``mini_batches``, as a run records the spans of one step."""
         details = TorchGPipeDetails.of(plan)
-        return torchgpipe_step(plan.cell.devices, int(details.chunks), details.recomputed)
+        return torchgpipe_step(plan.cell.devices, details.chunks, details.recomputed)
 
     def micro_batches(self, plan: Plan) -> int:
-        return int(TorchGPipeDetails.of(plan).chunks)
+        return TorchGPipeDetails.of(plan).chunks
 
     def recomputed_micro_batches(self, plan: Plan) -> int:
         return TorchGPipeDetails.of(plan).recomputed
@@ -147,7 +160,7 @@ class TorchGPipe(Strategy):
         return partition_bytes(workload, plan.cell, partitions, details.chunks, details.checkpoint)
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        measured = self.option_values(cell)["balance"] == "profile"
+        measured = TorchGPipeOptions.of_cell(cell).balance == "profile"
         return measured_files(cell, site) if measured else ()
 
     def note(self, compute_kind: ComputeKind) -> str | None:
@@ -181,25 +194,10 @@ class GPipe(TorchGPipe):
         "thesis": "thesis-6",
         "ddlbench-2020": "ddlbench-eq2",
     }
-    options: ClassVar[dict[str, dict[str, Any]]] = {
-        "chunks": {
-            "type": "integer",
-            "minimum": 1,
-            "default": 4,
-            "examples": [1, 2, 8, 16, 32],
-            "description": "Micro-batches that a mini-batch is cut into.",
-        },
-        "checkpoint": {
-            "enum": ["except_last", "always", "never"],
-            "default": "except_last",
-            "examples": ["never", "always"],
-            "description": "For which micro-batches activations are recomputed.",
-        },
-        "balance": _BALANCE_OPTION,
-    }
+    options: ClassVar[type[Options]] = GPipeOptions
 
     def supports(self, cell: Cell) -> str | None:
-        chunks = int(self.option_values(cell)["chunks"])
+        chunks = GPipeOptions.of_cell(cell).chunks
         if cell.batch_size % chunks:
             return Reason(
                 "uneven_batch",
@@ -215,12 +213,12 @@ class GPipe(TorchGPipe):
         """
         if compute_kind == "cpu":
             return 1.0
-        chunks = int(self.option_values(cell)["chunks"])
+        chunks = GPipeOptions.of_cell(cell).chunks
         return cell.devices * chunks / (chunks + cell.devices - 1)
 
     def suits(self, cell: Cell) -> bool:
         """With fewer micro-batches than devices some always wait."""
-        return int(self.option_values(cell)["chunks"]) >= cell.devices
+        return GPipeOptions.of_cell(cell).chunks >= cell.devices
 
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Micro-batches that divide the mini-batch."""

@@ -40,7 +40,7 @@ class GPipeExecutor(StepwiseExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         details = TorchGPipeDetails.of(self.plan)
-        self.chunks, self.checkpoint = int(details.chunks), details.checkpoint
+        self.chunks, self.checkpoint = details.chunks, details.checkpoint
         devices = list(self.context.devices)
         cell = self.plan.cell
         sample = made_up_inputs(DATASETS[cell.dataset], cell.batch_size // self.chunks)

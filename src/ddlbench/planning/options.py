@@ -1,0 +1,79 @@
+"""The options of a strategy: fields of a dataclass with defaults, described by the text below each.
+
+::
+
+    @dataclass(frozen=True, kw_only=True)
+    class DdpOptions(Options):
+        accumulate: Count = 1
+        \"\"\"Micro-batches of a rank's share of a mini-batch.\"\"\"
+
+    DdpOptions.schemas()                 of each option: what a file may say, and the documents
+    DdpOptions.of_cell(cell).accumulate  what the cell names, else the default
+    DdpOptions.of(plan).accumulate       what the plan fixes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from inspect import get_annotations
+from typing import Any, Self
+
+from ddlbench.common.form import schema_of
+from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.planning.plan import PlanDetails
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(PlanDetails):
+    """Base of the options of a strategy; one without options uses it itself."""
+
+    @classmethod
+    def of_cell(cls, cell: Cell) -> Self:
+        """What a cell names of these options, and defaults for the others."""
+        known = cls.defaults()
+        return cls(**{name: value for name, value in cell.options if name in known})
+
+    @classmethod
+    def defaults(cls) -> dict[str, OptionValue]:
+        """The default of each option, by its name."""
+        return {field.name: field.default for field in fields(cls)}
+
+    @classmethod
+    def schemas(cls) -> Mapping[str, Mapping[str, Any]]:
+        """The JSON schema of each option, by its name; ``examples`` are what ``tune`` tries."""
+        return _schemas(cls)
+
+
+@cache
+def _schemas(options: type[Options]) -> Mapping[str, Mapping[str, Any]]:
+    schemas: dict[str, dict[str, Any]] = {}
+    for base in reversed(options.__mro__):  # each class has the texts of its own fields only
+        if issubclass(base, Options):
+            known = schema_of(base).get("properties", {})
+            schemas |= {name: known[name] for name in get_annotations(base) if name in known}
+    for schema in schemas.values():
+        if "enum" in schema:  # a word that is none of them needs no other remark
+            del schema["type"]
+    return schemas
+
+
+class Tried:
+    """Values of an option that ``ddlbench tune`` tries beside its default."""
+
+    def __init__(self, *values: OptionValue) -> None:
+        self.values = values
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(core_schema), "examples": list(self.values)}
+
+
+class RuleText:
+    """A rule as text, such as ``5+9``, or the number that YAML makes of ``5``."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return {"type": ["string", "integer"], "pattern": self.pattern, "minimum": 1}
