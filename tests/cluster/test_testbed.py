@@ -349,7 +349,7 @@ def test_the_site_file_is_one(bed: TestBed, tmp_path: Path) -> None:
     site = load_site(str(path))
     assert (site.nodes, site.devices_per_node, site.interface) == (4, 4, "eth0")
     assert (site.launcher, site.device, site.scratch) == ("slurm", "cpu", "/scratch")
-    assert site.slurm["partition"] == "gpu"
+    assert site.slurm.partition == "gpu"
 
 
 @pytest.mark.cluster

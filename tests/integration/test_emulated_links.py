@@ -9,7 +9,7 @@ import pytest
 from ddlbench.emulation import available
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import read_links
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.site import GivenLinks, Interconnect, Slurm, load_site
 from ddlbench.interconnect.measure import LinksFailed, measure_links
 from ddlbench.interconnect.worlds import links_geometry, links_request
 from ddlbench.runtime import emulated_fabric
@@ -24,7 +24,7 @@ def small_site(nodes, devices):
         nodes=nodes,
         devices_per_node=devices,
         cell_timeout_s=240,
-        interconnect={"largest_bytes": 2**14, "sweep_budget_s": 0.5, "links": {}},
+        interconnect=Interconnect(largest_bytes=2**14, sweep_budget_s=0.5),
         fabrics={"slow": LinkCondition(DELAY_S, None, loss=0.0)},
     )
 
@@ -47,13 +47,13 @@ def test_what_is_measured_is_the_emulated_link(tmp_path):
 
 
 def test_a_cluster_measures_an_emulated_fabric_within_one_node():
-    site = replace(small_site(3, 4), launcher="slurm", slurm={"exclusive": True, "gres": "gpu"})
+    site = replace(small_site(3, 4), launcher="slurm", slurm=Slurm())
     assert links_geometry(site, "slow") == (4, 1)
     assert links_geometry(site, "default") == (3, 4)
     asked = links_request(site, "slow")
     assert (asked.nodes, asked.tasks_per_node, asked.gres) == (1, 4, "gpu:4")
     assert links_geometry(small_site(3, 2), "slow") == (3, 2)
-    given = replace(site, interconnect={"links": {"slow": {}}})
+    given = replace(site, interconnect=Interconnect(links={"slow": GivenLinks()}))
     assert links_geometry(given, "slow") == (1, 1)
 
 

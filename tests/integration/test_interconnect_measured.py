@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddlbench.experiment.links import read_links
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.site import Interconnect, load_site
 from ddlbench.interconnect.measure import LinksFailed, measure_links
 from ddlbench.report.drawing import make_links_figures
 
@@ -20,7 +20,7 @@ def small_site(nodes, devices):
         nodes=nodes,
         devices_per_node=devices,
         cell_timeout_s=240,
-        interconnect={"largest_bytes": LARGEST, "sweep_budget_s": 0.3, "links": {}},
+        interconnect=Interconnect(largest_bytes=LARGEST, sweep_budget_s=0.3),
     )
 
 
@@ -117,7 +117,7 @@ def test_figures_lie_beside(measured):
 def test_groups_of_ranks_within_and_between_nodes(tmp_path):
     """Local processes stand for two nodes: every group joins anew."""
     site = small_site(2, 2)
-    few = {**site.interconnect, "largest_bytes": 2**12, "sweep_budget_s": 0.1}
+    few = replace(site.interconnect, largest_bytes=2**12, sweep_budget_s=0.1)
     site = replace(site, interconnect=few)
     found = measure_links(site, "emulated", tmp_path / "links.json").to_dict()
     groups = {(s["nodes"], s["devices_per_node"], s["ranks"], s["level"]) for s in found["sweeps"]}
@@ -145,6 +145,6 @@ def test_a_failed_link_test_is_one_sentence(tmp_path):
     fake.write_text("#!/bin/sh\necho \"Cuda failure x.cu:610: 'driver version is insufficient'\"\n")
     fake.chmod(0o755)
     broken = replace(small_site(1, 2), device="cuda")
-    broken = replace(broken, interconnect={**broken.interconnect, "p2p_binary": str(fake)})
+    broken = replace(broken, interconnect=replace(broken.interconnect, p2p_binary=str(fake)))
     with pytest.raises(LinksFailed, match="the test failed: driver version is insufficient"):
         measure_links(broken, "default", tmp_path / "links.json")

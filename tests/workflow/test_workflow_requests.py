@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddlbench.experiment.cell import Cell
@@ -48,7 +50,7 @@ def test_one_rule_asks_for_every_geometry(geometry, asked):
 
 def test_sites_of_one_name_are_not_mixed_up():
     site = load_site("slurm-example", as_example=True)
-    other = Site(**{**vars(site), "slurm": {**site.slurm, "gpu_type": "v100", "exclusive": False}})
+    other = replace(site, slurm=replace(site.slurm, gpu_type="v100", exclusive=False))
     assert asked_by(cell("1x2"), site).gres == "gpu:2"
     assert asked_by(cell("1x2"), other).gres == "gpu:v100:2"
     assert asked_by(cell("1x2"), other).extra == ""

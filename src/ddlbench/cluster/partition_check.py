@@ -72,7 +72,7 @@ def usable_nodes(site: Site, known: Sequence[NodeKind]) -> tuple[int | None, str
 
 
 def _wanted(site: Site) -> list[str]:
-    return [name for name in str(site.slurm.get("partition") or "").split(",") if name]
+    return [name for name in str(site.slurm.partition or "").split(",") if name]
 
 
 def _in_partition(site: Site, known: Sequence[NodeKind]) -> list[NodeKind]:
@@ -86,7 +86,7 @@ def _name(kinds: Sequence[NodeKind]) -> str:
 
 def _gpus_needed(site: Site) -> int | None:
     """GPUs that a job takes of a node; None if it does not ask for them as GRES gpu."""
-    if site.slurm.get("gres", "gpu") != "gpu":
+    if site.slurm.gres != "gpu":
         return None
     return 1 if site.devices_share_gpu else site.devices_per_node
 
@@ -98,8 +98,8 @@ def _serving(site: Site, kinds: Sequence[NodeKind]) -> list[NodeKind]:
     return [
         kind
         for kind in kinds
-        if kind.gpus_of(site.slurm.get("gpu_type")) >= needed
-        and holds(str(site.slurm.get("constraint") or ""), kind.all_features)
+        if kind.gpus_of(site.slurm.gpu_type) >= needed
+        and holds(str(site.slurm.constraint or ""), kind.all_features)
         and (kind.memory_mb is None or kind.memory_mb >= memory_mb)
     ]
 
@@ -109,7 +109,7 @@ def _gpus(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     needed, name = _gpus_needed(site), _name(kinds)
     if needed is None:
         return []
-    gpu_type = site.slurm.get("gpu_type")
+    gpu_type = site.slurm.gpu_type
     types = sorted({found for kind in kinds for found, _ in kind.gpus if found})
     if gpu_type and types and gpu_type not in types:
         says = f"{name} has no {gpu_type}; write slurm.gpu_type: one of {', '.join(types)}"
@@ -129,7 +129,7 @@ def _slices(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     if needed is None or needed < _SEVERAL:
         return []
     serving = _serving(site, kinds) or kinds
-    wanted = site.slurm.get("gpu_type")
+    wanted = site.slurm.gpu_type
     types = {name for kind in serving for name, _ in kind.gpus if wanted in (None, "", name)}
     cut = sorted(name for name in types if is_slice(name))
     if not cut:
@@ -146,7 +146,7 @@ _SEVERAL = 2
 
 def _kinds_of_node(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     """Cells that are compared should not run on different nodes by chance."""
-    constraint, gpu_type = site.slurm.get("constraint"), site.slurm.get("gpu_type")
+    constraint, gpu_type = site.slurm.constraint, site.slurm.gpu_type
     if constraint and not is_plain(constraint):
         return []  # as [rack1|rack2]: the user has thought of it
     traits: dict[tuple[object, ...], list[NodeKind]] = {}
@@ -164,7 +164,7 @@ def _remedy(site: Site, kinds: Sequence[NodeKind]) -> str:
     """What to write, so that all cells run on one of several kinds of node."""
     types = sorted({name for kind in kinds for name, _ in kind.gpus if name})
     one = "so that all cells run on one kind"
-    if len(types) > 1 and not site.slurm.get("gpu_type"):
+    if len(types) > 1 and not site.slurm.gpu_type:
         return f"write slurm.gpu_type: one of {', '.join(types)}, {one}"
     told = [
         telling(kind.features, [other.features for other in kinds if other != kind])

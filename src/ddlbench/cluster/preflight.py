@@ -132,7 +132,7 @@ def _names(site: Site) -> list[Finding]:
         ("account", accounts, "associations"),
         ("qos", qos_names, "qos"),
     ):
-        wanted = site.slurm.get(key)
+        wanted: str | None = getattr(site.slurm, key)
         names = names_of() if wanted else []
         if wanted and names and str(wanted).lower() not in [name.lower() for name in names]:
             kind = "an account of yours" if key == "account" else "a QOS"
@@ -145,7 +145,7 @@ def _names(site: Site) -> list[Finding]:
 
 def _extra(site: Site) -> list[Finding]:
     """Options in ``slurm.extra`` that may not stand there."""
-    extra = str(site.slurm.get("extra") or "")
+    extra = site.slurm.extra
     if not extra:
         return []
     submitted = request(1, 1, site).extra
@@ -223,7 +223,7 @@ def _container(site: Site) -> list[Finding]:
     if site.container is None:
         return []
     with suppress(ConfigError):
-        image = expanded(site.container["image"], "container.image")
+        image = expanded(site.container.image, "container.image")
         if "://" not in str(image) and not Path(image).exists():
             says = f"there is no {image} on this node"
             return [Finding("container", True, says, doubtful=True)]
@@ -270,7 +270,7 @@ def _account_of_shell(site: Site, environment: Mapping[str, str]) -> list[Findin
     findings = []
     for key in ("account", "partition", "qos", "constraint", "reservation"):
         value = environment.get(f"SBATCH_{key.upper()}")
-        if value and not site.slurm.get(key):
+        if value and not getattr(site.slurm, key, None):
             write = f"slurm.extra: --reservation={value}" if key == "reservation" else None
             says = (
                 f"SBATCH_{key.upper()}={value} of this shell is not used; write "

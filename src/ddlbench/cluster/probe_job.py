@@ -138,7 +138,7 @@ def main(site_name: str, nodes: int, reports: str) -> int:
         "interface": site.interface,
         "device": site.device,
         "scratch": site.scratch,
-        "interconnect": dict(site.interconnect),
+        "interconnect": site.interconnect.to_dict(),
     }
     command = [
         *srun_command(site, nodes=nodes, tasks=nodes, per_node=1, devices=site.devices_per_node),

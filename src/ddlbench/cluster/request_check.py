@@ -63,7 +63,7 @@ def options_of(site: Site, nodes: int, devices_per_node: int) -> list[Option]:
         "slurm.partition": ("partition", wanted.partition),
         "slurm.qos": ("qos", wanted.qos),
         "slurm.constraint": ("constraint", wanted.constraint),
-        "slurm.gpu_type" if site.slurm.get("gpu_type") else "slurm.gres": ("gres", wanted.gres),
+        "slurm.gpu_type" if site.slurm.gpu_type else "slurm.gres": ("gres", wanted.gres),
         "memory_per_device_mb": ("mem", wanted.mem_mb or None),
         "cell_timeout_s": ("time", job_minutes(site)),
         "cpus_per_device": ("cpus-per-task", wanted.cpus_per_task),
@@ -76,9 +76,9 @@ def options_of(site: Site, nodes: int, devices_per_node: int) -> list[Option]:
         if value is not None
     ]
     with suppress(ValueError):
-        extra = shlex.split(str(site.slurm.get("extra") or ""))
+        extra = shlex.split(site.slurm.extra)
         listed += [Option("slurm.extra", text) for text in extra]
-    if site.slurm.get("exclusive", True):
+    if site.slurm.exclusive:
         listed.append(Option("slurm.exclusive", "--exclusive"))
     return listed
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -17,7 +17,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import Column, duration_text, paragraph, table
 from ddlbench.common.units import MB, MBIT_PER_S, MS
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
-from ddlbench.experiment.fabric import BACKENDS, LinkCondition
+from ddlbench.experiment.fabric import Backend, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.interconnect.captured_text import decoded
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
@@ -175,7 +175,7 @@ def link() -> None:
     help="Of TCP.",
 )
 @click.option("--compare", multiple=True, help="Show TCP's goodput with this one too; repeatable.")
-@click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True)
+@click.option("--backend", type=click.Choice(get_args(Backend)), default="auto", show_default=True)
 @click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="How many.")
 @click.option("--inside-latency-ms", type=float, help="Delay inside a node, device to device.")
 @click.option("--inside-bandwidth-mbit", type=float, help="Rate of each device's link inside.")

@@ -92,18 +92,49 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def schema_of(kind: type) -> dict[str, Any]:
-    """The JSON schema of a dataclass or typed dictionary, with the text below each field."""
+def schema_of(kind: type, *, inline: bool = False) -> dict[str, Any]:
+    """The JSON schema of a dataclass or typed dictionary, with the text below each field.
+
+    ``inline`` writes parts where they are used, as messages on the files of users need it.
+    """
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
-    # All forms share this dictionary. Reading the texts takes longer than reading a thousand files.
-    config: dict[str, Any] = kind.__pydantic_config__  # type: ignore[attr-defined]
-    config["use_attribute_docstrings"] = True
+    # All forms share a dictionary. Reading the texts takes longer than reading a thousand files.
+    configs: tuple[dict[str, Any], ...] = (_CONFIG, kind.__pydantic_config__)  # type: ignore[attr-defined]
+    for config in configs:
+        config["use_attribute_docstrings"] = True
     try:
-        schema: dict[str, Any] = _tidied(TypeAdapter(kind).json_schema())
-        return schema
+        schema = TypeAdapter(kind).json_schema()
     finally:
-        del config["use_attribute_docstrings"]
+        for config in configs:
+            config.pop("use_attribute_docstrings", None)
+    if inline:
+        schema = _inlined(schema, schema.pop("$defs", {}))
+    tidy: dict[str, Any] = _tidied(schema)
+    return tidy
+
+
+def _inlined(schema: Any, parts: Mapping[str, Any]) -> Any:
+    """A schema with the part in place of each reference to one; a list of words has no type."""
+    if isinstance(schema, list):
+        return [_inlined(one, parts) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    if name in parts:  # what is said of the field goes before what is said of its type
+        schema = {**parts[name], **{key: one for key, one in schema.items() if key != "$ref"}}
+    without = {"type"} if "enum" in schema else set()
+    return {key: _inlined(one, parts) for key, one in schema.items() if key not in without}
+
+
+class InFile:
+    """What a file says of a field that holds another thing once the file is read."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.schema = schema
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return dict(self.schema)
 
 
 def _tidied(schema: Any) -> Any:
@@ -112,7 +143,11 @@ def _tidied(schema: Any) -> Any:
         return [_tidied(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    tidy = {key: _tidied(one) for key, one in schema.items() if key != "title"}
+    tidy = {
+        key: _tidied(one)
+        for key, one in schema.items()
+        if key != "title" or isinstance(one, dict)  # a field of that name
+    }
     if isinstance(tidy.get("description"), str):
         tidy["description"] = " ".join(tidy["description"].split())
     match tidy.get("anyOf"):

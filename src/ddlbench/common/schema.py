@@ -10,14 +10,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.form import Form, schema_of
 from ddlbench.common.project import schema_file
 from ddlbench.common.text import check_keys, parse_yaml
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
+
+
+_Form = TypeVar("_Form", bound=Form)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -63,6 +67,22 @@ def read_schema(name: str) -> dict[str, Any]:
 def check_against(name: str, value: Any, where: str) -> None:
     """Validate ``value`` against ``config/schemas/<name>.schema.yaml``."""
     check(value, read_schema(name), where)
+
+
+@cache
+def file_schema(form: type[Form]) -> Mapping[str, Any]:
+    """The JSON schema of a file of the user that a dataclass declares."""
+    return schema_of(form, inline=True)
+
+
+def read_checked(form: type[_Form], values: Mapping[str, Any], where: str) -> _Form:
+    """The dataclass of a file's values.
+
+    Raises:
+        ConfigError: as :func:`check`.
+    """
+    check(values, file_schema(form), where)
+    return form.from_dict(values)
 
 
 def fill_defaults(name: str, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,60 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
 
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.form import Form, InFile, Name, Positive, schema_of
 from ddlbench.common.schema import check
 
-BACKENDS = ("auto", "netem", "relay")
+FOLDER_NAME = {
+    "pattern": "^[A-Za-z0-9_-][A-Za-z0-9_.-]*$",
+    "maxLength": 100,
+    "description": "Name of a link condition, of letters, digits and the signs _ . - only",
+}
+_CONGESTION_CONTROL = {"type": "string", "minLength": 1, "pattern": "^[a-z0-9_-]+$"}
 # Longest time of a bundle of TCP packets on a link. A bundle arrives as a whole with its last
 # packet, so its first packets are late by up to this time.
 BURST_S = 0.0005
-_LATENCY = {
-    "type": "number",
-    "minimum": 0,
-    "maximum": 2_000,
-    "description": "Delay of a packet from one end to another, one way",
-}
-_RATE = {
-    "type": ["number", "null"],
-    "exclusiveMinimum": 0,
-    "description": "Rate of each end's link in 10^6 bits per second, in each direction",
-}
-_INSIDE_SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["latency_ms"],
-    "properties": {"latency_ms": _LATENCY, "bandwidth_mbit_per_s": _RATE},
-}
-_SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "latency_ms": _LATENCY,
-        "bandwidth_mbit_per_s": _RATE,
-        "loss_percent": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 50,
-            "description": "Packets of a hundred that are lost",
-        },
-        "mtu": {
-            "type": "integer",
-            "minimum": 576,
-            "maximum": 65_535,
-            "description": "Largest packet in bytes",
-        },
-        "congestion_control": {
-            "type": "string",
-            "minLength": 1,
-            "pattern": "^[a-z0-9_-]+$",
-            "description": "TCP's, as the kernel names it: cubic, reno, bbr",
-        },
-        "backend": {"enum": list(BACKENDS)},
-        "inside": _INSIDE_SCHEMA,
-    },
-}
+Backend = Literal["auto", "netem", "relay"]
+_Latency = Annotated[float, Ge(0), Le(2_000)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsideKeys(Form):
+    """Keys of the link of each device to the other devices of its node."""
+
+    latency_ms: _Latency
+    """Delay of a message from one device of a node to another in milliseconds; one way."""
+    bandwidth_mbit_per_s: Positive | None = None
+    """Rate of each device's link in Mbit/s (10^6 bits), in either direction; empty: as fast as it
+    goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkKeys(Form):
+    """What links do to packets; latency_ms is required unless only links inside nodes are given."""
+
+    latency_ms: _Latency = 0.0
+    """Delay of a packet from one node to another in milliseconds; one way."""
+    bandwidth_mbit_per_s: Positive | None = None
+    """Rate of each node's link in Mbit/s (10^6 bits), in either direction; empty: as fast as it
+    goes."""
+    loss_percent: Annotated[float, Ge(0), Le(50)] = 0.0
+    """Packets of a hundred that are lost on their way."""
+    mtu: Annotated[int, Ge(576), Le(65_535)] = 1500
+    """Largest packet in bytes."""
+    congestion_control: Annotated[Name, InFile(_CONGESTION_CONTROL)] = "cubic"
+    """TCP's congestion control, one that the kernel has: cubic, reno, bbr."""
+    backend: Backend = "auto"
+    """What makes the condition: the kernel's netem, or a relay in user space; auto takes netem
+    where the kernel has it, and the relay for links inside nodes."""
+    inside: InsideKeys | None = None
+    """The link of each device to the other devices of its node: NVLink, PCIe, copies through host
+    memory. Empty: as fast as this machine is."""
+
+
+@cache
+def link_schema() -> Mapping[str, Any]:
+    """The JSON schema of a link condition in a site file."""
+    schema = schema_of(LinkKeys, inline=True)
+    for one in schema["properties"].values():
+        one.pop("default", None)  # what is not written is judged by the other keys
+    return schema
+
+
 _OF_NODES = ("bandwidth_mbit_per_s", "loss_percent")
 
 
@@ -139,28 +150,24 @@ class LinkCondition:
             raise ConfigError(
                 f"{where}: {shown(values)} is no link condition; write latency_ms: 10"
             )
-        inside = values.get("inside")
         # Without a word on the links between nodes, only those inside them are meant.
-        between = inside is None or any(values.get(name) for name in _OF_NODES)
-        check(dict(values), {**_SCHEMA, "required": ["latency_ms"] * between}, where)
-        rate = values.get("bandwidth_mbit_per_s")
-        own = {
-            "latency_s": values.get("latency_ms", 0) / 1e3,
-            "bandwidth_bits_per_s": None if rate is None else rate * 1e6,
-            "loss": values.get("loss_percent", 0) / 100,
-            "mtu": values.get("mtu", cls.mtu),
-            "congestion_control": values.get("congestion_control", cls.congestion_control),
-            "backend": values.get("backend", cls.backend),
-        }
-        if inside is None:
-            return cls(**own)
-        shared = {name: own[name] for name in ("mtu", "congestion_control", "backend")}
-        rate = inside.get("bandwidth_mbit_per_s")
-        of_devices = cls(
-            inside["latency_ms"] / 1e3, None if rate is None else rate * 1e6, 0.0, **shared
-        )
+        between = values.get("inside") is None or any(values.get(name) for name in _OF_NODES)
+        check(dict(values), {**link_schema(), "required": ["latency_ms"] * between}, where)
+        keys = LinkKeys(**values)
+        kept = {name: getattr(keys, name) for name in ("mtu", "congestion_control", "backend")}
+        inside = None
+        if values.get("inside") is not None:
+            of_devices = InsideKeys(**values["inside"])
+            rate = of_devices.bandwidth_mbit_per_s
+            inside = cls(of_devices.latency_ms / 1e3, _bits_per_s(rate), 0.0, **kept)
         try:
-            return cls(**own, inside=of_devices)
+            return cls(
+                latency_s=keys.latency_ms / 1e3,
+                bandwidth_bits_per_s=_bits_per_s(keys.bandwidth_mbit_per_s),
+                loss=keys.loss_percent / 100,
+                inside=inside,
+                **kept,
+            )
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
 
@@ -175,3 +182,7 @@ class LinkCondition:
             rate = self.inside.bandwidth_bits_per_s
             values["inside"] = {"latency_s": self.inside.latency_s, "bandwidth_bits_per_s": rate}
         return values
+
+
+def _bits_per_s(mbit_per_s: float | None) -> float | None:
+    return None if mbit_per_s is None else mbit_per_s * 1e6

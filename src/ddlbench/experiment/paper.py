@@ -17,14 +17,16 @@ or with the sentence that says why nothing is drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Len
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.form import Form
+from ddlbench.common.form import Form, InFile, Name
 from ddlbench.common.project import project_root
-from ddlbench.common.schema import check_against, nearest, read_yaml
+from ddlbench.common.schema import nearest, read_checked, read_yaml
 
 FULL = "full"
 LAPTOP = "laptop"
@@ -32,44 +34,46 @@ SCALES = (FULL, LAPTOP)
 PAPERS = ("ddlbench", "thesis", "paradl", "networking")
 EXAMPLE_SITE = "slurm-example"
 NO_CELLS = "no cells are needed"
-_KEYS = ("paper", "of", "scale", "scales")
+_FIGURE = {"type": "string", "pattern": "^[a-z]+/[A-Za-z0-9.]+$"}
+Figure = Annotated[str, InFile(_FIGURE)]
+Picture = Annotated[str, InFile({"type": "string", "pattern": "^docs/.*[.]png$"})]
 
 
 @dataclass(frozen=True)
 class Paper(Form):
-    """What is said of a published figure.
+    """What ``ddlbench papers`` says of a published figure."""
 
-    Args:
-        figure: ``<paper>/<figure>``, its file below config/papers.
-        title: one line.
-        source: paper, section, and other places where it is printed.
-        question: what the figure answers.
-        original: hardware and size of the original.
-        read: how to read ours beside it.
-        draws: names of our figures and tables that show it.
-        published: prints whose values stand beside ours, as ``thesis/fig3.1``.
-        pictures: kept pictures of the published values alone, from the project's folder.
-        also_site: at laptop scale the site that the figure compares with; else empty.
-        command: makes it, where no cells are needed; else empty.
-        table: what of ours stands beside the values of a printed table; else empty.
-        same_as: the figure that is the same picture; else empty.
-        not_drawn: why nothing is drawn; else empty.
-    """
-
-    figure: str
-    title: str
-    source: str
-    question: str
-    original: str
-    read: str
+    figure: Figure
+    """<paper>/<figure>, as the file's path."""
+    title: Annotated[str, Len(1, 70)]
+    """One line."""
+    source: Name
+    """Paper, section, and other places where it is printed."""
+    question: Name
+    """What the figure answers."""
+    original: Name
+    """Hardware and size of the original."""
+    read: Name
+    """How to read ours beside it."""
     draws: tuple[str, ...] = ()
-    published: tuple[str, ...] = ()
-    pictures: tuple[str, ...] = ()
-    also_site: str = ""
-    command: str = ""
-    table: str = ""
-    same_as: str = ""
-    not_drawn: str = ""
+    """Names of our figures and tables that show it."""
+    published: tuple[Figure, ...] = ()
+    """Prints whose values stand beside ours: this figure, or one that shows the same values."""
+    pictures: tuple[
+        Annotated[str, InFile({"type": "string", "pattern": "^docs/.*[.]png$"})], ...
+    ] = ()
+    """Kept pictures of the published values alone, from the project's folder."""
+    also_site: Name = ""
+    """At laptop scale: the site that the figure compares with."""
+    command: Name = ""
+    """Makes it, where no cells are needed."""
+    table: Name = ""
+    """Prints its .csv beside what of ours has this name: datasets, batches, strategies or
+    networks."""
+    same_as: Figure = ""
+    """The figure that is the same picture."""
+    not_drawn: Name = ""
+    """Why there is nothing to draw, in a sentence."""
 
     @property
     def file(self) -> Path:
@@ -92,6 +96,45 @@ class Paper(Form):
         if self.table:
             return f"ddlbench papers {self.figure} --out {self.kept}"
         return self.command
+
+
+_SCALE = {
+    "type": "object",
+    "description": "Keys of an experiment.",
+    "properties": {
+        "like": {
+            "const": LAPTOP,
+            "description": "A scale whose keys come first; overrides of this one follow its own.",
+        },
+        "of": {
+            "type": "string",
+            "description": "An experiment of config/experiments, without .yaml; its keys come "
+            "first, but for its matrix and exclude.",
+        },
+        "reason": {
+            "type": "string",
+            "description": "Why the question cannot be answered at this scale.",
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class PaperKeys(Form):
+    """What a file of config/papers has besides the keys of an experiment."""
+
+    paper: Paper
+    """What `ddlbench papers` says of the figure."""
+    of: str = ""
+    """An experiment of config/experiments, without .yaml; its keys come first."""
+    scale: str = FULL
+    """Which scale runs."""
+    scales: Mapping[str, Annotated[Mapping[str, Any], InFile(_SCALE)]] = field(default_factory=dict)
+    """Scales besides full: keys of the experiment that replace those of the file, or the reason why
+    there is none."""
+
+
+_KEYS = tuple(PaperKeys.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -161,8 +204,7 @@ def read_paper(path: Path) -> PaperFile:
         ConfigError: a key is unknown or wrong, or the file's name is another.
     """
     values = read_yaml(path)
-    check_against("paper", {key: values[key] for key in _KEYS if key in values}, str(path))
-    paper = Paper.from_dict(values["paper"])
+    paper = _paper_of(values, str(path))
     named = f"{path.parent.name}/{path.stem}"
     if paper.figure != named:
         raise ConfigError(f"{path}: paper.figure is {paper.figure!r}; write {named!r}")
@@ -173,6 +215,11 @@ def read_paper(path: Path) -> PaperFile:
             "paper.table, paper.same_as or paper.not_drawn"
         )
     return PaperFile(paper, values)
+
+
+def _paper_of(values: Mapping[str, Any], where: str) -> Paper:
+    keys = {key: values[key] for key in _KEYS if key in values}
+    return read_checked(PaperKeys, keys, where).paper
 
 
 def at_scale(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -235,8 +282,8 @@ def _resolved(config: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"{where}: is of no published figure, so {given!r} means nothing here; leave it out"
             )
         return values
-    check_against("paper", {key: values[key] for key in _KEYS if key in values}, where)
-    paper = Paper.from_dict(values.pop("paper"))
+    paper = _paper_of(values, where)
+    del values["paper"]
     scale, scales = str(values.pop("scale", FULL)), dict(values.pop("scales", {}))
     if "experiment" not in values:
         told = f"needs no cells; run: {paper.makes}" if paper.makes else "has no cells"

@@ -12,9 +12,8 @@ from typing import Any
 
 from ddlbench.common.form import schema_of
 from ddlbench.experiment.cell import PLACED, Cell
+from ddlbench.experiment.fabric import FOLDER_NAME
 
-# A name of results' folders.
-FOLDER_NAME = {"pattern": "^[A-Za-z0-9_-][A-Za-z0-9_.-]*$", "maxLength": 100}
 _PER_DEVICE = {
     "type": "integer",
     "minimum": 1,
@@ -28,7 +27,7 @@ def settings() -> Mapping[str, Mapping[str, Any]]:
     """The schema of every setting by its name."""
     of_cell = schema_of(Cell)["properties"]
     schemas = {name: schema for name, schema in of_cell.items() if name not in PLACED}
-    schemas["fabric"] |= FOLDER_NAME
+    schemas["fabric"] = FOLDER_NAME | schemas["fabric"]
     for schema in schemas.values():
         schema.pop("default", None)  # a setting that is not written is not one
     first, *others = schemas

@@ -8,17 +8,29 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import psutil
+from annotated_types import Ge, Le
 
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.form import (
+    Amount,
+    Count,
+    Form,
+    InFile,
+    Name,
+    Positive,
+    read_form,
+    schema_of,
+)
 from ddlbench.common.project import project_root
-from ddlbench.common.schema import check_against, fill_defaults, nearest, read_yaml
+from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition, link_schema
 from ddlbench.experiment.own_data import declare, declaring_file
 from ddlbench.experiment.paths import CONFIG
 from ddlbench.experiment.status import Reason
@@ -50,23 +62,25 @@ def shrunk_bytes(size_bytes: int, shrink: float) -> int:
     return max(1, round(size_bytes / shrink)) if size_bytes else 0
 
 
+_Factor = Annotated[float, Ge(1), Le(1000)]
+
+
 @dataclass(frozen=True)
-class Accelerator:
+class Accelerator(Form):
     """Devices that a site emulates; see :mod:`ddlbench.networks.emulated`.
 
-    Args:
-        profiles: folder of ``<dataset>/<network>.csv``: times and bytes of the device's blocks; see
-            :mod:`ddlbench.planning.device_table`.
-        slow_down: factor on all times of computation, of emulated links and of Horovod's cycle. It
-            keeps their shares of a step, and leaves more of its time to this machine's cores.
-        shrink: divisor of all bytes of the emulated blocks, of the rates of emulated links, and of
-            the sizes at which strategies send. It keeps the shares, too, and leaves more of this
-            machine's memory and cores.
+    Both factors keep the shares of computation and messages in a step.
     """
 
-    profiles: str
-    slow_down: float = 1.0
-    shrink: float = 1.0
+    profiles: Name
+    """Folder of the device, config/accelerators/<device>, with a table <dataset>/<network>.csv for
+    each network."""
+    slow_down: _Factor = 1.0
+    """Computation, emulated links and Horovod's cycle take this many times as long, so that more
+    processes fit on few cores."""
+    shrink: _Factor = 1.0
+    """Tensors of emulated blocks, rates of emulated links, and the sizes at which strategies send
+    are divided by this, so that more processes fit into memory and messages cost fewer copies."""
 
     def table_file(self, dataset: str, network: str) -> Path:
         """Where the table of a network lies; it may not exist."""
@@ -129,39 +143,163 @@ class Accelerator:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Slurm(Form):
+    """What SLURM is asked for."""
+
+    account: str | None = None
+    """Account to charge."""
+    partition: str | None = None
+    """Partition to use."""
+    qos: str | None = None
+    """Quality of service."""
+    constraint: str | None = None
+    """Node features to ask for."""
+    gpu_type: str | None = None
+    """GRES type, for example a100."""
+    gres: str = "gpu"
+    """GRES name of a device; empty asks for none."""
+    exclusive: bool = True
+    """Ask for whole nodes."""
+    extra: str = ""
+    """Further sbatch options."""
+    srun: tuple[Name, ...] = ()
+    """Options of every srun inside a job, of ranks and of staging, for example --cpu-bind=cores."""
+    mpi: str | None = None
+    """srun's --mpi, for example pmix; Horovod then meets by MPI, if it was built with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container(Form):
+    """Image in which the processes of a cell run."""
+
+    image: Name
+    """Path of the image, for example $HOME/ddlbench.sif; variables are filled in on the node."""
+    program: str = "apptainer"
+    """apptainer or singularity."""
+    arguments: tuple[str, ...] = ("--nv",)
+    """Options of exec: GPUs, folders to bind."""
+    python: str = "python3"
+    """Python inside the image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenLink(Form):
+    """Speed of one link."""
+
+    latency_s: Amount
+    """Seconds until the first byte arrives."""
+    bandwidth_bytes_per_s: Positive
+    """Bytes per second in one direction; 10 Gbit/s is 1250000000."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenLinks(Form):
+    """Speed of each level; a level that the site does not have may be left out."""
+
+    node: GivenLink | None = None
+    """Link between devices of one node."""
+    network: GivenLink | None = None
+    """Between nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interconnect(Form):
+    """How the speed of links is measured."""
+
+    p2p_binary: str | None = None
+    """Path of p2pBandwidthLatencyTest on the nodes; empty looks for it in PATH, in the CUDA
+    toolkit's folders, and where `make p2p` puts it."""
+    cuda_samples: str | None = None
+    """Checkout of cuda-samples that holds p2pBandwidthLatencyTest or its source; nvcc builds it
+    where no binary is found."""
+    nvbandwidth: str | None = None
+    """Path of nvbandwidth on the nodes; empty looks for it in PATH. Used where there is no
+    p2pBandwidthLatencyTest."""
+    largest_bytes: Annotated[int, Ge(4096)] | None = None
+    """Largest message of a sweep; empty: 256 MiB on GPUs, 64 MiB on CPUs."""
+    budget_s: Positive | None = None
+    """Seconds that measuring the links of a fabric should take in all; empty: 160 on one machine,
+    where many ranks share its cores, and as long as the sweeps need on a cluster."""
+    sweep_budget_s: Positive = 3
+    """Seconds one sweep should take (one operation, transport and number of ranks); never more than
+    three times as long."""
+    links: Mapping[str, GivenLinks] = field(default_factory=dict)
+    """Links given by hand, by fabric; such a fabric is not measured."""
+
+
+_AUTO = {"type": ["integer", "string"], "minimum": 1, "pattern": "^auto$", "default": "auto"}
+_FABRICS = {"type": "object", "propertyNames": FOLDER_NAME, "additionalProperties": link_schema()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Site:
-    """The content of a site file; see ``config/schemas/site.schema.yaml`` for every key."""
+    """The machine or cluster that cells run on: what a site file says, each key a field."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     name: str
-    description: str
+    description: str = ""
+    """One line for figure footers, for example "4x V100 a node, 100 Gbit/s"."""
     device: Literal["cpu", "cuda"]
+    """What a worker computes on. A site that says cuda and finds no GPU is an error."""
     launcher: Literal["local", "slurm"]
-    nodes: int
-    devices_per_node: int
-    cpus_per_device: int
-    memory_per_device_mb: int | None
-    scratch: str
-    keep_data: bool
-    interface: str | None
-    cell_timeout_s: float
-    hang_timeout_s: float
-    data: dict[str, dict[str, Any]] = field(default_factory=dict)
-    real_data: dict[str, str] = field(default_factory=dict)
-    setup: tuple[str, ...] = ()
-    container: dict[str, Any] | None = None
-    interconnect: dict[str, Any] = field(default_factory=dict)
-    fabrics: dict[str, LinkCondition] = field(default_factory=dict)
-    slurm: dict[str, Any] = field(default_factory=dict)
-    checkpoints: str | None = None
-    stage_timeout_s: float = 1800
+    """How processes start; local on this machine, slurm with srun inside the job."""
+    nodes: Count = 1
+    """Largest number of nodes one cell may use."""
+    devices_per_node: Annotated[int, InFile(_AUTO)]
+    """Devices of one node; auto counts the cores this process may use (local CPU sites only)."""
     devices_share_gpu: bool = False
+    """All devices of a node are its first GPU, so that several ranks run where there is one. Proves
+    that strategies work; says nothing of how long devices take beside each other."""
     accelerator: Accelerator | None = None
+    """Devices that this machine lacks, emulated: blocks of networks take the time of a device
+    instead of computing. Everything else is real. See docs/emulated_accelerators.md."""
+    cpus_per_device: Count = 1
+    """CPU cores that belong to one device."""
+    memory_per_device_mb: Count | None = None
+    """Host memory to ask of SLURM for each device, in MB (10^6 bytes); empty asks for none."""
+    scratch: Name = "/tmp"
+    """Node-local folder for datasets, an absolute path; environment variables are filled in on the
+    node."""
+    keep_data: bool = True
+    """Keep staged datasets for later cells of the same node."""
+    interface: str | None = None
+    """Network interface that workers talk over, for example ib0; empty lets them choose."""
+    cell_timeout_s: Positive = 3600
+    """A cell that runs longer ends with the result 'timeout'. Its SLURM job asks for this,
+    stage_timeout_s and 5 minutes."""
+    stage_timeout_s: Positive = 1800
+    """Time in the same SLURM job to make the cell's dataset on its nodes; longer is a failure that
+    says so. No limit for launcher local."""
+    hang_timeout_s: Positive = 600
+    """A cell in which no step finishes for so long is ended as hung, with a stack dump of every
+    rank."""
+    checkpoints: Name | None = None
+    """Shared folder for the checkpoints of cells, seen by all nodes; empty puts them into each
+    cell's own folder."""
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Datasets of your own by name, for example {photos: {folder: ~/photos, size: 96}};
+    schemas/data.schema.yaml has the keys of each."""
+    real_data: Mapping[str, str] = field(default_factory=dict)
+    """Where the real datasets lie, by dataset name, in torchvision's layout."""
+    setup: tuple[Name, ...] = ()
+    """Shell commands before each process of a cell starts, for example "module load CUDA/12.4"."""
+    container: Container | None = None
+    """Image in which the processes of a cell run; it holds ddlbench and what it needs. Empty runs
+    them as they are."""
+    interconnect: Interconnect = field(default_factory=Interconnect)
+    """How the speed of links is measured; see docs/interconnect.md."""
+    fabrics: Annotated[Mapping[str, LinkCondition], InFile(_FABRICS)] = field(default_factory=dict)
+    """Link conditions that ddlbench emulates, by name: the nodes of a cell with such a fabric are
+    network namespaces of one real node; see docs/networking.md."""
+    slurm: Slurm = field(default_factory=Slurm)
+    """What SLURM is asked for; only for launcher slurm."""
 
     @property
     def known_fabrics(self) -> set[str]:
         """Its own network, those that it emulates, and those whose links it gives by hand."""
-        return {"default", *self.fabrics, *self.interconnect.get("links", {})}
+        return {"default", *self.fabrics, *self.interconnect.links}
 
     def emulates(self, fabric: str) -> bool:
         """Whether the links of this fabric are emulated within one node of the site."""
@@ -318,30 +456,52 @@ def parse_site(
     unfilled = [] if as_example else _unfilled(values)
     if unfilled:
         raise ConfigError(f"{path}: replace REPLACE_ME in {', '.join(unfilled)}")
-    check_against("site", values, where=str(path))
-    values = fill_defaults("site", values)
-    declare(values["data"], str(path), replace=False)
-    for dataset in values["real_data"]:
-        DATASETS.check(dataset, f"{path}: real_data")
+    check(values, site_schema(), where=str(path))
+    where, keys = str(path), dict(values)
+    declare(keys.get("data", {}), where, replace=False)
+    for dataset in keys.get("real_data", {}):
+        DATASETS.check(dataset, f"{where}: real_data")
     for dataset in real_data or {}:
         DATASETS.check(dataset, "real_data")
-    values["real_data"] = {**values["real_data"], **(real_data or {})}
-    if values["devices_share_gpu"] and values["device"] != "cuda":
+    keys["real_data"] = {**keys.get("real_data", {}), **(real_data or {})}
+    if keys.get("devices_share_gpu") and keys["device"] != "cuda":
         raise ConfigError(
-            f"{path}: devices_share_gpu is for device: cuda; CPU devices share their node anyway, "
+            f"{where}: devices_share_gpu is for device: cuda; CPU devices share their node anyway, "
             "so leave it out"
         )
-    values["fabrics"] = _conditions(values["fabrics"], f"{path}: fabrics")
-    if values["accelerator"] is not None:
-        values |= _emulated(values, str(path))
-    if values["devices_per_node"] == "auto":
-        if values["launcher"] != "local" or values["device"] != "cpu":
+    devices = keys.setdefault("devices_per_node", _AUTO["default"])
+    keys["fabrics"] = _conditions(keys.get("fabrics", {}), f"{where}: fabrics")
+    for name, kind in _PARTS.items():
+        if keys.get(name) is not None:
+            keys[name] = read_form(kind, keys[name])
+    if keys.get("accelerator") is not None:
+        keys |= _emulated(keys, where)
+    if devices == "auto":
+        if keys["launcher"] != "local" or keys["device"] != "cpu":
             raise ConfigError(
-                f"{path}: devices_per_node: auto counts this machine's cores; write the number of "
+                f"{where}: devices_per_node: auto counts this machine's cores; write the number of "
                 "devices that one node has"
             )
-        values["devices_per_node"] = len(os.sched_getaffinity(0))
-    return Site(name=path.stem, **values)
+        keys["devices_per_node"] = len(os.sched_getaffinity(0))
+    return Site(name=path.stem, **{**keys, "setup": tuple(keys.get("setup", ()))})
+
+
+_PARTS: Mapping[str, type[Form]] = {
+    "accelerator": Accelerator,
+    "container": Container,
+    "interconnect": Interconnect,
+    "slurm": Slurm,
+}
+
+
+@cache
+def site_schema() -> Mapping[str, Any]:
+    """The JSON schema of a site file."""
+    schema = schema_of(Site, inline=True)
+    del schema["properties"]["name"]  # of the file
+    links = schema["properties"]["interconnect"]["properties"]["links"]
+    links["additionalProperties"]["minProperties"] = 1
+    return {**schema, "required": ["device", "launcher"]}
 
 
 def _is_file(path: Path) -> bool:
@@ -361,7 +521,7 @@ def _emulated(values: dict[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError(
             f"{where}: an emulated accelerator needs device: cpu, and devices_per_node as a number"
         )
-    accelerator = Accelerator(**values["accelerator"])
+    accelerator: Accelerator = values["accelerator"]
     folder = project_root() / accelerator.profiles
     if not folder.is_dir():
         raise ConfigError(f"{where}: accelerator.profiles: {folder} is no folder")

@@ -18,7 +18,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import fit_hockney, given_hockney
 from ddlbench.common.statistics import median_interval
 from ddlbench.experiment.links import LinkSweep, PairMatrix, SweepPoint
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import GivenLinks, Site
 from ddlbench.interconnect.pair_matrix import Matrix, off_diagonal, pair_matrix
 from ddlbench.interconnect.worlds import level_of
 
@@ -111,22 +111,22 @@ def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[
     Raises:
         ConfigError: a level that the site has is missing, or a number is invalid.
     """
-    links = site.interconnect["links"][fabric]
+    links = site.interconnect.links[fabric]
     where = f"site {site.name}: interconnect.links.{fabric}"
     levels = []
     if site.devices_per_node > 1:
-        levels.append(("node", 1, site.devices_per_node))
+        levels.append(("node", links.node, 1, site.devices_per_node))
     if site.nodes > 1:
-        levels.append(("network", site.nodes, 1))
+        levels.append(("network", links.network, site.nodes, 1))
     sweeps = []
-    for level, nodes, devices in levels:
-        if level not in links:
+    for level, link, nodes, devices in levels:
+        if link is None:
             raise ConfigError(
                 f"{where}: {level!r} is missing; the site has {site.nodes} node(s) of "
                 f"{site.devices_per_node} device(s): add its latency_s and bandwidth_bytes_per_s"
             )
         try:
-            fit = given_hockney(links[level]["latency_s"], links[level]["bandwidth_bytes_per_s"])
+            fit = given_hockney(link.latency_s, link.bandwidth_bytes_per_s)
         except ConfigError as error:
             raise ConfigError(f"{where}.{level}: {error}") from None
         sweeps.append(
@@ -144,13 +144,13 @@ def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[
     return (_world(site, links),), tuple(sweeps)
 
 
-def _world(site: Site, links: dict[str, Any]) -> PairMatrix:
+def _world(site: Site, links: GivenLinks) -> PairMatrix:
     nodes = [node for node in range(site.nodes) for _ in range(site.devices_per_node)]
 
     def by_level(key: str) -> Matrix:
         return off_diagonal(
             len(nodes),
-            lambda i, j: float(links["node" if nodes[i] == nodes[j] else "network"][key]),
+            lambda i, j: float(getattr(links.node if nodes[i] == nodes[j] else links.network, key)),
         )
 
     matrix = pair_matrix(

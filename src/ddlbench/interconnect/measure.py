@@ -57,7 +57,7 @@ def largest_bytes(site: Site) -> int:
     usual = _LARGEST_BYTES[site.device]
     if site.accelerator is not None:
         usual = shrunk_bytes(usual, site.accelerator.shrink)
-    return int(site.interconnect.get("largest_bytes") or max(usual, _LEAST_BYTES))
+    return site.interconnect.largest_bytes or max(usual, _LEAST_BYTES)
 
 
 @dataclass
@@ -125,7 +125,7 @@ def _measure(site: Site, name: str, parts: _Parts, folder: Path) -> None:
         )
     plan = links_plan(site, name)
     settings = {
-        "interconnect": site.interconnect,
+        "interconnect": site.interconnect.to_dict(),
         "largest_bytes": largest_bytes(site),
         "budget_s": plan.sweep_s,
         "aim_s": plan.aim_s if plan.aim_s < math.inf else None,

@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Interconnect, Site
 from ddlbench.interconnect.worlds import OPERATIONS, copies_inside, is_given, links_geometry, worlds
 
-BUDGET_S = 3.0  # of a sweep, where the site does not say
+BUDGET_S = float(Interconnect.sweep_budget_s)  # of a sweep, where the site does not say
 # A sweep may exceed its budget by this factor, for the sake of long messages.
 LIMIT = 3.0
 COMPUTE_S = 20e-3  # of a turn of delays.py; longer than a slice of the scheduler
@@ -196,12 +196,12 @@ def links_plan(site: Site, fabric: str) -> LinksPlan:
     if devices > 1 and copies_inside(site, fabric):
         before_s += PASSES * devices * (devices - 1) * _PAIR_S
         before_s += start_s + _GPU_TOOL_S if site.device == "cuda" else 0.0
-    sweep_s = float(site.interconnect.get("sweep_budget_s") or BUDGET_S)
+    sweep_s = site.interconnect.sweep_budget_s
     groups = tuple(reversed(worlds(nodes, devices)))
     limit_s = _SWEEPS_SHARE * site.cell_timeout_s
     times = (sweep_s, math.inf, limit_s, before_s, after_s, math.inf)
     plan = LinksPlan(groups, cores, site.device, *times)
-    all_s = site.interconnect.get("budget_s") or (_ONE_MACHINE_S if here else math.inf)
+    all_s = site.interconnect.budget_s or (_ONE_MACHINE_S if here else math.inf)
     aim_s = max(all_s - before_s - after_s, plan.of(min(_LEAST_BUDGET_S, sweep_s)))
     if aim_s < plan.of(sweep_s):
         # Predictors carry a collective to numbers of ranks between those that were measured.

@@ -68,7 +68,7 @@ def _doubled(first: int, end: int) -> Iterator[int]:
 
 def is_given(site: Site, fabric: str) -> bool:
     """Whether the site file gives the links of this fabric, so that nothing is measured."""
-    return fabric in site.interconnect.get("links", {})
+    return fabric in site.interconnect.links
 
 
 def links_geometry(site: Site, fabric: str) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 ::
 
-    config/accelerators/<device>/device.yaml               config/schemas/device.schema.yaml
+    config/accelerators/<device>/device.yaml               :class:`Device`
                                 /<dataset>/<network>.csv    :mod:`ddlbench.planning.device_table`
 
 A site file names it as ``accelerator.profiles``. ``ddlbench accelerator`` makes one from profiles
@@ -15,14 +15,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.form import Form, Name
 from ddlbench.common.project import project_root
-from ddlbench.common.schema import check_against, fill_defaults, read_yaml
+from ddlbench.common.schema import read_checked, read_yaml
 from ddlbench.common.units import MB
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS, profile_file
@@ -37,16 +38,23 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True)
-class Device:
-    """The content of a ``device.yaml``; see its schema for every key."""
+class Device(Form):
+    """The content of a ``device.yaml``."""
 
-    description: str
-    precision: str
-    source: str
-    licence: str = ""
-    date: str = ""
-    commit: str = ""
-    lacks: tuple[str, ...] = ()
+    description: Name
+    """The device in words."""
+    precision: Literal["fp32", "tf32", "bf16"]
+    """Of the numbers that it computed when it was timed."""
+    source: Name
+    """Who measured it, and how: a paper, an address, a command."""
+    licence: Name = ""
+    """Under which the numbers are given."""
+    date: Name = ""
+    """When it was measured, as 2026-11-23."""
+    commit: Name = ""
+    """Of the code that measured it."""
+    lacks: tuple[Name, ...] = ()
+    """What the numbers do not say, a sentence each."""
 
 
 def device_folder(name: str) -> Path:
@@ -70,10 +78,7 @@ def read_device(folder: Path) -> Device:
         ConfigError: there is none, or a key of it is wrong.
     """
     path = folder / DESCRIPTION
-    values = read_yaml(path)
-    check_against("device", values, str(path))
-    values = fill_defaults("device", values)
-    return Device(**{**values, "lacks": tuple(values["lacks"])})
+    return read_checked(Device, read_yaml(path), str(path))
 
 
 def write_device(folder: Path, device: Device) -> Path:
@@ -81,7 +86,7 @@ def write_device(folder: Path, device: Device) -> Path:
     values = {key: value for key, value in asdict(device).items() if value}
     values["lacks"] = list(device.lacks)
     path = folder / DESCRIPTION
-    check_against("device", values, str(path))
+    read_checked(Device, values, str(path))
     write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
     return path
 

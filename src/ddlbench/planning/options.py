@@ -51,11 +51,8 @@ def _schemas(options: type[Options]) -> Mapping[str, Mapping[str, Any]]:
     schemas: dict[str, dict[str, Any]] = {}
     for base in reversed(options.__mro__):  # each class has the texts of its own fields only
         if issubclass(base, Options):
-            known = schema_of(base).get("properties", {})
+            known = schema_of(base, inline=True).get("properties", {})
             schemas |= {name: known[name] for name in get_annotations(base) if name in known}
-    for schema in schemas.values():
-        if "enum" in schema:  # a word that is none of them needs no other remark
-            del schema["type"]
     return schemas
 
 

@@ -94,14 +94,14 @@ def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
     For a cell these are ``site.held_geometry(cell)``.
     """
     devices = devices_per_node
-    slurm = {"gres": "gpu", "exclusive": True, "extra": "", **site.slurm}
+    slurm = site.slurm
     alone = nodes * devices == 1
     gres = None
-    if site.launcher == "slurm" and slurm["gres"]:
-        kind = f":{slurm['gpu_type']}" if slurm.get("gpu_type") else ""
-        gres = f"{slurm['gres']}{kind}:{1 if site.devices_share_gpu else devices}"
-    extra = [slurm["extra"]]
-    if slurm["exclusive"]:
+    if site.launcher == "slurm" and slurm.gres:
+        kind = f":{slurm.gpu_type}" if slurm.gpu_type else ""
+        gres = f"{slurm.gres}{kind}:{1 if site.devices_share_gpu else devices}"
+    extra = [slurm.extra]
+    if slurm.exclusive:
         extra.append("--exclusive")
     return SchedulerRequest(
         nodes=nodes,
@@ -114,10 +114,10 @@ def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
         mem_mb=(site.memory_per_device_mb or 0) * devices,
         runtime_min=cell_minutes(site),
         stage_runtime_min=stage_minutes(site),
-        account=slurm.get("account"),
-        partition=slurm.get("partition"),
-        qos=slurm.get("qos"),
-        constraint=slurm.get("constraint"),
+        account=slurm.account,
+        partition=slurm.partition,
+        qos=slurm.qos,
+        constraint=slurm.constraint,
         extra=" ".join(part for part in extra if part),
     )
 
@@ -130,7 +130,7 @@ def held_devices(cell: Cell, site: Site) -> int:
 
 def whole_nodes(site: Site) -> bool:
     """Whether a job holds whole nodes."""
-    return site.launcher == "slurm" and bool(site.slurm.get("exclusive", True))
+    return site.launcher == "slurm" and site.slurm.exclusive
 
 
 def node_disk_bytes(cells: Iterable[Cell], site: Site) -> int:

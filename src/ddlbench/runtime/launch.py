@@ -260,12 +260,10 @@ def python_command(site: Site, *arguments: str) -> list[str]:
         ConfigError: the container's image is no path on this node.
     """
     command = [sys.executable, *arguments]
-    if site.container is not None:
-        image = expanded(site.container["image"], "container.image")
-        command = [
-            *(site.container["program"], "exec", *site.container["arguments"]),
-            *(str(image), site.container["python"], *arguments),
-        ]
+    if (container := site.container) is not None:
+        image = str(expanded(container.image, "container.image"))
+        program = (container.program, "exec", *container.arguments, image, container.python)
+        command = [*program, *arguments]
     if site.setup:
         script = " && ".join([*site.setup, 'exec "$@"'])
         command = ["bash", "-c", script, "ddlbench", *command]
@@ -277,7 +275,6 @@ def srun_command(site: Site, *, nodes: int, tasks: int, per_node: int, devices: 
 
     A task gets the cores of all its ``devices``, which its data-loading processes use too.
     """
-    mpi = site.slurm.get("mpi")
     return [
         "srun",
         # Inside a job srun takes neither geometry nor cores from the allocation
@@ -286,6 +283,6 @@ def srun_command(site: Site, *, nodes: int, tasks: int, per_node: int, devices: 
         f"--ntasks={tasks}",
         f"--ntasks-per-node={per_node}",
         f"--cpus-per-task={site.cpus_per_device * devices}",
-        *([f"--mpi={mpi}"] if mpi else []),
-        *site.slurm.get("srun", []),  # last, so that the site's options win
+        *([f"--mpi={site.slurm.mpi}"] if site.slurm.mpi else []),
+        *site.slurm.srun,  # last, so that the site's options win
     ]

@@ -74,12 +74,12 @@ def test_what_init_writes_is_a_valid_site(which, project):
     write_site(written)
     site = load_site("alpha")
     kind = written.selection.offer.kind
-    assert site.slurm["partition"] == which
+    assert site.slurm.partition == which
     assert site.nodes == kind.usable
     assert site.devices_per_node * site.cpus_per_device <= kind.cpus_per_node
     assert kind.time_limit_s is None or job_minutes(site) * 60 <= kind.time_limit_s
     assert all(f.ok for f in judge_partition(site, parse_kinds(SINFO, "gpu"))[1:])
-    assert (site.slurm["gres"] == "") == (which == "cpu")
+    assert (site.slurm.gres == "") == (which == "cpu")
 
 
 def test_keys_that_stand_there_as_comments_are_valid_without_the_mark(project):
@@ -93,10 +93,10 @@ def test_keys_that_stand_there_as_comments_are_valid_without_the_mark(project):
     )
     site = load_site("alpha")
     assert site.setup
-    assert site.container["image"].startswith("/")
-    assert site.interconnect["p2p_binary"]
-    assert site.slurm["srun"] == ["--cpu-bind=cores"]
-    assert all(site.slurm[key] for key in ("qos", "constraint", "extra", "partition"))
+    assert site.container.image.startswith("/")
+    assert site.interconnect.p2p_binary
+    assert site.slurm.srun == ("--cpu-bind=cores",)
+    assert all(getattr(site.slurm, key) for key in ("qos", "constraint", "extra", "partition"))
     assert "ib,turing" in next(line for line in marked if "constraint" in line)
 
 
@@ -120,10 +120,10 @@ def test_init_asks_for_what_slurm_cannot_know(project, cluster):
     cluster(SINFO, "gpu", ["proj1", "proj2"])
     run_init("beta", answers="short\nproj2\n/local\nib1\n")
     site = load_site("beta")
-    assert (site.slurm["partition"], site.slurm["account"]) == ("short", "proj2")
+    assert (site.slurm.partition, site.slurm.account) == ("short", "proj2")
     assert (site.scratch, site.interface) == ("/local", "ib1")
     run_init("gamma", "--yes")
-    assert load_site("gamma").slurm["partition"] == "gpu"
+    assert load_site("gamma").slurm.partition == "gpu"
 
 
 @pytest.mark.parametrize("answer", ["2", "a100_1g.5gb"])
@@ -133,7 +133,7 @@ def test_a_kind_of_node_is_shown_with_its_count_and_can_be_chosen(answer, projec
     assert "gpu: 40 nodes of 4x a100, 60 nodes of 8x a100_1g.5gb (MIG slices)\n" in output
     assert "cannot work together" in output
     site = load_site("beta")
-    assert (site.slurm["gpu_type"], site.slurm["account"]) == ("a100_1g.5gb", "def-x_gpu")
+    assert (site.slurm.gpu_type, site.slurm.account) == ("a100_1g.5gb", "def-x_gpu")
     assert (site.nodes, site.devices_per_node) == (60, 1)
 
 
@@ -146,9 +146,9 @@ def test_any_text_stays_a_text_in_the_file(text, project, cluster):
     cluster(f'{text}|3|64|256000|{gres}|infinite|up|{text},it\'s "x": 1\n', None, [text])
     run_init("beta", "--yes", "--scratch", text, "--interface", text)
     site = load_site("beta")
-    assert (site.slurm["partition"], site.slurm["account"]) == (text, text)
+    assert (site.slurm.partition, site.slurm.account) == (text, text)
     assert (site.scratch, site.interface) == (text, text)
-    assert site.slurm["gpu_type"] == text.replace(":", "")
+    assert site.slurm.gpu_type == text.replace(":", "")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ddlbench.cluster.request_check import (
 )
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.site import Site, load_site
+from ddlbench.experiment.site import Container, Site, Slurm, load_site
 from ddlbench.slurm import refusals
 from ddlbench.slurm.commands import SlurmError
 from ddlbench.slurm.node_kinds import parse_kinds
@@ -36,14 +36,7 @@ POLICY = (
 
 def site(**changes) -> Site:
     """A site whose jobs the cluster of this file takes."""
-    slurm = {
-        "account": "lab",
-        "partition": "gpu",
-        "gres": "gpu",
-        "exclusive": True,
-        "extra": "",
-        **changes.pop("slurm", {}),
-    }
+    slurm = Slurm(**{"account": "lab", "partition": "gpu", **changes.pop("slurm", {})})
     example = load_site("slurm-example", as_example=True)
     values = {"scratch": "/tmp", "memory_per_device_mb": 40_000, "cell_timeout_s": 3600, **changes}
     return replace(example, **values, slurm=slurm)
@@ -237,7 +230,7 @@ def test_without_slurm_the_missing_commands_and_all_else_are_named(login_node, m
 )
 def test_options_that_the_workflow_sets_are_named_in_one_sentence(extra, words, login_node):
     wrong = here(login_node)
-    (finding,) = looks(replace(wrong, slurm={**wrong.slurm, "extra": extra}))
+    (finding,) = looks(replace(wrong, slurm=replace(wrong.slurm, extra=extra)))
     assert (finding.what, finding.ok) == ("extra", False)
     assert all(word in finding.says for word in [*words, repr(extra)])
 
@@ -245,7 +238,7 @@ def test_options_that_the_workflow_sets_are_named_in_one_sentence(extra, words, 
 @pytest.mark.parametrize("extra", ["--reservation=lab", "--wckey='a b'", "--wait-all-nodes=1", ""])
 def test_other_options_are_the_users(extra, login_node):
     good = here(login_node)
-    assert looks(replace(good, slurm={**good.slurm, "extra": extra})) == []
+    assert looks(replace(good, slurm=replace(good.slurm, extra=extra))) == []
 
 
 @pytest.mark.parametrize(
@@ -266,7 +259,7 @@ def test_a_name_that_the_accounting_does_not_know_is_told_once(
     if not enforced:  # SLURM takes any name
         monkeypatch.setattr(preflight, "sbatch_refuses", lambda _options: "")
     wrong = here(login_node)
-    (finding,) = looks(replace(wrong, slurm={**wrong.slurm, key: name}))
+    (finding,) = looks(replace(wrong, slurm=replace(wrong.slurm, **{key: name})))
     assert (finding.what, finding.ok, finding.says) == (key, not enforced, sentence)
 
 
@@ -307,10 +300,10 @@ def test_set_up_that_does_not_end_is_a_doubt(login_node, monkeypatch):
 
 
 def test_a_container_that_is_not_here_is_a_doubt(login_node):
-    wrong = replace(here(login_node), container={"image": "/no/image.sif"})
+    wrong = replace(here(login_node), container=Container(image="/no/image.sif"))
     (doubt,) = looks(wrong)
     assert doubt.says == "there is no /no/image.sif on this node"
-    assert looks(replace(wrong, container={"image": "docker://ddlbench"})) == []
+    assert looks(replace(wrong, container=Container(image="docker://ddlbench"))) == []
 
 
 @pytest.mark.parametrize(
@@ -330,7 +323,7 @@ def test_a_default_of_the_shell_that_would_have_decided_is_noted(name, write, lo
 def test_an_account_of_the_shell_is_noted_unless_the_site_has_one(login_node):
     wanted = here(login_node)
     assert looks(wanted, {"SBATCH_ACCOUNT": "x"}) == []
-    without = replace(wanted, slurm={**wanted.slurm, "account": None})
+    without = replace(wanted, slurm=replace(wanted.slurm, account=None))
     (note,) = looks(without, {"SBATCH_ACCOUNT": "x"})
     assert "write slurm.account: x into the site's file" in note.says
 
@@ -361,7 +354,7 @@ CELL = Cell("mnist", "vgg11", "ddp", batch_size=8, nodes=2, devices_per_node=4)
 
 def test_a_run_lists_all_that_is_wrong_before_any_job(login_node, capsys):
     wrong = here(login_node)
-    wrong = replace(wrong, slurm={**wrong.slurm, "account": "lob", "constraint": "opa"})
+    wrong = replace(wrong, slurm=replace(wrong.slurm, account="lob", constraint="opa"))
     wrong = replace(wrong, setup=["false"])
     with pytest.raises(ConfigError, match="no job was submitted") as caught:
         guards.check_cluster(wrong, [CELL])
@@ -372,7 +365,7 @@ def test_a_run_lists_all_that_is_wrong_before_any_job(login_node, capsys):
 
 def test_a_run_that_submits_nothing_is_not_checked(login_node):
     wrong = here(login_node)
-    guards.check_cluster(replace(wrong, slurm={**wrong.slurm, "account": "lob"}), [])
+    guards.check_cluster(replace(wrong, slurm=replace(wrong.slurm, account="lob")), [])
     guards.check_cluster(load_site("local"), [CELL])
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from ddlbench.commands.interconnect import interconnect
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import SlowPair, read_links, write_links
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.site import Interconnect, load_site
 from ddlbench.interconnect.measure import measure_links
 
 # One GPU, as p2pBandwidthLatencyTest prints it.
@@ -77,7 +77,7 @@ def test_show_lists_fits_and_slow_pairs(tmp_path):
     site = replace(
         load_site("local"),
         devices_per_node=3,
-        interconnect={"links": {"default": {"node": link}}},
+        interconnect=Interconnect.from_dict({"links": {"default": {"node": link}}}),
     )
     path = tmp_path / "links.json"
     measure_links(site, "default", path)

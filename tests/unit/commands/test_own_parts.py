@@ -13,7 +13,7 @@ import pytest
 from ddlbench import own_parts
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.site import Container, load_site
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import MatrixRow
 
@@ -86,7 +86,7 @@ def test_what_only_a_gpu_computes_is_a_remark_on_a_site_of_gpus(folder: Path) ->
 
 def test_nodes_with_another_environment_try_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_parts.subprocess, "run", _no_process)
-    boxed = replace(LOCAL, launcher="slurm", container={"image": "/x.sif"})
+    boxed = replace(LOCAL, launcher="slurm", container=Container(image="/x.sif"))
     assert not try_own_parts(boxed, _rows(BASE.with_(network="own_missing:net"))).operations
 
 

@@ -12,18 +12,17 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from ddlbench.common.project import project_root
-from ddlbench.common.schema import read_schema
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import experiment_schema, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
-from ddlbench.experiment.site import Site, load_site
+from ddlbench.experiment.site import Site, load_site, site_schema
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.strategy import strategy_of
 
 CONFIG = project_root() / "config"
 README = (CONFIG / "README.md").read_text("utf-8")
-SCHEMAS = {"experiment": experiment_schema(), "site": read_schema("site")}
+SCHEMAS = {"experiment": experiment_schema(), "site": site_schema()}
 KEYWORDS = set(Draft202012Validator.VALIDATORS) | {
     "$schema", "$defs", "title", "description", "default",
 }  # fmt: skip
@@ -137,7 +136,7 @@ def test_defaults_of_both_files() -> None:
 def test_options_of_strategies() -> None:
     for name in STRATEGIES:
         assert f"`{name}`" in README
-        for option, schema in strategy_of(name).options.items():
+        for option, schema in strategy_of(name).options.schemas().items():
             assert schema["description"]
             assert f"`{option}` | `{_shown(schema['default']).strip('`')}` |" in README
 

@@ -71,8 +71,8 @@ def test_defaults(tmp_path: Path) -> None:
     assert site.nodes == 1
     assert site.devices_per_node == len(os.sched_getaffinity(0))
     assert site.keep_data is True
-    assert site.slurm["exclusive"] is True
-    assert site.slurm["gres"] == "gpu"
+    assert site.slurm.exclusive is True
+    assert site.slurm.gres == "gpu"
 
 
 def test_what_a_site_has_no_room_for(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ddlbench.common.project import project_root
-from ddlbench.common.schema import check_against, read_yaml
+from ddlbench.common.schema import check, read_yaml
 from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
-from ddlbench.experiment.site import Site, load_site
+from ddlbench.experiment.site import Site, load_site, site_schema
 from ddlbench.planning import matrix
 from ddlbench.planning.matrix import MatrixRow, expand
 
@@ -49,13 +49,13 @@ def test_experiments_expand_and_every_cell_has_a_base(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SITES, ids=lambda p: p.stem)
 def test_sites_are_valid(path: Path) -> None:
-    check_against("site", read_yaml(path), str(path))
+    check(read_yaml(path), site_schema(), str(path))
     assert load_site(path.stem, as_example=True).name == path.stem
 
 
 def test_the_example_site_names_every_key() -> None:
     said = read_yaml(CONFIG / "sites" / "slurm-example.yaml")
-    schema = read_yaml(CONFIG / "schemas" / "site.schema.yaml")["properties"]
+    schema = site_schema()["properties"]
     assert set(said) == set(schema)
     assert set(said["slurm"]) == set(schema["slurm"]["properties"])
 

@@ -13,7 +13,7 @@ import pytest
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import Links, PairMatrix, read_links, write_links
-from ddlbench.experiment.site import Site, load_site
+from ddlbench.experiment.site import Interconnect, Site, load_site
 from ddlbench.interconnect.assemble import node_type_pairs, points_of, sweeps_of
 from ddlbench.interconnect.collectives import PASSES, Repeat, Sweep
 from ddlbench.interconnect.measure import LinksFailed, measure_links
@@ -25,6 +25,10 @@ TABLE = {  # as a site file has it
     "node": {"latency_s": 5e-6, "bandwidth_bytes_per_s": 12e9},
     "network": {"latency_s": 3e-5, "bandwidth_bytes_per_s": 1.25e9},
 }
+
+
+def by_hand(**links) -> Interconnect:
+    return Interconnect.from_dict({"links": links})
 
 
 def matrix(bandwidth, nodes=None, latency=1e-6, **others):
@@ -281,7 +285,7 @@ def test_of_two_pairs_none_is_slow():
 
 def test_links_of_a_site_file(tmp_path):
     given = replace(load_site("local"), nodes=2, devices_per_node=2)
-    given = replace(given, interconnect={"links": {"slow": TABLE}})
+    given = replace(given, interconnect=by_hand(slow=TABLE))
     path = tmp_path / "slow" / "links.json"
     measure_links(given, "slow", path)
     found = read_links(path).to_dict()
@@ -299,7 +303,7 @@ def test_links_of_a_site_file(tmp_path):
 
 def test_a_level_that_is_missing_is_one_sentence(tmp_path):
     given = replace(load_site("local"), nodes=2, devices_per_node=1)
-    given = replace(given, interconnect={"links": {"default": {"node": TABLE["node"]}}})
+    given = replace(given, interconnect=by_hand(default={"node": TABLE["node"]}))
     with pytest.raises(ConfigError, match="interconnect.links.default: 'network' is missing"):
         measure_links(given, "default", tmp_path / "links.json")
 
@@ -325,7 +329,7 @@ def test_wrong_links_by_hand_are_one_sentence(tmp_path, text, sentence):
 
 def test_defaults_of_the_site_file(tmp_path):
     found = site(tmp_path, "").interconnect
-    assert found == {
+    assert found.to_dict() == {
         "p2p_binary": None,
         "cuda_samples": None,
         "nvbandwidth": None,
@@ -368,7 +372,7 @@ def test_the_job_holds_the_whole_site_unless_links_are_given():
     cluster = load_site("slurm-example", as_example=True)
     asked = links_request(cluster, "default")
     assert (asked.nodes, asked.mpi, asked.tasks_per_node, asked.gres) == (4, "srun", 4, "gpu:4")
-    given = replace(cluster, interconnect={"links": {"default": TABLE}})
+    given = replace(cluster, interconnect=by_hand(default=TABLE))
     asked = links_request(given, "default")
     assert (asked.nodes, asked.mpi, asked.gres) == (1, None, "gpu:1")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddlbench.experiment.site import Site, load_site
+from ddlbench.experiment.site import Interconnect, Site, load_site
 from ddlbench.interconnect import time_plan
 from ddlbench.interconnect.progress import LinksDisplay
 from ddlbench.interconnect.time_plan import (
@@ -71,7 +71,7 @@ def test_many_ranks_on_one_machine_share_a_time():
     plan = links_plan(emulated, "default")
     assert plan.groups == ((2, 4), (2, 1), (1, 4), (1, 2))
     assert plan.expected_s <= 170
-    longer = replace(emulated, interconnect={**emulated.interconnect, "budget_s": 3000})
+    longer = replace(emulated, interconnect=replace(emulated.interconnect, budget_s=3000))
     longer_plan = links_plan(longer, "default")
     assert longer_plan.groups == ((2, 4), (2, 1), (1, 4), (1, 3), (1, 2))
     assert longer_plan.sweeps_s > plan.sweeps_s
@@ -86,7 +86,7 @@ def test_a_cluster_measures_as_long_as_its_sweeps_need():
 
 def test_given_links_take_no_sweep():
     table = {"latency_s": 1e-6, "bandwidth_bytes_per_s": 1e9}
-    given = site(1, 2, interconnect={"links": {"default": {"node": table}}})
+    given = site(1, 2, interconnect=Interconnect.from_dict({"links": {"default": {"node": table}}}))
     plan = links_plan(given, "default")
     assert (plan.groups, plan.sweeps_s) == ((), 0)
     assert plan.expected_s < 10

@@ -17,7 +17,7 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.site import Site, load_site
+from ddlbench.experiment.site import Site, Slurm, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.budget import Budget, cells_to_run, estimate, finished_rows
 from ddlbench.planning.device_table import table_for
@@ -41,8 +41,8 @@ LOCAL = Site(
     cell_timeout_s=600,
     hang_timeout_s=600,
 )
-WHOLE_NODES = replace(LOCAL, launcher="slurm", slurm={"exclusive": True})
-SHARED_NODES = replace(LOCAL, launcher="slurm", slurm={"exclusive": False})
+WHOLE_NODES = replace(LOCAL, launcher="slurm", slurm=Slurm(exclusive=True))
+SHARED_NODES = replace(LOCAL, launcher="slurm", slurm=Slurm(exclusive=False))
 
 RESULT = json.loads(
     (Path(__file__).parents[3] / "benchmarks" / "scale" / "result.json").read_text("utf-8")

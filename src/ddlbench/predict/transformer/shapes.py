@@ -9,7 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import check_against, fill_defaults, nearest, read_yaml
+from ddlbench.common.form import Count, Form
+from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.predict.transformer import counts
 
@@ -17,14 +18,16 @@ _FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Form):
     """A decoder: every layer alike, embedding and logits share their weights."""
 
-    layers: int
-    hidden_size: int
-    attention_heads: int
-    sequence_length: int
-    vocabulary: int
+    layers: Count
+    hidden_size: Count
+    attention_heads: Count
+    sequence_length: Count
+    """Tokens of a sample."""
+    vocabulary: Count = 50257
+    """Rows of the embedding."""
 
     @property
     def parameters(self) -> float:
@@ -57,7 +60,7 @@ def is_shape(name: str) -> bool:
 def load_shape(name: str) -> Shape:
     """A shape by name: a published one, one of our networks as ``network:dataset``, or a file.
 
-    ``config/schemas/transformer.schema.yaml`` explains the keys of the file.
+    The keys of a file are the fields of :class:`Shape`.
 
     Raises:
         ConfigError: there is none of that name, or a key is wrong.
@@ -75,10 +78,7 @@ def load_shape(name: str) -> Shape:
             f"{', '.join(Shape.__dataclass_fields__)}"
         )
     path = Path(name)
-    values = read_yaml(path)
-    check_against("transformer", values, where=str(path))
-    values = fill_defaults("transformer", values)
-    shape = Shape(**{key: int(values[key]) for key in Shape.__dataclass_fields__})
+    shape = read_checked(Shape, read_yaml(path), str(path))
     if shape.hidden_size % shape.attention_heads:
         raise ConfigError(
             f"{path}: hidden_size {shape.hidden_size} does not divide by attention_heads "
