@@ -106,12 +106,12 @@ class _Loader(yaml.SafeLoader):
             for key, _ in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     raise _Misplaced(key, "a list or group cannot be a key; write a name")
-                name = shown(key.value)
                 if key.tag not in (_TEXT, _MERGE):
-                    raise _Misplaced(key, f"the key {name} is no text; write it in quotes")
+                    wrong = f"the key {shown(key.value)} is no text; write it in quotes"
+                    raise _Misplaced(key, wrong)
                 if key.value in seen:
-                    twice = f"{name} is written twice; keep one, as the last would win"
-                    raise _Misplaced(key, twice)
+                    wrong = f"{shown(key.value)} is written twice; keep one, as the last would win"
+                    raise _Misplaced(key, wrong)
                 seen.add(key.value)
         super().flatten_mapping(node)
 

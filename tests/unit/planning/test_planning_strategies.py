@@ -15,7 +15,8 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.plan import Process
-from ddlbench.planning.strategy import Strategy, normalise, strategy_of
+from ddlbench.planning.strategy import Strategy, known_strategy, normalise, strategy_of
+from ddlbench.strategies.pipelining.descriptor import PipeliningOptions
 
 DATA_PARALLEL = ("horovod", "ddp", "fsdp", "deepspeed", "local-sgd")
 ONE_PROCESS = ("gpipe", "model-parallel")
@@ -188,6 +189,34 @@ def test_notes(name: str) -> None:
 def test_what_is_no_descriptor(name: str) -> None:
     with pytest.raises(ConfigError, match="must name a subclass of Strategy"):
         strategy_of(name)
+
+
+def test_results_of_a_strategy_that_is_not_here_can_be_read() -> None:
+    cell = _cell("theirs.package:Averaging", nodes=2, devices=2, rounds=3)
+    missing = known_strategy(cell.strategy)
+    assert (missing.label, missing.family) == ("Averaging", cell.strategy)
+    assert missing.workers(cell.devices, {}) == 4
+    assert missing.option_values(cell) == {"rounds": 3}
+    assert missing.check_options({"rounds": 3}, "here") == {"rounds": 3}
+    with pytest.raises(ConfigError, match="theirs"):
+        strategy_of(cell.strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_option_is_a_field_with_a_default_and_a_text(strategy: str) -> None:
+    options = strategy_of(strategy).options
+    schemas, defaults = options.schemas(), options.defaults()
+    assert schemas.keys() == defaults.keys()
+    for name, schema in schemas.items():
+        assert schema["default"] == defaults[name]
+        assert schema["description"]
+
+
+def test_options_of_a_cell_are_typed_and_those_of_other_strategies_left_out() -> None:
+    cell = _cell("pipe-zb", devices=2, chunks=8, stages_per_rank=4)
+    options = PipeliningOptions.of_cell(cell)
+    assert (options.chunks, options.replicas, options.balance) == (8, 1, "work")
+    assert not hasattr(options, "stages_per_rank")
 
 
 def test_the_base_class_asks_for_what_it_needs() -> None:
