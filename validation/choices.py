@@ -41,6 +41,7 @@ from ddlbench.experiment.result import Glance
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.expected_time import START_S
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.belief import from_prediction, from_runs
@@ -52,7 +53,6 @@ from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction
 from ddlbench.predict.ranking import Ranking, rank
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.figures.ways_to_choose import ways
-from ddlbench.report.labels import strategy_label
 
 OUT = ROOT / "docs" / "validation"
 MOST = 3

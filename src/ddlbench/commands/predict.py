@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlbench.commands.accuracy_display import accuracy_lines
 from ddlbench.commands.experiment_options import with_matrix
-from ddlbench.commands.predict_display import accuracy_lines, prediction_lines
+from ddlbench.commands.predict_display import prediction_lines
 from ddlbench.commands.questions import cell_options, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import BASE, known

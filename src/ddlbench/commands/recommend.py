@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +22,6 @@ from ddlbench.predict.choose import Choice, Limits, choice_file, choose, result_
 from ddlbench.predict.recommend import recommend as ranked
 from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER
 from ddlbench.predict.sizes import Size, sizes_dict
-from ddlbench.report.drawing import draw_figure
 
 if TYPE_CHECKING:
     from ddlbench.predict.candidate import Knowledge
@@ -128,7 +128,7 @@ def _measured(
     content = choice.to_dict(site.name, answer_dict(question, choice.ranking, advice))
     path = choice_file(site.name, case_id(question))
     write_choice(content, path)
-    draw_figure("choice", path.with_suffix(".png"), content)
+    _draw("choice", path.with_suffix(".png"), content)
     click.echo(f"written: {path}, {path.with_suffix('.png').name}", err=True)
     return choice, advice
 
@@ -161,5 +161,11 @@ def _draw_sizes(questions: Questions, sizes: Sequence[Size]) -> str:
     largest = sizes[-1].question
     path = choice_file(questions.site.name, case_id(largest)).with_name("sizes.png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_figure("sizes", path, sizes_dict(sizes))
+    _draw("sizes", path, sizes_dict(sizes))
     return str(path)
+
+
+def _draw(figure: str, path: Path, content: Any) -> None:
+    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - most answers draw nothing
+
+    draw_figure(figure, path, content)

@@ -17,8 +17,8 @@ from ddlbench.common.screen import (
     table,
 )
 from ddlbench.common.units import BYTES, HOURS, TIMES
+from ddlbench.planning.labels import strategy_label
 from ddlbench.predict.advice import chance_text, range_text
-from ddlbench.predict.candidate import label_of
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
@@ -217,7 +217,8 @@ def cost_lines(choice: Choice) -> list[str]:
     if not choice.trials:
         return paragraph(f"Nothing was measured: {choice.stopped}.")
     told = [
-        label_of(trial.strategy) + ("" if trial.step_s else f" ({trial.status.replace('_', ' ')})")
+        strategy_label(trial.strategy)
+        + ("" if trial.step_s else f" ({trial.status.replace('_', ' ')})")
         for trial in choice.trials
     ]
     every = choice.device_s_all()

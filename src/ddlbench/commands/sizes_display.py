@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ddlbench.common.screen import Column, in_one_unit, paragraph, table, two_digits
 from ddlbench.common.units import BYTES, HOURS, TIMES
+from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.predict.advice import batch_hint, chance_text
 from ddlbench.predict.sizes import sizes_advice
-from ddlbench.report.labels import dataset_label, network_label
 
 if TYPE_CHECKING:
     from ddlbench.predict.candidate import Knowledge

@@ -16,7 +16,7 @@ from ddlbench.common.screen import (
     two_digits,
 )
 from ddlbench.common.units import BYTES, HOURS
-from ddlbench.report.labels import strategy_label
+from ddlbench.planning.labels import strategy_label
 
 if TYPE_CHECKING:
     from ddlbench.experiment.site import Site

@@ -13,16 +13,17 @@ the larger difference in seconds is named.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, cast
 
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, predictions_file
 from ddlbench.predict.documents import VERSION, PredictionsFile
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ALL = "all"
 
@@ -35,6 +36,14 @@ COLUMNS = (
 _EXPECTED_RANGE = {
     2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970, 10: 3.078,
 }  # fmt: skip
+
+
+def _frame(
+    records: Iterable[Any] | Mapping[str, Any], columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415 - slow to import, and `recommend` needs no frame
+
+    return pd.DataFrame(records, columns=columns)
 
 
 class InvalidPredictions(ConfigError):  # noqa: N818 - a state of a file, shown as such
@@ -55,7 +64,7 @@ def errors(predictions: pd.DataFrame) -> pd.DataFrame:
     Args:
         predictions: the frame that :func:`ddlbench.predict.evaluate.predictions` makes.
     """
-    return pd.DataFrame(_rows(predictions), columns=list(COLUMNS))
+    return _frame(_rows(predictions), columns=list(COLUMNS))
 
 
 def _rows(predictions: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -134,7 +143,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
     """
     if not path.is_file():
         raise InvalidPredictions(f"{path}: no such file; make it with `ddlbench accuracy`")
-    return pd.DataFrame(_DOCUMENT.read(path)["predictions"])
+    return _frame(_DOCUMENT.read(path)["predictions"])
 
 
 SignedErrors = Mapping[tuple[str, str], Sequence[float]]
@@ -213,7 +222,7 @@ def anomalies(runs: pd.DataFrame, limit: float = LIMIT) -> pd.DataFrame:
             )
             record |= _departing_part(row)
         records.append(record)
-    return pd.DataFrame(records, columns=DEPARTURE_COLUMNS)
+    return _frame(records, columns=DEPARTURE_COLUMNS)
 
 
 def _departing_part(row: dict[Any, Any]) -> dict[str, Any]:
@@ -245,7 +254,7 @@ def from_predictions(predictions: pd.DataFrame, predictor: str) -> pd.DataFrame:
                  "bubble_s"]
     ).astype(float)  # fmt: skip
     exposed_s = numbers["exposed_communication_s"].fillna(numbers["communication_s"])
-    return pd.DataFrame(
+    return _frame(
         {
             "run": own["cell_id"].str.removesuffix("/rep0"),
             "measured_s": numbers["measured_step_s"],

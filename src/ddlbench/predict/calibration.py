@@ -32,12 +32,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import pandas as pd
 from annotated_types import Ge
-from scipy.optimize import lsq_linear
 
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
@@ -45,6 +43,9 @@ from ddlbench.common.form import Form
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction, joined
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COVERAGE = 0.9
 _VERSION = 1
@@ -149,7 +150,7 @@ def cells_of(predictions: pd.DataFrame, predictor: str) -> list[CalibrationCell]
             work_s=float(row["compute_s"]) + float(row["bubble_s"]),
             sent_s=float(row["communication_s"]),
             predicted_s=float(row["predicted_step_s"]),
-            measured_s=None if pd.isna(row["measured_step_s"]) else float(row["measured_step_s"]),
+            measured_s=_known(row["measured_step_s"]),
         )
         for row in rows.to_dict("records")
     ]
@@ -164,6 +165,8 @@ def fit(strategy: str, cells: Sequence[CalibrationCell]) -> Constants:
     # The priors are further rows: each says that its constant is 0, give or take its width.
     left = np.vstack([*(row / _NOISE for row in rows), np.diag([1 / width for width in _PRIORS])])
     right = np.array([*(error / _NOISE for error in errors), 0.0, 0.0, 0.0])
+    from scipy.optimize import lsq_linear  # noqa: PLC0415 - slow to import
+
     solved = lsq_linear(left, right, bounds=(_LEAST, np.inf)).x
     work, communication, steps = (float(value) for value in solved)
     ids = tuple(cell.cell_id for cell, _ in known)
@@ -239,6 +242,10 @@ def _family_of(strategy: str, cells: Iterable[CalibrationCell]) -> list[Calibrat
         return known_strategy(name).family
 
     return [cell for cell in cells if family(cell.strategy) == family(strategy)]
+
+
+def _known(seconds: float | None) -> float | None:
+    return None if seconds is None or math.isnan(seconds) else float(seconds)
 
 
 def ratio_of(cells: Sequence[CalibrationCell]) -> float | None:
@@ -348,6 +355,8 @@ def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:
                 "covered": _covered(own, family, by_network),
             }
         )
+    import pandas as pd  # noqa: PLC0415 - slow to import, and `recommend` needs no frame
+
     return pd.DataFrame(records)
 
 

@@ -26,11 +26,12 @@ from ddlbench.common.units import GB
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, code_of
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import why_unsupported
 from ddlbench.planning.memory import Room, room_of
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan
-from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
+from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.belief import Belief, from_prediction, from_runs
 from ddlbench.predict.calibration import calibrated
@@ -178,7 +179,7 @@ class Candidate:
 
 def assess(cell: Cell, known: Knowledge) -> Candidate:
     """All that is known of a cell of any strategy; whatever is wrong with it is its reason."""
-    label = label_of(cell.strategy)
+    label = strategy_label(cell.strategy)
     try:
         candidate = _assessed(cell, known)
     except ConfigError as error:
@@ -188,11 +189,6 @@ def assess(cell: Cell, known: Knowledge) -> Candidate:
         fault = f"fault in its code: {type(error).__name__}: {error}"
         return Candidate(cell, label, reason=Reason("fault", fault))
     return _with_runs(candidate, known)
-
-
-def label_of(strategy: str) -> str:
-    """The strategy's name in figures."""
-    return known_strategy(strategy).label
 
 
 def _assessed(cell: Cell, known: Knowledge) -> Candidate:

@@ -25,10 +25,11 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.accuracy import errors_at
-from ddlbench.predict.candidate import Candidate, Knowledge, assess, label_of
+from ddlbench.predict.candidate import Candidate, Knowledge, assess
 from ddlbench.predict.evaluate import departures_of, history_of, outcomes_of
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.question import SETTINGS, Question
@@ -70,7 +71,7 @@ def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Cand
     else:
         return assess(cell, known_here)
     where = replace(question, options={}, experiment=None).cell(BASE).with_(strategy=strategy)
-    return Candidate(where, label_of(strategy), reason=reason)
+    return Candidate(where, strategy_label(strategy), reason=reason)
 
 
 def _cells(candidates: Iterable[Candidate]) -> list[Cell]:

@@ -28,8 +28,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
+from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.report.footer import signs
-from ddlbench.report.labels import network_label, strategy_label
 from ddlbench.report.layout import PanelSize
 from ddlbench.report.style import (
     CENTRED,

@@ -11,14 +11,9 @@ import pandas as pd
 
 from ddlbench.common.document import write_text
 from ddlbench.common.screen import named_lines, paragraph
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.predict.accuracy import ALL
 from ddlbench.report import published
-from ddlbench.report.labels import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    strategy_label,
-)
 from ddlbench.report.tables import rows_of
 
 _FEW_CASES = 10

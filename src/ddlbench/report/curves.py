@@ -10,7 +10,7 @@ from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib i
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from ddlbench.report.labels import strategy_label
+from ddlbench.planning.labels import strategy_label
 from ddlbench.report.style import strategy_look
 from ddlbench.report.tables import rows_of
 

@@ -34,16 +34,11 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.columns import NOTE_BREAK
 from ddlbench.report.footer import commits_of, days_of, interval_words, is_set, marks
-from ddlbench.report.labels import (
-    dataset_label,
-    network_label,
-    strategy_label,
-    variant_labels,
-    workers_label,
-)
+from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.not_advised import not_advised
 from ddlbench.report.page import html_page
 from ddlbench.report.registry import (

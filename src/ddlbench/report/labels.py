@@ -10,8 +10,6 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.comparability import mark_of
@@ -20,29 +18,6 @@ from ddlbench.report.tables import rows_of
 _DEFAULTS = {
     field.name: field.default for field in fields(Cell) if field.name not in ("options", "repeat")
 }
-
-
-def network_label(name: str) -> str:
-    """The network's label; of an unregistered network, its name without the module."""
-    return NETWORKS[name].label if name in NETWORKS else name.rpartition(":")[2]
-
-
-def dataset_label(name: str) -> str:
-    """The dataset's label, or its name."""
-    return DATASETS[name].label if name in DATASETS else name
-
-
-def in_dataset_order(names: Iterable[str]) -> list[str]:
-    """Each name once, in the order of ``DATASETS`` (smallest image first); unknown ones last."""
-    order = list(DATASETS)
-    unique = dict.fromkeys(names)
-    return sorted(unique, key=lambda n: order.index(n) if n in order else len(order))
-
-
-def strategy_label(name: str, variant: str = "") -> str:
-    """The strategy's label, then ``(variant)`` if there is one."""
-    label = known_strategy(name).label
-    return f"{label} ({variant})" if variant else label
 
 
 def workers_label(workers: int) -> str:

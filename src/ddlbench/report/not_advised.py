@@ -18,7 +18,7 @@ import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
-from ddlbench.report.labels import dataset_label, network_label, strategy_label
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 
 _SIZE = ("network", "dataset", "nodes", "devices_per_node", "batch_size")
 _Answer = Mapping[str, Any]

@@ -14,18 +14,12 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, in_dataset_order, strategy_label
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
 from ddlbench.report.footer import is_set, without_signs
-from ddlbench.report.labels import (
-    dataset_label,
-    in_dataset_order,
-    status_mark,
-    strategy_label,
-    variant_labels,
-    workers_label,
-)
+from ddlbench.report.labels import status_mark, variant_labels, workers_label
 from ddlbench.report.tables import read_tables, rows_of
 
 NOT_PREDICTED = "no prediction"

@@ -26,15 +26,11 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import ADVICE, result_file
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.documents import Answer
 from ddlbench.report.comparability import mark_of
 from ddlbench.report.footer import interval_words
-from ddlbench.report.labels import (
-    dataset_label,
-    mark_without_speedup,
-    network_label,
-    strategy_label,
-)
+from ddlbench.report.labels import mark_without_speedup
 from ddlbench.report.tables import read_tables, rows_of
 
 _FEW_ROWS = 18

@@ -14,8 +14,8 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, estimate_bytes
 from ddlbench.experiment.registry import NETWORKS, known, load, mismatch, pairs
 from ddlbench.experiment.site import load_site
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.planning.matrix import expand
-from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.style import dataset_look
 
 TOY_DATASET = """

@@ -9,9 +9,10 @@ import pytest
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import STRATEGIES, known
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.memory import Room
 from ddlbench.predict.advice import advise, answer_dict
-from ddlbench.predict.candidate import assess, label_of
+from ddlbench.predict.candidate import assess
 from ddlbench.predict.prediction import Departure, Measured, Prediction
 from ddlbench.predict.recommend import recommend
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
@@ -90,7 +91,7 @@ def test_a_package_that_is_not_here_is_one_reason(here, monkeypatch):
     (failed,) = (c for c in ranking.candidates if c.strategy == NAME)
     assert not failed.ranked
     assert failed.reason
-    assert failed.label == label_of(NAME) == NAME
+    assert failed.label == strategy_label(NAME) == NAME
     assert ranking.best is not None
 
 

@@ -10,6 +10,7 @@ import pytest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import strategy_label
 from ddlbench.predict.advice import advise, answer_dict
 from ddlbench.predict.choose import (
     NOT_MEASURED,
@@ -23,7 +24,6 @@ from ddlbench.predict.choose import (
 )
 from ddlbench.predict.prediction import Measured
 from ddlbench.predict.recommend import recommend
-from ddlbench.report.labels import strategy_label
 from ddlbench.report.registry import FIGURES
 
 QUESTION = make.question()

@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.common.statistics import mean_interval
+from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import patch
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import strategy_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, shown_cells
 from ddlbench.report.style import GREY, DatasetLook, bar_style, strategy_look, text_width_mm

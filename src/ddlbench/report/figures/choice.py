@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ddlbench.common.units import HOURS, TIMES, unit_for
-from ddlbench.report.labels import dataset_label, network_label
+from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import (
     GREY,

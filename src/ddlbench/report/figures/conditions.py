@@ -22,16 +22,11 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.bars import draw_cross, write_instead
 from ddlbench.report.figures.networking import NOT_ENDED
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import (
-    dataset_label,
-    network_label,
-    strategy_label,
-    variant_labels,
-    workers_label,
-)
+from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.style import GREY, plain

@@ -15,6 +15,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,
@@ -28,7 +29,6 @@ from ddlbench.report.bars import (
     slots_width_mm,
 )
 from ddlbench.report.footer import Context, footer, note_sentences
-from ddlbench.report.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
 from ddlbench.report.predicted import (
     Predicted,

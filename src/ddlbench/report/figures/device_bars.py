@@ -18,18 +18,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from ddlbench.common.units import BYTES, GIB, MIB, Unit, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
 from ddlbench.report.footer import Context, footer, without_signs
-from ddlbench.report.labels import (
-    common_workers,
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    status_mark,
-    strategy_label,
-    variant_labels,
-    workers_label,
-)
+from ddlbench.report.labels import common_workers, status_mark, variant_labels, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
 from ddlbench.report.style import GREY, DatasetLook, strategy_look
 from ddlbench.report.tables import Tables, rows_of

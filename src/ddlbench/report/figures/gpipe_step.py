@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.common.units import TIMES, unit_for
+from ddlbench.planning.labels import network_label
 from ddlbench.report.bars import message, patch
 from ddlbench.report.footer import Context, footer, note_sentences
-from ddlbench.report.labels import network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.predicted import Predicted, condition_sections, shown_cells
 from ddlbench.report.recorded_step import SENDING, gap_over_pass, idle_of, parts_of

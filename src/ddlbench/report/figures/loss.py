@@ -17,16 +17,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.applicability import LEARNING_STEPS
 from ddlbench.report.curves import Lines, by_link
 from ddlbench.report.footer import STALE, Context, footer, without_signs
-from ddlbench.report.labels import (
-    dataset_label,
-    network_label,
-    strategy_label,
-    variant_labels,
-    workers_label,
-)
+from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
 from ddlbench.report.style import GREY, plain
 from ddlbench.report.tables import Tables, rows_of

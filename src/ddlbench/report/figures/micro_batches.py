@@ -14,11 +14,12 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, in_dataset_order, strategy_label
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import write_instead
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import dataset_label, in_dataset_order, strategy_label, workers_label
+from ddlbench.report.labels import workers_label
 from ddlbench.report.layout import PanelSize, Section, lay_out, network_panels, unique
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.style import plain, strategy_look

@@ -29,6 +29,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from ddlbench.experiment.paper import Paper
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report import published
 from ddlbench.report.bars import (
     draw_cross,
@@ -38,14 +39,7 @@ from ddlbench.report.bars import (
     write_instead,
 )
 from ddlbench.report.footer import Context, footer, interval_sentence
-from ddlbench.report.labels import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    status_mark,
-    strategy_label,
-    variant_labels,
-)
+from ddlbench.report.labels import status_mark, variant_labels
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.style import GREY, StrategyLook, plain, shade, strategy_look
 from ddlbench.report.tables import Tables, rows_of

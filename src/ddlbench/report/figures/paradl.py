@@ -23,13 +23,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.accuracy import LIMIT, departs
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
 from ddlbench.predict.paradl.platform import Platform
 from ddlbench.report.bars import labels_height_mm, write_labels
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
 from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.published import is_of

@@ -23,12 +23,13 @@ from matplotlib.lines import Line2D
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, labels_height_mm, write_labels
 from ddlbench.report.comparability import forbids_speedup
 from ddlbench.report.footer import Context, footer
-from ddlbench.report.labels import common_workers, speedup_mark, strategy_label, variant_labels
+from ddlbench.report.labels import common_workers, speedup_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out, unique
 from ddlbench.report.style import GREY, strategy_look
 from ddlbench.report.tables import Tables, rows_of

@@ -20,16 +20,11 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import BASE
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow
 from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin, sign_of_all
-from ddlbench.report.labels import (
-    dataset_label,
-    network_label,
-    speedup_mark,
-    strategy_label,
-    variant_labels,
-)
+from ddlbench.report.labels import speedup_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out
 from ddlbench.report.style import GREY, plain, strategy_look
 from ddlbench.report.tables import Tables, rows_of

@@ -28,7 +28,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.experiment.registry import BASE
-from ddlbench.report.labels import dataset_label, network_label
+from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, LINE_MM, plain, strategy_look, text_width_mm, wrapped
 

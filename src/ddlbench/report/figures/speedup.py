@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.experiment.site import did_not_compute
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,
@@ -34,14 +35,7 @@ from ddlbench.report.footer import (
     interval_sentence,
     sign_of_all,
 )
-from ddlbench.report.labels import (
-    common_workers,
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    strategy_label,
-    workers_label,
-)
+from ddlbench.report.labels import common_workers, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
 from ddlbench.report.style import GREY, dataset_look
 from ddlbench.report.tables import Tables, rows_of

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from ddlbench.common.units import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import strategy_label
 from ddlbench.report.footer import Context, footer, signs
-from ddlbench.report.labels import common_workers, status_mark, strategy_label, variant_labels
+from ddlbench.report.labels import common_workers, status_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out
 from ddlbench.report.style import GREY, shade, strategy_look, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of

@@ -17,14 +17,10 @@ from matplotlib.ticker import PercentFormatter
 
 from ddlbench.common.units import TIMES, unit_for
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.curves import Lines, by_link
 from ddlbench.report.footer import STALE, Context, footer, without_signs
-from ddlbench.report.labels import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    variant_labels,
-)
+from ddlbench.report.labels import variant_labels
 from ddlbench.report.layout import (
     Panel,
     PanelSize,

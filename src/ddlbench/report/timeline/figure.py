@@ -20,6 +20,7 @@ from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.planning.schedules import Schedule, pipedream
 from ddlbench.planning.schedules.division import (
     mini_batches_of,
@@ -28,7 +29,7 @@ from ddlbench.planning.schedules.division import (
     why_release_stops,
 )
 from ddlbench.report.footer import Context, footer, without_signs
-from ddlbench.report.labels import dataset_label, network_label, strategy_label, workers_label
+from ddlbench.report.labels import workers_label
 from ddlbench.report.tables import Tables, rows_of
 from ddlbench.report.timeline.box import InvalidTimeline, Row
 from ddlbench.report.timeline.cell import CellTimeline, has_spans, read_cell
