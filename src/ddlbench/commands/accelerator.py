@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -18,6 +18,7 @@ from ddlbench.experiment.site import did_not_compute, load_site
 from ddlbench.planning.device_folder import (
     DESCRIPTION,
     Device,
+    Precision,
     check_network,
     device_folder,
     device_of_profiles,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 @click.option("--network", "networks", multiple=True, help="Only this network; may be given again.")
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "tf32", "bf16"]),
+    type=click.Choice(get_args(Precision)),
     default="fp32",
     show_default=True,
     help="Of the profiles.",
@@ -73,7 +74,7 @@ def accelerator(
     site_name: str | None,
     graphs: tuple[str, ...],
     networks: tuple[str, ...],
-    precision: str,
+    precision: Precision,
     faster: float,
     description: str | None,
     source: str | None,
@@ -157,7 +158,7 @@ def _of_site(site: str, precision: str, networks: tuple[str, ...]) -> tuple[Devi
 
 
 def _of_graphs(
-    files: list[tuple[str, str, Path]], precision: str, networks: tuple[str, ...]
+    files: list[tuple[str, str, Path]], precision: Precision, networks: tuple[str, ...]
 ) -> tuple[Device, Tables]:
     if networks:
         raise ConfigError("--network chooses among the profiles of --site; --graph names its own")

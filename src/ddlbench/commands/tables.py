@@ -221,7 +221,7 @@ def option_table() -> str:
     return "\n".join([*lines, "", f"Without options: {_names(without)}."])
 
 
-def _meaning(schema: dict[str, Any]) -> str:
+def _meaning(schema: Mapping[str, Any]) -> str:
     values = f"; one of {_names(map(str, schema['enum']))}" if "enum" in schema else ""
     tried = schema.get("examples", ())
     tuned = f"; `tune` tries {_names(map(str, tried))}, too" if tried else ""

@@ -92,7 +92,7 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def schema_of(kind: type, *, inline: bool = False) -> dict[str, Any]:
+def schema_of(kind: Any, *, inline: bool = False) -> dict[str, Any]:
     """The JSON schema of a dataclass or typed dictionary, with the text below each field.
 
     ``inline`` writes parts where they are used, as messages on the files of users need it.
@@ -100,7 +100,7 @@ def schema_of(kind: type, *, inline: bool = False) -> dict[str, Any]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     # All forms share a dictionary. Reading the texts takes longer than reading a thousand files.
-    configs: tuple[dict[str, Any], ...] = (_CONFIG, kind.__pydantic_config__)  # type: ignore[attr-defined]
+    configs: tuple[dict[str, Any], ...] = (_CONFIG, kind.__pydantic_config__)
     for config in configs:
         config["use_attribute_docstrings"] = True
     try:

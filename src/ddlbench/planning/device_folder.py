@@ -34,6 +34,7 @@ from ddlbench.planning.device_table import DeviceTable, read_table, table_of_pro
 from ddlbench.planning.matrix import check_name
 
 DESCRIPTION = "device.yaml"
+Precision = Literal["fp32", "tf32", "bf16"]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -43,7 +44,7 @@ class Device(Form):
 
     description: Name
     """The device in words."""
-    precision: Literal["fp32", "tf32", "bf16"]
+    precision: Precision
     """Of the numbers that it computed when it was timed."""
     source: Name
     """Who measured it, and how: a paper, an address, a command."""

@@ -38,16 +38,17 @@ class Options(PlanDetails):
     @classmethod
     def defaults(cls) -> dict[str, OptionValue]:
         """The default of each option, by its name."""
-        return {field.name: field.default for field in fields(cls)}
+        return {field.name: getattr(cls, field.name) for field in fields(cls)}
 
     @classmethod
     def schemas(cls) -> Mapping[str, Mapping[str, Any]]:
         """The JSON schema of each option, by its name; ``examples`` are what ``tune`` tries."""
-        return _schemas(cls)
+        options: Any = cls  # a class has a hash, which mypy does not know of dataclasses
+        return _schemas(options)
 
 
 @cache
-def _schemas(options: type[Options]) -> Mapping[str, Mapping[str, Any]]:
+def _schemas(options: Any) -> Mapping[str, Mapping[str, Any]]:
     schemas: dict[str, dict[str, Any]] = {}
     for base in reversed(options.__mro__):  # each class has the texts of its own fields only
         if issubclass(base, Options):

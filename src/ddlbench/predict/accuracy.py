@@ -13,7 +13,7 @@ the larger difference in seconds is named.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,9 +38,7 @@ _EXPECTED_RANGE = {
 }  # fmt: skip
 
 
-def _frame(
-    records: Iterable[Any] | Mapping[str, Any], columns: Sequence[str] | None = None
-) -> pd.DataFrame:
+def _frame(records: Any, columns: Any = None) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415 - slow to import, and `recommend` needs no frame
 
     return pd.DataFrame(records, columns=columns)
