@@ -49,8 +49,12 @@ def main() -> None:
     subprocess.run(shlex.split(report), cwd=folder, check=True, stdout=subprocess.DEVNULL)
     experiment = f"{file.values['experiment']}-{LAPTOP}"
     slower = folder / "results" / SLOWER / experiment / "tables" / "measurements.csv"
-    both = _speedups(ROOT / file.paper.kept / "cells.csv").join(
-        _speedups(slower), lsuffix=f"_at_{usual}", rsuffix=f"_at_{2 * usual}", how="inner"
+    both = pd.merge(
+        _speedups(ROOT / file.paper.kept / "cells.csv"),
+        _speedups(slower),
+        left_index=True,
+        right_index=True,
+        suffixes=(f"_at_{usual}", f"_at_{2 * usual}"),
     )
     both["ratio"] = both[f"speedup_at_{2 * usual}"] / both[f"speedup_at_{usual}"]
     both.reset_index().to_csv(KEPT, index=False, float_format="%.4g")

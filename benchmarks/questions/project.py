@@ -120,7 +120,7 @@ def make_project(folder: Path, source: Path) -> None:
             found = Profile.from_dict(at_site(values, site))
             write_profile(folder / profile_file(name, key.id), found)
         path = folder / links_file(name, "default")
-        if site.interconnect.get("links"):
+        if site.interconnect.links:
             measure_links(site, "default", path)
         else:
             write_links(path, swept_links(site))

@@ -24,7 +24,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.result import Result
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Interconnect, Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.measure import LinksFailed, measure_links
 from ddlbench.interconnect.nvidia_programs import find_nvbandwidth, find_or_build_p2p
@@ -282,7 +282,7 @@ def _links(study: Study) -> Verdict:
         measure_links(study.site(), "default", study.work / "links-of-one" / "links.json")
     except LinksFailed as error:
         told = str(error)
-    site = study.site(2, interconnect={"largest_bytes": 2**20, "sweep_budget_s": 0.3})
+    site = study.site(2, interconnect=Interconnect(largest_bytes=2**20, sweep_budget_s=0.3))
     links = measure_links(site, "default", study.work / "links" / "links.json")
     within = [pair for pair in links.pairs if pair.scope == "node"]
     if study.device == "cuda":

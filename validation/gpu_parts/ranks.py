@@ -30,7 +30,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.result import Result
-from ddlbench.experiment.site import Site
+from ddlbench.experiment.site import Interconnect, Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.measure import measure_links
 from ddlbench.planning.strategy import strategy_of
@@ -268,9 +268,8 @@ def _workers() -> dict[int, int]:
 
 def _sweeps(study: Study) -> Verdict:
     """Collectives between two ranks, their fit, and the pairs of ranks."""
-    site = study.site(
-        2, interconnect={"largest_bytes": 2**20 if study.small else 2**25, "sweep_budget_s": 1}
-    )
+    largest_bytes = 2**20 if study.small else 2**25
+    site = study.site(2, interconnect=Interconnect(largest_bytes=largest_bytes, sweep_budget_s=1.0))
     links = measure_links(site, "default", study.work / "links" / "links.json")
     transport = "nccl" if study.device == "cuda" else "gloo"
     own = {sweep.operation: sweep for sweep in links.sweeps if sweep.transport == transport}

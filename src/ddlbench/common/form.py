@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
@@ -130,11 +130,11 @@ def _inlined(schema: Any, parts: Mapping[str, Any]) -> Any:
 class InFile:
     """What a file says of a field that holds another thing once the file is read."""
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, schema: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
         self.schema = schema
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        return dict(self.schema)
+        return dict(self.schema() if callable(self.schema) else self.schema)
 
 
 def _tidied(schema: Any) -> Any:

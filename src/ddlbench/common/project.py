@@ -20,5 +20,5 @@ def repository_above() -> Path | None:
 
 
 def schema_file(name: str) -> Path:
-    """Path of the schema ``name`` ("experiment", "site")."""
+    """Path of the schema ``name`` ("experiment", "data")."""
     return project_root() / "config" / "schemas" / f"{name}.schema.yaml"

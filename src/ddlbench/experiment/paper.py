@@ -26,7 +26,7 @@ from annotated_types import Len
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form, InFile, Name
 from ddlbench.common.project import project_root
-from ddlbench.common.schema import nearest, read_checked, read_yaml
+from ddlbench.common.schema import check, file_schema, nearest, read_yaml
 
 FULL = "full"
 LAPTOP = "laptop"
@@ -59,9 +59,7 @@ class Paper(Form):
     """Names of our figures and tables that show it."""
     published: tuple[Figure, ...] = ()
     """Prints whose values stand beside ours: this figure, or one that shows the same values."""
-    pictures: tuple[
-        Annotated[str, InFile({"type": "string", "pattern": "^docs/.*[.]png$"})], ...
-    ] = ()
+    pictures: tuple[Picture, ...] = ()
     """Kept pictures of the published values alone, from the project's folder."""
     also_site: Name = ""
     """At laptop scale: the site that the figure compares with."""
@@ -104,7 +102,7 @@ _SCALE = {
     "properties": {
         "like": {
             "const": LAPTOP,
-            "description": "A scale whose keys come first; overrides of this one follow its own.",
+            "description": "A scale whose keys, and whose overrides, come first.",
         },
         "of": {
             "type": "string",
@@ -219,7 +217,8 @@ def read_paper(path: Path) -> PaperFile:
 
 def _paper_of(values: Mapping[str, Any], where: str) -> Paper:
     keys = {key: values[key] for key in _KEYS if key in values}
-    return read_checked(PaperKeys, keys, where).paper
+    check(keys, file_schema(PaperKeys), where)  # scales are checked as experiments
+    return Paper.from_dict(keys["paper"])
 
 
 def at_scale(config: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -69,6 +69,8 @@ _Factor = Annotated[float, Ge(1), Le(1000)]
 class Accelerator(Form):
     """Devices that a site emulates; see :mod:`ddlbench.networks.emulated`.
 
+    :mod:`ddlbench.planning.device_table` reads its tables.
+
     Both factors keep the shares of computation and messages in a step.
     """
 
@@ -229,7 +231,12 @@ class Interconnect(Form):
 
 
 _AUTO = {"type": ["integer", "string"], "minimum": 1, "pattern": "^auto$", "default": "auto"}
-_FABRICS = {"type": "object", "propertyNames": FOLDER_NAME, "additionalProperties": link_schema()}
+
+
+def _fabrics() -> Mapping[str, Any]:
+    return {
+        "type": "object", "propertyNames": FOLDER_NAME, "additionalProperties": link_schema(),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +297,7 @@ class Site:
     them as they are."""
     interconnect: Interconnect = field(default_factory=Interconnect)
     """How the speed of links is measured; see docs/interconnect.md."""
-    fabrics: Annotated[Mapping[str, LinkCondition], InFile(_FABRICS)] = field(default_factory=dict)
+    fabrics: Annotated[Mapping[str, LinkCondition], InFile(_fabrics)] = field(default_factory=dict)
     """Link conditions that ddlbench emulates, by name: the nodes of a cell with such a fabric are
     network namespaces of one real node; see docs/networking.md."""
     slurm: Slurm = field(default_factory=Slurm)
@@ -500,7 +507,10 @@ def site_schema() -> Mapping[str, Any]:
     schema = schema_of(Site, inline=True)
     del schema["properties"]["name"]  # of the file
     links = schema["properties"]["interconnect"]["properties"]["links"]
-    links["additionalProperties"]["minProperties"] = 1
+    levels = links["additionalProperties"]
+    levels["minProperties"] = 1
+    for level in levels["properties"].values():
+        level["type"] = "object"  # a level is left out, not empty
     return {**schema, "required": ["device", "launcher"]}
 
 

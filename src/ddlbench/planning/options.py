@@ -20,6 +20,7 @@ from functools import cache
 from inspect import get_annotations
 from typing import Any, Self
 
+from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import schema_of
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.planning.plan import PlanDetails
@@ -27,13 +28,21 @@ from ddlbench.planning.plan import PlanDetails
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PlanDetails):
-    """Base of the options of a strategy; one without options uses it itself."""
+    """Base of the options of a strategy; a strategy without options uses this class."""
 
     @classmethod
     def of_cell(cls, cell: Cell) -> Self:
-        """What a cell names of these options, and defaults for the others."""
-        known = cls.defaults()
-        return cls(**{name: value for name, value in cell.options if name in known})
+        """What a cell names of these options, and defaults for the others.
+
+        Raises:
+            ConfigError: an option is not of the kind of its default, as in a path that was edited.
+        """
+        defaults = cls.defaults()
+        named = {name: value for name, value in cell.options if name in defaults}
+        for name, value in named.items():
+            if not _is_like(value, defaults[name]):
+                raise ConfigError(f"{cell.strategy}: option {name} cannot be {shown(value)}")
+        return cls(**named)
 
     @classmethod
     def defaults(cls) -> dict[str, OptionValue]:
@@ -55,6 +64,15 @@ def _schemas(options: Any) -> Mapping[str, Mapping[str, Any]]:
             known = schema_of(base, inline=True).get("properties", {})
             schemas |= {name: known[name] for name in get_annotations(base) if name in known}
     return schemas
+
+
+def _is_like(value: OptionValue, default: OptionValue) -> bool:
+    """Whether a value is of the kind of the default; 5 may stand for a rule such as ``5+9``."""
+    if isinstance(value, bool) or isinstance(default, bool):
+        return type(value) is type(default)
+    if isinstance(default, str):
+        return isinstance(value, str | int)
+    return isinstance(value, int | type(default))
 
 
 class Tried:

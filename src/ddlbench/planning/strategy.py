@@ -319,6 +319,11 @@ def strategy_of(name: str, accelerator: Accelerator | None = None) -> Strategy:
     loaded = load("ddlbench.strategies", name)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
         raise ConfigError(f"{shown(name)} is not a strategy: it must name a subclass of Strategy")
+    if not (isinstance(loaded.options, type) and issubclass(loaded.options, Options)):
+        raise ConfigError(
+            f"strategy {shown(name)}: its options must be a subclass of Options "
+            "(ddlbench.planning.options)"
+        )
     strategy = loaded()
     strategy.accelerator = accelerator
     return strategy

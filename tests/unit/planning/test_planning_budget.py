@@ -17,7 +17,7 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.site import Site, Slurm, load_site
+from ddlbench.experiment.site import GivenLinks, Interconnect, Site, Slurm, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.budget import Budget, cells_to_run, estimate, finished_rows
 from ddlbench.planning.device_table import table_for
@@ -493,7 +493,9 @@ def test_a_cell_over_an_emulated_fabric_holds_one_node(tmp_path: Path) -> None:
 
 def test_a_fabric_that_nobody_emulates_is_told(tmp_path: Path) -> None:
     lat1 = LinkCondition(latency_s=0.001, bandwidth_bits_per_s=None, loss=0.0)
-    site = replace(LOCAL, fabrics={"lat1": lat1}, interconnect={"links": {"given": {}}})
+    site = replace(
+        LOCAL, fabrics={"lat1": lat1}, interconnect=Interconnect(links={"given": GivenLinks()})
+    )
     cells = [DDP.with_(nodes=2, fabric=fabric) for fabric in ("lat1", "lat01", "given")]
     (warning,) = estimate(_rows(BASE, *cells), site, tmp_path).warnings
     assert "does not emulate fabric 'lat01'" in warning

@@ -23,7 +23,7 @@ def cell_of(devices: int = 4, batch_size: int = 48, **options: Any) -> Cell:
 
 
 def test_defaults_are_not_in_a_cells_path():
-    defaults = {name: schema["default"] for name, schema in STRATEGY.options.items()}
+    defaults = STRATEGY.options.defaults()
     assert STRATEGY.check_options(defaults, "here") == {}
     details = DdpOptions.of(make_plan(cell_of()))
     assert {name: getattr(details, name) for name in defaults} == defaults

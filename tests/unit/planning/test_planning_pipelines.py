@@ -107,7 +107,7 @@ def test_what_is_supported_has_a_schedule_that_runs(
     strategy: str, ranks: int, replicas: int, chunks: int, stages: int
 ) -> None:
     options: dict[str, Any] = {"chunks": chunks, "replicas": replicas}
-    if "stages_per_rank" in strategy_of(strategy).options:
+    if "stages_per_rank" in strategy_of(strategy).options.defaults():
         options["stages_per_rank"] = stages
     cell = _cell(strategy, replicas, ranks, batch=2 * chunks * replicas, **options)
     descriptor = strategy_of(strategy)

@@ -206,7 +206,7 @@ def test_blocks_give_the_shares_of_a_stage_and_whole_steps_the_level():
 def test_every_strategy_has_an_answer_or_a_reason(strategy):
     sweeps = (BARE, make.sweep(0.01, 1e9, 4, transport="horovod"))
     descriptor = strategy_of(strategy)
-    options = {"balance": "1+1+1+1"} if "balance" in descriptor.options else {}
+    options = {"balance": "1+1+1+1"} if "balance" in descriptor.options.defaults() else {}
     geometry = "1x2" if strategy in ("pipe-interleaved", "pipe-zb", "pipe-zbv") else "1x4"
     try:
         found = predicted(strategy, table(*sweeps), geometry, options=options)

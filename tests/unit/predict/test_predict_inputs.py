@@ -10,7 +10,7 @@ from ddlbench.common.fits import Timing
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import InvalidLinks, Links
 from ddlbench.experiment.profile import InvalidProfile
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.site import Interconnect, load_site
 from ddlbench.interconnect.assemble import given_parts
 from ddlbench.planning.pipeline_stages import even_costs
 from ddlbench.planning.strategy import strategy_of
@@ -205,9 +205,9 @@ def test_links_given_by_hand_make_an_all_reduce_by_the_rings_formula():
         load_site("local"),
         nodes=4,
         devices_per_node=1,
-        interconnect={
-            "links": {"default": {"network": {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1e9}}}
-        },
+        interconnect=Interconnect.from_dict(
+            {"links": {"default": {"network": {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1e9}}}}
+        ),
     )
     pairs, sweeps = given_parts(site, "default")
     table = LinkTable(

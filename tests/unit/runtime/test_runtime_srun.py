@@ -23,7 +23,8 @@ ADDED = ["--cpu-bind=cores", "--threads-per-core=1"]
 
 def site(**slurm):
     example = load_site("slurm-example", as_example=True)
-    return dataclasses.replace(example, slurm={**example.slurm, **slurm}, scratch="/tmp/nowhere")
+    asked = dataclasses.replace(example.slurm, **slurm)
+    return dataclasses.replace(example, slurm=asked, scratch="/tmp/nowhere")
 
 
 @pytest.fixture

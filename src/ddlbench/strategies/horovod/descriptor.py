@@ -48,7 +48,7 @@ class HorovodOptions(Options):
 
 
 class Horovod(DataParallel):
-    """Real Horovod, started without ssh, mpirun or horovodrun."""
+    """Real Horovod, started without ssh, mpirun or horovodrun; see HorovodOptions for defaults."""
 
     name: ClassVar[str] = "horovod"
     label: ClassVar[str] = "Horovod"
