@@ -17,7 +17,7 @@ or with the sentence that says why nothing is drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -132,7 +132,7 @@ class PaperKeys(Form):
     there is none."""
 
 
-_KEYS = tuple(PaperKeys.__dataclass_fields__)
+_KEYS = tuple(key.name for key in fields(PaperKeys))
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,8 @@ class Reason(str):
 
 
 def code_of(reason: str | None) -> str:
-    """The code of a reason; that of a plain sentence is "unsupported", none is empty."""
-    if reason is None:
+    """The code of a reason: "unsupported" for a plain sentence, and empty without a reason."""
+    if not reason:
         return ""
     return reason.code if isinstance(reason, Reason) else "unsupported"
 

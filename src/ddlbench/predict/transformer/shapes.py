@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -45,7 +45,7 @@ class Shape(Form):
 def published_shapes() -> dict[str, Shape]:
     """Shapes by name (shapes.csv)."""
     path = Path(str(files("ddlbench.predict.transformer").joinpath("shapes.csv")))
-    names = list(Shape.__dataclass_fields__)
+    names = [field.name for field in fields(Shape)]
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {row["name"]: Shape(*(int(row[name]) for name in names)) for row in rows}
@@ -75,7 +75,7 @@ def load_shape(name: str) -> Shape:
         raise ConfigError(
             f"transformer {name!r} is unknown; {nearest(name, known)}; or write one of our "
             f"networks with its dataset (vit-tiny:cifar10), or a .yaml file with "
-            f"{', '.join(Shape.__dataclass_fields__)}"
+            f"{', '.join(field.name for field in fields(Shape))}"
         )
     path = Path(name)
     shape = read_checked(Shape, read_yaml(path), str(path))
