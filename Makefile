@@ -1,6 +1,6 @@
 # make demo   sets everything up and runs the main job on this machine, figures at the end
 # make report   makes tables, figures and the HTML report of what is measured so far
-# make check   formatting, types and unit tests (minutes): before every commit
+# make check   formatting, types and quick unit tests (minutes): before every commit
 # make test   check, whole cells and the workflow: all that needs no SLURM and no GPU
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
 # make test-exhaustive   full-size networks and further cases of the same tests, minutes each
@@ -53,9 +53,10 @@ lint: setup
 	snakemake --lint
 
 unit: setup
-	pytest tests/unit -m "not exhaustive" -n $(TEST_PROCESSES) --dist worksteal
+	pytest tests/unit -m "not exhaustive and not slow" -n $(TEST_PROCESSES) --dist worksteal
 
 integration: setup
+	pytest tests/unit -m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
 	pytest tests/workflow tests/integration -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile \
 		--no-loadscope-reorder
 

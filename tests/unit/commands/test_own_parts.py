@@ -48,6 +48,7 @@ def test_built_in_networks_and_generated_data_start_nothing(
     assert not try_own_parts(LOCAL, _rows(BASE)).operations
 
 
+@pytest.mark.slow
 def test_a_network_is_tried_once_until_its_file_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_network_is_tried_once_until_its_file_changes(
         try_own_parts(LOCAL, rows)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_not_there_is_a_sentence(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no module own_missing; put its file or folder beside"):
         try_own_parts(LOCAL, _rows(BASE.with_(network="own_missing:net")))
@@ -74,6 +76,7 @@ def test_a_module_that_is_not_there_is_a_sentence(folder: Path) -> None:
         try_own_parts(LOCAL, _rows(BASE.with_(network="own_dying:net")))
 
 
+@pytest.mark.slow
 def test_what_only_a_gpu_computes_is_a_remark_on_a_site_of_gpus(folder: Path) -> None:
     (folder / "own_gpu.py").write_text(GOOD.replace("spec.image_bytes", "99"))
     rows = _rows(BASE.with_(network="own_gpu:net"))

@@ -111,6 +111,7 @@ def test_staged_sequences_are_fed_with_the_token_behind_each(
     assert labels_only.labels.shape == (16, length)
 
 
+@pytest.mark.slow
 def test_a_network_learns_more_than_frequencies(tmp_path: Path) -> None:
     """Within 60 steps of batch 16, the loss on validation data is under that of frequencies."""
     request = DataRequest(SMALL.name)

@@ -468,6 +468,7 @@ def test_a_profile_tells_the_steps_and_a_default_the_start(
     assert cost.run_s_expected == pytest.approx(START_S + 10 * 32 * 0.6)
 
 
+@pytest.mark.slow
 def test_thousands_of_results(tmp_path: Path) -> None:
     cells = [DDP.with_(seed=seed, repeat=repeat) for seed in range(500) for repeat in range(10)]
     ballast = {"ranks": RESULT["ranks"] * 8}

@@ -61,6 +61,7 @@ def test_accuracy_on_the_published_measurements():
     assert 0.60 < published["mean_accuracy"] < 0.72
 
 
+@pytest.mark.slow
 def test_held_out_networks_and_sizes():
     for by in ("network", "size"):
         found = told("calibrate", MEASURED, "--hold-out", by)["hold_out"]

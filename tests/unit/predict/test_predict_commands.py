@@ -96,6 +96,7 @@ def test_predict_says_what_is_wrong(folder, arguments, says):
         run(predict, *CELL, *arguments)
 
 
+@pytest.mark.slow
 def test_accuracy_writes_predictions_and_tables(folder):
     config = folder / "experiment.yaml"
     config.write_text(

@@ -18,6 +18,8 @@ from ddlbench.runtime.meters import cpu_peak_bytes
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of
 
+pytestmark = pytest.mark.slow
+
 SIDE = 784
 LAYERS = 6
 FLOAT_BYTES = 4

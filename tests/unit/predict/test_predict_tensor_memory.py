@@ -25,6 +25,8 @@ from ddlbench.runtime.rendezvous import barrier
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of
 
+pytestmark = pytest.mark.slow
+
 
 def workload_of(cell: Cell) -> Workload:
     """Bytes as a profile has them, with made-up times."""

@@ -68,6 +68,7 @@ def test_a_score_has_mean_median_rows_and_parts():
         (ONE_NODE, MANY_NODES, "layers", 0.05),
     ],
 )
+@pytest.mark.slow
 def test_held_out_runs_are_predicted_better_than_vtrain_does(table, other, by, most):
     """The published simulator, which profiled the kernels: 14.73 % on many nodes, 8.37 % on one."""
     found = told("score", table, *TRANSFORMER, "--hold-out", by, "--also", other)
@@ -134,6 +135,7 @@ def test_a_fit_recovers_what_was_planted(platform):
         assert fit.intervals[name][0] <= fit.constants[name] <= fit.intervals[name][1]
 
 
+@pytest.mark.slow
 def test_held_out_runs_do_not_teach(platform):
     """Runs of one size that are ten times too long change no prediction of that size."""
     runs = planted(platform)

@@ -25,6 +25,8 @@ from ddlbench.profiling.steps import slowdowns
 from ddlbench.profiling.worker import fits_in_memory
 from ddlbench.runtime.rank_job import RankJobFailed
 
+pytestmark = pytest.mark.slow
+
 # Of families that have a smaller one.
 LARGE = {"resnet50", "resnet152", "vgg16", "vit-small", "vit-base"}
 

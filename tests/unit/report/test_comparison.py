@@ -170,6 +170,7 @@ def test_no_printed_value_stands_twice_in_one_figure() -> None:
     assert not values.duplicated(keys).any()
 
 
+@pytest.mark.slow
 def test_the_kept_table_begins_with_the_columns_of_its_description() -> None:
     table = pd.read_csv(io.StringIO(comparison_csv()))
     assert ",".join(table.columns).startswith(

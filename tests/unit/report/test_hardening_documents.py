@@ -64,6 +64,7 @@ def test_a_damaged_file_of_one_cell_leaves_the_others(name, text, project):
     "path", [links_file("local", "default"), predictions_file("local", "demo")]
 )
 @pytest.mark.parametrize("command", ["plan", "status", "report"])
+@pytest.mark.slow
 def test_damaged_measurements_of_a_site_are_no_traceback(command, path, text, project):
     """hardening D1."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -76,6 +76,7 @@ def measure(project: Path, created: str, site: str = "local") -> None:
     (made / "tables" / "measurements.csv").write_text(cells)
 
 
+@pytest.mark.slow
 def test_every_figure_has_a_section_and_every_kept_picture_is_in_it(kept_page) -> None:
     files = read_papers()
     sections = re.findall(r'<section id="([^"]+)">', kept_page)

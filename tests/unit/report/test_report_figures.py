@@ -13,6 +13,8 @@ from ddlbench.report.figures.scaling import _draw_published
 from ddlbench.report.footer import Context
 from ddlbench.report.style import style
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "demo": {},
     "repeated": {"repeats": 3},

@@ -18,6 +18,8 @@ from ddlbench.report.predicted import own_predictors, read_predicted, with_condi
 from ddlbench.report.registry import FIGURES, prediction_figure, prediction_figures_for
 from ddlbench.report.style import style
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "one": {"datasets": ["mnist"], "networks": ["vgg11"], "geometry": ["1x4"]},
     "many": {

@@ -23,6 +23,8 @@ from ddlbench.runtime.pauses import (
     within,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Planted:
     """A clock and a process that a test moves by hand."""

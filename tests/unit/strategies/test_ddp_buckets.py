@@ -56,6 +56,7 @@ def train_here(case, rank: int, store: Store | None) -> dict:
 
 @pytest.mark.parametrize("shrink", [1, 5.5], ids=["whole", "shrunk"])
 @pytest.mark.parametrize("cap_bytes", [None, 3 * 2**20], ids=["default", "given"])
+@pytest.mark.slow
 def test_torch_makes_the_buckets_that_are_predicted(cap_bytes, shrink):
     options = () if cap_bytes is None else (("bucket_cap_bytes", cap_bytes),)
     cell = Cell("mnist", "wide", "ddp", batch_size=16, devices_per_node=2, options=options)
