@@ -103,10 +103,13 @@ def states(folder: Path, ranks: int) -> list[dict]:
     [
         pytest.param(cell_of("ddp"), 10, marks=pytest.mark.exhaustive, id="ddp, ten times"),
         pytest.param(cell_of("ddp", validate=True), 1, id="ddp"),
-        pytest.param(cell_of("fsdp"), 1, id="fsdp"),
-        pytest.param(cell_of("local-sgd"), 1, id="local-sgd"),
+        # Every strategy goes on bit for bit in test_resume.py.
+        pytest.param(cell_of("fsdp"), 1, marks=pytest.mark.exhaustive, id="fsdp"),
+        pytest.param(cell_of("local-sgd"), 1, marks=pytest.mark.exhaustive, id="local-sgd"),
         pytest.param(
-            cell_of("tensor-parallel", network="odd_networks:slow_pair"), 1, id="tensor-parallel"
+            *(cell_of("tensor-parallel", network="odd_networks:slow_pair"), 1),
+            marks=pytest.mark.exhaustive,
+            id="tensor-parallel",
         ),
         pytest.param(cell_of("pipedream", options=(("balance", "3+3"),)), 2, id="pipedream"),
     ],

@@ -22,7 +22,7 @@ from ddlbench.networks import build, without_dropout
 CHUNKS = 2
 IMAGE_NETWORKS = [name for name in NETWORKS if mismatch(name, "imagenet") is None]
 # Of the families that resnet18, vgg11 and vit-tiny stand for.
-LARGE = {"resnet50", "resnet152", "vgg16", "vit-small", "vit-base"}
+LARGE = {"resnet50", "resnet101", "resnet152", "vgg16", "vit-small", "vit-base"}
 # Of which a dense layer takes most of the time: their blocks are cut on small images.
 DENSE = {"alexnet", "vgg11"}
 

@@ -145,7 +145,10 @@ PAGE = 4096
 
 
 @root
-@pytest.mark.parametrize("left_pages", [0, 4, 8])  # of about 10 that a cell writes
+@pytest.mark.parametrize(
+    "left_pages",  # of about 10 that a cell writes
+    [0, 4, pytest.param(8, marks=pytest.mark.exhaustive)],
+)
 def test_a_full_results_disk_is_one_sentence_that_names_the_cell(left_pages, small_disk, tmp_path):
     """hardening B6: it was ``[Errno 28] No space left on device`` and a traceback."""
     faulty = FaultyCell(tmp_path, small_disk)
