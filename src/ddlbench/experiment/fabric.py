@@ -16,7 +16,7 @@ from ddlbench.common.schema import check
 FOLDER_NAME = {
     "pattern": "^[A-Za-z0-9_-][A-Za-z0-9_.-]*$",
     "maxLength": 100,
-    "description": "Name of a link condition, of letters, digits and the signs _ . - only",
+    "description": "Name of a link condition, of letters, digits, dots, _ and - only",
 }
 _CONGESTION_CONTROL = {"type": "string", "minLength": 1, "pattern": "^[a-z0-9_-]+$"}
 # Longest time of a bundle of TCP packets on a link. A bundle arrives as a whole with its last
