@@ -234,9 +234,8 @@ _AUTO = {"type": ["integer", "string"], "minimum": 1, "pattern": "^auto$", "defa
 
 
 def _fabrics() -> Mapping[str, Any]:
-    return {
-        "type": "object", "propertyNames": FOLDER_NAME, "additionalProperties": link_schema(),
-    }  # fmt: skip
+    conditions = {"propertyNames": FOLDER_NAME, "additionalProperties": link_schema()}
+    return {"type": "object", **conditions}
 
 
 @dataclass(frozen=True, kw_only=True)
