@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddlbench.planning.step import LINK, Compute, Message, Step, blocking, transport_of
+
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
@@ -42,21 +44,50 @@ class ShardedUnit:
     tensors: int = 1
 
 
-@dataclass(frozen=True)
-class ShardedTraffic:
-    """All collectives of a step.
+def sharded_step(
+    workload: Workload, plan: Plan, units: Sequence[ShardedUnit], library: str | None = None
+) -> Step:
+    """Gathers, passes and reduce-scatters of a step, block by block.
 
-    Args:
-        units: in the order of the forward pass.
-        transport: library of the collectives, as links.json names it.
-        library: whose own messages are taken where they were swept; None if it has no sweep.
-        overlaps: collectives run beside computation; else each of them delays it.
+    On CPUs each message holds up its rank. On GPUs weights of the next block are gathered when a
+    block begins, and gradients are summed beside the backward pass::
+
+        compute     | F1 | F2 | F3 | B3 | B2   | B1   |
+        link   |-g1-|-g2-|-g3-|    |-g2-|-r3-|-g1-|-r2-|-r1-|       one block ahead
     """
+    begins = [*(unit.block for unit in units[1:]), len(workload.blocks)]
+    firsts = [0, *begins[:-1]]
+    there = [
+        ("forward", unit, range(first, end), True)
+        for unit, first, end in zip(units, firsts, begins, strict=True)
+    ]
+    back = [("backward", unit, blocks, unit.gathered_twice) for _, unit, blocks, _ in there[::-1]]
+    passes = [*there, *back]
+    tasks: list[Compute | Message] = [Compute("load"), Compute("rest")]
+    gathered: tuple[int, ...] = ()
+    if passes:
+        gathered = (len(tasks),)
+        tasks.append(_gather(passes[0][1], ()))
+    scattered: list[int] = []
+    for (phase, unit, blocks, _), after in zip(passes, [*passes[1:], None], strict=True):
+        weights = gathered
+        if after is not None and after[3]:
+            gathered = (len(tasks),)
+            tasks.append(_gather(after[1], weights))
+        tasks.append(Compute(phase, blocks=blocks, waits_for=weights))  # type: ignore[arg-type]
+        if phase == "backward":
+            scattered.append(len(tasks))
+            tasks.append(
+                Message("reduce_scatter", unit.gradient_bytes, LINK, tensors=unit.tensors)
+            )
+    tasks.append(Compute("update", waits_for=tuple(scattered)))
+    beside = tuple(tasks) if workload.device_kind == "cuda" else blocking(tasks)
+    samples = plan.cell.batch_size / plan.world_size
+    return Step(beside, samples, transport_of(workload.device_kind), library)
 
-    units: Sequence[ShardedUnit]
-    transport: str
-    overlaps: bool
-    library: str | None = None
+
+def _gather(unit: ShardedUnit, waits_for: tuple[int, ...]) -> Message:
+    return Message("all_gather", unit.shard_bytes, LINK, waits_for, tensors=unit.tensors)
 
 
 def sharded_bytes(workload: Workload, plan: Plan, units: Sequence[ShardedUnit]) -> tuple[int, ...]:

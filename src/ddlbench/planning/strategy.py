@@ -23,11 +23,9 @@ from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Plan, Process
 
 if TYPE_CHECKING:
-    from ddlbench.planning.gradient_traffic import GradientTraffic
     from ddlbench.planning.network_traits import NetworkTraits
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
-    from ddlbench.planning.sharded import ShardedTraffic
-    from ddlbench.planning.tensor_traffic import TensorTraffic
+    from ddlbench.planning.step import Step
     from ddlbench.planning.workload import Block, Workload
 
 
@@ -205,16 +203,12 @@ class Strategy:
         """The stages of a plan; None if it has none."""
         return None
 
-    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic | None:
-        """The all-reduces of gradients of a step; None unless all ranks reduce all gradients."""
-        return None
+    def step(self, workload: Workload, plan: Plan) -> Step | None:
+        """What a rank computes and sends in a step; None if a schedule or nothing tells it.
 
-    def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic | None:
-        """The collectives of a step whose ranks share the weights; None if each has them all."""
-        return None
-
-    def tensor_traffic(self, workload: Workload, plan: Plan) -> TensorTraffic | None:
-        """The all-reduces of groups that split pairs of linear layers; None if none does."""
+        Raises:
+            ConfigError: the profile lacks what the step needs, or only a run can tell.
+        """
         return None
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule | None:

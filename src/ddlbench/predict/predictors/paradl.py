@@ -181,9 +181,10 @@ def _parallelism(inputs: CellInputs) -> str:
     name = inputs.strategy.parallelism
     if name is None:
         raise NotPredictable(f"ParaDL has no row for {inputs.cell.strategy}")
-    traffic = inputs.strategy.gradient_traffic(inputs.workload, inputs.plan)
-    if traffic is not None and not (
-        traffic.plain(inputs.workload.parameter_bytes)
+    step = inputs.strategy.step(inputs.workload, inputs.plan) if name == "data" else None
+    if step is not None and step.gradients and not (
+        sum(step.fused) == inputs.workload.parameter_bytes
+        and not step.others
         and inputs.strategy.micro_batches(inputs.plan) == 1
     ):
         raise NotPredictable(
