@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.planning.step import COMPUTE, LINK
 from ddlbench.predict.prediction import (
     DEFAULT_PREDICTOR,
     BuiltInPredictor,
@@ -47,7 +48,7 @@ class Ddlbench(BuiltInPredictor):
             if preferred is None:
                 raise
             step = None
-        if step is not None:
+        if step is not None and all(message.lane in (COMPUTE, LINK) for message in step.messages):
             return predicted(inputs, step)
         if preferred in (None, DEFAULT_PREDICTOR):
             raise NotPredictable(
