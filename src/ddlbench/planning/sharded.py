@@ -77,9 +77,7 @@ def sharded_step(
         tasks.append(Compute(phase, blocks=blocks, waits_for=weights))  # type: ignore[arg-type]
         if phase == "backward":
             scattered.append(len(tasks))
-            tasks.append(
-                Message("reduce_scatter", unit.gradient_bytes, LINK, tensors=unit.tensors)
-            )
+            tasks.append(Message("reduce_scatter", unit.gradient_bytes, LINK, tensors=unit.tensors))
     tasks.append(Compute("update", waits_for=tuple(scattered)))
     beside = tuple(tasks) if workload.device_kind == "cuda" else blocking(tasks)
     samples = plan.cell.batch_size / plan.world_size

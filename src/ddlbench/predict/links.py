@@ -163,7 +163,9 @@ class LinkTable:
         level, inner = "network" if nodes > 1 else "node", self.within_node
         swept = (library, level, operation)
         known = any((s.transport, s.level, s.operation) == swept for s in self.links.sweeps)
-        return known or (nodes == 1 and inner is not None and inner.has_swept(library, 1, operation))
+        return known or (
+            nodes == 1 and inner is not None and inner.has_swept(library, 1, operation)
+        )
 
     def contention(self, nodes: int, devices_per_node: int, transport: str | None) -> Contention:
         """What an all-reduce takes from the computation beside it, by the nearest geometry.

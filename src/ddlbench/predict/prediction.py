@@ -179,11 +179,17 @@ class CellInputs:
         """What a rank computes and sends.
 
         Raises:
-            NotPredictable: the plan's strategy does not tell it.
+            NotPredictable: the plan's strategy does not tell it, or the profile lacks something.
         """
-        step = self.strategy.step(self.workload, self.plan)
+        try:
+            step = self.strategy.step(self.workload, self.plan)
+        except ConfigError as error:
+            raise NotPredictable(str(error)) from None
         if step is None:
-            raise NotPredictable(f"{self.predictor} needs the step of {self.cell.strategy}")
+            raise NotPredictable(
+                f"{self.predictor} is of strategies that state their step; {self.cell.strategy} "
+                "does not"
+            )
         return step
 
 

@@ -42,6 +42,9 @@ class Terms:
     all: bool = True
 
 
+ALL_TERMS = Terms()
+
+
 @dataclass(frozen=True)
 class MessageCost:
     """Seconds of a message.
@@ -89,7 +92,7 @@ class StepCosts:
 
     @cached_property
     def slowdown(self) -> float:
-        """k q."""
+        """K q."""
         if self._terms.ring:
             return 1.0
         slowdown = self._inputs.workload.slowdown(self._shape[1])

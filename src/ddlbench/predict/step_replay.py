@@ -169,8 +169,6 @@ class Replay:
     def _free(self, lane: str) -> float:
         return self._free_s.get(lane, 0.0)
 
-    def _occupy(
-        self, lane: str, task: Compute | Message, begin_s: float, seconds: float
-    ) -> None:
+    def _occupy(self, lane: str, task: Compute | Message, begin_s: float, seconds: float) -> None:
         self._free_s[lane] = begin_s + seconds
         self.spans.append(Span(lane, task, begin_s, begin_s + seconds))

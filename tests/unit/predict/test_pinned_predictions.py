@@ -59,6 +59,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "filter": ({},),
     "data-filter": ({"group": 2},),
 }
+Place = tuple[int, int]  # nodes, devices of each
+Values = dict[str, Any]
 PAIRS = ("tensor-parallel", "data-tensor")
 GEOMETRIES = ("1x4", "2x2", "2x1", "4x2")
 
@@ -147,90 +149,100 @@ def _alone() -> Iterator[dict[str, Any]]:
             }
 
 
+def _swept(place: Place, operation: str, through: str, alpha_s: float, rate: float) -> Values:
+    """A sweep with processor times; between nodes all takes three times as long."""
+    nodes, devices = place
+    factor = 3.0 if nodes > 1 else 1.0
+    points = [
+        {
+            "message_bytes": size,
+            "time_s": factor * (alpha_s + size / rate),
+            "interval_s": None,
+            "repeats": 3,
+            "cpu_s": 0.4 * factor * (alpha_s + size / rate),
+        }
+        for size in (KB, 100 * KB, 10 * MB)
+    ]
+    return make.sweep(
+        factor * alpha_s,
+        rate / factor,
+        nodes * devices,
+        nodes=nodes,
+        devices_per_node=devices,
+        operation=operation,
+        transport=through,
+        level="network" if nodes > 1 else "node",
+        points=points,
+    )
+
+
+def _sweeps(place: Place, transport: str) -> list[Values]:
+    operations = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "p2p")
+    return [
+        *(
+            _swept(place, operation, transport, 2e-4 * number, 1e9 / number)
+            for number, operation in enumerate(operations, start=1)
+        ),
+        _swept(place, "all_reduce", "horovod", 1e-3, 0.7e9),
+        _swept(place, "all_reduce", "ddp", 5e-4, 0.8e9),
+        *(_swept(place, name, "fsdp", 7e-4, 0.6e9) for name in ("all_gather", "reduce_scatter")),
+    ]
+
+
+def _delays(shape: Values) -> list[Values]:
+    after_s = 0.018 if shape["nodes"] > 1 else 0.006
+    return [
+        {
+            **shape,
+            "operation": name,
+            "transport": through,
+            "message_bytes": KB,
+            "alone_s": None,
+            "after_s": after_s,
+        }
+        for name, through in (
+            ("all_reduce", "gloo"),
+            ("all_gather", "gloo"),
+            ("reduce_scatter", "gloo"),
+            ("all_gather", "fsdp"),
+            ("reduce_scatter", "fsdp"),
+        )
+    ]
+
+
 def link_table(device: str) -> LinkTable:
     """Sweeps, delays, overlaps and costs within a node and between two."""
     transport = "nccl" if device == "cuda" else "gloo"
-    shapes = {"node": (1, 4), "network": (2, 2)}
-    slower = {"node": 1.0, "network": 3.0}
-    sweeps, overlaps, backgrounds, costs, delays = [], [], [], [], []
-    for level, (nodes, devices) in shapes.items():
-        place = {"nodes": nodes, "devices_per_node": devices, "ranks": nodes * devices}
-        factor = slower[level]
-
-        def swept(operation: str, through: str, alpha_s: float, rate: float) -> dict[str, Any]:
-            points = [
-                {
-                    "message_bytes": size,
-                    "time_s": factor * (alpha_s + size / rate),
-                    "interval_s": None,
-                    "repeats": 3,
-                    "cpu_s": 0.4 * factor * (alpha_s + size / rate),
-                }
-                for size in (KB, 100 * KB, 10 * MB)
-            ]
-            return make.sweep(
-                factor * alpha_s,
-                rate / factor,
-                place["ranks"],
-                nodes=nodes,
-                devices_per_node=devices,
-                operation=operation,
-                transport=through,
-                level=level,
-                points=points,
-            )
-
-        for number, operation in enumerate(
-            ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "p2p"), start=1
-        ):
-            sweeps.append(swept(operation, transport, 2e-4 * number, 1e9 / number))
-        sweeps.append(swept("all_reduce", "horovod", 1e-3, 0.7e9))
-        sweeps.append(swept("all_reduce", "ddp", 5e-4, 0.8e9))
-        sweeps += [swept(name, "fsdp", 7e-4, 0.6e9) for name in ("all_gather", "reduce_scatter")]
-        overlaps.append(
-            {
-                **place,
-                "transport": transport,
-                "message_bytes": 10 * MB,
-                "alone_s": 0.02,
-                "compute_s": 0.02,
-                "both_s": 0.03,
-                "hidden_share": 0.5,
-            }
-        )
-        backgrounds.append({**place, "library": "horovod", "alone_s": 0.1, "beside_s": 0.107})
-        costs += [
-            {**place, "library": "fsdp", "operation": name, "tensor_s": 1e-4 * number}
-            for number, name in enumerate(("all_gather", "reduce_scatter"), start=1)
-        ]
-        if device == "cpu":
-            delays += [
-                {
-                    **place,
-                    "operation": name,
-                    "transport": through,
-                    "message_bytes": KB,
-                    "alone_s": None,
-                    "after_s": 0.006 * factor,
-                }
-                for name, through in (
-                    ("all_reduce", "gloo"),
-                    ("all_gather", "gloo"),
-                    ("reduce_scatter", "gloo"),
-                    ("all_gather", "fsdp"),
-                    ("reduce_scatter", "fsdp"),
-                )
-            ]
+    places: list[Place] = [(1, 4), (2, 2)]
+    shapes = [
+        {"nodes": nodes, "devices_per_node": devices, "ranks": nodes * devices}
+        for nodes, devices in places
+    ]
+    overlap = {
+        "transport": transport,
+        "message_bytes": 10 * MB,
+        "alone_s": 0.02,
+        "compute_s": 0.02,
+        "both_s": 0.03,
+        "hidden_share": 0.5,
+    }
     matrices = [
         make.pair([0, 0, 0, 0], 2e9, 5e-5, {(0, 3): 0.5e9}, method=transport),
         make.pair([0, 0, 1, 1, 2, 2, 3, 3], 4e8, 2e-4, {(0, 5): 1e8}, method=transport),
     ]
-    values = make.links(*matrices, sweeps=tuple(sweeps)) | {
+    sweeps = tuple(one for place in places for one in _sweeps(place, transport))
+    values = make.links(*matrices, sweeps=sweeps) | {
         "device_kind": device,
-        "overlaps": overlaps,
-        "backgrounds": backgrounds,
-        "tensor_costs": costs,
-        "delays": delays,
+        "overlaps": [{**shape, **overlap} for shape in shapes],
+        "backgrounds": [
+            {**shape, "library": "horovod", "alone_s": 0.1, "beside_s": 0.107} for shape in shapes
+        ],
+        "tensor_costs": [
+            {**shape, "library": "fsdp", "operation": name, "tensor_s": 1e-4 * number}
+            for shape in shapes
+            for number, name in enumerate(("all_gather", "reduce_scatter"), start=1)
+        ],
+        "delays": [d for shape in shapes for d in _delays(shape)] if device == "cpu" else [],
     }
     return LinkTable(make.Links.from_dict(values))
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddlbench.common.errors import ConfigError
 from ddlbench.planning.step import COMPUTE, LINK
 from ddlbench.predict.prediction import (
     DEFAULT_PREDICTOR,
@@ -37,24 +36,22 @@ class Ddlbench(BuiltInPredictor):
     strategies = None
 
     def model(self, inputs: CellInputs) -> Prediction:
-        strategy, plan = inputs.strategy, inputs.plan
-        if strategy.pipeline_run(plan) is not None:
+        strategy = inputs.strategy
+        if strategy.pipeline_run(inputs.plan) is not None:
             return replayed(inputs, level=True)
         kind = inputs.workload.compute_kind
         preferred = strategy.preferred_on(kind)
         try:
-            step = strategy.step(inputs.workload, plan)
-        except ConfigError:
-            if preferred is None:
-                raise
-            step = None
-        if step is not None and all(message.lane in (COMPUTE, LINK) for message in step.messages):
-            return predicted(inputs, step)
-        if preferred in (None, DEFAULT_PREDICTOR):
-            raise NotPredictable(
-                f"{DEFAULT_PREDICTOR} has no model of {strategy.name} on {kind} devices: its "
-                "descriptor has neither step nor pipeline_run, and prefers no predictor"
-            )
+            step = inputs.step
+        except NotPredictable as error:
+            if preferred in (None, DEFAULT_PREDICTOR):
+                raise NotPredictable(
+                    f"{DEFAULT_PREDICTOR} has no model of {strategy.name} on {kind} devices: "
+                    f"its descriptor prefers no predictor there, and {error}"
+                ) from None
+        else:
+            if all(message.lane in (COMPUTE, LINK) for message in step.messages):
+                return predicted(inputs, step)
         return replace(_preferred(inputs, str(preferred)), predictor=DEFAULT_PREDICTOR)
 
 

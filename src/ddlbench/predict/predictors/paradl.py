@@ -182,10 +182,14 @@ def _parallelism(inputs: CellInputs) -> str:
     if name is None:
         raise NotPredictable(f"ParaDL has no row for {inputs.cell.strategy}")
     step = inputs.strategy.step(inputs.workload, inputs.plan) if name == "data" else None
-    if step is not None and step.gradients and not (
-        sum(step.fused) == inputs.workload.parameter_bytes
-        and not step.others
-        and inputs.strategy.micro_batches(inputs.plan) == 1
+    if (
+        step is not None
+        and step.gradients
+        and not (
+            sum(step.fused) == inputs.workload.parameter_bytes
+            and not step.others
+            and inputs.strategy.micro_batches(inputs.plan) == 1
+        )
     ):
         raise NotPredictable(
             "ParaDL's data parallelism computes a share at once, sums all gradients as they are "

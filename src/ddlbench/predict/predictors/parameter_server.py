@@ -40,7 +40,7 @@ from typing import ClassVar
 from ddlbench.planning.step import COMPUTE, Compute, Message, Step
 from ddlbench.predict.links import Hop
 from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, Prediction, joined
-from ddlbench.predict.step_costs import MessageCost, StepCosts, Terms
+from ddlbench.predict.step_costs import ALL_TERMS, MessageCost, StepCosts
 from ddlbench.predict.step_replay import Replay
 
 
@@ -98,7 +98,7 @@ class _Costs(StepCosts):
     slowdown = 1.0  # replicas do not slow each other down
 
     def __init__(self, inputs: CellInputs, step: Step, exchange: _Exchange, workers: int) -> None:
-        super().__init__(inputs, step, Terms())
+        super().__init__(inputs, step, ALL_TERMS)
         self.one_way_s = exchange.transfer_s(workers)
         self.latency_s = exchange.slowest_hop.latency_s
         self._whole = inputs.workload.parameter_bytes

@@ -23,8 +23,9 @@ from typing import ClassVar
 
 from ddlbench.planning.step import LINK, Compute, Message, Step
 from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, NotPredictable, Prediction
-from ddlbench.predict.step_costs import StepCosts, Terms
+from ddlbench.predict.step_costs import ALL_TERMS, StepCosts, Terms
 from ddlbench.predict.step_replay import Replay
+
 
 class OfSteps(BuiltInPredictor):
     """One worker's step, with its messages.
@@ -35,23 +36,23 @@ class OfSteps(BuiltInPredictor):
         of: what has such steps, for messages.
     """
 
-    terms: ClassVar[Terms] = Terms()
+    terms: ClassVar[Terms] = ALL_TERMS
     hides: ClassVar[bool] = True
-    of: ClassVar[str] = ""
+    of: ClassVar[str]
 
-    def covers(self, inputs: CellInputs, step: Step) -> bool:
-        """Whether the model is of such steps."""
+    def covers(self, step: Step) -> bool:
+        """Whether the model is of such steps of a strategy that names it."""
         return True
 
     def model(self, inputs: CellInputs) -> Prediction:
-        step = inputs.strategy.step(inputs.workload, inputs.plan)
-        if step is None or not self.covers(inputs, step):
+        step = inputs.step
+        if self.name not in inputs.strategy.predictors or not self.covers(step):
             raise NotPredictable(f"{self.name} is of {self.of}; {inputs.cell.strategy} is not")
         return predicted(inputs, step, self.terms, hides=self.hides)
 
 
 def predicted(
-    inputs: CellInputs, step: Step, terms: Terms = Terms(), *, hides: bool = True
+    inputs: CellInputs, step: Step, terms: Terms = ALL_TERMS, *, hides: bool = True
 ) -> Prediction:
     """A step with the seconds of these terms.
 
@@ -106,7 +107,7 @@ class _OfGradients(OfSteps):
 
     of = "ranks that sum all gradients"
 
-    def covers(self, inputs: CellInputs, step: Step) -> bool:
+    def covers(self, step: Step) -> bool:
         return bool(step.gradients)
 
 
@@ -177,6 +178,7 @@ class AveragedWeights(_Serial):
 
     name = "averaged-weights"
     source = "measured all-reduce of all weights, once a round"
+    of = "ranks that average all weights"
 
 
 class Sharded(OfSteps):
@@ -196,7 +198,7 @@ class Sharded(OfSteps):
     source = "measured collectives of every block, replayed"
     of = "ranks that share the weights"
 
-    def covers(self, inputs: CellInputs, step: Step) -> bool:
+    def covers(self, step: Step) -> bool:
         return any(message.operation == "reduce_scatter" for message in step.messages)
 
 
@@ -216,6 +218,7 @@ class LinearPairs(OfSteps):
 
     name = "linear-pairs"
     source = "measured all-reduces of every pair of linear layers"
+    of = "pairs of linear layers"
 
 
 class SplitLayers(OfSteps):
@@ -236,6 +239,3 @@ class SplitLayers(OfSteps):
     name = "split-layers"
     source = "one device measured alone, and its measured messages"
     of = "devices that compute each layer together"
-
-    def covers(self, inputs: CellInputs, step: Step) -> bool:
-        return step.alone is not None

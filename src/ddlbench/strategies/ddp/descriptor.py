@@ -207,22 +207,12 @@ class DistributedDataParallel(DataParallel):
         return [[workload.tensors[index] for index in bucket] for bucket in filled]
 
     def gathered(self, workload: Workload, plan: Plan) -> Message | None:
-        """With a sharded optimiser each rank broadcasts its weights, as long as the largest share.
-
-        gloo's two threads send two broadcasts at once, in the order of ranks, and two that begin on
-        one node share its links and cores (``gloo/broadcast.cc``: a binomial tree)::
-
-            node 0    | from 0: ++++++++ |                      four ranks on two nodes: as long as
-                      | from 1: ++++++++ | from 2: ++++++++ |   four broadcasts that have the links
-            node 1                       | from 3: ++++++++ |   alone
-        """
+        """With a sharded optimiser each rank broadcasts its weights; the largest share counts."""
         if DdpOptions.of(plan).shard == "none" or plan.world_size == 1:
             return None
         own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         at_once = _GLOO_THREADS if self.transport(workload.device_kind) == "gloo" else 1
-        nodes = [process.node for process in plan.processes]
-        groups = [nodes[first : first + at_once] for first in range(0, len(nodes), at_once)]
-        turns = sum(max(Counter(group).values()) for group in groups)
+        turns = turns_of_broadcasts([process.node for process in plan.processes], at_once)
         return Message("broadcast", max(own), count=turns, follows=False)
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
@@ -262,6 +252,24 @@ class DistributedDataParallel(DataParallel):
             bytes_ - (workload.parameter_bytes - share)
             for bytes_, share in zip(whole, own, strict=True)
         )
+
+
+def turns_of_broadcasts(roots: Sequence[int], at_once: int) -> int:
+    """As many broadcasts, one after the other, take as long as those of all ranks.
+
+    gloo's two threads send two broadcasts at once, in the order of ranks, and two that begin on one
+    node share its links and cores (``gloo/broadcast.cc``: a binomial tree)::
+
+        node 0    | from 0: ++++++++ |                      four ranks on two nodes: as long as
+                  | from 1: ++++++++ | from 2: ++++++++ |   four broadcasts that have the links
+        node 1                       | from 3: ++++++++ |   alone
+
+    Args:
+        roots: the node of each rank.
+        at_once: broadcasts that are sent at the same time.
+    """
+    groups = [roots[first : first + at_once] for first in range(0, len(roots), at_once)]
+    return sum(max(Counter(group).values()) for group in groups)
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:
