@@ -115,6 +115,7 @@ STRATEGIES: dict[str, str] = {
     "horovod": "ddlbench.strategies.horovod.descriptor:Horovod",
     "ddp": "ddlbench.strategies.ddp.descriptor:DistributedDataParallel",
     "fsdp": "ddlbench.strategies.fsdp.descriptor:FullyShardedDataParallel",
+    "hsdp": "ddlbench.strategies.hsdp.descriptor:HybridSharded",
     "deepspeed": "ddlbench.strategies.deepspeed.descriptor:DeepSpeed",
     "local-sgd": "ddlbench.strategies.local_sgd.descriptor:LocalSgd",
     "parameter-server": "ddlbench.strategies.parameter_server.descriptor:ParameterServer",

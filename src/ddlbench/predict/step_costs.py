@@ -20,7 +20,7 @@ from functools import cached_property
 
 from ddlbench.experiment.profile import LoneRun
 from ddlbench.planning.groups import Group
-from ddlbench.planning.step import COMPUTE, Compute, Message, Step
+from ddlbench.planning.step import Compute, Message, Step
 from ddlbench.planning.workload import Step as Phases
 from ddlbench.predict.collectives import ALL_GATHER, ALL_REDUCE, CollectiveTimes, Contention
 from ddlbench.predict.links import Hop, places_of
@@ -137,7 +137,7 @@ class StepCosts:
             return MessageCost(0.0)
         if self._terms.ring:
             return MessageCost(self._ring_s(message))
-        if message.lane != COMPUTE and message.operation == ALL_REDUCE:
+        if message.sums_gradients:
             return self._sum(message, group)
         through, alone = self._through(message.operation, group), 0.0
         times = self._collective(message.operation, group, through)

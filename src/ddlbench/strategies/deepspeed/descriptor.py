@@ -124,7 +124,7 @@ class DeepSpeed(DataParallel):
             for index, block in enumerate(workload.blocks)
             if block.parameter_bytes
         ]
-        return sharded_step(workload, plan, units)
+        return sharded_step(workload, plan, units, plan.world_size)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every rank: what it keeps, by the table above, and the worst moment.

@@ -105,6 +105,10 @@ class FullyShardedDataParallel(Strategy):
     def zero_stage(self, cell: Cell) -> int:
         return 3 if FsdpOptions.of_cell(cell).reshard_after_forward else 2
 
+    def sharers(self, cell: Cell) -> int:
+        """Ranks that share the weights."""
+        return cell.devices
+
     def units(self, workload: Workload, plan: Plan) -> list[ShardedUnit]:
         """The weights that are gathered at once, block by block."""
         details = FsdpOptions.of(plan)
@@ -119,7 +123,7 @@ class FullyShardedDataParallel(Strategy):
         return [
             ShardedUnit(
                 block=index,
-                shard_bytes=-(-size // (width * plan.world_size)),
+                shard_bytes=-(-size // (width * self.sharers(plan.cell))),
                 gradient_bytes=size,
                 gathered_twice=details.reshard_after_forward and index != last,
                 tensors=max(1, tensors[index]),
@@ -128,7 +132,9 @@ class FullyShardedDataParallel(Strategy):
         ]
 
     def step(self, workload: Workload, plan: Plan) -> Step:
-        return sharded_step(workload, plan, self.units(workload, plan), library="fsdp")
+        units, sharers = self.units(workload, plan), self.sharers(plan.cell)
+        return sharded_step(workload, plan, units, sharers, library="fsdp")
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        return sharded_bytes(workload, plan, self.units(workload, plan))
+        units, sharers = self.units(workload, plan), self.sharers(plan.cell)
+        return sharded_bytes(workload, plan, units, sharers)
