@@ -115,6 +115,11 @@ class Step:
         return [task for task in self.tasks if isinstance(task, Message)]
 
     @property
+    def has_servers(self) -> bool:
+        """Whether some of its computations are of servers, not of the rank."""
+        return any(task.lane != COMPUTE for task in self.tasks if isinstance(task, Compute))
+
+    @property
     def gradients(self) -> list[Message]:
         """The all-reduces that sum gradients of all ranks; empty where ranks do otherwise."""
         return [message for message in self.messages if message.sums_gradients]

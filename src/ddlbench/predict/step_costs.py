@@ -69,6 +69,54 @@ class MessageCost:
         return self.carried_s + self.copied_s + self.further_s
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """What the workers and the servers of a cell send each other in a step.
+
+    Args:
+        workers: number of workers.
+        slowest_hop: between a worker and a server.
+        server_s: seconds in which the busiest server gets the gradients of all workers.
+        worker_s: seconds in which the slowest worker sends its gradients to all servers.
+        remarks: on the links.
+    """
+
+    workers: int
+    slowest_hop: Hop
+    server_s: float
+    worker_s: float
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, inputs: CellInputs) -> Exchange:
+        """Each pair by the slower of its ways, as push and pull take equally long here."""
+        places: dict[str, list[tuple[int, int]]] = {"server": [], "worker": []}
+        for process in inputs.plan.processes:
+            places[process.role].append((process.node, process.devices[0]))
+        share = inputs.workload.parameter_bytes / len(places["server"])
+        ways = {
+            (a, b): [inputs.links.hop("transport", *ends) for ends in ((a, b), (b, a))]
+            for a in places["worker"]
+            for b in places["server"]
+        }
+        seconds = {
+            pair: share / min(hop.bandwidth_bytes_per_s for hop, _ in both)
+            for pair, both in ways.items()
+        }
+        hops = [hop for both in ways.values() for hop in both]
+        return cls(
+            workers=len(places["worker"]),
+            slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
+            server_s=max(sum(seconds[w, s] for w in places["worker"]) for s in places["server"]),
+            worker_s=max(sum(seconds[w, s] for s in places["server"]) for w in places["worker"]),
+            remarks=joined(remark for _, remark in hops if remark),
+        )
+
+    def transfer_s(self, workers: int) -> float:
+        """Seconds of all gradients or weights one way, without latency, of ``workers`` at once."""
+        return max(self.server_s, self.worker_s) if workers > 1 else self.worker_s
+
+
 class StepCosts:
     """The costs of one step of a cell."""
 
@@ -93,7 +141,7 @@ class StepCosts:
     @cached_property
     def slowdown(self) -> float:
         """K q."""
-        if self._terms.ring:
+        if self._terms.ring or self._step.has_servers:
             return 1.0
         slowdown = self._inputs.workload.slowdown(self._shape[1])
         if not self._terms.all:
@@ -133,6 +181,9 @@ class StepCosts:
         group = message.group or Group(*self._shape)
         if message.ranks:
             return self._swap(message, group)
+        if message.operation == "exchange":
+            carried_s = self.one_way_s * message.bytes / self._inputs.workload.parameter_bytes
+            return MessageCost(carried_s, later_s=self.exchange.slowest_hop.latency_s)
         if group.nodes * group.devices_per_node < 2:
             return MessageCost(0.0)
         if self._terms.ring:
@@ -150,6 +201,22 @@ class StepCosts:
                 each_s = links.tensor_s(self._step.library, message.operation, *shape)
                 alone = (message.tensors - 1) * each_s
         return MessageCost(message.count * carried_s, further_s=message.count * alone)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """What workers and servers send each other."""
+        exchange = Exchange.of(self._inputs)
+        self._remarks.update(dict.fromkeys(exchange.remarks))
+        return exchange
+
+    @cached_property
+    def one_way_s(self) -> float:
+        """Seconds of all gradients, or of all weights, on their way to and from the servers.
+
+        All workers of a synchronous step send at once.
+        """
+        at_once = self._inputs.strategy.is_synchronous(self._inputs.cell)
+        return self.exchange.transfer_s(self.exchange.workers if at_once else 1)
 
     def _through(self, operation: str, group: Group) -> str:
         """The library where its own messages were swept, else the transport below it."""

@@ -91,7 +91,7 @@ def workload(device: str) -> Workload:
                 "parameter_bytes": size,
                 "output_bytes_per_sample": 4 * taken,
                 "saved_bytes_per_sample": 4 * given,
-                "shape": {"input": [given], "output": [taken]},
+                "shape": {"input": [given], "output": [taken], "kernel": 1, "stride": 1},
                 "forward": make.timings(0.0002, 0.0004 * (index + 1)),
                 "backward": make.timings(0.0003, 0.0009 * (index + 1)),
             }

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddlbench.planning.step import COMPUTE, LINK
 from ddlbench.predict.prediction import (
     DEFAULT_PREDICTOR,
     BuiltInPredictor,
@@ -50,7 +49,7 @@ class Ddlbench(BuiltInPredictor):
                     f"its descriptor prefers no predictor there, and {error}"
                 ) from None
         else:
-            if all(message.lane in (COMPUTE, LINK) for message in step.messages):
+            if not step.has_servers:
                 return predicted(inputs, step)
         return replace(_preferred(inputs, str(preferred)), predictor=DEFAULT_PREDICTOR)
 

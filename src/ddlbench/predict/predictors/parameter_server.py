@@ -34,78 +34,12 @@ Two predictors:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from ddlbench.planning.step import COMPUTE, Compute, Message, Step
-from ddlbench.predict.links import Hop
-from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, Prediction, joined
-from ddlbench.predict.step_costs import ALL_TERMS, MessageCost, StepCosts
+from ddlbench.planning.step import COMPUTE, Compute
+from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, Prediction
+from ddlbench.predict.step_costs import ALL_TERMS, Exchange, StepCosts
 from ddlbench.predict.step_replay import Replay
-
-
-@dataclass(frozen=True)
-class _Exchange:
-    """What the workers and the servers of a cell send each other in a step.
-
-    Args:
-        workers: number of workers.
-        slowest_hop: between a worker and a server.
-        server_s: seconds in which the busiest server gets the gradients of all workers.
-        worker_s: seconds in which the slowest worker sends its gradients to all servers.
-        remarks: on the links.
-    """
-
-    workers: int
-    slowest_hop: Hop
-    server_s: float
-    worker_s: float
-    remarks: tuple[str, ...]
-
-    @classmethod
-    def of(cls, inputs: CellInputs) -> _Exchange:
-        """Each pair by the slower of its ways, as push and pull take equally long here."""
-        places: dict[str, list[tuple[int, int]]] = {"server": [], "worker": []}
-        for process in inputs.plan.processes:
-            places[process.role].append((process.node, process.devices[0]))
-        share = inputs.workload.parameter_bytes / len(places["server"])
-        ways = {
-            (a, b): [inputs.links.hop("transport", *ends) for ends in ((a, b), (b, a))]
-            for a in places["worker"]
-            for b in places["server"]
-        }
-        seconds = {
-            pair: share / min(hop.bandwidth_bytes_per_s for hop, _ in both)
-            for pair, both in ways.items()
-        }
-        hops = [hop for both in ways.values() for hop in both]
-        return cls(
-            workers=len(places["worker"]),
-            slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
-            server_s=max(sum(seconds[w, s] for w in places["worker"]) for s in places["server"]),
-            worker_s=max(sum(seconds[w, s] for s in places["server"]) for w in places["worker"]),
-            remarks=joined(remark for _, remark in hops if remark),
-        )
-
-    def transfer_s(self, workers: int) -> float:
-        """Seconds of all gradients or weights one way, without latency, of ``workers`` at once."""
-        return max(self.server_s, self.worker_s) if workers > 1 else self.worker_s
-
-
-class _Costs(StepCosts):
-    """A push or pull takes its part of the exchange, and is there a latency later."""
-
-    slowdown = 1.0  # replicas do not slow each other down
-
-    def __init__(self, inputs: CellInputs, step: Step, exchange: _Exchange, workers: int) -> None:
-        super().__init__(inputs, step, ALL_TERMS)
-        self.one_way_s = exchange.transfer_s(workers)
-        self.latency_s = exchange.slowest_hop.latency_s
-        self._whole = inputs.workload.parameter_bytes
-
-    def message(self, message: Message) -> MessageCost:
-        carried_s = self.one_way_s * message.bytes / self._whole
-        return MessageCost(carried_s, later_s=self.latency_s)
 
 
 class ParameterServerMessages(BuiltInPredictor):
@@ -116,17 +50,17 @@ class ParameterServerMessages(BuiltInPredictor):
     hides: ClassVar[bool] = True
 
     def model(self, inputs: CellInputs) -> Prediction:
-        exchange, step = _Exchange.of(inputs), inputs.step
-        synchronous = inputs.strategy.is_synchronous(inputs.cell)
-        costs = _Costs(inputs, step, exchange, exchange.workers if synchronous else 1)
+        step = inputs.step
+        costs = StepCosts(inputs, step, ALL_TERMS)
+        exchange, one_way_s = costs.exchange, costs.one_way_s
         seconds = {"server": 0.0, COMPUTE: 0.0}
         for task in step.tasks:
             if isinstance(task, Compute):
                 seconds[task.lane] += costs.compute_s(task)
         update_s, compute_s = seconds["server"], seconds[COMPUTE]
-        sent_s = 2 * (costs.latency_s + costs.one_way_s)
+        sent_s = 2 * (exchange.slowest_hop.latency_s + one_way_s)
         waited_s = Replay(step, costs).exposed_s if self.hides else sent_s + update_s
-        if not synchronous:
+        if not inputs.strategy.is_synchronous(inputs.cell):
             bound_s = max(exchange.server_s, exchange.workers * update_s)
             waited_s = max(waited_s, bound_s - compute_s)
         # Updates count as compute. Waiting for links or for a bound counts as communication.
@@ -142,7 +76,7 @@ class ParameterServerMessages(BuiltInPredictor):
                 "each device has a link of its own; those of one node do not share one",
                 "replicas do not slow each other down, no straggling worker",
             ),
-            notes=joined(costs.remarks, exchange.remarks),
+            notes=costs.remarks,
             interval_s=costs.interval(compute_s + updates_s, exposed_s),
         )
 
@@ -157,5 +91,5 @@ class ParameterServer(ParameterServerMessages):
 
     def handled_share(self, inputs: CellInputs) -> float:
         """A worker's own bytes over those of all workers, where the server's link is the fuller."""
-        exchange = _Exchange.of(inputs)
+        exchange = Exchange.of(inputs)
         return exchange.worker_s / exchange.transfer_s(exchange.workers)
