@@ -189,12 +189,21 @@ def known(group: str) -> dict[str, str]:
     return {**built_in, **third_party(group, frozenset(built_in))}
 
 
+LIBRARIES: dict[str, str] = {
+    word: f"{_NETWORKS}.libraries:{word}" for word in ("torchvision", "timm", "hf")
+}
+"""Libraries whose networks are known by ``word:name``, and what finds the builder of a name."""
+
+
 def load(group: str, name: str) -> Any:
     """Import the part ``name`` of ``group``.
 
     Raises:
         ConfigError: the name is not known, or what it points to cannot be imported.
     """
+    word, _, rest = name.partition(":")
+    if group == NETWORKS.group and rest and word in LIBRARIES:
+        return load_target(word, LIBRARIES[word])(rest)
     target = known(group).get(name, name)
     if ":" not in target:
         raise ConfigError(

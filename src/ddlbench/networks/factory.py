@@ -25,7 +25,7 @@ from ddlbench.networks.copying import tensors_of
 from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.networks.foreign import seeded, unchanged
-from ddlbench.networks.form import check_apart, checked
+from ddlbench.networks.form import apart, checked
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import inspect, static_traits, why_step_fails
 from ddlbench.networks.transformer import SHAPE, shape_of
@@ -37,8 +37,8 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
 
     Args:
         network: a name of the registry, or ``package.module:callable``; the callable takes the
-            DatasetSpec and returns an ``nn.Sequential`` of single-input single-output blocks.
-            On an emulated accelerator it is the name of a profile.
+            DatasetSpec and returns an ``nn.Module``; an ``nn.Sequential`` of single-input
+            single-output blocks can be cut, any other is one block. On an emulated accelerator it is the name of a profile.
         spec: shape of a sample and number of classes.
         seed: decides the initial weights; PyTorch's global generators do not change.
 
@@ -47,7 +47,7 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
         mode, safe to cut at every boundary.
 
     Raises:
-        ConfigError: there is no such network, or it cannot be cut into blocks.
+        ConfigError: there is no such network, or it is no module.
     """
     return build_with_traits(network, spec, seed)[0]
 
@@ -75,7 +75,7 @@ def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
     """The network on the device "meta": shapes only, without memory and random numbers.
 
     Raises:
-        ConfigError: there is no such network, or it cannot be cut into blocks.
+        ConfigError: there is no such network, or it is no module.
     """
     with unchanged(), torch.device("meta"):
         return out_of_place(_checked(network, load("ddlbench.networks", network)(spec), spec))
@@ -85,12 +85,11 @@ def _checked(name: str, made: Any, spec: DatasetSpec) -> nn.Sequential:
     """What a factory has made, with all of its weights.
 
     Raises:
-        ConfigError: it cannot be cut into blocks.
+        ConfigError: it is no module, or has no blocks.
     """
     network = checked(name, made)
     _make_lazy_layers(network, spec)
-    check_apart(name, network)
-    return network
+    return apart(network)
 
 
 def _make_lazy_layers(network: nn.Sequential, spec: DatasetSpec) -> None:
@@ -189,7 +188,7 @@ def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
     """Build a network and run it; a small one is also trained for a step, on the CPU.
 
     Raises:
-        ConfigError: it cannot be loaded, built, cut into blocks or run, or returns a wrong shape.
+        ConfigError: it cannot be loaded, built or run, or returns a wrong shape.
     """
     operations = try_out(network, spec)
     with suppress(Exception):  # some networks cannot be built without numbers
@@ -212,7 +211,7 @@ def try_out(network: str, spec: DatasetSpec) -> int:
     built on the CPU.
 
     Raises:
-        ConfigError: it cannot be loaded, built, cut into blocks or run, or returns a wrong shape.
+        ConfigError: it cannot be loaded, built or run, or returns a wrong shape.
     """
     where = f"network {network!r}"
     factory = _load(network)

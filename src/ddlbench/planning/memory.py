@@ -44,6 +44,7 @@ from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
@@ -297,8 +298,11 @@ def why_cell_too_large(cell: Cell, site: Site) -> str | None:
     """As :func:`why_too_large`, for a cell without a plan; None if some repeat has a result."""
     if _profile_and_capacity(cell, site) is None:
         return None
+    reason: str | None
     try:
         reason = why_too_large(make_plan(cell, site.name, site.accelerator), site)
+    except TooFewBlocks as error:
+        reason = Reason("too_few_blocks", str(error))
     except ConfigError:  # its own job says what is wrong with its plan
         return None
     folder = result_file(site.name, cell.with_(repeat=0).id).parents[1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
+from ddlbench.planning.pipeline_stages import StageOptions
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import parts_of
 from ddlbench.planning.strategy import strategy_of
@@ -22,6 +24,8 @@ def why_not_trained(traits: NetworkTraits, plan: Plan) -> Reason | None:
         plan: what would run.
     """
     strategy = strategy_of(plan.cell.strategy)
+    if (why := why_not_cut(traits, plan.cell)) is not None:
+        return why
     if not traits.trains:
         return Reason(
             "nothing_trained",
@@ -41,6 +45,21 @@ def why_not_trained(traits: NetworkTraits, plan: Plan) -> Reason | None:
             f"more; raise batch_size to {2 * plan.cell.batch_size} or more",
         )
     return strategy.why_not_network(traits, plan)
+
+
+def why_not_cut(traits: NetworkTraits, cell: Cell) -> Reason | None:
+    """Why a network that is one block has no stages for the cell's strategy; None if it needs none.
+
+    It needs no plan, so that it is known before a profile tells the blocks.
+    """
+    staged = issubclass(strategy_of(cell.strategy).options, StageOptions)
+    if not (traits.uncut and staged and cell.devices > 1):
+        return None
+    return Reason(
+        "cannot_be_cut",
+        f"the network trains, but cannot be cut into stages: {traits.uncut}; take a strategy "
+        "without stages (ddp, horovod, fsdp), or return a torch.nn.Sequential of blocks",
+    )
 
 
 def why_not_in_stages(traits: NetworkTraits, plan: Plan) -> Reason | None:

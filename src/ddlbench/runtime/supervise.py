@@ -31,7 +31,9 @@ from ddlbench.experiment.failure import FAILURE_FILE, Failure
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of
+from ddlbench.planning.data_parallel import data_parallel_placement
 from ddlbench.planning.memory import why_too_large
+from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan, measured_digests, request_of
 from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
@@ -192,7 +194,12 @@ def _measure(
 ) -> Result:
     started = time.monotonic()
     measured = measured_digests(cell, site.name)
-    plan = make_plan(cell, site.name, site.accelerator)
+    try:
+        plan = make_plan(cell, site.name, site.accelerator)
+    except TooFewBlocks as error:  # a profile told so, which the matrix had not
+        plan = Plan(cell, data_parallel_placement(cell), {})
+        few = Reason("too_few_blocks", str(error))
+        return assemble(plan, site, Status.UNSUPPORTED, few, reports=[], staging=staging)
     (cell_folder / FAILURE_FILE).unlink(missing_ok=True)
     write_json(cell_folder / "plan.json", plan.to_dict())
     too_large = why_too_large(plan, site)
