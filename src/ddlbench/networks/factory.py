@@ -28,7 +28,10 @@ from ddlbench.networks.foreign import seeded, unchanged
 from ddlbench.networks.form import apart, checked
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import inspect, static_traits, why_step_fails
+from ddlbench.networks.recorded import cut_by_recording
+from ddlbench.networks.recording import CannotRecord
 from ddlbench.networks.transformer import SHAPE, shape_of
+from ddlbench.networks.whole import Whole
 from ddlbench.planning.network_traits import NetworkTraits
 
 
@@ -37,8 +40,9 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
 
     Args:
         network: a name of the registry, or ``package.module:callable``; the callable takes the
-            DatasetSpec and returns an ``nn.Module``; an ``nn.Sequential`` of single-input
-            single-output blocks can be cut, any other is one block. On an emulated accelerator it is the name of a profile.
+            DatasetSpec and returns an ``nn.Module``: a sequence of single-input single-output
+            blocks, or one that a recording cuts into blocks, or else one block. On an emulated
+            accelerator it is the name of a profile.
         spec: shape of a sample and number of classes.
         seed: decides the initial weights; PyTorch's global generators do not change.
 
@@ -89,7 +93,15 @@ def _checked(name: str, made: Any, spec: DatasetSpec) -> nn.Sequential:
     """
     network = checked(name, made)
     _make_lazy_layers(network, spec)
-    return apart(network)
+    network = apart(network)
+    block = network[0]
+    if not isinstance(block, Whole):
+        return network
+    try:
+        return cut_by_recording(block, spec)
+    except CannotRecord as error:
+        block.why = str(error)
+        return network
 
 
 def _make_lazy_layers(network: nn.Sequential, spec: DatasetSpec) -> None:

@@ -131,7 +131,10 @@ def _finish(
         if claimed.kind == "concluded":
             result = _concluded(cell, site, claimed, staging)
         else:
-            result = _measure(cell, site, cell_folder, staging, me=me, writer=writer)
+            try:
+                result = _measure(cell, site, cell_folder, staging, me=me, writer=writer)
+            except TooFewBlocks as error:  # the profile did not exist when the matrix was read
+                result = _without_stages(cell, site, staging, error)
         keep(cell_folder, result)
         write_result(cell_folder / "result.json", result)
         forget_checkpoints(cell, site, cell_folder, result.status)
@@ -183,6 +186,15 @@ def _file_fault_named(cell: Cell, cell_folder: Path) -> Iterator[None]:
         raise CellFailed(f"{cell.id}: {sentence}") from error
 
 
+def _without_stages(
+    cell: Cell, site: Site, staging: dict[str, Any] | None, why: TooFewBlocks
+) -> Result:
+    """The result of a cell whose network has fewer blocks than stages, which a profile tells."""
+    plan = Plan(cell, data_parallel_placement(cell), {})
+    few = Reason("too_few_blocks", str(why))
+    return assemble(plan, site, Status.UNSUPPORTED, few, reports=[], staging=staging)
+
+
 def _measure(
     cell: Cell,
     site: Site,
@@ -194,12 +206,7 @@ def _measure(
 ) -> Result:
     started = time.monotonic()
     measured = measured_digests(cell, site.name)
-    try:
-        plan = make_plan(cell, site.name, site.accelerator)
-    except TooFewBlocks as error:  # a profile told so, which the matrix had not
-        plan = Plan(cell, data_parallel_placement(cell), {})
-        few = Reason("too_few_blocks", str(error))
-        return assemble(plan, site, Status.UNSUPPORTED, few, reports=[], staging=staging)
+    plan = make_plan(cell, site.name, site.accelerator)
     (cell_folder / FAILURE_FILE).unlink(missing_ok=True)
     write_json(cell_folder / "plan.json", plan.to_dict())
     too_large = why_too_large(plan, site)

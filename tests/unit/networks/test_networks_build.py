@@ -12,9 +12,10 @@ from torch import nn
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import NETWORKS, load, mismatch
-from ddlbench.networks.whole import why_uncut
 from ddlbench.networks import block_names, build, num_parameters, without_dropout
 from ddlbench.networks.factory import num_layers
+from ddlbench.networks.form import apart, checked
+from ddlbench.networks.whole import why_uncut
 
 CIFAR10 = DATASETS["cifar10"]
 LARGE = {
@@ -176,20 +177,17 @@ def test_what_is_no_network_is_a_config_error(
 @pytest.mark.parametrize(
     ("returned", "why"),
     [
-        (lambda spec: nn.Linear(2, 2), "it returns a Linear, not a torch.nn.Sequential"),
-        (lambda spec: OwnForward(nn.ReLU()), "OwnForward has a forward or a call of its own"),
-        (lambda spec: _shared(), "its blocks '0' and '2' share a parameter"),
-        (lambda spec: _views_of_one_memory(), "its blocks '0' and '1' share a parameter"),
-        (lambda spec: _shared_buffer(), "its blocks '0' and '1' share a buffer"),
-        (lambda spec: _hooked(), "it has hooks, which belong to no block"),
-        (lambda spec: _with_a_buffer(), "'temperature' is outside of its blocks"),
+        (nn.Linear(2, 2), "it returns a Linear, not a torch.nn.Sequential"),
+        (OwnForward(nn.ReLU()), "OwnForward has a forward or a call of its own"),
+        (_shared(), "its blocks '0' and '2' share a parameter"),
+        (_views_of_one_memory(), "its blocks '0' and '1' share a parameter"),
+        (_shared_buffer(), "its blocks '0' and '1' share a buffer"),
+        (_hooked(), "it has hooks, which belong to no block"),
+        (_with_a_buffer(), "'temperature' is outside of its blocks"),
     ],
 )
-def test_what_cannot_be_cut_is_one_block(
-    user_module: ModuleType, returned: object, why: str
-) -> None:
-    user_module.odd = returned  # type: ignore[attr-defined]
-    network = build("user_networks:odd", CIFAR10, seed=1)
+def test_what_is_not_its_blocks_is_one_block(returned: nn.Module, why: str) -> None:
+    network = apart(checked("odd", returned))
     assert len(network) == 1
     assert why in why_uncut(network)
 
