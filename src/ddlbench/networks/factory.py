@@ -257,6 +257,8 @@ def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> i
     try:
         with unchanged(), torch.device(device):
             made = factory(spec)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(f"{where} cannot be built for {spec.name}: {_sentence(error)}") from error
     blocks = out_of_place(_checked(network, made, spec))

@@ -96,6 +96,7 @@ def test_the_weights_are_the_library_s_and_follow_from_the_seed() -> None:
     ("network", "dataset", "sentence"),
     [
         ("torchvision:resnet5", CIFAR10, "torchvision has no network 'resnet5'; did you mean"),
+        ("torchvision:resnet18?depth=3", CIFAR10, "does not take these arguments: .*depth"),
         ("torchvision:resnet18", TOKENS, "reads images, but dataset tokens has tokens"),
         ("torchvision:resnet18", DATASETS["mnist"], "reads 3 channels, but dataset mnist has 1"),
     ],
@@ -110,6 +111,25 @@ def test_a_library_that_is_missing_is_named(word: str, package: str, monkeypatch
     monkeypatch.setitem(__import__("sys").modules, package, None)
     with pytest.raises(ConfigError, match=f"{package} is not installed .*pip install {package}"):
         load("ddlbench.networks", f"{word}:resnet50")
+
+
+def test_arguments_stand_behind_a_question_mark() -> None:
+    name = "torchvision:resnet18?zero_init_residual=true,width_per_group=32"
+    cell = Cell("cifar10", name, "ddp", 32, devices_per_node=2)
+    assert cell.id.split("/")[1].endswith("resnet18~~zero_init_residual=true~width_per_group=32")
+    assert Cell.from_id(cell.id) == cell
+    with pytest.raises(ConfigError, match="width_per_group"):  # basic blocks have one width
+        try_network(name, CIFAR10)
+    network = build("torchvision:resnet18?zero_init_residual=true", CIFAR10, seed=1)
+    assert not network.layer1_0.get_parameter("layer1.0.bn2.weight").any()
+
+
+@pytest.mark.parametrize(
+    "name", ["m:f?", "m:f?a", "m:f?a=", "m:f?=1", "m:f?a=1,", "m:f?a=1?b=2", "m:f?a=/x", "?a=1"]
+)
+def test_wrong_arguments_are_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot stand in a path: .*\?argument=value"):
+        Cell("cifar10", name, "ddp", 32)
 
 
 def test_labels_name_the_library() -> None:
