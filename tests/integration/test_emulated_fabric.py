@@ -7,7 +7,7 @@ import importlib.util
 import threading
 
 import pytest
-from local_cells import running, sequential_loss
+from local_cells import running
 
 from ddlbench.emulation import available
 from ddlbench.experiment.cell import Cell
@@ -65,7 +65,9 @@ def measure(cell, site, tmp_path, **site_changes):
         ("horovod", 2, 2),
     ],
 )
-def test_ranks_train_over_the_link_as_they_do_without(strategy, nodes, devices, site, tmp_path):
+def test_ranks_train_over_the_link_as_they_do_without(
+    strategy, nodes, devices, site, tmp_path, shared_cells
+):
     if strategy == "horovod" and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
     cell = cell_of("plain", strategy, nodes=nodes, devices_per_node=devices, batch_size=12)
@@ -85,11 +87,12 @@ def test_ranks_train_over_the_link_as_they_do_without(strategy, nodes, devices, 
     assert link["host"] not in result["provenance"]["hosts"]
     assert result["provenance"]["tcp_congestion_control"] == "cubic"
     assert result["staging"]["nodes"] == 1
-    assert result["loss"]["last"] == pytest.approx(sequential_loss(cell)["last"], rel=1e-4)
+    alone = shared_cells.sequential_loss(cell)
+    assert result["loss"]["last"] == pytest.approx(alone["last"], rel=1e-4)
     assert not running()
 
 
-def test_ranks_of_one_node_train_over_links_inside_it(site, tmp_path):
+def test_ranks_of_one_node_train_over_links_inside_it(site, tmp_path, shared_cells):
     pcie = LinkCondition(0.0, None, 0.0, inside=LinkCondition(DELAY_S, 100e6, 0.0))
     cell = cell_of("plain", nodes=1, devices_per_node=2)
     result, _ = measure(cell, site, tmp_path, fabrics={"slow": pcie})
@@ -98,7 +101,8 @@ def test_ranks_of_one_node_train_over_links_inside_it(site, tmp_path):
     assert result["provenance"]["hosts"] == ["node0"]
     assert [(rank["node"], rank["local_rank"]) for rank in result["ranks"]] == [(0, 0), (0, 1)]
     assert result["link"]["setting"] == pcie.to_dict()
-    assert result["loss"]["last"] == pytest.approx(sequential_loss(cell)["last"], rel=1e-4)
+    alone = shared_cells.sequential_loss(cell)
+    assert result["loss"]["last"] == pytest.approx(alone["last"], rel=1e-4)
     assert not running()
 
 
