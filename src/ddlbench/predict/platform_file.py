@@ -18,7 +18,7 @@ from annotated_types import Gt, MinLen
 
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.form import Amount, Count, Form, Name, Positive, adapter_of
+from ddlbench.common.form import Amount, Count, Form, Name, Positive
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 
@@ -124,7 +124,7 @@ class PlatformFile(Form):
         Raises:
             ConfigError: the path cannot be written.
         """
-        values = adapter_of(type(self)).dump_python(self, mode="json", exclude_defaults=True)
+        values = self.to_dict(without_defaults=True)
         fitted = values.pop("fitted")
         text = yaml.safe_dump(
             values | {"fitted": fitted}, sort_keys=False, allow_unicode=True, width=100

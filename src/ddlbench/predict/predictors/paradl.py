@@ -28,7 +28,7 @@ from ddlbench.planning.strategy import LayerSplit, rows_share
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
 from ddlbench.predict.paradl.oracle import project
-from ddlbench.predict.paradl.workload import Layer
+from ddlbench.predict.paradl.workload import Kind, Layer
 from ddlbench.predict.paradl.workload import Workload as OracleWorkload
 from ddlbench.predict.platform_file import Constant, Level, Platform, TrainedDevice, Ways
 from ddlbench.predict.prediction import (
@@ -39,7 +39,7 @@ from ddlbench.predict.prediction import (
     joined,
 )
 
-_KINDS = {
+_KINDS: Mapping[str, Kind] = {
     "BatchNorm": "batchnorm",
     "Conv": "conv",
     "Linear": "linear",
