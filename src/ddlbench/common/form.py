@@ -72,10 +72,10 @@ class Form:
         """
         return read_form(cls, values)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form, keys in the order of the fields."""
+    def to_dict(self, *, without_defaults: bool = False) -> dict[str, Any]:
+        """The JSON form, keys in the order of the fields; on demand only those that are needed."""
         written: dict[str, Any] = adapter_of(type(self)).dump_python(
-            self, mode="json", warnings=False
+            self, mode="json", warnings=False, exclude_defaults=without_defaults
         )
         return written
 

@@ -86,11 +86,6 @@ def read_checked(form: type[_Form], values: Mapping[str, Any], where: str) -> _F
     return form.from_dict(values)
 
 
-def fill_defaults(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """``value`` with the defaults of its schema for missing keys."""
-    return filled(read_schema(name), value)
-
-
 def nearest(word: object, known: Iterable[str]) -> str:
     """The end of a message: the likely spelling if one is near, else the known words.
 
