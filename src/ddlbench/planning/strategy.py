@@ -73,6 +73,7 @@ class Strategy:
             with older weights; see :mod:`ddlbench.strategies.replay`. Empty without one.
         synchronous: every step's update uses gradients of the current weights; if an option
             decides, :meth:`is_synchronous` tells.
+        takes_turns: on CPUs its devices compute one after the other.
         requires: packages it imports besides torch.
         not_compiled: why its cells cannot have ``compile``; empty if they can.
         install: how to get them, for whoever lacks one.
@@ -95,6 +96,7 @@ class Strategy:
     executor: ClassVar[str]
     replay: ClassVar[str] = ""
     synchronous: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = False
     requires: ClassVar[tuple[str, ...]] = ()
     not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
     install: ClassVar[str] = "see envs/README.md"

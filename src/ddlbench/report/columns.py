@@ -78,6 +78,11 @@ _ENERGY_OF = (
     "nothing counted"
 )
 
+_NO_SPEEDUP = "code of why it gives no speed-up: the first in comparability that is one; or empty"
+_COMPARABILITY = (
+    "what bears on its speed-up, parted by ' | '; each a code, the column that differs, and data"
+)
+
 MEASUREMENTS: tuple[Column, ...] = (
     *_WHERE,
     _text("cell_id", "the cell's path below results/<site>/cells/"),
@@ -134,6 +139,7 @@ MEASUREMENTS: tuple[Column, ...] = (
     _text("update_semantics", "synchronous or stale"),
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
+    _flag("emulated", "its devices were emulated: they computed nothing, for the times of a table"),
     _text("processors", "models of its devices; several are parted by ' | '"),
     _text("host_processors", "models of its hosts' CPUs"),
     _count("cpu_count", "cores of a host"),
@@ -152,11 +158,13 @@ MEASUREMENTS: tuple[Column, ...] = (
         "departure",
         "how it does not train as one device does, so that it gives no speed-up; or empty",
     ),
+    _text("no_speedup", _NO_SPEEDUP),
     _flag(
         "stale",
         "the cell's plan, or the profile or links that it is made from, differ from those that "
         "were measured; it is not run again",
     ),
+    _text("comparability", _COMPARABILITY),
     _text("notes", "what a reader of the numbers must know; several are parted by ' | '"),
     _text("commit", "git commit of the measuring code, with -dirty where it had changes"),
     _text("created", "when the result was written"),
@@ -212,6 +220,7 @@ SUMMARY: tuple[Column, ...] = (
     _text("update_semantics", "synchronous or stale"),
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
+    _flag("emulated", "any repeat is"),
     _text("processors", "models of the devices of any repeat, parted by ' | '"),
     _seconds("probe_s", "median of probe_s over repeats"),
     _flag_or_unknown("noisy", "any repeat is; empty where none is and one is unknown"),
@@ -222,7 +231,9 @@ SUMMARY: tuple[Column, ...] = (
     _text(
         "departure", "how its repeats do not train as one device does, where none does; or empty"
     ),
+    _text("no_speedup", _NO_SPEEDUP),
     _flag("stale", "any repeat is"),
+    _text("comparability", "the same of any repeat, and of how repeats differ"),
     _text("notes", "notes of any repeat, parted by ' | '"),
     _text("commit", "commits of its repeats, parted by a blank"),
     _text("created", "when the last of its results was written"),

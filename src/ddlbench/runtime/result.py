@@ -47,7 +47,7 @@ from ddlbench.planning.planner import measured_digests
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.runtime.between_steps import accuracies, checkpoint_notes, checkpointing, drain_notes
 from ddlbench.runtime.efficiency import compilation, compilation_notes, efficiency, energy
-from ddlbench.runtime.environment import driver_provenance, unlike_ranks
+from ddlbench.runtime.environment import driver_provenance, ranks_differ
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport
 from ddlbench.runtime.step_times import rounds_note, timing_of
@@ -123,11 +123,11 @@ def assemble(
         devices=cell.devices,
         workers=sum(len(p.devices) for p in plan.processes if p.shard >= 0),
         device_kind=site.device,
+        accelerator=site.accelerator,
         update_semantics="synchronous" if synchronous else "stale",
         notes=(
             *_notes(strategy, site, plan),
             *(strategy.remarks(cell, ok[0].plan_details) if complete else ()),
-            *unlike_ranks([report.provenance for report in ok]),
             *drain_notes(cell, synchronous or round_steps > 1, len(scored)),
             *checkpoint_notes(saved),
             *compilation_notes(compiled, site.device),
@@ -136,6 +136,7 @@ def assemble(
         ),
         plan_details=ok[0].plan_details if complete else plan.details,
         ranks=tuple(rank_entry(r) for r in ok),
+        ranks_differ=ranks_differ([report.provenance for report in ok]),
         timing=timing,
         staging=None if staging is None else _staging(staging),
         loss=loss_summary(ok, ok[0].steps_per_epoch) if complete else None,
