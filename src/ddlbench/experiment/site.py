@@ -75,7 +75,7 @@ class Accelerator(Form):
     """
 
     profiles: Name
-    """Folder of the device, config/accelerators/<device>, with a table <dataset>/<network>.csv for
+    """Folder of the device, `config/accelerators/DEVICE`, with a table `DATASET/NETWORK.csv` for
     each network."""
     slow_down: _Factor = 1.0
     """Computation, emulated links and Horovod's cycle take this many times as long, so that more

@@ -78,9 +78,11 @@ _ENERGY_OF = (
     "nothing counted"
 )
 
-_NO_SPEEDUP = "code of why it gives no speed-up: the first in comparability that is one; or empty"
-_COMPARABILITY = (
-    "what bears on its speed-up, parted by ' | '; each a code, the column that differs, and data"
+_COMPARISON = (
+    _text("no_speedup", "why there is none, by code: the first of comparability that denies one"),
+    _text(
+        "comparability", "what bears on a speed-up, parted by ' | ': code, differing column, data"
+    ),
 )
 
 MEASUREMENTS: tuple[Column, ...] = (
@@ -139,7 +141,7 @@ MEASUREMENTS: tuple[Column, ...] = (
     _text("update_semantics", "synchronous or stale"),
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
-    _flag("emulated", "its devices were emulated: they computed nothing, for the times of a table"),
+    _flag("emulated", "its devices took times of a table and computed nothing"),
     _text("processors", "models of its devices; several are parted by ' | '"),
     _text("host_processors", "models of its hosts' CPUs"),
     _count("cpu_count", "cores of a host"),
@@ -158,13 +160,12 @@ MEASUREMENTS: tuple[Column, ...] = (
         "departure",
         "how it does not train as one device does, so that it gives no speed-up; or empty",
     ),
-    _text("no_speedup", _NO_SPEEDUP),
+    *_COMPARISON,
     _flag(
         "stale",
         "the cell's plan, or the profile or links that it is made from, differ from those that "
         "were measured; it is not run again",
     ),
-    _text("comparability", _COMPARABILITY),
     _text("notes", "what a reader of the numbers must know; several are parted by ' | '"),
     _text("commit", "git commit of the measuring code, with -dirty where it had changes"),
     _text("created", "when the result was written"),
@@ -231,9 +232,8 @@ SUMMARY: tuple[Column, ...] = (
     _text(
         "departure", "how its repeats do not train as one device does, where none does; or empty"
     ),
-    _text("no_speedup", _NO_SPEEDUP),
+    *_COMPARISON,
     _flag("stale", "any repeat is"),
-    _text("comparability", "the same of any repeat, and of how repeats differ"),
     _text("notes", "notes of any repeat, parted by ' | '"),
     _text("commit", "commits of its repeats, parted by a blank"),
     _text("created", "when the last of its results was written"),

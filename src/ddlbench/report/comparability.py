@@ -34,10 +34,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ddlbench.experiment.result import FEWEST_STEPS, Provenance, RankEntry, Result, Timing
-from ddlbench.planning.departures import SENTENCES, Departure
+from ddlbench.planning.departures import SENTENCES
 from ddlbench.report.columns import NOTE_BREAK
 
 if TYPE_CHECKING:
@@ -79,34 +79,32 @@ _UNKNOWN = ("", "None", "nan", "<NA>")  # as text, what tables have where nothin
 
 
 class Code(StrEnum):
-    """What a note tells; the first seven are reasons of the column ``no_speedup``."""
+    """What a note tells, with its sentence; the first seven are values of ``no_speedup``."""
 
-    OTHER_TRAINING = "other_training"
-    OTHER_WEIGHTS = "other_weights"
-    DISTURBED = "disturbed"
-    BASE_DISTURBED = "base_disturbed"
-    OTHER_DATA = "other_data"
-    UNLIKE_BASE = "unlike_base"
-    UNLIKE_REPEATS = "unlike_repeats"
-    BASE_DIFFERS = "base_differs"
-    REPEATS_DIFFER = "repeats_differ"
-    RANKS_DIFFER = "ranks_differ"
-    FEW_STEPS = "few_steps"
-    NO_WARM_UP = "no_warm_up"
+    sentence: str
+
+    def __new__(cls, code: str, sentence: str) -> Self:
+        member = str.__new__(cls, code)
+        member._value_, member.sentence = code, sentence
+        return member
+
+    OTHER_TRAINING = "other_training", f"{{cell}}{SENTENCES['other_training']}"
+    OTHER_WEIGHTS = "other_weights", f"{{cell}}{SENTENCES['other_weights']}"
+    DISTURBED = "disturbed", "{has}no speed-up, as the cell was disturbed: {data}"
+    BASE_DISTURBED = "base_disturbed", "{has}no speed-up, as its base was disturbed: {data}"
+    OTHER_DATA = "other_data", ""  # what unlike_base and unlike_repeats are called there
+    UNLIKE_BASE = "unlike_base", "no speed-up, as base and cell {clause}: {data}"
+    UNLIKE_REPEATS = "unlike_repeats", "no speed-up, as repeats {clause}: {data}"
+    BASE_DIFFERS = "base_differs", "base and cell {clause}: {data}"
+    REPEATS_DIFFER = "repeats_differ", "repeats {clause}: {data}"
+    RANKS_DIFFER = "ranks_differ", "ranks of one cell {clause}: {data}"
+    FEW_STEPS = (
+        "few_steps",
+        (f"fewer than {FEWEST_STEPS} measured steps, so their spread is unknown"),
+    )
+    NO_WARM_UP = "no_warm_up", "no warm-up, so the slow first steps count"
 
 
-_SENTENCES = {
-    **{Code(code): f"{{cell}}{sentence}" for code, sentence in SENTENCES.items()},
-    Code.DISTURBED: "{has}no speed-up, as the cell was disturbed: {data}",
-    Code.BASE_DISTURBED: "{has}no speed-up, as its base was disturbed: {data}",
-    Code.UNLIKE_BASE: "no speed-up, as base and cell {clause}: {data}",
-    Code.UNLIKE_REPEATS: "no speed-up, as repeats {clause}: {data}",
-    Code.BASE_DIFFERS: "base and cell {clause}: {data}",
-    Code.REPEATS_DIFFER: "repeats {clause}: {data}",
-    Code.RANKS_DIFFER: "ranks of one cell {clause}: {data}",
-    Code.FEW_STEPS: f"fewer than {FEWEST_STEPS} measured steps, so their spread is unknown",
-    Code.NO_WARM_UP: "no warm-up, so the slow first steps count",
-}
 _OF_ONE_RUN = (Code.OTHER_TRAINING, Code.OTHER_WEIGHTS, Code.DISTURBED, Code.BASE_DISTURBED)
 _DENYING = (*_OF_ONE_RUN, Code.UNLIKE_BASE, Code.UNLIKE_REPEATS)
 _A_REPEAT = "a_repeat"
@@ -137,7 +135,7 @@ class Note:
         """Read an entry of the column."""
         head, _, data = entry.partition(": ")
         code, _, about = head.partition(" ")
-        return cls(Code(code), about, data)
+        return cls(Code(code), about, data)  # type: ignore[call-arg]
 
     @property
     def no_speedup(self) -> str:
@@ -149,7 +147,7 @@ class Note:
     def sentence(self, data: str = "") -> str:
         """The note in words, of this data or its own."""
         of_a_repeat = self.about == _A_REPEAT
-        return _SENTENCES[self.code].format(
+        return self.code.sentence.format(
             cell="a repeat " if of_a_repeat else "a cell ",
             has="a repeat has " if of_a_repeat else "",
             clause=next((kind.clause for kind in _KINDS if kind.name == self.about), ""),
@@ -343,11 +341,6 @@ def disturbed_note(cause: str, code: Code = Code.DISTURBED) -> list[Note]:
     return [Note(code, data=cause)] if cause else []
 
 
-def departure_note(departure: Departure) -> Note:
-    """The note of a cell that departs."""
-    return Note(Code(departure.code), data=departure.data)
-
-
 def of_a_repeat(note: Note) -> Note:
     """The note of a repeat, as those of all repeats say it where others give a speed-up."""
     return replace(note, about=_A_REPEAT) if note.code in _OF_ONE_RUN else note
@@ -359,15 +352,13 @@ def sentences(shown: pd.DataFrame) -> list[str]:
     Of many notes of one kind, only the kind is said.
     """
     notes = notes_of(shown["comparability"])
-    groups = [[note] for note in notes]
-    if len(notes) > _MOST_SENTENCES:
-        kinds: dict[object, list[Note]] = {}
-        for note in notes:
-            kinds.setdefault((note.code, note.about), []).append(note)
-        groups = list(kinds.values())
+    few = len(notes) <= _MOST_SENTENCES
+    groups: dict[object, list[Note]] = {}
+    for note in notes:
+        groups.setdefault(note if few else (note.code, note.about), []).append(note)
     texts = [
         group[0].sentence("" if len(group) == 1 else f"{len(group)} pairs, named in summary.csv")
-        for group in groups
+        for group in groups.values()
     ]
     return [f"{text[0].upper()}{text[1:]}" for text in texts]
 

@@ -39,8 +39,8 @@ from ddlbench.report.columns import NOTE_BREAK
 from ddlbench.report.comparability import (
     Circumstances,
     Code,
+    Note,
     columns_of,
-    departure_note,
     differ,
     disturbed_note,
     probed,
@@ -106,7 +106,7 @@ def _note_departures(records: Mapping[str, dict[str, Any]]) -> None:
     known = [record["trained"] for record in records.values() if record.get("trained")]
     for cell_id, departure in departures(known).items():
         records[cell_id]["departure"] = departure.sentence
-        records[cell_id]["bearing"].append(departure_note(departure))
+        records[cell_id]["bearing"].append(Note(Code(departure.code), data=departure.data))
 
 
 def _identity(cell: Cell) -> dict[str, Any]:
