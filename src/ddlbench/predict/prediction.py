@@ -14,6 +14,7 @@ from ddlbench.experiment.registry import known, load
 from ddlbench.planning.gradient_traffic import GradientTraffic
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.links import LinkTable
@@ -226,7 +227,7 @@ def ask(
     predictor: Predictor,
     workload: Workload,
     links: LinkTable | None,
-    plan: Plan,
+    plan: StrategyPlan,
     history: History = NO_HISTORY,
 ) -> Prediction:
     """Predict a plan's cell with one predictor, and add the memory of each device.

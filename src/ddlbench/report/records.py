@@ -34,7 +34,7 @@ from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import make_plan, measured_digests
-from ddlbench.planning.strategy import known_strategy, workers_of
+from ddlbench.planning.strategy import workers_of
 from ddlbench.report.columns import NOTE_BREAK
 from ddlbench.report.comparability import (
     Circumstances,
@@ -159,7 +159,7 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
         **({} if plans is None else {"stale": plans.differ_from(result.inputs, row.cell)}),
         "workers": result.workers or workers_of(row.cell),
         "processes": result.processes,
-        **_semantics(result, row.cell),
+        **_semantics(result, row),
         "device_kind": result.device_kind,
         "circumstances": circumstances,
         "trained": Trained.of(row.cell, result),
@@ -183,9 +183,9 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
     }
 
 
-def _semantics(result: Result, cell: Cell) -> dict[str, str]:
+def _semantics(result: Result, row: MatrixRow) -> dict[str, str]:
     """What the plan amounts to; results of earlier versions call a single stage stale."""
-    strategy, details = known_strategy(cell.strategy), result.plan_details
+    cell, strategy, details = row.cell, row.strategy, result.plan_details
     semantics = {"update_semantics": result.update_semantics, "ran_as": ""}
     if result.status != Status.OK:
         return semantics

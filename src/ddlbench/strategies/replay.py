@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.strategy import Strategy
 
 Batch = tuple[Tensor, Tensor]
 """Inputs (N, ...) and labels (N,), or tokens (N, T) and (N, T)."""
@@ -43,9 +43,9 @@ class Replay(Protocol):
         ...
 
 
-def replay_of(cell: Cell) -> Replay | None:
-    """The replay of the cell's strategy; None if it needs none, or has none."""
-    module_name, _, attribute = strategy_of(cell.strategy).replay.partition(":")
+def replay_of(strategy: Strategy) -> Replay | None:
+    """The replay of a strategy; None if it needs none, or has none."""
+    module_name, _, attribute = strategy.replay.partition(":")
     if not module_name:
         return None
     replay: Replay = getattr(importlib.import_module(module_name), attribute)
