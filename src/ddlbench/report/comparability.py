@@ -100,7 +100,7 @@ class Code(StrEnum):
     RANKS_DIFFER = "ranks_differ", "ranks of one cell {clause}: {data}"
     FEW_STEPS = (
         "few_steps",
-        (f"fewer than {FEWEST_STEPS} measured steps, so their spread is unknown"),
+        f"fewer than {FEWEST_STEPS} measured steps, so their spread is unknown",
     )
     NO_WARM_UP = "no_warm_up", "no warm-up, so the slow first steps count"
 

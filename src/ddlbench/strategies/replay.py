@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import Strategy
 
 Batch = tuple[Tensor, Tensor]
@@ -30,7 +30,11 @@ class Replay(Protocol):
     """A replay of a plan, as the module of a strategy defines it."""
 
     def __call__(
-        self, plan: Plan, networks: Sequence[nn.Module], runs: Iterable[Run], loss_function: Loss
+        self,
+        plan: StrategyPlan,
+        networks: Sequence[nn.Module],
+        runs: Iterable[Run],
+        loss_function: Loss,
     ) -> Iterator[tuple[float, ...]]:
         """Train the networks in place; yield the loss of each mini-batch on each of them.
 
