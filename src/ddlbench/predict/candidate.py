@@ -29,6 +29,7 @@ from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import why_unsupported
 from ddlbench.planning.memory import Room, room_of
+from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.planning.workload import Workload
@@ -241,12 +242,12 @@ def _predictor(cell: Cell, known: Knowledge) -> str | None:
     return predictor_for(named, cell.strategy, known.site.compute_kind)
 
 
-def _label(strategy: Strategy, plan: StrategyPlan) -> str:
+def _label(strategy: Strategy, plan: Plan) -> str:
     ran_as = strategy.ran_as(plan.cell, plan.details)
     return f"{strategy.label} ({ran_as})" if ran_as else strategy.label
 
 
-def _other_update(strategy: Strategy, plan: StrategyPlan, known: Knowledge) -> str:
+def _other_update(strategy: Strategy, plan: Plan, known: Knowledge) -> str:
     """Why a step of the plan is not the step that was asked for; empty if it is."""
     cell = plan.cell
     if not (known.allow_stale or strategy.is_synchronous(cell, plan.details)):
@@ -261,11 +262,7 @@ def _other_update(strategy: Strategy, plan: StrategyPlan, known: Knowledge) -> s
 
 
 def _with_prediction(
-    candidate: Candidate,
-    prediction: Prediction,
-    workload: Workload,
-    plan: StrategyPlan,
-    known: Knowledge,
+    candidate: Candidate, prediction: Prediction, workload: Workload, plan: Plan, known: Knowledge
 ) -> Candidate:
     strategy, calibration = candidate.strategy, known.inputs.calibration
     constants = calibration.of(strategy) if calibration else None
