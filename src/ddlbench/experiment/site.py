@@ -38,7 +38,7 @@ from ddlbench.experiment.status import Reason
 _ACCELERATOR = "DDLBENCH_ACCELERATOR"
 
 
-EMULATED_COMPUTE = "emulated compute"  # begins the remark of results that did not compute
+EMULATED_COMPUTE = "emulated compute"  # begins the name of an emulated processor
 
 ComputeKind = Literal["cpu", "cuda", "emulated"]
 """What computes: cores, GPUs, or emulated accelerators.
@@ -48,9 +48,9 @@ core computes when its process does, so partitions of one process take turns the
 """
 
 
-def did_not_compute(notes: Iterable[str]) -> bool:
-    """Whether these notes of a result say that its devices were emulated."""
-    return any(note.startswith(EMULATED_COMPUTE) for note in notes)
+def is_emulated(processor: str | None) -> bool:
+    """Whether a processor of this name is an emulated one."""
+    return (processor or "").startswith(EMULATED_COMPUTE)
 
 
 def shrunk_bytes(size_bytes: int, shrink: float) -> int:
@@ -75,7 +75,7 @@ class Accelerator(Form):
     """
 
     profiles: Name
-    """Folder of the device, config/accelerators/<device>, with a table <dataset>/<network>.csv for
+    """Folder of the device, `config/accelerators/DEVICE`, with a table `DATASET/NETWORK.csv` for
     each network."""
     slow_down: _Factor = 1.0
     """Computation, emulated links and Horovod's cycle take this many times as long, so that more
@@ -116,7 +116,7 @@ class Accelerator(Form):
 
     @property
     def remark(self) -> str:
-        """What every result of such a site says."""
+        """The name of its processors, and what every result of such a site says."""
         slower = f", {self.slow_down:g} times slower" if self.slow_down != 1 else ""
         smaller = f", 1/{self.shrink:g} of the bytes" if self.shrink != 1 else ""
         return f"{EMULATED_COMPUTE}: times of {Path(self.profiles).name}{slower}{smaller}"

@@ -19,7 +19,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,11 @@ class MatrixRow:
     unsupported: str | None
     condition: LinkCondition | None = None
     accelerator: Accelerator | None = None
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """The descriptor of the cell's strategy, on the site's devices."""
+        return known_strategy(self.cell.strategy, self.accelerator)
 
 
 def matrix_of(
@@ -293,7 +298,7 @@ def _cell(point: Mapping[str, Any], where: str, accelerator: Accelerator | None 
     check_name("ddlbench.networks", network, where)
     check_name("ddlbench.strategies", name, where)
     try:
-        strategy = _strategy(name)
+        strategy = _strategy(name, accelerator)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     nodes, devices_per_node = parse_geometry(point["geometry"], where)
@@ -312,7 +317,7 @@ def _cell(point: Mapping[str, Any], where: str, accelerator: Accelerator | None 
     own.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node)
     try:
         cell = normalise(Cell(**own, options=tuple(options.items())))
-        return cut_by_profile(cell, point.get("options", {}), accelerator)
+        return cut_by_profile(cell, strategy, point.get("options", {}))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -335,7 +340,7 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
             f"{images} training images are fewer than one mini-batch of {cell.batch_size}; "
             "raise data_scale",
         )
-    few = too_few_steps(cell, images // cell.batch_size)
+    few = too_few_steps(cell, strategy, images // cell.batch_size)
     if few is not None and counted:
         return few
     if (reason := mismatch(cell.network, cell.dataset)) is not None:

@@ -13,6 +13,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import known, load
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.step import Step
 from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
 from ddlbench.planning.workload import Workload
@@ -229,7 +230,7 @@ def ask(
     predictor: Predictor,
     workload: Workload,
     links: LinkTable | None,
-    plan: Plan,
+    plan: StrategyPlan,
     history: History = NO_HISTORY,
 ) -> Prediction:
     """Predict a plan's cell with one predictor, and add the memory of each device.

@@ -34,8 +34,8 @@ from ddlbench.experiment.status import Reason, Status, reason_of
 from ddlbench.planning.data_parallel import data_parallel_placement
 from ddlbench.planning.memory import why_too_large
 from ddlbench.planning.pipeline_stages import TooFewBlocks
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import make_plan, measured_digests, request_of
+from ddlbench.planning.planner import StrategyPlan, make_plan, measured_digests, request_of
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.checkpoint.store import Order
 from ddlbench.runtime.emulated_fabric import fabric_up
@@ -190,7 +190,8 @@ def _without_stages(
     cell: Cell, site: Site, staging: dict[str, Any] | None, why: TooFewBlocks
 ) -> Result:
     """The result of a cell whose network has fewer blocks than stages, which a profile tells."""
-    plan = Plan(cell, data_parallel_placement(cell), {})
+    strategy = strategy_of(cell.strategy, site.accelerator)
+    plan = StrategyPlan(cell, data_parallel_placement(cell), {}, strategy)
     few = Reason("too_few_blocks", str(why))
     return assemble(plan, site, Status.UNSUPPORTED, few, reports=[], staging=staging)
 
@@ -335,7 +336,7 @@ def _concluded(cell: Cell, site: Site, claimed: Claim, staging: dict[str, Any] |
 
 
 def _launch_and_watch(
-    plan: Plan, site: Site, run_dir: Path, fabric: Fabric, checkpoints: Order | None
+    plan: StrategyPlan, site: Site, run_dir: Path, fabric: Fabric, checkpoints: Order | None
 ) -> Outcome:
     cell = plan.cell
     rendezvous = fabric.rendezvous()
@@ -371,7 +372,7 @@ def _launch_and_watch(
     )
 
 
-def _read_reports(plan: Plan, run_dir: Path) -> _Reports:
+def _read_reports(plan: StrategyPlan, run_dir: Path) -> _Reports:
     """Reports of the ranks, the earliest first; a rank whose node was lost has none."""
     paths = [report_file(run_dir, process.rank) for process in plan.processes]
     written = sorted((p for p in paths if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
@@ -379,7 +380,7 @@ def _read_reports(plan: Plan, run_dir: Path) -> _Reports:
 
 
 def _judge(
-    plan: Plan, reports: _Reports, outcome: Outcome, link: dict[str, Any] | None
+    plan: StrategyPlan, reports: _Reports, outcome: Outcome, link: dict[str, Any] | None
 ) -> tuple[Status, Reason | None]:
     """Status and reason of the cell; a measurement over an unfit link is a failure."""
     status, reason = _ending(plan, reports, outcome)
@@ -389,7 +390,9 @@ def _judge(
     return status, reason
 
 
-def _ending(plan: Plan, reports: _Reports, outcome: Outcome) -> tuple[Status, Reason | None]:
+def _ending(
+    plan: StrategyPlan, reports: _Reports, outcome: Outcome
+) -> tuple[Status, Reason | None]:
     """Whether all ranks finished, and if not, why; a cause goes before its consequences."""
     failures = _failures(reports)
     if len(reports) - len(failures) == plan.world_size:

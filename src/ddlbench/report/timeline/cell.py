@@ -29,14 +29,12 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
 from ddlbench.planning.pipeline import PlannedSchedule
-from ddlbench.planning.plan import Plan
+from ddlbench.planning.plan import StrategyPlan
 from ddlbench.planning.planner import read_plan
-from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.timeline.box import WAIT, Box, InvalidTimeline, Row
 from ddlbench.report.timeline.planned import (
     boxes_of,
     measured_durations,
-    schedule_of,
     unit_durations,
 )
 from ddlbench.report.timeline.predicted_step import predicted_boxes
@@ -195,7 +193,7 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
     )
 
 
-def _read_plan(folder: Path) -> tuple[Plan, tuple[Row, ...]]:
+def _read_plan(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...]]:
     path = folder / "plan.json"
     if not path.is_file():
         raise InvalidTimeline(
@@ -209,18 +207,18 @@ def _read_plan(folder: Path) -> tuple[Plan, tuple[Row, ...]]:
         raise InvalidTimeline(f"{path}: not a readable plan: {error!r}") from error
 
 
-def _schedule(plan: Plan, mini_batches: int, folder: Path) -> PlannedSchedule | None:
+def _schedule(plan: StrategyPlan, mini_batches: int, folder: Path) -> PlannedSchedule | None:
     try:
-        return schedule_of(plan, mini_batches)
+        return plan.strategy.schedule_of(plan, mini_batches)
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidTimeline(
             f"{folder / 'plan.json'}: not a plan of strategy {plan.cell.strategy}: {error!r}"
         ) from error
 
 
-def _rows(plan: Plan) -> tuple[Row, ...]:
+def _rows(plan: StrategyPlan) -> tuple[Row, ...]:
     """One row for each device, in the order of ranks and of a process's partitions."""
-    pipeline = known_strategy(plan.cell.strategy).pipeline_of(plan)
+    pipeline = plan.strategy.pipeline_of(plan)
     stage_ranks = [] if pipeline is None else [stage.ranks for stage in pipeline.stages]
     rows = []
     for process in plan.processes:
@@ -239,7 +237,9 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _predicted(plan: Plan, folder: Path, first: int, steps: int) -> tuple[tuple[Box, ...], str]:
+def _predicted(
+    plan: StrategyPlan, folder: Path, first: int, steps: int
+) -> tuple[tuple[Box, ...], str]:
     """Boxes of the predicted step, or the reason why there are none."""
     try:
         return predicted_boxes(plan, folder, first, steps), ""

@@ -284,7 +284,7 @@ class SynchronousPipeline(Strategy):
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """A cut needs values with a gradient."""
-        return why_not_in_stages(traits, plan)
+        return why_not_in_stages(traits, self.pipeline_of(plan))
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.schedules import Action, Schedule
-from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.executor import MiniBatch, StepwiseExecutor, Unsupported
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_forms, sample_form
@@ -39,7 +38,7 @@ class PipelineExecutor(StepwiseExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join the process groups, cut the network and keep this process's blocks."""
-        descriptor = cast(SynchronousPipeline, strategy_of(self.plan.cell.strategy))
+        descriptor = cast(SynchronousPipeline, self.plan.strategy)
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         details = PipeliningDetails.of(self.plan)
         self.replicas, self.chunks = details.replicas, details.chunks
