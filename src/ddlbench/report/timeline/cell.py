@@ -29,8 +29,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
 from ddlbench.planning.pipeline import PlannedSchedule
-from ddlbench.planning.plan import StrategyPlan
-from ddlbench.planning.planner import read_plan
+from ddlbench.planning.planner import StrategyPlan, read_plan
 from ddlbench.report.timeline.box import WAIT, Box, InvalidTimeline, Row
 from ddlbench.report.timeline.planned import (
     boxes_of,
