@@ -133,6 +133,7 @@ STRATEGIES: dict[str, str] = {
     "channel": "ddlbench.strategies.splits.descriptor:Channel",
     "data-filter": "ddlbench.strategies.splits.descriptor:DataFilter",
     "data-spatial": "ddlbench.strategies.splits.descriptor:DataSpatial",
+    "data-tensor-pipe": "ddlbench.strategies.data_tensor_pipe.descriptor:DataTensorPipe",
     "tensor-parallel": "ddlbench.strategies.tensor_parallel.descriptor:TensorParallel",
     "data-tensor": "ddlbench.strategies.tensor_parallel.descriptor:DataTensor",
 }

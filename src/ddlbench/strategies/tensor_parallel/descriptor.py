@@ -86,15 +86,7 @@ class TensorParallel(Strategy):
         return why_not_in_pairs(known, cell.network, self.name, size)
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
-        """Parts of a weight are new weights, without its hooks."""
-        if not traits.hooked:
-            return None
-        return unsupported_weights(
-            f"{self.label} splits weights, and a part",
-            traits.hooked,
-            "has none of the hooks of a weight's gradient",
-            "change the gradient within forward, by torch.autograd.Function",
-        )
+        return weights_with_hooks(traits, self.label)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return placement_of_groups(cell, self.group_size(cell))
@@ -139,6 +131,18 @@ class DataTensor(TensorParallel):
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Groups of several nodes, so that the batch divides over fewer of them."""
         yield from ({"group": size} for size in larger_groups(cell))
+
+
+def weights_with_hooks(traits: NetworkTraits, label: str) -> Reason | None:
+    """Why weights cannot be split: parts of a weight are new weights, without its hooks."""
+    if not traits.hooked:
+        return None
+    return unsupported_weights(
+        f"{label} splits weights, and a part",
+        traits.hooked,
+        "has none of the hooks of a weight's gradient",
+        "change the gradient within forward, by torch.autograd.Function",
+    )
 
 
 def _share(workload: Workload, plan: Plan) -> DeviceShare:
