@@ -275,19 +275,19 @@ def _merge_ties(spans: list[tuple[int, int]], owned: list[set[int]]) -> list[tup
 
 def _needed(entries: Sequence[Entry], first: int, last: int) -> list[int]:
     """Entries that lead from one cut to the next, with what they need that is not of the data."""
-    wanted, found = [last], set()
+    wanted, reached = [last], set()
     while wanted:
         number = wanted.pop()
-        if number in found or number == first:
+        if number in reached or number == first:
             continue
-        found.add(number)
+        reached.add(number)
         wanted += [ref for ref in _refs(entries[number]) if ref != first]
     # What writes into a value that is needed has to run, too.
     for number in range(first + 1, last):
         entry = entries[number]
-        if entry.writes and number not in found and found & set(_refs(entry)):
-            found |= set(_needed(entries, first, number))
-    return sorted(found)
+        if entry.writes and number not in reached and reached & set(_refs(entry)):
+            reached |= set(_needed(entries, first, number))
+    return sorted(reached)
 
 
 def _tensors_between(
@@ -354,12 +354,12 @@ class _Builder:
 
     def _copy_buffer(self, block: nn.Module, name: str) -> None:
         """Have a buffer of the block's own, saved or not as the module's is."""
-        parent, _, own = name.rpartition(".")
+        parent, _, attribute = name.rpartition(".")
         source, target = (one.get_submodule(parent) for one in (self._module, block))
-        buffer = source._buffers.get(own)
+        buffer = source._buffers.get(attribute)
         if buffer is not None:
-            persistent = own not in source._non_persistent_buffers_set
-            target.register_buffer(own, buffer.clone(), persistent=persistent)
+            persistent = attribute not in source._non_persistent_buffers_set
+            target.register_buffer(attribute, buffer.clone(), persistent=persistent)
 
     def _node(self, entry: Entry) -> fx.Node:
         graph = self._graph
@@ -430,9 +430,9 @@ def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: in
     blocks = _blocks_of(other.module, entries, returned).train()
     with seeded(1):
         batches = [made_up_inputs(spec, _CHECKED_SAMPLES, "cpu") for _ in range(2)]
-    expected, found = (_seen(call, batches) for call in (whole, blocks))
-    _compare("its output", expected.outputs, found.outputs)
-    if expected.state != found.state:
+    expected, computed = (_seen(call, batches) for call in (whole, blocks))
+    _compare("its output", expected.outputs, computed.outputs)
+    if expected.state != computed.state:
         raise CannotRecord("its blocks draw other random numbers than it does")
     kept = (dict(m.named_parameters()) for m in (whole.module, other.module))
     for (name, one), two in zip(next(kept).items(), next(kept).values(), strict=True):

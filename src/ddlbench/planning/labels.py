@@ -13,8 +13,8 @@ def network_label(name: str) -> str:
     """The network's label; of an unregistered network, its name without the module."""
     if name in NETWORKS:
         return NETWORKS[name].label
-    word, _, own = name.rpartition(":")
-    return f"{own} ({word})" if word in LIBRARIES else own
+    word, _, rest = name.rpartition(":")
+    return f"{rest} ({word})" if word in LIBRARIES else rest
 
 
 def dataset_label(name: str) -> str:

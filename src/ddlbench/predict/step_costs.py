@@ -190,7 +190,7 @@ class StepCosts:
             return MessageCost(self._ring_s(message))
         if message.sums_gradients:
             return self._sum(message, group)
-        through, alone = self._through(message.operation, group), 0.0
+        through, further_s = self._through(message.operation, group), 0.0
         times = self._collective(message.operation, group, through)
         carried_s = times.time_s(group.sharing * message.bytes)
         if self._terms.all:
@@ -199,8 +199,8 @@ class StepCosts:
                 carried_s += links.delay_s(message.operation, through, *shape)
             if self._step.library is not None and message.tensors > 1:
                 each_s = links.tensor_s(self._step.library, message.operation, *shape)
-                alone = (message.tensors - 1) * each_s
-        return MessageCost(message.count * carried_s, further_s=message.count * alone)
+                further_s = (message.tensors - 1) * each_s
+        return MessageCost(message.count * carried_s, further_s=message.count * further_s)
 
     @cached_property
     def exchange(self) -> Exchange:
@@ -238,9 +238,9 @@ class StepCosts:
 
     @cached_property
     def _contention(self) -> Contention:
-        found = self._inputs.links.contention(*self._shape, self._step.transport)
-        self._remarks.update(dict.fromkeys(found.notes))
-        return found
+        contention = self._inputs.links.contention(*self._shape, self._step.transport)
+        self._remarks.update(dict.fromkeys(contention.notes))
+        return contention
 
     @cached_property
     def _copied_s(self) -> Callable[[float], float]:

@@ -275,17 +275,24 @@ def predictions() -> Iterator[dict[str, str]]:
                 if name.startswith("paradl"):  # of convolutions; its own tables pin it
                     continue
                 try:
-                    found = predictor_of(name).predict(profile, links, plan, cell)
+                    prediction = predictor_of(name).predict(profile, links, plan, cell)
                 except ConfigError:
                     continue
                 options = " ".join(f"{key}={value}" for key, value in cell.options)
-                values = (device, cell.geometry, cell.strategy, options, name, *_numbers(found))
+                values = (
+                    device,
+                    cell.geometry,
+                    cell.strategy,
+                    options,
+                    name,
+                    *_numbers(prediction),
+                )
                 yield dict(zip((*KEYS, *NUMBERS), values, strict=True))
 
 
-def _numbers(found: Prediction) -> list[str]:
-    ends = found.interval_s or ("", "")
-    parts = [getattr(found, name) for name in NUMBERS[:4]]
+def _numbers(prediction: Prediction) -> list[str]:
+    ends = prediction.interval_s or ("", "")
+    parts = [getattr(prediction, name) for name in NUMBERS[:4]]
     return [value if value == "" else f"{value:.12g}" for value in (*parts, *ends)]
 
 
