@@ -43,9 +43,9 @@ class Claim(Form):
     hardware: Name
     """Kind of devices and links of the original."""
     test: Predicate
-    """Its predicate."""
+    """Its predicate; ddlbench/claims/predicate.py explains each kind."""
     needs: Needs = field(default_factory=Needs)
-    """What a row must have so that it can test the claim."""
+    """What a row must have so that it can test the claim; ddlbench/claims/needs.py explains it."""
     remark: str = ""
     """What is read into the claim, or what the source says against itself."""
 

@@ -23,7 +23,7 @@ _OneOrMany = OptionValue | Annotated[tuple[OptionValue, ...], MinLen(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Override(Form):
-    """An exception."""
+    """An exception: `when` selects cells, and `set` changes them."""
 
     when: Condition
     """Which cells: a value, or a list of values, for each key."""
@@ -51,8 +51,8 @@ class ExperimentKeys(Form):
     """The keys of an experiment file: which cells are measured, on which site."""
 
     experiment: Annotated[str, InFile(_FOLDER)]
-    """Name of the folder of its tables and figures, of letters, digits and the signs `_ . -`
-    only."""
+    """Name of the folder of its tables and figures; of letters, digits, dots, dashes and
+    underscores."""
     site: str = "local"
     """Name of a file in config/sites/ (without .yaml), or the path of a site file."""
     repeats: Annotated[int, Ge(1), Le(1000)] = 1
