@@ -212,17 +212,13 @@ def _too_long(error: ValidationError) -> str:
     return f"a text of {count} characters is too long; write at most {_rule(error)}"
 
 
-def _too_few(error: ValidationError) -> str:
-    described = _description(_schema_of(error))
-    if _rule(error) > 1:
-        return f"{shown(_instance(error))} has too few values; write {_rule(error)}{described}"
-    remark = "" if _instance(error) == "" else "; write at least one value"
-    return f"must not be empty{remark}{described}"
-
-
-def _too_many(error: ValidationError) -> str:
-    described = _description(_schema_of(error))
-    return f"{shown(_instance(error))} has too many values; write {_rule(error)}{described}"
+def _wrong_length(error: ValidationError) -> str:
+    few, described = str(error.validator).startswith("min"), _description(_schema_of(error))
+    if few and _rule(error) == 1:
+        remark = "" if _instance(error) == "" else "; write at least one value"
+        return f"must not be empty{remark}{described}"
+    amount = f"too {'few' if few else 'many'} values; write {_rule(error)}"
+    return f"{shown(_instance(error))} has {amount}{described}"
 
 
 def _other(error: ValidationError) -> str:
@@ -243,8 +239,7 @@ _SENTENCES: dict[str, Callable[[ValidationError], str]] = {
     "enum": _no_choice,
     **dict.fromkeys(_LIMITS, _out_of_range),
     "maxLength": _too_long,
-    **dict.fromkeys(("minItems", "minProperties", "minLength"), _too_few),
-    "maxItems": _too_many,
+    **dict.fromkeys(("minItems", "minProperties", "minLength", "maxItems"), _wrong_length),
 }
 
 

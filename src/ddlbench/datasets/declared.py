@@ -26,7 +26,7 @@ from ddlbench.datasets.files import ArraySplit, DataError, EncodedSplit, FileSpl
 from ddlbench.datasets.formats import FORMATS, SPLITS
 from ddlbench.datasets.hints import lies_there
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.own_data import Columns, OwnDataset
+from ddlbench.experiment.own_data import OwnDataset
 from ddlbench.experiment.paths import RESULTS, data_path
 
 _KEPT = RESULTS / ".own-data.json"
@@ -109,7 +109,7 @@ def _as_written(name: str, entry: OwnDataset, root: Path, place: str) -> Dataset
 def _basis(name: str, entry: OwnDataset, root: Path, place: str) -> DatasetSpec:
     """The facts but for the numbers that have to be counted."""
     data_format = entry.format or _format_of(entry, root)
-    columns, title = entry.columns or Columns(), entry.title or name
+    columns, title = entry.columns, entry.title or name
     further = {"source": str(root), "image_key": columns.image, "label_key": columns.label}
     if entry.vocabulary and entry.sequence:
         spec = DatasetSpec.of_tokens(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -72,7 +72,7 @@ class OwnDataset(Form):
     """Tokens that the network reads at once."""
     format: OwnFormat | None = None
     """How the files are written, one of the names below; seen from them if left out."""
-    columns: Columns | None = None
+    columns: Columns = field(default_factory=Columns)
     """Columns of a table, or endings in tar shards, where they have no usual name, as
     `{image: picture, label: species}`."""
     title: Annotated[Name, InFile(_TITLE)] | None = None
