@@ -31,7 +31,7 @@ from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition, link_schema
-from ddlbench.experiment.own_data import declare, declaring_file
+from ddlbench.experiment.own_data import OwnDataset, OwnDatasets, declare, declaring_file
 from ddlbench.experiment.paths import CONFIG
 from ddlbench.experiment.status import Reason
 
@@ -284,9 +284,9 @@ class Site:
     checkpoints: Name | None = None
     """Shared folder for the checkpoints of cells, seen by all nodes; empty puts them into each
     cell's own folder."""
-    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    data: OwnDatasets = field(default_factory=dict)
     """Datasets of your own by name, for example {photos: {folder: ~/photos, size: 96}};
-    schemas/data.schema.yaml has the keys of each."""
+    docs/datasets.md has the keys of each."""
     real_data: Mapping[str, str] = field(default_factory=dict)
     """Where the real datasets lie, by dataset name, in torchvision's layout."""
     setup: tuple[Name, ...] = ()
@@ -464,7 +464,10 @@ def parse_site(
         raise ConfigError(f"{path}: replace REPLACE_ME in {', '.join(unfilled)}")
     check(values, site_schema(), where=str(path))
     where, keys = str(path), dict(values)
-    declare(keys.get("data", {}), where, replace=False)
+    keys["data"] = {
+        name: OwnDataset.from_dict(entry) for name, entry in keys.get("data", {}).items()
+    }
+    declare(keys["data"], where, replace=False)
     for dataset in keys.get("real_data", {}):
         DATASETS.check(dataset, f"{where}: real_data")
     for dataset in real_data or {}:

@@ -182,7 +182,7 @@ class Run:
 
     def profile_runs(self, wildcards: Any) -> list[Path]:
         """The runs that a profile pools."""
-        runs = range(1, self.experiment.profile["runs"] + 1)
+        runs = range(1, self.experiment.profile.runs + 1)
         return [profile_run_file(self.site.name, wildcards.profile, run) for run in runs]
 
     # What a path asks of Snakemake and of the scheduler.
