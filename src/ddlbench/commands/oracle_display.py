@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -255,21 +254,8 @@ def limits_lines(reaches: Iterable[Reach], question: Question) -> list[str]:
             for at, (devices, term) in enumerate(one.regimes)
         )
         outweighs = f"{one.communication_from:,}" if one.communication_from else ""
-        rows.append((one.strategy, regimes or "never runs", outweighs, _end(one.stops)))
+        rows.append((one.strategy, regimes or "never runs", outweighs, one.end))
     return [*paragraph(_machine(question)), *table(columns, rows)]
-
-
-_TOO_MANY = re.compile(r"\d+ devices: at most (\d+) device\(s\), limited by (.*)")
-_WHOLE_PLATFORM = re.compile(r"the platform: (\d+) devices")
-
-
-def _end(stops: str) -> str:
-    """What ends a strategy in few words: ``7 devices (conv5_1.add)``."""
-    match = _TOO_MANY.fullmatch(stops)
-    if match:
-        return f"{int(match[1]):,} devices ({match[2].removeprefix('the ')})"
-    match = _WHOLE_PLATFORM.fullmatch(stops)
-    return f"{int(match[1]):,} devices (the platform)" if match else stops
 
 
 def target_lines(

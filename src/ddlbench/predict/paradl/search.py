@@ -72,6 +72,7 @@ class Reach:
         regimes: (devices, term): from this number on, this term of an iteration is the longest.
         communication_from: fewest devices with which communication takes longer than computation.
         stops: what ends the scaling, and at how many devices.
+        end: the same in few words.
     """
 
     strategy: str
@@ -79,6 +80,7 @@ class Reach:
     regimes: tuple[tuple[int, str], ...]
     communication_from: int | None
     stops: str
+    end: str
 
 
 def best(question: Question, devices: int) -> list[Answer]:
@@ -109,14 +111,18 @@ def reach(question: Question, strategy: str) -> Reach:
             regimes.append((one.devices, one.projection.bottleneck))
         if one.projection.communication_s > one.projection.compute_s:
             outweighed.append(one.devices)
-    stops = f"the platform: {question.platform.largest_ring} devices"
+    ring = question.platform.largest_ring
+    stops, end = f"the platform: {ring} devices", f"{ring:,} devices (the platform)"
     if strategy == "serial":
-        stops = "1 device"
+        stops = end = "1 device"
     refusals = [one for one in sizes if one.why]
     if refusals:
         last = refusals[-1] if sizes[-1].why else refusals[0]
-        stops = f"{last.devices} devices: {last.why}"
-    return Reach(strategy, sizes, tuple(regimes), next(iter(outweighed), None), stops)
+        stops = end = f"{last.devices} devices: {last.why}"
+        most, layer = last.projection.max_devices, last.projection.limiting_layer
+        if last.devices > most:
+            end = f"{most:,} devices ({layer.removeprefix('the ')})"
+    return Reach(strategy, sizes, tuple(regimes), next(iter(outweighed), None), stops, end)
 
 
 def fewest(question: Question, epoch_s: float) -> dict[str, Answer | None]:
