@@ -159,7 +159,7 @@ def _described(error: ValidationError, schema: Mapping[str, Any]) -> dict[str, A
                 text = {"description": inner["description"]}
             inner = inner.get(part)
         else:
-            inner = inner[part] if isinstance(inner, list) else None
+            inner = inner[int(part)] if isinstance(inner, list) else None
     return {**text, **_schema_of(error)}
 
 

@@ -110,7 +110,11 @@ def _basis(name: str, entry: OwnDataset, root: Path, place: str) -> DatasetSpec:
     """The facts but for the numbers that have to be counted."""
     data_format = entry.format or _format_of(entry, root)
     columns, title = entry.columns, entry.title or name
-    further = {"source": str(root), "image_key": columns.image, "label_key": columns.label}
+    further: dict[str, Any] = {
+        "source": str(root),
+        "image_key": columns.image,
+        "label_key": columns.label,
+    }
     if entry.vocabulary and entry.sequence:
         spec = DatasetSpec.of_tokens(
             name,

@@ -437,7 +437,7 @@ class Result(Form):
     """What the strategy fixed when it ran (balance, micro-batches, buckets)."""
     ranks: tuple[RankEntry, ...]
     """Those that wrote a report."""
-    ranks_differ: Mapping[Literal["cpu_count", "versions"], str] = field(default_factory=dict)
+    ranks_differ: Mapping[str, str] = field(default_factory=dict)
     """What ranks had otherwise than others: cores of their hosts, versions of software."""
     timing: Timing | None
     """Null when not measured."""

@@ -438,8 +438,8 @@ def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: in
     for (name, one), two in zip(next(kept).items(), next(kept).values(), strict=True):
         _compare(f"the gradient of {name}", [one.grad], [two.grad])
     buffers = (dict(m.named_buffers()) for m in (whole.module, other.module))
-    for (name, one), two in zip(next(buffers).items(), next(buffers).values(), strict=True):
-        _compare(name, [one], [two])
+    for (name, mine), theirs in zip(next(buffers).items(), next(buffers).values(), strict=True):
+        _compare(name, [mine], [theirs])
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,10 @@ class ProfileNeeds(Form):
     def key(self) -> ProfileKey:
         return ProfileKey.of(self.cell)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, without_defaults: bool = False) -> dict[str, Any]:
         alone = [cell.to_dict() for cell in self.alone]
-        return {**super().to_dict(), "cell": self.cell.to_dict(), "alone": alone}
+        written = super().to_dict(without_defaults=without_defaults)
+        return {**written, "cell": self.cell.to_dict(), "alone": alone}
 
 
 def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:

@@ -155,7 +155,7 @@ def worker_tasks(accumulated: int = 1) -> list[Compute | Message]:
     """All that a worker computes before its last backward pass, micro-batch by micro-batch."""
     before: list[Phase] = ["load", "rest", "forward"]
     phases = [*[*before, "backward"] * (accumulated - 1), *before]
-    return [Compute(phase) for phase in phases]  # type: ignore[arg-type]
+    return [Compute(phase) for phase in phases]
 
 
 def summed_gradients(

@@ -137,7 +137,7 @@ class Replay:
         first = self.step.tasks[self._waiting[0][0]]
         assert isinstance(first, Message)
         together = self._fused(begin_s)
-        message = replace(first, bytes=sum(self.step.tasks[p].bytes for p in together))  # type: ignore[union-attr]
+        message = replace(first, bytes=sum(self._bytes(other) for other in together))
         cost = self.costs.message(message)
         copied_s = cost.copied_s / 2
         self._free_s[COMPUTE] = self._free(COMPUTE) + copied_s
@@ -158,13 +158,18 @@ class Replay:
         """Places of the messages that travel together; the first always fits."""
         if self.step.fusion_bytes is None:
             return [self._waiting[0][0]]
-        filled, together = 0.0, []
+        filled = 0.0
+        together: list[int] = []
         for place, ready_s in self._waiting:
-            filled += self.step.tasks[place].bytes  # type: ignore[union-attr]
+            filled += self._bytes(place)
             if together and (filled > self.step.fusion_bytes or ready_s > begin_s):
                 break
             together.append(place)
         return together
+
+    def _bytes(self, place: int) -> float:
+        task = self.step.tasks[place]
+        return task.bytes if isinstance(task, Message) else 0.0
 
     def _free(self, lane: str) -> float:
         return self._free_s.get(lane, 0.0)

@@ -245,8 +245,8 @@ def _each_once(texts: Iterable[str | None]) -> tuple[str, ...]:
 def unlike_ranks(result: Result, circumstances: Circumstances) -> list[Note]:
     """A note for each thing in which the ranks of a cell differ."""
     known = circumstances.processors
-    processors = {"processors": ", ".join(known)} if len(known) > 1 else {}
-    apart = {**processors, **result.ranks_differ}
+    apart: dict[str, str] = {"processors": ", ".join(known)} if len(known) > 1 else {}
+    apart.update(result.ranks_differ)
     return [Note(Code.RANKS_DIFFER, name, data) for name, data in apart.items()]
 
 

@@ -106,7 +106,8 @@ def _note_departures(records: Mapping[str, dict[str, Any]]) -> None:
     known = [record["trained"] for record in records.values() if record.get("trained")]
     for cell_id, departure in departures(known).items():
         records[cell_id]["departure"] = departure.sentence
-        records[cell_id]["bearing"].append(Note(Code(departure.code), data=departure.data))
+        code = Code(departure.code)  # type: ignore[call-arg] # a member by its value
+        records[cell_id]["bearing"].append(Note(code, data=departure.data))
 
 
 def _identity(cell: Cell) -> dict[str, Any]:

@@ -289,7 +289,7 @@ def _cells(rows: pd.DataFrame, projections: pd.DataFrame) -> list[dict[str, Any]
         }
     )
     return [
-        {"cell": cell, "campaign": campaign, **{name: _number(one[name]) for name in one}}
+        {"cell": cell, "campaign": campaign, **{str(name): _number(one[name]) for name in one}}
         for cell, campaign, one in zip(
             rows["cell"], rows["campaign"], table.to_dict("records"), strict=True
         )
