@@ -15,6 +15,8 @@
 SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
 TEST_PROCESSES ?= 2
+# Unit tests that take over three seconds lie in these.
+SLOW := $(shell grep -rl 'mark\.slow' tests/unit)
 # Not the modules that you keep beside them.
 OURS := src tests workflow validation benchmarks
 GPU_PYTHON ?= python3
@@ -56,15 +58,16 @@ unit: setup
 	pytest tests/unit -m "not exhaustive and not slow" -n $(TEST_PROCESSES) --dist worksteal
 
 integration: setup
-	pytest tests/unit -m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
+	pytest $(SLOW) -m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
 	pytest tests/workflow tests/integration -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile \
 		--no-loadscope-reorder
 
 test-exhaustive: setup
 	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration tests/workflow -m "exhaustive or hypothesis"
+	pytest tests/cluster -m exhaustive
 
 test-cluster: setup
-	pytest tests/cluster
+	pytest tests/cluster -m "not exhaustive"
 
 tables: setup
 	python -m ddlbench.commands.tables

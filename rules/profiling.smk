@@ -22,7 +22,7 @@ rule profile:
         " {output:q} {log:q}"
 
 
-if EXPERIMENT.profile["runs"] > 1:
+if EXPERIMENT.profile.runs > 1:
 
     ruleorder: pooled_profile > profile
 

@@ -5,7 +5,7 @@ shipped ones must not see that. Where git says that these files were changed, te
 of links to the checkout whose ``config/`` holds them as they were committed::
 
     <temporary>/Snakefile, src, docs ...  -> the checkout's
-    <temporary>/config/schemas, ...       -> the checkout's
+    <temporary>/config/papers, ...        -> the checkout's
     <temporary>/config/{config.yaml, experiments/, sites/}     as committed
 """
 

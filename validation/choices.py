@@ -192,7 +192,7 @@ def _replayed(
     """The rows of one folder, with constants from other networks' ``known`` cells."""
     site = load_site(config.site)
     frame = every[every["predictor"] == DEFAULT_PREDICTOR]
-    profile_s = config.profile["runs"] * (config.profile["budget_s"] + START_S)
+    profile_s = config.profile.runs * (config.profile.budget_s + START_S)
     for keys, case in frame.groupby(_CASE, sort=False):
         told = dict(zip(_CASE, keys, strict=True))
         candidates = case[case["strategy"] != BASE]

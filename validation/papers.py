@@ -68,7 +68,7 @@ def main() -> None:
         if wanted and file.paper.figure not in wanted:
             continue
         if arguments.redraw and "experiment" in file.values:
-            redraw(file)
+            redraw(file, scale)
         elif not file.without_cells_why(scale):
             if arguments.repeats:
                 repeat(file, folder, arguments.repeats)
@@ -125,9 +125,14 @@ def results_of(
     return [str(result_file(site_name or site.name, cell.id)) for cell in cells]
 
 
+def kept_in(file: PaperFile, scale: str) -> Path:
+    """The folder of what is kept of a figure at a scale."""
+    return ROOT / file.paper.kept / ("" if scale == LAPTOP else scale)
+
+
 def keep(file: PaperFile, folder: Path, scale: str) -> None:
     """Copy what a figure draws, and its measurements."""
-    out = ROOT / file.paper.kept / ("" if scale == LAPTOP else scale)
+    out = kept_in(file, scale)
     experiment = f"{file.values['experiment']}-{scale}"
     cells = []
     for source in sorted((folder / "results").glob(f"*/{experiment}")):
@@ -150,9 +155,9 @@ def keep(file: PaperFile, folder: Path, scale: str) -> None:
         pd.concat(cells).to_csv(out / "cells.csv", index=False)
 
 
-def redraw(file: PaperFile) -> None:
+def redraw(file: PaperFile, scale: str) -> None:
     """Draw anew what a figure shows of its kept cells alone: no predictions, and no spans."""
-    out = ROOT / file.paper.kept
+    out = kept_in(file, scale)
     if not (out / "cells.csv").is_file():
         return
     cells = read_table(out / "cells.csv", MEASUREMENTS)

@@ -32,7 +32,7 @@ from ddlbench.planning.finished import finished_of
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_traits import NetworkTraits
 from ddlbench.planning.planner import make_plan, request_of
-from ddlbench.planning.trainable import why_not_trained
+from ddlbench.planning.trainable import why_not_cut, why_not_trained
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
@@ -105,6 +105,8 @@ def _on_networks(
 
 def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
     """Why a cell cannot train such a network; None also where its plan needs a profile first."""
+    if (why := why_not_cut(traits, cell)) is not None:
+        return why
     try:
         return why_not_trained(traits, make_plan(cell, site.name, site.accelerator))
     except ConfigError:

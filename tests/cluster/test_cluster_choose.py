@@ -29,7 +29,7 @@ EXPERIMENT = {
         "geometry": ["2x1"],
     },
     "settings": {"batch_size": 16, "data_scale": 0.004, "epochs": 1, "warmup_steps": 1},
-    "profile": {"budget_s": 2, "batch_sizes": [4, 8, 16]},
+    "profile": {"budget_s": 1, "batch_sizes": [4, 8, 16]},
 }
 # Notes the job of every process that builds it; the login node has no job. It computes long and has
 # few weights: DDP and Horovod take nearly the same time, and only measuring tells which is faster.
@@ -48,7 +48,7 @@ def plain(spec):
 # Pauses for jobs of seconds, not of minutes.
 PAUSES = {
     "slurm-init-seconds-before-status-checks": 1,
-    "seconds-between-status-checks": 2,
+    "seconds-between-status-checks": 1,
     "max-jobs-per-timespan": "100/1s",
     "latency-wait": 10,
 }
@@ -58,7 +58,7 @@ PAUSES = {
 def project(tmp_path_factory):
     with TestBed(Options(nodes=2, devices=1, bandwidth="1gbit")) as bed:
         made = Project(tmp_path_factory.mktemp("choosing"), bed, EXPERIMENT, NETWORK)
-        made.change_site(interconnect={"sweep_budget_s": 1.0, "largest_bytes": 2**20})
+        made.change_site(interconnect={"sweep_budget_s": 0.3, "largest_bytes": 2**18})
         profile = made.folder / "profiles" / "slurm" / "config.yaml"
         profile.write_text(yaml.safe_dump({**yaml.safe_load(profile.read_text()), **PAUSES}))
         run = made.snakemake("profiles", "links")

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from local_cells import SharedCells
+from once import shared_folder
 
 from ddlbench.runtime import watchdog
 
@@ -21,6 +23,12 @@ def _odd_networks_are_importable(monkeypatch):
     """Here, and in the processes of a cell."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(sys, "path", [HERE, *sys.path])
+
+
+@pytest.fixture(scope="session")
+def shared_cells(tmp_path_factory) -> SharedCells:
+    """Cells that run once for all tests that read them."""
+    return SharedCells(shared_folder(tmp_path_factory.getbasetemp()) / "shared-cells")
 
 
 @pytest.fixture

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
-from functools import cache
+import hashlib
+import json
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+from once import once
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import read_result
@@ -43,6 +46,32 @@ def odd_cell(network: str, strategy: str, devices: int = 2, **changes: Any) -> C
     ).with_(**changes)
 
 
+# Cells that several tests read.
+SEQUENTIAL = odd_cell("plain", "sequential", devices=1)
+GPIPE = odd_cell("plain", "gpipe", options={"balance": "blocks", "chunks": 2}, loader_workers=1)
+FSDP = odd_cell("plain", "fsdp")
+LOCAL_SGD = odd_cell("plain", "local-sgd", options={"average_every_steps": 3})
+PIPEDREAM = odd_cell("plain", "pipedream", devices=4).with_(
+    network="mlp", batch_size=4, max_steps=8, warmup_steps=3
+)
+PARAMETER_SERVER = Cell(
+    dataset="mnist",
+    network="mlp",
+    strategy="parameter-server",
+    batch_size=12,
+    devices_per_node=4,
+    epochs=2,
+    warmup_steps=3,
+    data_scale=0.002,  # 120 images
+    options=(("servers", 2),),
+)
+# A network whose gradients fill several buckets.
+DDP = odd_cell("plain", "ddp").with_(
+    network="resnet18", epochs=1, max_steps=3, data_scale=0.001, learning_rate=0.01
+)
+HOROVOD = DDP.with_(strategy="horovod")
+
+
 def run_one(cell: Cell, site: Site, tmp_path: Path) -> tuple[dict[str, Any], Path]:
     """The result, as it was returned and as its file has it, and the cell's folder."""
     folder = tmp_path / "cells" / cell.id
@@ -51,18 +80,83 @@ def run_one(cell: Cell, site: Site, tmp_path: Path) -> tuple[dict[str, Any], Pat
     return result.to_dict(), folder
 
 
-def sequential_loss(cell: Cell) -> dict[str, Any]:
-    """Losses of the same cell on one device; measured once for all strategies."""
-    alone = {"strategy": "sequential", "nodes": 1, "devices_per_node": 1, "fabric": "default"}
-    return dict(_loss(cell.with_(**alone, options=(), loader_workers=0)))
+@dataclasses.dataclass(frozen=True)
+class CellRun:
+    """A cell that was run once; tests read of it what they are about, and change nothing.
+
+    Args:
+        cell: that trained.
+        root: holds ``cells/<id>``.
+        listened: addresses on which its processes listened.
+    """
+
+    cell: Cell
+    root: Path
+    listened: frozenset[str]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "cells" / self.cell.id
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return read_result(self.folder / "result.json").to_dict()
 
 
-@cache
-def _loss(cell: Cell) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        result, _ = run_one(cell, local_site(Path(folder), 1), Path(folder))
-    assert result["status"] == "ok", result["reason"]
-    return result["loss"]
+class SharedCells:
+    """Cells that several tests read; each runs once a test run.
+
+    Args:
+        folder: of all processes of the test run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def run(self, cell: Cell) -> CellRun:
+        """The run of a cell on as many devices as it has; it must have ended well."""
+        name = hashlib.sha256(cell.id.encode()).hexdigest()[:16]
+        root = once(self._folder / name, partial(_run_watched, cell))
+        found = CellRun(cell, root, frozenset(json.loads((root / "listened.json").read_text())))
+        assert found.result["status"] == "ok", found.result["reason"]
+        return found
+
+    def sequential_loss(self, cell: Cell) -> dict[str, Any]:
+        """Losses of the same cell on one device."""
+        alone = {"strategy": "sequential", "nodes": 1, "devices_per_node": 1, "fabric": "default"}
+        loss: dict[str, Any] = self.run(cell.with_(**alone, options=(), loader_workers=0)).result[
+            "loss"
+        ]
+        return loss
+
+
+def _run_watched(cell: Cell, root: Path) -> None:
+    listeners = Listeners()
+    listeners.start()
+    try:
+        run_one(cell, local_site(root, cell.devices), root)
+    finally:
+        listeners.ended.set()
+        listeners.join()
+    (root / "listened.json").write_text(json.dumps(sorted(listeners.addresses)))
+
+
+class Listeners(threading.Thread):
+    """Addresses on which processes under this one listen, until it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.addresses: set[str] = set()
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.1):
+            for process in running():
+                try:
+                    found = process.net_connections("inet")
+                except psutil.Error:
+                    continue
+                self.addresses |= {c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN}
 
 
 def running(word: str = "-m ddlbench") -> list[psutil.Process]:

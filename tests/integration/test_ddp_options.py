@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from local_cells import local_site, run_one
+from counted_bytes import assert_sent, count_bytes
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.workload import Tensor
@@ -128,21 +128,7 @@ def test_each_rank_keeps_the_momentum_of_its_own_weights():
 
 # Bytes that cross the network -------------------------------------------------------------------
 
-RANKS, BATCH, MEASURED = 3, 255, 4
-
-
-def sent_bytes(tmp_path, network="mlp", **options) -> tuple[list[float], list[int]]:
-    """Bytes a step that each rank of a whole cell sends, and of its tensors, which are float32."""
-    cell = cell_of(RANKS, network, **options).with_(
-        batch_size=BATCH, epochs=1, max_steps=MEASURED, warmup_steps=2, data_scale=0.02
-    )
-    result, _ = run_one(cell, local_site(tmp_path, devices=RANKS), tmp_path)
-    assert result["status"] == "ok", result["reason"]
-    told = result["communication"]
-    assert (told["counted_by"], told["steps"]) == ("tcp_info", MEASURED)
-    return [rank["sent_bytes_per_step"] for rank in told["ranks"]], [
-        FLOAT_BYTES * parameter.numel() for parameter in network_of(cell).parameters()
-    ]
+RANKS, BATCH = 3, 255
 
 
 def all_reduced(size: float) -> float:
@@ -150,27 +136,22 @@ def all_reduced(size: float) -> float:
     return 2 * (RANKS - 1) / RANKS * size
 
 
-def test_micro_batches_send_their_gradients_once(tmp_path):
-    sent, sizes = sent_bytes(tmp_path, accumulate=5)
-    assert sent == pytest.approx([all_reduced(sum(sizes))] * RANKS, rel=0.02)
-
-
-def test_fp16_gradients_are_half_the_bytes(tmp_path):
-    sent, sizes = sent_bytes(tmp_path, hook="fp16")
-    assert sent == pytest.approx([all_reduced(sum(sizes) / 2)] * RANKS, rel=0.02)
-
-
-def test_low_rank_gradients_are_factors_and_the_rest(tmp_path):
+def test_options_send_what_their_formulas_say():
+    """gloo broadcasts along a binomial tree: of three ranks the owner sends to both others."""
     rank = 32
-    sent, _ = sent_bytes(tmp_path, hook="powersgd", hook_rank=rank)
+    options = [
+        {"accumulate": 5},
+        {"hook": "fp16"},
+        {"hook": "powersgd", "hook_rank": rank},
+        SHARDED,
+    ]
+    cells = [cell_of(RANKS, "mlp", **each).with_(batch_size=BATCH) for each in options]
+    sizes = [FLOAT_BYTES * weight.numel() for weight in network_of(cells[0]).parameters()]
     # Of 784 x 128 weights; the other two matrices and all biases would gain too little.
     numbers = (784 + 128) * rank + 128 * 64 + 64 * 10 + 128 + 64 + 10
-    assert sent == pytest.approx([all_reduced(FLOAT_BYTES * numbers)] * RANKS, rel=0.02)
-
-
-def test_updated_weights_are_broadcast(tmp_path):
-    """gloo broadcasts along a binomial tree: of three ranks the owner sends to both others."""
-    sent, sizes = sent_bytes(tmp_path, **SHARDED)
-    own = shares(sizes, RANKS)
-    expected = [all_reduced(sum(sizes)) + (RANKS - 1) * share for share in own]
-    assert sent == pytest.approx(expected, rel=0.02)
+    whole = all_reduced(sum(sizes))
+    once, halves, factors, sharded = count_bytes(*cells)
+    assert_sent(once, [whole] * RANKS)
+    assert_sent(halves, [whole / 2] * RANKS)
+    assert_sent(factors, [all_reduced(FLOAT_BYTES * numbers)] * RANKS)
+    assert_sent(sharded, [whole + (RANKS - 1) * share for share in shares(sizes, RANKS)])

@@ -58,7 +58,8 @@ def test_a_rank_that_is_stopped_alone_marks_its_cell(faulty, tmp_path):
     table = tables_with_base(faulty, tmp_path)
     assert table["speedup"].notna().to_dict() == {BASE: True, "ddp": False}
     assert table.loc["ddp", "disturbed"] == timing["disturbed"]
-    assert "no speed-up, as the cell was disturbed: rank 1 stood" in table.loc["ddp", "notes"]
+    assert table.loc["ddp", "no_speedup"] == "disturbed"
+    assert "disturbed: rank 1 stood" in table.loc["ddp", "comparability"]
 
 
 def test_a_job_that_is_stopped_with_its_guards_marks_its_cell(faulty):

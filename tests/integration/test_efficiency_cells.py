@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from local_cells import local_site, odd_cell, run_one
+from local_cells import DDP, GPIPE, PARAMETER_SERVER, SEQUENTIAL
 
 from ddlbench.experiment.result import read_result
 from ddlbench.report.efficiency import efficiency_columns
 
 
 @pytest.mark.parametrize(
-    ("strategy", "devices", "workers"),
-    [("sequential", 1, 1), ("ddp", 2, 2), ("parameter-server", 3, 2), ("gpipe", 2, 2)],
+    ("cell", "workers"),
+    [(SEQUENTIAL, 1), (DDP, 2), (PARAMETER_SERVER, 2), (GPIPE, 2)],
+    ids=lambda value: getattr(value, "strategy", value),
 )
-def test_a_cell_has_its_utilisation_and_processor_time(tmp_path, strategy, devices, workers):
-    cell = odd_cell("plain", strategy, devices)
-    if strategy == "sequential":
-        cell = cell.with_(nodes=1, devices_per_node=1)
-    result, folder = run_one(cell, local_site(tmp_path, devices), tmp_path)
+def test_a_cell_has_its_utilisation_and_processor_time(shared_cells, cell, workers):
+    run = shared_cells.run(cell)
+    result, folder = run.result, run.folder
     part = result["efficiency"]
     assert (part["missing"], part["devices"]) == (None, workers)
     median_s = result["timing"]["step_s"]["median_s"]

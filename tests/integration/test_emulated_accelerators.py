@@ -43,7 +43,9 @@ def run(strategy: str, accelerator: Accelerator, tmp_path: Path) -> tuple[dict[s
     return result, folder
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "pipe-zb", "pipedream"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("pipe-zb", marks=pytest.mark.exhaustive), "pipedream"]
+)
 def test_a_strategy_runs_as_ever_and_says_what_was_emulated(strategy, tmp_path):
     accelerator = Accelerator(PROFILES)
     result, _ = run(strategy, accelerator, tmp_path)

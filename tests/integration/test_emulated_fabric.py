@@ -7,9 +7,9 @@ import importlib.util
 import threading
 
 import pytest
-from local_cells import running, sequential_loss
+from local_cells import running
 
-from ddlbench.emulation import available
+from ddlbench.emulation import EmulatedNodes, available
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.result import read_result
@@ -23,6 +23,26 @@ from ddlbench.runtime.supervise import CellFailed, run_cell
 DELAY_S = 0.05  # so long that ten percent of it is more than a busy machine adds
 REASON = available()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes here: {REASON}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _probed_once():
+    """Links between so many nodes are probed once; what a probe sees is test_emulation_nodes.py's.
+
+    A probe takes longer than the rest of a test.
+    """
+    probe, passed = EmulatedNodes.probe, {}
+
+    def first_probe(nodes):
+        links = tuple(nodes.hosts)
+        found = passed.get(links) or probe(nodes)
+        if found["ok"]:
+            passed[links] = found
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EmulatedNodes, "probe", first_probe)
+        yield
 
 
 @pytest.fixture
@@ -58,25 +78,32 @@ def measure(cell, site, tmp_path, **site_changes):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "nodes", "devices"),
+    "cell",
     [
-        pytest.param("ddp", 2, 1, marks=pytest.mark.exhaustive),
-        pytest.param("ddp", 3, 1, marks=pytest.mark.exhaustive),
-        ("horovod", 2, 2),
+        pytest.param(
+            cell_of("plain", strategy, nodes=nodes, devices_per_node=devices, batch_size=12),
+            marks=marks,
+            id=f"{strategy} on {nodes}x{devices}",
+        )
+        for strategy, nodes, devices, marks in (
+            ("horovod", 2, 1, ()),
+            ("horovod", 2, 2, pytest.mark.exhaustive),
+            ("ddp", 2, 1, pytest.mark.exhaustive),
+            ("ddp", 3, 1, pytest.mark.exhaustive),
+        )
     ],
 )
-def test_ranks_train_over_the_link_as_they_do_without(strategy, nodes, devices, site, tmp_path):
-    if strategy == "horovod" and importlib.util.find_spec("horovod") is None:
+def test_ranks_train_over_the_link_as_they_do_without(cell, site, tmp_path, shared_cells):
+    if cell.strategy == "horovod" and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
-    cell = cell_of("plain", strategy, nodes=nodes, devices_per_node=devices, batch_size=12)
     result, folder = measure(cell, site, tmp_path)
     assert read_result(folder / "result.json").to_dict() == result
     assert result["status"] == "ok"
     # Gradients go there and back at least once, and that takes a round trip.
     assert result["timing"]["step_s"]["median_s"] >= 2 * DELAY_S
-    assert len(result["provenance"]["hosts"]) == nodes
+    assert len(result["provenance"]["hosts"]) == cell.nodes
     assert [rank["node"] for rank in result["ranks"]] == [
-        node for node in range(nodes) for _ in range(devices)
+        node for node in range(cell.nodes) for _ in range(cell.devices_per_node)
     ]
     link = result["link"]
     assert link["fabric"] == "slow"
@@ -85,11 +112,12 @@ def test_ranks_train_over_the_link_as_they_do_without(strategy, nodes, devices, 
     assert link["host"] not in result["provenance"]["hosts"]
     assert result["provenance"]["tcp_congestion_control"] == "cubic"
     assert result["staging"]["nodes"] == 1
-    assert result["loss"]["last"] == pytest.approx(sequential_loss(cell)["last"], rel=1e-4)
+    alone = shared_cells.sequential_loss(cell)
+    assert result["loss"]["last"] == pytest.approx(alone["last"], rel=1e-4)
     assert not running()
 
 
-def test_ranks_of_one_node_train_over_links_inside_it(site, tmp_path):
+def test_ranks_of_one_node_train_over_links_inside_it(site, tmp_path, shared_cells):
     pcie = LinkCondition(0.0, None, 0.0, inside=LinkCondition(DELAY_S, 100e6, 0.0))
     cell = cell_of("plain", nodes=1, devices_per_node=2)
     result, _ = measure(cell, site, tmp_path, fabrics={"slow": pcie})
@@ -98,7 +126,8 @@ def test_ranks_of_one_node_train_over_links_inside_it(site, tmp_path):
     assert result["provenance"]["hosts"] == ["node0"]
     assert [(rank["node"], rank["local_rank"]) for rank in result["ranks"]] == [(0, 0), (0, 1)]
     assert result["link"]["setting"] == pcie.to_dict()
-    assert result["loss"]["last"] == pytest.approx(sequential_loss(cell)["last"], rel=1e-4)
+    alone = shared_cells.sequential_loss(cell)
+    assert result["loss"]["last"] == pytest.approx(alone["last"], rel=1e-4)
     assert not running()
 
 

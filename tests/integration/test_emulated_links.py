@@ -24,7 +24,7 @@ def small_site(nodes, devices):
         nodes=nodes,
         devices_per_node=devices,
         cell_timeout_s=240,
-        interconnect=Interconnect(largest_bytes=2**14, sweep_budget_s=0.5),
+        interconnect=Interconnect(largest_bytes=2**12, sweep_budget_s=0.1),
         fabrics={"slow": LinkCondition(DELAY_S, None, loss=0.0)},
     )
 

@@ -49,6 +49,8 @@ def cell_of(
         (cell_of("fsdp", 2), 2),
         (cell_of("fsdp", 4, "transformer"), 4),
         (cell_of("fsdp", 2, reshard_after_forward=False), 2),
+        (cell_of("hsdp", 2, nodes=2), 4),
+        (cell_of("hsdp", 4, "transformer", group=2), 4),
         (cell_of("local-sgd", 1), 1),
         (cell_of("local-sgd", 2, average_every_steps=1), 2),
         (cell_of("local-sgd", 2, average_every_steps=1).with_(momentum=0.0), 2),

@@ -33,7 +33,8 @@ def test_an_outdated_table_names_the_command_that_mends_it(tmp_path: Path) -> No
 
 
 def test_all_tables_are_made_where_they_are_wrong(tmp_path: Path, monkeypatch) -> None:
-    few = [t for t in TABLES if t.maker.startswith(("ddlbench.commands", "ddlbench.report"))]
+    pages = ("config/README.md", "docs/datasets.md", "docs/networks.md")
+    few = [t for t in TABLES if t.path in pages]
     monkeypatch.setattr("ddlbench.commands.tables.TABLES", few)
     for table in few:
         path = tmp_path / table.path

@@ -114,17 +114,27 @@ def test_figures_lie_beside(measured):
     assert wanted <= names
 
 
-def test_groups_of_ranks_within_and_between_nodes(tmp_path):
-    """Local processes stand for two nodes: every group joins anew."""
-    site = small_site(2, 2)
+@pytest.mark.parametrize(
+    ("nodes", "devices", "wanted"),
+    [
+        (3, 1, {(2, 1, 2, "network"), (3, 1, 3, "network")}),
+        pytest.param(
+            *(2, 2, {(1, 2, 2, "node"), (2, 1, 2, "network"), (2, 2, 4, "network")}),
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+)
+def test_groups_of_ranks_within_and_between_nodes(nodes, devices, wanted, tmp_path):
+    """Local processes stand for nodes: every group joins anew."""
+    site = small_site(nodes, devices)
     few = replace(site.interconnect, largest_bytes=2**12, sweep_budget_s=0.1)
     site = replace(site, interconnect=few)
     found = measure_links(site, "emulated", tmp_path / "links.json").to_dict()
     groups = {(s["nodes"], s["devices_per_node"], s["ranks"], s["level"]) for s in found["sweeps"]}
-    assert groups == {(1, 2, 2, "node"), (2, 1, 2, "network"), (2, 2, 4, "network")}
+    assert groups == wanted
     world = next(pair for pair in found["pairs"] if pair["scope"] == "world")
-    assert world["nodes"] == [0, 0, 1, 1]
-    assert len(world["bandwidth_bytes_per_s"]) == 4
+    assert world["nodes"] == [node for node in range(nodes) for _ in range(devices)]
+    assert len(world["bandwidth_bytes_per_s"]) == nodes * devices
     assert found["fabric"] == "emulated"
 
 

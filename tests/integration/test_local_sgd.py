@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from local_cells import local_site, odd_cell, run_one
+from local_cells import LOCAL_SGD, local_site, run_one
 
 from ddlbench.equivalence.mini_batches import whole_batches
 from ddlbench.experiment.cell import Cell
@@ -75,14 +75,8 @@ def test_only_nesterov_keeps_weights_and_momentum_of_its_own():
     assert outer["kept_bytes"] - plain["kept_bytes"] == 2 * weights
 
 
-def whole_cell(tmp_path, **changes):
-    cell = odd_cell("slow", "local-sgd", options=AVERAGE, **changes)
-    return run_one(cell, local_site(tmp_path), tmp_path)[0]
-
-
-def test_a_result_says_that_its_step_is_of_whole_rounds(tmp_path):
-    result = whole_cell(tmp_path)  # 2 epochs of 6 steps
-    assert result["status"] == "ok", result["reason"]
+def test_a_result_says_that_its_step_is_of_whole_rounds(shared_cells):
+    result = shared_cells.run(LOCAL_SGD).result  # 2 epochs of 6 steps
     assert result["update_semantics"] == "stale"
     assert "whole rounds of 3 steps" in result["timing"]["combined"]
     assert result["timing"]["step_s"]["count"] == 12
@@ -90,6 +84,7 @@ def test_a_result_says_that_its_step_is_of_whole_rounds(tmp_path):
 
 
 def test_less_than_a_round_is_refused(tmp_path):
-    result = whole_cell(tmp_path, epochs=1, max_steps=2)
+    cell = LOCAL_SGD.with_(epochs=1, max_steps=2)
+    result, _ = run_one(cell, local_site(tmp_path), tmp_path)
     assert (result["status"], result["reason_code"]) == ("unsupported", "too_few_steps")
     assert "2 measured steps are fewer than one round of 3" in result["reason"]

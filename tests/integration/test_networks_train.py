@@ -13,14 +13,14 @@ from ddlbench.networks.inputs import made_up_inputs
 
 # CosmoFlow's real volumes take gigabytes: it trains on smaller ones in a test of its own.
 _PAIRS = [(network, spec.name) for network, spec in pairs() if spec.kind != "volumes"]
-_SECONDS = (
-    {("imagenet", "resnet152"), ("imagenet", "vgg16"), ("imagenet", "vit-base")}
-    | {("highres", network) for network in NETWORKS if network not in ("mobilenetv2", "resnet18")}
-    | {("tokens", "gpt-small"), ("tokens", "gpt-medium")}
-)
-_SECONDS |= {
-    ("tokens-gpt2", network) for network in NETWORKS if NETWORKS[network].reads == "tokens"
+# Of the families that resnet18 and resnet50, vgg11, vit-tiny and gpt-tiny stand for: they have more
+# of the same blocks, or wider ones.
+_LARGE = {
+    *("resnet101", "resnet152", "vgg16", "vit-small", "vit-base"),
+    *("gpt-small", "gpt-medium"),
 }
+_LARGE_INPUTS = {("highres", name) for name in NETWORKS if name not in ("mobilenetv2", "resnet18")}
+_LARGE_INPUTS |= {("tokens-gpt2", name) for name in NETWORKS if NETWORKS[name].reads == "tokens"}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ _SECONDS |= {
     [
         pytest.param(
             *(dataset, network),
-            marks=[pytest.mark.exhaustive] if (dataset, network) in _SECONDS else [],
+            marks=[pytest.mark.exhaustive]
+            if network in _LARGE or (dataset, network) in _LARGE_INPUTS
+            else [],
         )
         for network, dataset in _PAIRS
     ],

@@ -11,7 +11,7 @@ from local_cells import local_site, run_one
 from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DataRequest
-from ddlbench.experiment.own_data import declare
+from ddlbench.experiment.own_data import OwnDataset, declare
 from ddlbench.planning.strategy import normalise
 
 
@@ -22,7 +22,7 @@ def insects(tmp_path, monkeypatch):
     root = class_folders(tmp_path / "insects", splits=("train",), each=8)
     for name in ("bee", "cat"):
         shutil.copytree(root / "train" / name, root / "val" / name)
-    declare({"insects": {"folder": str(root), "size": 10}}, "here.yaml")
+    declare({"insects": OwnDataset(folder=str(root), size=10)}, "here.yaml")
     yield DATASETS["insects"]
     DATASETS.forget_declared()
 

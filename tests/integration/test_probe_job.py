@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -63,8 +62,7 @@ APPTAINER = 'printf "%s\\n" "$@" > HERE/contained; shift 4; exec PYTHON "$@"'
 def here(tmp_path, monkeypatch):
     """A project of our own, and a SLURM of one node that is this machine."""
     (tmp_path / "Snakefile").write_text("")
-    shutil.copytree(CONFIG / "schemas", tmp_path / "config" / "schemas")
-    (tmp_path / "config" / "sites").mkdir()
+    (tmp_path / "config" / "sites").mkdir(parents=True)
     programs = tmp_path / "programs"
     programs.mkdir()
     for name, text in {

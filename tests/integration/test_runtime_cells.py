@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from local_cells import local_site, odd_cell, running, sequential_loss
+from local_cells import GPIPE, SEQUENTIAL, local_site, odd_cell, running
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import read_result
@@ -35,17 +35,13 @@ def nobody_is_left() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "changes"),
-    [
-        ("sequential", {"devices_per_node": 1, "loader_workers": 1}),
-        ("ddp", {"max_steps": 3, "warmup_steps": 0, "precision": "bf16"}),
-        ("gpipe", {"options": {"balance": "blocks", "chunks": 2}}),
-    ],
+    "cell",
+    [SEQUENTIAL, cell_of("plain", max_steps=3, warmup_steps=0, precision="bf16"), GPIPE],
+    ids=lambda cell: cell.strategy,
 )
-def test_a_cell_leaves_a_complete_result(strategy, changes, site, tmp_path):
-    cell = cell_of("plain", strategy, **changes)
-    result, folder = measure(cell, site, tmp_path)
-    assert read_result(folder / "result.json").to_dict() == result
+def test_a_cell_leaves_a_complete_result(cell, shared_cells):
+    run = shared_cells.run(cell)
+    result, folder = run.result, run.folder
     assert result["status"] == "ok"
     assert Cell.from_dict(result["cell"]) == cell
     timing = result["timing"]
@@ -72,7 +68,7 @@ def test_a_cell_leaves_a_complete_result(strategy, changes, site, tmp_path):
         assert result["communication"] is None
 
 
-def test_a_role_without_a_batch_takes_part(site, tmp_path):
+def test_a_role_without_a_batch_takes_part(site, tmp_path, shared_cells):
     cell = cell_of("plain", "odd_networks:TwoRoles")
     result, _ = measure(cell, site, tmp_path)
     worker, server = result["ranks"]
@@ -82,7 +78,7 @@ def test_a_role_without_a_batch_takes_part(site, tmp_path):
     assert result["workers"] == 1
     assert result["devices"] == 2
     assert result["loss"]["last"] is not None
-    assert result["loss"] == pytest.approx(sequential_loss(cell), rel=1e-4)
+    assert result["loss"] == pytest.approx(shared_cells.sequential_loss(cell), rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
-from local_cells import local_site, run_one, sequential_loss
+from local_cells import PARAMETER_SERVER, local_site, run_one
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.runtime.supervise import CellFailed
 
 
 def cell_of(devices, network="mlp", options=None, **changes) -> Cell:
-    return Cell(
-        dataset="mnist",
+    return PARAMETER_SERVER.with_(
         network=network,
-        strategy="parameter-server",
-        batch_size=12,
         devices_per_node=devices,
-        epochs=2,
-        warmup_steps=3,
-        data_scale=0.002,  # 120 images
         options=tuple((options or {}).items()),
-    ).with_(**changes)
+        **changes,
+    )
 
 
 def measure(cell, tmp_path):
@@ -31,12 +26,12 @@ def measure(cell, tmp_path):
     return result, folder
 
 
-def test_a_cell_leaves_a_complete_result_and_learns_what_sequential_training_does(tmp_path):
-    cell = cell_of(4, options={"servers": 2})
-    result, folder = measure(cell, tmp_path)
+def test_a_cell_leaves_a_complete_result_and_learns_what_sequential_training_does(shared_cells):
+    run = shared_cells.run(PARAMETER_SERVER)
+    result, folder = run.result, run.folder
     assert result["update_semantics"] == "synchronous"
     assert (result["processes"], result["devices"], result["workers"]) == (4, 4, 2)
-    assert result["loss"] == pytest.approx(sequential_loss(cell), rel=1e-4)
+    assert result["loss"] == pytest.approx(shared_cells.sequential_loss(run.cell), rel=1e-4)
     assert result["timing"]["step_s"]["count"] == 20
     assert result["timing"]["samples_per_epoch"] == 120
     ranks = result["ranks"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from local_cells import local_site, odd_cell, run_one, sequential_loss
+from local_cells import PIPEDREAM, local_site, odd_cell, run_one
 
 from ddlbench.runtime.supervise import CellFailed
 
@@ -17,11 +17,10 @@ def measure(cell, tmp_path):
 
 
 @pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
-def test_a_cell_of_pipedream_leaves_a_complete_result(devices, tmp_path):
-    cell = odd_cell("plain", "pipedream", devices).with_(
-        network="mlp", batch_size=4, max_steps=8, warmup_steps=3
-    )
-    result, folder = measure(cell, tmp_path)
+def test_a_cell_of_pipedream_leaves_a_complete_result(devices, shared_cells):
+    cell = PIPEDREAM.with_(devices_per_node=devices)
+    run = shared_cells.run(cell)
+    result, folder = run.result, run.folder
     assert result["update_semantics"] == "stale"
     assert (result["processes"], result["workers"]) == (devices, devices)
     assert result["plan_details"]["weight_versions"] == list(range(devices, 0, -1))
@@ -70,11 +69,11 @@ def test_replicas_share_the_samples_and_the_readers_read_ahead(tmp_path):
     ids=["model parallelism", "one stage alone"],
 )
 def test_without_delays_it_learns_what_sequential_training_does(
-    strategy, devices, changes, tmp_path
+    strategy, devices, changes, tmp_path, shared_cells
 ):
     cell = odd_cell("plain", strategy, devices, **changes)
     result, _ = measure(cell, tmp_path)
-    assert result["loss"] == pytest.approx(sequential_loss(cell), rel=1e-5)
+    assert result["loss"] == pytest.approx(shared_cells.sequential_loss(cell), rel=1e-5)
     if strategy == "model-parallel-p2p":
         assert result["update_semantics"] == "synchronous"
 

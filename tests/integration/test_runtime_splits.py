@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from local_cells import local_site, odd_cell, run_one, sequential_loss
+from local_cells import local_site, odd_cell, run_one
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,13 @@ from local_cells import local_site, odd_cell, run_one, sequential_loss
         pytest.param("data-filter", {"group": 1}, marks=pytest.mark.exhaustive),
     ],
 )
-def test_cells_leave_complete_results(strategy, options, tmp_path):
+def test_cells_leave_complete_results(strategy, options, tmp_path, shared_cells):
     cell = odd_cell("plain", strategy, options=options).with_(network="alexnet", learning_rate=0.01)
     result, folder = run_one(cell, local_site(tmp_path), tmp_path)
     assert result["status"] == "ok", result["reason"]
     assert result["update_semantics"] == "synchronous"
     assert (result["processes"], result["workers"], result["devices"]) == (2, 2, 2)
-    assert result["loss"] == pytest.approx(sequential_loss(cell), rel=1e-3)
+    assert result["loss"] == pytest.approx(shared_cells.sequential_loss(cell), rel=1e-3)
     assert (folder / "trace.json").is_file()
     for rank in result["ranks"]:
         assert rank["memory"][0]["peak_bytes"] > 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_cells import local_site, odd_cell, run_one
+from local_cells import FSDP, local_site, odd_cell, run_one
 from torch import nn
 
 from ddlbench.datasets.loader import normalise
@@ -196,14 +196,13 @@ def test_synchronous_strategies_have_the_accuracies_of_sequential_training(world
             assert found[-1][1] > 3 * CHANCE, cell.id
 
 
-def test_a_whole_cell_counts_the_same_bytes_and_trains_the_same_with_validation(tmp_path):
+def test_a_whole_cell_counts_the_same_bytes_and_trains_the_same_with_validation(
+    tmp_path, shared_cells
+):
     """FSDP gathers its weights for the validation by the collectives that it trains with."""
-    site = local_site(tmp_path)
-    off = odd_cell("plain", "fsdp")
-    (plain, _), (validated, _) = (
-        run_one(cell, site, tmp_path) for cell in (off, off.with_(validate=True))
-    )
-    assert plain["status"] == validated["status"] == "ok", validated["reason"]
+    plain = shared_cells.run(FSDP).result
+    validated, _ = run_one(FSDP.with_(validate=True), local_site(tmp_path), tmp_path)
+    assert validated["status"] == "ok", validated["reason"]
     assert plain["validation"] == []
     assert validated["loss"] == plain["loss"]
     assert validated["communication"] == plain["communication"]

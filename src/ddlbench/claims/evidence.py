@@ -53,7 +53,6 @@ _RATES = {"": "measured_step_s", "_low": "measured_high_s", "_high": "measured_l
 """Ends of a rate's interval, and the ends of the step that they come from."""
 _PATHS = ("cell_id", "configuration", "variant", "options")  # columns of name=value pairs
 _PAIR = re.compile(r"([A-Za-z_]\w*)=([^+,/\s]+)")
-_TURNS = "one after the other"  # of torchgpipe's note on its CPU partitions
 _GPIPE = "gpipe"
 _OF_TWO = "Horovod or GPipe"  # the kind of the thesis' cases among those of a published table
 _BESIDE = ("cells.csv", "summary.csv", "tables/summary.csv")
@@ -315,7 +314,7 @@ def _keys(table: pd.DataFrame) -> pd.DataFrame:
     made["precision"] = [one.get("precision", "fp32") for one in told]
     made["micro_batch"] = made["batch_size"] / made["chunks"]
     made = made.assign(**_of_links(table))
-    made["at_once"] = _at_once(table, made)
+    made["at_once"] = _at_once(made)
     made["runtime"] = RUNTIME
     made["base_s"] = _numbers(table, "speedup") / _numbers(table, "samples_per_s")
     made["status"] = _statuses(table)
@@ -343,10 +342,8 @@ def _runs(table: pd.DataFrame) -> pd.Series:
     return pd.Series(1.0, index=table.index)
 
 
-def _at_once(table: pd.DataFrame, made: pd.DataFrame) -> list[bool]:
-    """Whether devices compute at the same time: what results say; else what the strategy says."""
-    if "notes" in table.columns:
-        return [_TURNS not in str(note) for note in table["notes"]]
+def _at_once(made: pd.DataFrame) -> list[bool]:
+    """Whether devices compute at the same time."""
     return [
         not _takes_turns(str(strategy), str(bed))
         for strategy, bed in zip(made["strategy"], made["bed"], strict=True)
@@ -356,7 +353,7 @@ def _at_once(table: pd.DataFrame, made: pd.DataFrame) -> list[bool]:
 @cache
 def _takes_turns(strategy: str, bed: str) -> bool:
     descriptor = _descriptor(strategy)
-    return bed == CPU and descriptor is not None and _TURNS in str(descriptor().note("cpu"))
+    return bed == CPU and descriptor is not None and descriptor.takes_turns
 
 
 @cache

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 
 from ddlbench.claims.beds import KNOWN_TO
-from ddlbench.claims.evidence import COLUMNS
+from ddlbench.claims.evidence import COLUMNS, METRICS
 from ddlbench.claims.needs import Needs
 from ddlbench.claims.pooling import pooled
 from ddlbench.claims.predicate import ENDED, Found, Predicate, Verdict
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.form import Form
+from ddlbench.common.form import Form, InFile, Name
 from ddlbench.common.project import project_root
-from ddlbench.common.schema import check_against, nearest, read_yaml
+from ddlbench.common.schema import nearest, read_checked, read_yaml
 
 VERDICTS: tuple[Verdict, ...] = (
     "holds",
@@ -30,27 +30,32 @@ DECIDED = VERDICTS[:3]
 
 @dataclass(frozen=True)
 class Claim(Form):
-    """One claim.
+    """One claim."""
 
-    Args:
-        id: its name.
-        claim: in our words, one sentence.
-        source: paper and section.
-        experiment: the published figure that would decide it, see ``ddlbench papers``.
-        hardware: kind of devices and links of the original.
-        test: its predicate.
-        needs: what a row must have so that it can test the claim.
-        remark: what is read into the claim, or what the source says against itself.
-    """
-
-    id: str
-    claim: str
-    source: str
-    experiment: str
-    hardware: str
+    id: Annotated[str, InFile({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]*$"})]
+    """Its name, of small letters, digits and dashes."""
+    claim: Name
+    """In our words, one sentence."""
+    source: Name
+    """Paper and section."""
+    experiment: Name
+    """The published figure that would decide it, see `ddlbench papers`."""
+    hardware: Name
+    """Kind of devices and links of the original."""
     test: Predicate
+    """Its predicate; ddlbench/claims/predicate.py explains each kind."""
     needs: Needs = field(default_factory=Needs)
+    """What a row must have so that it can test the claim; ddlbench/claims/needs.py explains it."""
     remark: str = ""
+    """What is read into the claim, or what the source says against itself."""
+
+
+@dataclass(frozen=True)
+class Ledger(Form):
+    """What papers claim and a run can test; see docs/claims.md."""
+
+    claims: tuple[Claim, ...]
+    """One entry a claim."""
 
 
 def read_claims() -> list[Claim]:
@@ -60,9 +65,7 @@ def read_claims() -> list[Claim]:
         ConfigError: an entry is wrong, or two have one name.
     """
     path = project_root() / "config" / "papers" / "claims.yaml"
-    values = read_yaml(path)
-    check_against("claims", values, str(path))
-    claims = [Claim.from_dict(entry) for entry in values["claims"]]
+    claims = list(read_checked(Ledger, read_yaml(path), str(path)).claims)
     names = [claim.id for claim in claims]
     for name in names:
         if names.count(name) > 1:
@@ -80,12 +83,14 @@ def _check_columns(claim: Claim, where: str) -> None:
             near = nearest(str(status), ENDED)
             raise ConfigError(f"{where}: claim {claim.id}: no run ends as {status!r}; {near}")
     used = [*test.where, *test.left, *test.right, *test.by, *claim.needs.each]
-    used += [name for name in (test.metric, test.along, test.among) if name]
-    for name in used:
-        if name not in COLUMNS:
-            raise ConfigError(
-                f"{where}: claim {claim.id}: unknown column {name!r}; {nearest(name, COLUMNS)}"
-            )
+    used += [name for name in (test.along, test.among) if name]
+    for known, names in (COLUMNS, used), (METRICS, [test.metric] if test.metric else []):
+        for name in names:
+            if name not in known:
+                kind = "metric" if known is METRICS else "column"
+                raise ConfigError(
+                    f"{where}: claim {claim.id}: unknown {kind} {name!r}; {nearest(name, known)}"
+                )
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,17 @@
-"""What a row must have so that it can test a claim; each need is computed from columns of the row.
-
-========== ================================================= ===================================
-need       a row has it if                                   column
-========== ================================================= ===================================
-device     ``gpu``: its devices compute as fast as GPUs      bed
-           ``real``: they compute, which emulated ones do not
-           ``real-gpu``: both
-overlap    its devices send while they compute               bed: a CPU's core does both
-at_once    its devices compute at the same time              at_once: torchgpipe's CPU partitions
-                                                             take turns
-inside messages inside a node pass a link as GPUs have   inside
-gbit_per_s the link between its nodes is about as fast, as   gbit_per_s; rows of one node have it
-           its devices see it
-chunks     a pipeline has at least so many micro-batches     chunks; other strategies have it
-runtime    it ran the software that the claim is of          runtime
-each       (of all rows) some row has each of these values   the columns named
-========== ================================================= ===================================
-"""
+"""What a row must have so that it can test a claim, computed from columns of the row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import pandas as pd
+from annotated_types import MinLen
 
 from ddlbench.claims.beds import CPU, EMULATED_GPU, GPU
 from ddlbench.claims.predicate import value_text
-from ddlbench.common.form import Form
+from ddlbench.common.form import Count, Form, Name, Positive
 
 RUNTIME = "ddlbench"
 """The software of every row: this project's strategies, on torch."""
@@ -36,16 +20,27 @@ _ABOUT = 1.25  # a link is "about" as fast within this factor
 
 @dataclass(frozen=True)
 class Needs(Form):
-    """What a claim needs, see the module; the defaults need nothing."""
+    """What a claim needs; the defaults need nothing."""
 
-    device: str = ""
+    device: Literal["gpu", "real", "real-gpu"] | None = None
+    """Devices that compute as fast as GPUs (`gpu`), that compute, which emulated ones do not
+    (`real`), or both; by the bed."""
     overlap: bool = False
+    """Devices that send while they compute; by the bed, as a CPU's core does both."""
     at_once: bool = False
+    """Devices that compute at the same time, by column at_once: torchgpipe's CPU partitions take
+    turns."""
     inside: bool = False
-    gbit_per_s: float | None = None
-    chunks: int | None = None
-    runtime: str = ""
-    each: Mapping[str, Sequence[str | float]] = field(default_factory=dict)
+    """Messages inside a node pass a link as GPUs have, by column inside."""
+    gbit_per_s: Positive | None = None
+    """The link between nodes is about as fast as this, as devices see it, by column gbit_per_s;
+    rows of one node have it."""
+    chunks: Count | None = None
+    """A pipeline has at least so many micro-batches, by column chunks; other strategies have it."""
+    runtime: Name = ""
+    """The software that the claim is of, by column runtime."""
+    each: Mapping[str, Annotated[tuple[str | float, ...], MinLen(1)]] = field(default_factory=dict)
+    """Of all rows: some row has each of these values, by column."""
 
     def of_bed(self, bed: str) -> list[str]:
         """In words, what no row of this bed can have."""

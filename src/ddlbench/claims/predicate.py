@@ -28,11 +28,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
+from annotated_types import Ge, Gt, Le, MinLen
 
-from ddlbench.common.form import Form
+from ddlbench.common.form import Count, Form
 from ddlbench.experiment.status import Status
 
 Verdict = Literal["holds", "refuted", "undecided", "not testable here", "not measured"]
@@ -119,40 +120,40 @@ class Found:
 
 @dataclass(frozen=True)
 class Predicate(Form):
-    """One test; which fields count depends on ``kind``, see the module.
-
-    Args:
-        kind: compare, trend, bound, best or ends.
-        metric: a column of the rows.
-        where: values of columns that select rows; a list is any of them.
-        left, right: of compare and ends: further values of either side; of ends with a status.
-        by: columns that the rows of a case share, beside their devices.
-        along, order: of trend: a column, and values in their order.
-        apart: of trend along numbers: by which factor two values must differ.
-        least, most: the range of the number: of a ratio, or of the metric.
-        of: of bound: each, mean, min or max.
-        among: of best and trend: the column whose value wins; of best the strategy by default.
-        values: of best, trend and ends: the values that the claim names.
-        share: part of the cases in which it must be true.
-        fewest: cases below which nothing is decided.
-    """
+    """One test; which fields count depends on ``kind``, see the module."""
 
     kind: Literal["compare", "trend", "bound", "best", "ends"]
+    """What is tested."""
     metric: str = ""
-    where: Mapping[str, Any] = field(default_factory=dict)
-    left: Mapping[str, Any] = field(default_factory=dict)
-    right: Mapping[str, Any] = field(default_factory=dict)
+    """A column of the rows that holds a number."""
+    where: Where = field(default_factory=dict)
+    """Values of columns that select rows; a list is any of them."""
+    left: Where = field(default_factory=dict)
+    """Of compare and ends: further values of the first side; of ends with a status."""
+    right: Where = field(default_factory=dict)
+    """Of compare and ends: further values of the second side; of ends with a status."""
     by: tuple[str, ...] = ()
+    """Columns that the rows of a case share, beside their devices."""
     along: str = ""
-    order: tuple[str | float, ...] = ()
-    apart: float = 1.0
+    """Of trend: a column."""
+    order: Annotated[tuple[str | float, ...], MinLen(2)] = ()
+    """Of trend: its values in their order; [least, most] are the ends of what a case has."""
+    apart: Annotated[float, Ge(1)] = 1.0
+    """Of trend along numbers: by which factor least and most must differ."""
     least: float = -math.inf
+    """Least value of the number: of a ratio, or of the metric."""
     most: float = math.inf
+    """Greatest value of the number."""
     of: Literal["each", "mean", "min", "max"] = "each"
+    """Of bound: the number of each row, or one of all."""
     among: str = ""
-    values: tuple[str | float, ...] = ()
-    share: float = _ALL
-    fewest: int = 1
+    """Of best and trend: the column whose value wins; of best the strategy by default."""
+    values: Annotated[tuple[str | float, ...], MinLen(1)] = ()
+    """Of best, trend and ends: the values that the claim names."""
+    share: Annotated[float, Gt(0), Le(1)] = _ALL
+    """Part of the cases in which it must be true."""
+    fewest: Count = 1
+    """Cases below which nothing is decided."""
 
     def select(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows that the test looks at."""

@@ -14,7 +14,7 @@ from ddlbench.common.screen import Column, duration_text, paragraph, table
 from ddlbench.common.units import MB
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project, profile_file
-from ddlbench.experiment.site import did_not_compute, load_site
+from ddlbench.experiment.site import is_emulated, load_site
 from ddlbench.planning.device_folder import (
     DESCRIPTION,
     Device,
@@ -149,7 +149,7 @@ def _of_site(site: str, precision: str, networks: tuple[str, ...]) -> tuple[Devi
         )
     for (dataset, network), (path, profile) in chosen.items():
         check_network(dataset, network, str(path))
-        if did_not_compute([str(profile.provenance.get("cpu_model"))]):
+        if is_emulated(profile.provenance.get("cpu_model")):
             raise ConfigError(
                 f"{path}: its device was itself emulated; take profiles of a real device"
             )

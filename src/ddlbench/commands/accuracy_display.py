@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ddlbench.common.screen import Column, paragraph, table
+from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.paths import tables_dir
 from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.report.choice_tables import choice_lines
@@ -74,7 +75,7 @@ def _error_table(rows: pd.DataFrame, *, every_row: bool) -> list[str]:
         error = row["mean_absolute_error"]
         baseline = " (baseline)" if row["baseline"] else ""
         worst = str(row["worst_cell"])
-        network = network_label(worst.split("/")[1].replace("@", ":")) if "/" in worst else ""
+        network = network_label(from_path(worst.split("/")[1])) if "/" in worst else ""
         lines.append(
             (
                 strategy_label(str(row["strategy"])),

@@ -1,55 +1,182 @@
-"""``ddlbench oracle``: what ParaDL's model says of ways to cut a network, and how right it is."""
+"""``ddlbench oracle``: what models say of ways to cut a network, and how right they are.
+
+Two oracles have the same commands: ParaDL's of CNNs, and that of transformers over tensor x data x
+pipeline devices, with ``--workload transformer``.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import pandas as pd
 
 from ddlbench.commands import oracle_display as display
-from ddlbench.commands.oracle_transformer import ByWorkload, rows_command
+from ddlbench.commands import oracle_transformer_display as transformer_display
+from ddlbench.commands.experiment_options import with_matrix
+from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.units import DAYS
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
-from ddlbench.predict.paradl import advise
-from ddlbench.predict.paradl import calibrate as fitting
+from ddlbench.predict.paradl import measured as iterations
+from ddlbench.predict.paradl import search as cnn
 from ddlbench.predict.paradl.configuration import STRATEGIES
-from ddlbench.predict.paradl.measured import (
-    mean_accuracy,
-    projected,
-    read_measured,
-    reliable_rows,
-    score,
-)
 from ddlbench.predict.paradl.oracle import VARIANTS
-from ddlbench.predict.paradl.platform import Platform
-from ddlbench.predict.paradl.workload import Workload, load_workload
+from ddlbench.predict.platform_file import Accelerators, Platform, PlatformFile
+from ddlbench.predict.transformer import runs as gpt_runs
+from ddlbench.predict.transformer import search as gpt
+from ddlbench.predict.transformer.counts import RECOMPUTATIONS
+from ddlbench.predict.transformer.own_runs import COLUMNS, own_rows
+from ddlbench.predict.transformer.shapes import is_shape
 from ddlbench.report.drawing import draw_figure
 
-PLATFORM = "abci"
+if TYPE_CHECKING:
+    from ddlbench.experiment.config import Experiment
+    from ddlbench.experiment.site import Site
+    from ddlbench.planning.matrix import MatrixRow
+
+Command = Callable[..., Any]
+Said = tuple[Any, list[str]]
+"""JSON values, and lines for a terminal."""
+
+BILLION = 1e9
+TRANSFORMER = "transformer"
+_PATH = click.Path(path_type=Path)
+MEASURED = click.argument("measured", type=_PATH)
+ALL_MEASURED = click.argument("measured", type=_PATH, nargs=-1, required=True)
+OUTPUT = click.option("--output", type=_PATH, help="Write the platform file here.")
+OUT = click.option("--out", type=_PATH, default=Path(), help="Folder; this one if left out.")
+DEVICES = click.option("--devices", type=int, required=True)
+CAMPAIGN = click.option(
+    "--campaign", default=iterations.MAIN_CAMPAIGN, show_default=True, help="Its rows are read."
+)
+MAX_DEVICES = click.option(
+    "--max-devices", type=int, help="Look no further; the platform's end if left out."
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-PLATFORM_NAME = click.option(
-    "--platform",
-    "platform_name",
-    default=PLATFORM,
-    show_default=True,
-    help="Its name in config/platforms, or a file.",
+MOST_DEVICES = click.option("--max-devices", type=int, default=4096, show_default=True)
+
+
+def platform_option(default: str, kind: type[PlatformFile] | None = None) -> Command:
+    """The option ``--platform``, which hands the platform to the command; its name, if no kind."""
+    return click.option(
+        "--platform",
+        default=default,
+        show_default=True,
+        help="Its name in config/platforms, or a file.",
+        callback=lambda _, __, name: kind.load(name) if kind else name,
+    )
+
+
+PLATFORM = platform_option("abci", Platform)
+ACCELERATORS = platform_option("a100-80gb", Accelerators)
+
+
+def printed(command: Callable[..., Said]) -> Command:
+    """Add ``--json``; print what the command returns as JSON or as text."""
+
+    @JSON
+    @wraps(command)
+    def wrapped(as_json: bool, **options: Any) -> None:
+        values, lines = command(**options)
+        click.echo(json.dumps(values) if as_json else "\n".join(lines))
+
+    return wrapped
+
+
+def asking(kind: type[cnn.Question | gpt.Question], *options: Command) -> Command:
+    """Add options, hand the question that has their values to the command, and print its answer."""
+    names = {field.name for field in fields(kind)}
+
+    def add(command: Callable[..., Said]) -> Command:
+        @printed
+        @wraps(command)
+        def wrapped(**given: Any) -> Said:
+            values = {name: given.pop(name) for name in names & given.keys()}
+            return command(question=kind(**values), **given)
+
+        for option in reversed(options):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return add
+
+
+def of_network(batch: str) -> Command:
+    """Add NETWORK and what is given of it; ``batch`` says what ``--batch-size`` counts."""
+    return asking(
+        cnn.Question,
+        click.argument("network"),
+        click.option(
+            "--variant", type=click.Choice(list(VARIANTS)), default="corrected", show_default=True
+        ),
+        PLATFORM,
+        click.option("--batch-size", type=float, required=True, help=batch),
+    )
+
+
+ALL_SAMPLES = "Samples over all devices."
+GROUP_SAMPLES = "Samples of a device (data), of a node (hybrids), of all devices (the others)."
+
+of_shape = asking(
+    gpt.Question,
+    click.argument("network", metavar="SHAPE"),
+    click.option("--batch-size", type=int, required=True, help=ALL_SAMPLES),
+    click.option(
+        "--memory-gb", type=float, help="Of a device; 94 % of the platform's if left out."
+    ),
+    click.option("--zero", type=click.IntRange(0, 3), default=0, help="Stage of ZeRO."),
+    click.option("--sequence-parallel", is_flag=True, help="Divide norms and dropout, too."),
+    click.option(
+        "--recomputation",
+        type=click.Choice(RECOMPUTATIONS),
+        help="Only this; all are tried if left out.",
+    ),
+    ACCELERATORS,
 )
 
 
-def with_platform(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--platform`` and hand the platform to the command."""
+class ByWorkload(click.Group):
+    """A group whose commands speak of CNNs, or of transformers with ``--workload transformer``.
 
-    @PLATFORM_NAME
-    @wraps(command)
-    def wrapped(platform_name: str, **options: Any) -> None:
-        command(platform=Platform.load(platform_name), **options)
+    A command also speaks of transformers if its first argument is the name of a published one.
+    """
 
-    return wrapped
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.transformers = click.Group()
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command for ``args``; ``--workload`` is taken out of them."""
+        name, command, rest = super().resolve_command(ctx, args)
+        workload, rest = _workload(rest)
+        shape = rest and not rest[0].startswith("-") and is_shape(rest[0])
+        if workload == TRANSFORMER or (shape and not workload):
+            command = self.transformers.get_command(ctx, str(name))
+            if command is None:
+                known = ", ".join(self.transformers.commands)
+                raise ConfigError(f"oracle {name} speaks of CNNs only; for transformers: {known}")
+        return name, command, rest
+
+
+def _workload(args: list[str]) -> tuple[str, list[str]]:
+    """The value of ``--workload``, empty without one, and the other arguments."""
+    for place, word in enumerate(args):
+        option, equals, value = word.partition("=")
+        if option == "--workload":
+            end = place + (1 if equals else 2)
+            value = value if equals else "".join(args[place + 1 : end])
+            if value not in ("cnn", TRANSFORMER):
+                raise ConfigError(f"--workload {value!r}; write cnn or {TRANSFORMER}")
+            return value, args[:place] + args[end:]
+    return "", args
 
 
 @click.group(cls=ByWorkload)
@@ -61,117 +188,37 @@ def oracle() -> None:
     """
 
 
-oracle.add_command(rows_command)
-
-
-def _of_workload(command: Callable[..., None]) -> Callable[..., None]:
-    """Add NETWORK, the variant, ``--platform`` and ``--json``."""
-
-    @click.argument("network")
-    @click.option(
-        "--variant", type=click.Choice(list(VARIANTS)), default="corrected", show_default=True
-    )
-    @JSON
-    @with_platform
-    @wraps(command)
-    def wrapped(network: str, **options: Any) -> None:
-        command(workload=load_workload(network), **options)
-
-    return wrapped
-
-
-@oracle.command("score", short_help="Score projections against measured iterations.")
-@click.argument("measured", type=click.Path(path_type=Path))
-@with_platform
-@click.option(
-    "--predictor",
-    default="corrected",
-    show_default=True,
-    help="authors-code, printed-table, corrected, or a baseline: computation-only, carry-forward, "
-    "paradl-projected.",
-)
-@JSON
-def score_command(measured: Path, platform: Platform, predictor: str, as_json: bool) -> None:
-    """Score projections against the measured iterations of MEASURED, a CSV table."""
-    found = score(read_measured(measured), platform, predictor)
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        click.echo("\n".join(display.score_lines(found, platform)))
-
-
-@oracle.command("calibrate", short_help="Fit the platform's constants to measurements.")
-@click.argument("measured", type=click.Path(path_type=Path))
-@with_platform
-@click.option("--campaign", default="report", show_default=True, help="Rows of it are fitted.")
-@click.option(
-    "--hold-out",
-    type=click.Choice(["network", "size"]),
-    help="Also fit without each network in turn, or up to 16 devices only, and score the rest.",
-)
-@click.option("--output", type=click.Path(path_type=Path), help="Write the platform file here.")
-@JSON
-def calibrate_command(
-    *,
-    measured: Path,
-    platform: Platform,
-    campaign: str,
-    hold_out: str | None,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """Fit the platform's few constants to MEASURED, and say each of them."""
-    rows = reliable_rows(measured, campaign)
-    found = fitting.calibrate(rows, platform)
-    fitted = platform.with_constants(found.constants)
-    value: dict[str, Any] = {
-        "rows": found.rows,
-        "constants": display.constants(platform, found),
-        "mean_accuracy": mean_accuracy(rows, projected(rows, fitted, fitting.VARIANT)),
-    }
-    if hold_out:
-        tried, held_out = fitting.hold_out(rows, platform, hold_out)
-        value["hold_out"] = {"by": hold_out, **display.accuracy_by_strategy(tried, held_out)}
-    if output is not None:
-        fitted.write(output)
-        value["written"] = str(output)
-    if as_json:
-        click.echo(json.dumps(value))
-    else:
-        click.echo("\n".join(display.calibration_lines(value, platform)))
+transformers = oracle.transformers
 
 
 @oracle.command("best", short_help="Rank the strategies on so many devices.")
-@_of_workload
-@click.option("--devices", type=int, required=True)
-@click.option("--batch-size", type=float, required=True, help="Samples over all devices.")
-def best_command(
-    *,
-    workload: Workload,
-    platform: Platform,
-    variant: str,
-    devices: int,
-    batch_size: float,
-    as_json: bool,
-) -> None:
+@DEVICES
+@of_network(ALL_SAMPLES)
+def best_command(question: cnn.Question, devices: int) -> Said:
     """Rank the strategies for NETWORK on so many devices at one global batch."""
-    found = advise.best(workload, platform, devices, batch_size, variant)
-    if as_json:
-        ranking = [display.candidate(one) for one in found]
-        chosen = next((one["strategy"] for one in ranking if one["runs"]), None)
-        click.echo(json.dumps({"best": chosen, "ranking": ranking}))
-    else:
-        click.echo("\n".join(display.best_lines(found, _network(), platform, devices, batch_size)))
+    answers = cnn.best(question, devices)
+    ranking = [display.answer(one) for one in answers]
+    chosen = next((one["strategy"] for one in ranking if one["runs"]), None)
+    lines = display.best_lines(answers, question, devices)
+    return {"best": chosen, "ranking": ranking}, lines
+
+
+@transformers.command("best", short_help="Rank the ways to cut a transformer.")
+@DEVICES
+@of_shape
+def best_cuts_command(question: gpt.Question, devices: int) -> Said:
+    """Rank the ways to cut SHAPE over so many devices at one global batch.
+
+    SHAPE is a published transformer (gpt3-175b, megatron-39.1b, ...) or a YAML file with layers,
+    hidden_size, attention_heads, sequence_length and vocabulary.
+    """
+    answers = gpt.best(question, devices)
+    ranking = [transformer_display.answer(one) for one in answers]
+    values = {"best": ranking[0], "next": ranking[1:2], "ranking": ranking}
+    return values, transformer_display.best_lines(answers, question)
 
 
 @oracle.command("limits", short_help="Say how far each strategy scales, and why no further.")
-@_of_workload
-@click.option(
-    "--batch-size",
-    type=float,
-    required=True,
-    help="Samples of a device (data), of a node (hybrids), of all devices (the others).",
-)
 @click.option(
     "--strategy",
     type=click.Choice(STRATEGIES),
@@ -179,82 +226,225 @@ def best_command(
     multiple=True,
     help=f"Only this one of {', '.join(STRATEGIES)}; may be repeated.",
 )
-@click.option("--max-devices", type=int, help="Look no further; the platform's end if left out.")
-def limits_command(
-    *,
-    workload: Workload,
-    platform: Platform,
-    variant: str,
-    batch_size: float,
-    strategy: tuple[str, ...],
-    max_devices: int | None,
-    as_json: bool,
-) -> None:
+@MAX_DEVICES
+@of_network(GROUP_SAMPLES)
+def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> Said:
     """Say how far each strategy scales, what bounds an iteration from where on, what ends it."""
-    _above_zero(batch_size)
-    found = [
-        advise.reach(workload, platform, batch_size, name, variant=variant, most=max_devices)
-        for name in strategy or STRATEGIES
+    reaches = [cnn.reach(question, one) for one in strategy or STRATEGIES]
+    lines = display.limits_lines(reaches, question)
+    return [display.reach(one) for one in reaches], lines
+
+
+@transformers.command("limits", short_help="Say how far a transformer scales.")
+@MOST_DEVICES
+@of_shape
+def scaling_command(question: gpt.Question) -> Said:
+    """Say how SHAPE scales at one global batch, and from where on efficiency is under a half."""
+    answers = gpt.scaling(question)
+    sizes = [
+        {**transformer_display.answer(one), "efficiency": share}
+        for one, share in zip(answers, gpt.efficiencies(answers), strict=True)
     ]
-    if as_json:
-        click.echo(json.dumps([display.reach(one) for one in found]))
-    else:
-        click.echo("\n".join(display.limits_lines(found, _network(), platform)))
+    values = {"below_half_from": gpt.below_half(answers), "sizes": sizes}
+    return values, transformer_display.limits_lines(answers, question)
 
 
 @oracle.command("target", short_help="Say which devices end an epoch in a given time.")
-@_of_workload
-@click.option(
-    "--batch-size",
-    type=float,
-    required=True,
-    help="Samples of a device (data), of a node (hybrids), of all devices (the others).",
-)
 @click.option("--epoch-s", type=float, required=True, help="Seconds that an epoch may take.")
-@click.option("--max-devices", type=int, help="Look no further; the platform's end if left out.")
-def target_command(
-    *,
-    workload: Workload,
-    platform: Platform,
-    variant: str,
-    batch_size: float,
-    epoch_s: float,
-    max_devices: int | None,
-    as_json: bool,
-) -> None:
+@MAX_DEVICES
+@of_network(GROUP_SAMPLES)
+def target_command(question: cnn.Question, epoch_s: float) -> Said:
     """Say with how many devices each strategy ends an epoch of NETWORK in time."""
-    _above_zero(batch_size)
-    found = advise.target(
-        workload, platform, batch_size, epoch_s, variant=variant, most=max_devices
-    )
-    if as_json:
-        candidates = {name: display.candidate(one) if one else None for name, one in found}
-        click.echo(json.dumps({"epoch_s": epoch_s, "strategies": candidates}))
+    answers = cnn.fewest(question, epoch_s)
+    values = {key: display.answer(one) if one else None for key, one in answers.items()}
+    lines = display.target_lines(answers, question, epoch_s)
+    return {"epoch_s": epoch_s, "strategies": values}, lines
+
+
+@transformers.command("target", short_help="Say which devices end a training in time.")
+@click.option("--tokens-billion", type=float, required=True, help="Of the whole training.")
+@click.option("--days", type=float, required=True, help="That it may take.")
+@MOST_DEVICES
+@of_shape
+def training_command(question: gpt.Question, tokens_billion: float, days: float) -> Said:
+    """Say with how few devices a training of SHAPE ends in time, and what it costs."""
+    if tokens_billion <= 0 or days <= 0:
+        raise ConfigError(
+            f"{tokens_billion:g} billion tokens in {days:g} days: write numbers above 0"
+        )
+    tokens = tokens_billion * BILLION
+    answers = gpt.scaling(question)
+    chosen = gpt.fewest(answers, tokens, days * DAYS.size)
+    lines = transformer_display.target_lines(answers, chosen, question, tokens=tokens, days=days)
+    answer = transformer_display.answer(chosen, tokens) if chosen else None
+    return {"tokens": tokens, "days": days, "answer": answer}, lines
+
+
+@oracle.command("score", short_help="Score projections against measured iterations.")
+@MEASURED
+@PLATFORM
+@click.option(
+    "--predictor",
+    default="corrected",
+    show_default=True,
+    help="authors-code, printed-table, corrected, or a baseline: computation-only, carry-forward, "
+    "paradl-projected.",
+)
+@printed
+def score_command(measured: Path, platform: Platform, predictor: str) -> Said:
+    """Score projections against the measured iterations of MEASURED, a CSV table."""
+    values = iterations.score(iterations.read_measured(measured), platform, predictor)
+    return values, display.score_lines(values, platform)
+
+
+@transformers.command("score", short_help="Score predicted steps against measured ones.")
+@MEASURED
+@click.option(
+    "--hold-out",
+    type=click.Choice(gpt_runs.HOLD_OUTS),
+    help="Fit without the rows of each value in turn, and score those.",
+)
+@click.option(
+    "--also",
+    type=_PATH,
+    multiple=True,
+    help="With --hold-out: fit these tables' rows as well, those held out left out.",
+)
+@ACCELERATORS
+@printed
+def score_steps_command(
+    measured: Path, hold_out: str | None, also: tuple[Path, ...], platform: Accelerators
+) -> Said:
+    """Score predictions against the measured steps of MEASURED, a CSV table.
+
+    Columns: hidden_size, attention_heads, layers, sequence_length, global_batch, micro_batch,
+    tensor, data, pipeline, step_s; also known: vocabulary, schedule, chunks, recomputation, zero,
+    sequence_parallel.
+    """
+    runs = gpt_runs.read_runs(measured)
+    if also and not hold_out:
+        raise ConfigError("--also adds rows to a fit; write --hold-out, or leave it out")
+    if hold_out:
+        others = gpt_runs.read_runs(*also) if also else None
+        predicted_s = gpt_runs.held_out_s(runs, platform, hold_out, others)
     else:
-        click.echo("\n".join(display.target_lines(found, _network(), platform, epoch_s)))
+        predicted_s = runs.predicted_s(platform)
+    values = {
+        **gpt_runs.scored(runs, predicted_s),
+        "hold_out": hold_out,
+        "choices": gpt_runs.choices(runs, predicted_s),
+    }
+    return values, transformer_display.score_lines(values, platform)
 
 
-def _network() -> str:
-    """NETWORK as the user wrote it."""
-    return str(click.get_current_context().params["network"])
+def _write(platform: PlatformFile, path: Path | None) -> dict[str, str]:
+    """Write a calibrated platform if there is a path; return what to say of it."""
+    if path is None:
+        return {}
+    platform.write(path)
+    return {"written": str(path)}
 
 
-def _above_zero(batch_size: float) -> None:
-    if batch_size <= 0:
-        raise ConfigError(f"--batch-size {batch_size:g}: write a number above 0")
-
-
-CAMPAIGN = click.option(
-    "--campaign", default="report", show_default=True, help="Rows of it are shown."
+@oracle.command("calibrate", short_help="Fit the platform's constants to measurements.")
+@MEASURED
+@PLATFORM
+@CAMPAIGN
+@click.option(
+    "--hold-out",
+    type=click.Choice(iterations.HOLD_OUTS),
+    help="Also fit without each network in turn, or up to 16 devices only, and score the rest.",
 )
-OUT = click.option(
-    "--out", type=click.Path(path_type=Path), default=Path(), help="Folder; this one if left out."
-)
+@OUTPUT
+@printed
+def calibrate_command(
+    *,
+    measured: Path,
+    platform: Platform,
+    campaign: str,
+    hold_out: str | None,
+    output: Path | None,
+) -> Said:
+    """Fit the platform's few constants to MEASURED, and say each of them."""
+    rows = iterations.reliable_rows(measured, campaign)
+    fit = iterations.calibrate(rows, platform)
+    fitted = platform.with_constants(fit.constants)
+    projections = iterations.projected(rows, fitted, iterations.FITTED)
+    values: dict[str, Any] = {
+        "rows": fit.rows,
+        "constants": display.constants(platform, fit, display.CONSTANT),
+        "mean_accuracy": iterations.mean_accuracy(rows, projections),
+    }
+    if hold_out:
+        held_out = iterations.hold_out(rows, platform, hold_out)
+        values["hold_out"] = {"by": hold_out, **display.accuracy_by_strategy(*held_out)}
+    values |= _write(fitted, output)
+    return values, display.calibration_lines(values, platform)
+
+
+@transformers.command("calibrate", short_help="Fit a platform's constants to measured steps.")
+@ALL_MEASURED
+@OUTPUT
+@ACCELERATORS
+@printed
+def calibrate_steps_command(
+    measured: tuple[Path, ...], output: Path | None, platform: Accelerators
+) -> Said:
+    """Fit the platform's constants to the steps of all tables MEASURED, and say each of them.
+
+    The interval of the file comes from the same rows with each hidden size held out in turn, or
+    each number of devices where there is one size only.
+    """
+    runs = gpt_runs.read_runs(*measured)
+    fit = gpt_runs.calibrate(runs, platform)
+    fitted = gpt_runs.calibrated(platform, fit, runs, ", ".join(path.name for path in measured))
+    values = {
+        "rows": fit.rows,
+        "constants": display.constants(platform, fit, transformer_display.CONSTANT),
+        "mean_absolute_error": gpt_runs.scored(runs, runs.predicted_s(fitted))[
+            "mean_absolute_error"
+        ],
+        "interval": fitted.interval.to_dict(),
+        **_write(fitted, output),
+    }
+    return values, transformer_display.calibration_lines(values, platform)
+
+
+@click.command("rows", short_help="Write measured cells as a table of runs.")
+@with_matrix
+@click.option("--output", type=_PATH, required=True, help="Write the CSV table here.")
+def rows_command(
+    *, experiment: Experiment, site: Site, rows: list[MatrixRow], output: Path
+) -> None:
+    """Write the experiment's measured cells of transformers as rows for score and calibrate.
+
+    A row is the median step of a cell's repeats: sequential, data-parallel, FSDP and synchronous
+    pipelines in fp32.
+    """
+    runs = own_rows(rows, site.name)
+    if not runs:
+        raise ConfigError(
+            f"{experiment.where}: site {site.name} has no measured cell of a transformer; measure "
+            "one of vit-tiny, gpt-tiny, ... first"
+        )
+    with whole_file(output) as part, part.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(runs)
+    click.echo(f"{output} is written: {len(runs)} row(s)")
+
+
+oracle.add_command(rows_command)
+transformers.add_command(rows_command)
+
+
+def _draw(figure: str, path: Path, *inputs: Any) -> None:
+    made = draw_figure(figure, path, *inputs)
+    click.echo(f"{made}, .pdf and .csv are written")
 
 
 @oracle.command("figure", short_help="Draw measurements beside projections.")
-@click.argument("measured", type=click.Path(path_type=Path))
-@with_platform
+@MEASURED
+@PLATFORM
 @CAMPAIGN
 @OUT
 def figure_command(measured: Path, platform: Platform, campaign: str, out: Path) -> None:
@@ -263,14 +453,31 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
     Writes oracle.png, .pdf and .csv. Of an experiment's own runs, `ddlbench accuracy --figures`
     draws it.
     """
-    rows = _reliable(measured, campaign)
-    where = f"{measured.name}, campaign {campaign}. {platform.values['description']}."
-    made = draw_figure("oracle_published", out / "oracle.png", rows, platform, where)
-    click.echo(f"{made}, .pdf and .csv are written")
+    rows = iterations.reliable_rows(measured, campaign)
+    where = f"{measured.name}, campaign {campaign}. {platform.description}."
+    _draw("oracle_published", out / "oracle.png", rows, platform, where)
+
+
+@transformers.command("figure", short_help="Draw measurements beside predictions.")
+@ALL_MEASURED
+@OUT
+@ACCELERATORS
+def figures_command(measured: tuple[Path, ...], out: Path, platform: Accelerators) -> None:
+    """Draw all tables MEASURED beside predictions, and how a 175-billion-parameter model scales.
+
+    Each hidden size is predicted with constants fitted to the others. Writes transformer_runs,
+    transformer_errors and transformer_scaling, each as .png, .pdf and .csv.
+    """
+    runs = gpt_runs.read_runs(*measured)
+    predicted_s = gpt_runs.held_out_s(runs, platform, "hidden_size")
+    where = f"{', '.join(path.name for path in measured)}. {platform.description}."
+    for name in ("transformer_runs", "transformer_errors"):
+        _draw(name, out / f"{name}.png", runs, predicted_s, where)
+    _draw("transformer_scaling", out / "transformer_scaling.png", platform)
 
 
 @oracle.command("anomalies", short_help="Flag runs that depart from their projection.")
-@click.argument("runs", type=click.Path(path_type=Path))
+@click.argument("runs", type=_PATH)
 @click.option(
     "--limit",
     type=click.FloatRange(min=0, min_open=True),
@@ -284,11 +491,11 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
     show_default=True,
     help="Of predictions.json: any predictor.",
 )
-@PLATFORM_NAME
+@platform_option("abci")
 @CAMPAIGN
 @JSON
 def anomalies_command(
-    *, runs: Path, limit: float, predictor: str, platform_name: str, campaign: str, as_json: bool
+    *, runs: Path, limit: float, predictor: str, platform: str, campaign: str, as_json: bool
 ) -> None:
     """Flag measured RUNS that depart from their projection; ends with 1 if any does, else 0.
 
@@ -303,17 +510,17 @@ def anomalies_command(
             known = ", ".join(dict.fromkeys(map(str, predictions["predictor"])))
             raise ConfigError(f"{runs}: nothing by predictor {predictor!r}; it has: {known}")
         table = from_predictions(predictions, predictor)
-        said = f"{predictor}, of this site's own profile and links"
+        source = f"{predictor}, of this site's own profile and links"
     else:
-        platform = Platform.load(platform_name)
-        table = _projected_runs(_reliable(runs, campaign), platform)
-        said = f"the corrected oracle for {platform.values['description']}"
+        cluster = Platform.load(platform)
+        table = iterations.as_predictions(iterations.reliable_rows(runs, campaign), cluster)
+        source = f"the corrected oracle for {cluster.description}"
     judged = anomalies(table, limit)
     if as_json:
         records = judged.astype(object).where(judged.notna(), None).to_dict("records")
         click.echo(json.dumps({"limit": limit, "runs": records}))
     else:
-        click.echo("\n".join(display.departure_lines(judged, limit, said)))
+        click.echo("\n".join(display.departure_lines(judged, limit, source)))
     if not (judged["why_unknown"] == "").any():  # silence must not read as "all is well"
         raise ConfigError(f"{runs}: no run could be judged: none was both measured and projected")
     if (judged["departs"] != "").any():
@@ -333,30 +540,3 @@ def explain_command(strategies: tuple[str, ...], out: Path) -> None:
     for name in strategies or STRATEGIES:
         made = draw_figure("split", out / f"split-{name.replace('+', '-')}.png", name)
         click.echo(f"{made} and .pdf are written")
-
-
-def _reliable(path: Path, campaign: str) -> pd.DataFrame:
-    return reliable_rows(path, campaign)
-
-
-def _projected_runs(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
-    """Runs as ``predict.accuracy`` reads them, of a table of measured iterations."""
-    projections = projected(rows, platform, "corrected")
-    interval = {
-        end: pd.to_numeric(rows[column], errors="coerce")
-        if column in rows.columns
-        else float("nan")
-        for end, column in (("low_s", "s_per_it_min"), ("high_s", "s_per_it_max"))
-    }
-    return pd.DataFrame(
-        {
-            "run": rows["cell"],
-            "measured_s": rows["seconds_per_iteration"],
-            **interval,
-            "projected_s": projections["iteration"],
-            "measured_compute_s": rows["compute_seconds"],
-            "projected_compute_s": projections["compute"],
-            "measured_communication_s": rows["comm_seconds"],
-            "projected_communication_s": projections["communication"],
-        }
-    )

@@ -1,9 +1,8 @@
-"""How the oracle's answers look in a terminal and as JSON."""
+"""How the answers of ParaDL's oracle look in a terminal and as JSON."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,35 +14,32 @@ from ddlbench.predict.paradl.measured import mean_accuracy
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ddlbench.predict.paradl.advise import Candidate, Reach
-    from ddlbench.predict.paradl.calibrate import Calibration
-    from ddlbench.predict.paradl.platform import Platform
+    from ddlbench.predict.measured_steps import Fit
+    from ddlbench.predict.paradl.search import Answer, Question, Reach
+    from ddlbench.predict.platform_file import Platform, PlatformFile
 
-ACCURACIES = (
-    "accuracy",
-    "compute_accuracy",
-    "communication_accuracy",
-    "worst_cell_accuracy",
-)
+ACCURACIES = ("accuracy", "compute_accuracy", "communication_accuracy", "worst_cell_accuracy")
+CONSTANT = ("value", "relative_error", "prior", "meaning")
+"""What is said of each fitted constant."""
 _FEW_NAMES = 2
 _LOOSE = 0.5
 
 
-def candidate(one: Candidate) -> dict[str, Any]:
+def answer(one: Answer) -> dict[str, Any]:
     """A strategy on some devices as JSON values."""
-    found = one.projection
+    projection = one.projection
     return {
-        "strategy": found.configuration.strategy,
-        "devices": found.configuration.devices,
-        "batch_size": found.configuration.batch,
-        "iteration_s": found.iteration_s,
-        "computation_s": dict(found.computation),
-        "communication_s": dict(found.communication),
+        "strategy": one.strategy,
+        "devices": one.devices,
+        "batch_size": projection.configuration.batch,
+        "iteration_s": projection.iteration_s,
+        "computation_s": dict(projection.computation),
+        "communication_s": dict(projection.communication),
         "epoch_s": one.epoch_s,
-        "memory_bytes": found.memory_bytes,
-        "max_devices": found.max_devices,
-        "limiting_layer": found.limiting_layer,
-        "bottleneck": found.bottleneck,
+        "memory_bytes": projection.memory_bytes,
+        "max_devices": projection.max_devices,
+        "limiting_layer": projection.limiting_layer,
+        "bottleneck": projection.bottleneck,
         "runs": not one.why,
         "why": one.why,
     }
@@ -53,24 +49,18 @@ def reach(one: Reach) -> dict[str, Any]:
     """How a strategy scales, as JSON values."""
     return {
         "strategy": one.strategy,
-        "sizes": [candidate(size) for size in one.sizes],
+        "sizes": [answer(size) for size in one.sizes],
         "regimes": [{"from_devices": devices, "term": term} for devices, term in one.regimes],
         "communication_outweighs_from": one.communication_from,
         "stops": one.stops,
     }
 
 
-def constants(platform: Platform, found: Calibration) -> dict[str, dict[str, Any]]:
-    """Every fitted constant beside its prior and meaning."""
-    said = platform.values["fitted"]
+def constants(platform: PlatformFile, fit: Fit, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Every fitted constant with its error or interval, beside its prior and meaning."""
     return {
-        name: {
-            "value": value,
-            "relative_error": found.relative_errors[name],
-            "prior": said[name]["prior"],
-            "meaning": said[name]["meaning"],
-        }
-        for name, value in found.constants.items()
+        name: {key: {**constant.to_dict(), **fit.of(name)}[key] for key in keys}
+        for name, constant in platform.fitted.items()
     }
 
 
@@ -80,36 +70,35 @@ def accuracy_by_strategy(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[
         "mean_accuracy": mean_accuracy(rows, projections),
         "cells": len(rows),
         "strategies": {
-            str(name): mean_accuracy(group, projections.loc[group.index])
-            for name, group in rows.groupby("strategy")
+            str(name): mean_accuracy(group, projections) for name, group in rows.groupby("strategy")
         },
     }
 
 
-def score_lines(found: Mapping[str, Any], platform: Platform) -> list[str]:
+def score_lines(values: Mapping[str, Any], platform: Platform) -> list[str]:
     """Accuracies of every campaign with the baselines, and what the projections miss most."""
     columns = [
         Column("of"), Column("accuracy", right=True), Column("computation", right=True),
         Column("communication", right=True), Column("worst cell", right=True),
         Column("cells", right=True),
     ]  # fmt: skip
-    lines = paragraph(f"{found['predictor']} on {platform.values['description']}")
-    for campaign, said in {found["campaign"]: found, **found["campaigns"]}.items():
-        known = {name: value for name, value in said["baselines"].items() if value is not None}
+    lines = paragraph(f"{values['predictor']} on {platform.description}")
+    for campaign, score in {values["campaign"]: values, **values["campaigns"]}.items():
+        known = {name: value for name, value in score["baselines"].items() if value is not None}
         beside = ", ".join(f"{name} {_percent(known[name])}" for name in _highest_first(known))
         lines += paragraph(
-            f"campaign {campaign}: {_percent(said['mean_accuracy'])} right, the mean of its "
+            f"campaign {campaign}: {_percent(score['mean_accuracy'])} right, the mean of its "
             f"strategies; baselines: {beside}",
             hanging="  ",
         )
         rows = []
-        for groups in (said["strategies"], said["networks"]):
+        for groups in (score["strategies"], score["networks"]):
             for name in _highest_first({name: one["accuracy"] for name, one in groups.items()}):
                 numbers = (_percent(groups[name][key]) for key in ACCURACIES)
                 rows.append((name, *numbers, str(groups[name]["cells"])))
         lines += table(columns, rows) if rows else []
     lines += paragraph("accuracy: 1 - |projected / measured - 1|, the mean over cells.")
-    return [*lines, *_grouped("left out", [(row["cell"], row["why"]) for row in found["left_out"]])]
+    return lines + _grouped("left out", [(row["cell"], row["why"]) for row in values["left_out"]])
 
 
 def _highest_first(values: Mapping[str, float | None]) -> list[str]:
@@ -139,27 +128,23 @@ def calibration_lines(value: Mapping[str, Any], platform: Platform) -> list[str]
     rows = [
         (
             name,
-            _constant(name, said["value"]),
-            f"{said['relative_error']:.0%}" if said["relative_error"] is not None else "",
-            _constant(name, said["prior"]),
+            _constant(name, one["value"]),
+            f"{one['relative_error']:.0%}",
+            _constant(name, one["prior"]),
         )
-        for name, said in fitted.items()
+        for name, one in fitted.items()
     ]
     lines = paragraph(
-        f"{len(fitted)} constants from {value['rows']} iterations: {platform.values['description']}"
+        f"{len(fitted)} constants from {value['rows']} iterations: {platform.description}"
     )
     lines += table(columns, rows)
-    loose = [
-        name
-        for name, said in fitted.items()
-        if said["relative_error"] is not None and said["relative_error"] > _LOOSE
-    ]
+    loose = [name for name, one in fitted.items() if one["relative_error"] > _LOOSE]
     if loose:
         lines += paragraph(
             f"Hardly known from these rows, over {_LOOSE:.0%} uncertain: {', '.join(loose)}.",
             hanging="  ",
         )
-    lines += named_lines((name, str(said["meaning"])) for name, said in fitted.items())
+    lines += named_lines((name, str(one["meaning"])) for name, one in fitted.items())
     lines.append(f"mean accuracy on the same rows: {_percent(value['mean_accuracy'])}")
     if "hold_out" in value:
         held = value["hold_out"]
@@ -169,9 +154,12 @@ def calibration_lines(value: Mapping[str, Any], platform: Platform) -> list[str]
             f"{_percent(held['mean_accuracy'])} ({parts})",
             hanging="  ",
         )
-    if "written" in value:
-        lines.append(f"written: {value['written']}")
-    return lines
+    return lines + written(value)
+
+
+def written(value: Mapping[str, Any]) -> list[str]:
+    """Where a calibrated platform is, if it was written."""
+    return [f"written: {value['written']}"] if "written" in value else []
 
 
 def _constant(name: str, value: float) -> str:
@@ -181,13 +169,13 @@ def _constant(name: str, value: float) -> str:
     return duration_text(value) if name.endswith("_s") else f"{value:.2f}"
 
 
-def departure_lines(judged: pd.DataFrame, limit: float, said: str) -> list[str]:
+def departure_lines(judged: pd.DataFrame, limit: float, source: str) -> list[str]:
     """Runs that depart from their projection, the farthest first; then those not judged.
 
     Args:
         judged: what :func:`ddlbench.predict.accuracy.anomalies` returns.
         limit: share from which a run departs.
-        said: whose projections, of which machine.
+        source: of the projections, and of which machine.
     """
     names = dict(zip(judged["run"], _run_names(judged["run"].tolist()), strict=True))
     departing = judged[judged["departs"] != ""].to_dict("records")
@@ -207,13 +195,12 @@ def departure_lines(judged: pd.DataFrame, limit: float, said: str) -> list[str]:
     unknown = judged[judged["why_unknown"] != ""].to_dict("records")
     count = len(judged) - len(unknown)
     lines = paragraph(
-        f"{len(departing)} of {count} runs depart over {limit:.0%} from the projection by {said}"
+        f"{len(departing)} of {count} runs depart over {limit:.0%} from the projection by {source}"
     )
     lines += table(columns, rows) if departing else []
-    return [
-        *lines,
-        *_grouped("not judged", [(names[row["run"]], row["why_unknown"]) for row in unknown]),
-    ]
+    return lines + _grouped(
+        "not judged", [(names[row["run"]], row["why_unknown"]) for row in unknown]
+    )
 
 
 def _run_names(runs: Sequence[str]) -> list[str]:
@@ -231,90 +218,60 @@ def _departing_part(row: Mapping[Any, Any]) -> str:
     return f"{row['part']}: {duration_text(measured)} for {duration_text(projected)}"
 
 
-def _machine(network: str, platform: Platform) -> str:
+def _machine(question: Question) -> str:
     """Network and platform of an answer."""
-    memory = size_text(platform.device["memory_bytes"])
-    description = platform.values["description"]
+    platform = question.platform
     return (
-        f"{network} on {description}: {platform.devices_per_node} devices a node, {memory} a device"
+        f"{question.network} on {platform.description}: {platform.devices_per_node} devices a "
+        f"node, {size_text(platform.device.memory_bytes)} a device"
     )
 
 
-def best_lines(
-    found: Sequence[Candidate],
-    network: str,
-    platform: Platform,
-    devices: int,
-    batch_size: float,
-) -> list[str]:
+def best_lines(answers: Sequence[Answer], question: Question, devices: int) -> list[str]:
     """A ranking of what can run, fastest first; below it what cannot, with the reason."""
     lines = paragraph(
-        f"{_machine(network, platform)}; {devices:,} devices, batch {batch_size:,.0f}"
+        f"{_machine(question)}; {devices:,} devices, batch {question.batch_size:,.0f}"
     )
-    able = [one for one in found if not one.why]
-    lines += _candidates(able, with_devices=False)
-    if able:
-        lines.append(f"best: {able[0].projection.configuration.strategy}")
-    else:
-        lines.append("no strategy can run like this")
-    pairs = [
-        (one.projection.configuration.strategy, one.why.replace("device(s)", "devices"))
-        for one in found
-        if one.why
-    ]
+    able = [one for one in answers if not one.why]
+    lines += _answers(able, with_devices=False)
+    lines.append(f"best: {able[0].strategy}" if able else "no strategy can run like this")
+    pairs = [(one.strategy, one.why.replace("device(s)", "devices")) for one in answers if one.why]
     if pairs:
         lines += ["Cannot run", *named_lines(pairs, "  ")]
     return lines
 
 
-def limits_lines(found: Iterable[Reach], network: str, platform: Platform) -> list[str]:
+def limits_lines(reaches: Iterable[Reach], question: Question) -> list[str]:
     """What bounds each strategy from where on, and what ends it."""
     columns = [
         Column("strategy"), Column("longest term"),
         Column("mostly sending from", right=True, drop=1), Column("ends at"),
     ]  # fmt: skip
     rows = []
-    for one in found:
+    for one in reaches:
         regimes = ", ".join(
             f"from {devices:,} {term}" if at else str(term)
             for at, (devices, term) in enumerate(one.regimes)
         )
         outweighs = f"{one.communication_from:,}" if one.communication_from else ""
-        rows.append((one.strategy, regimes or "never runs", outweighs, _end(one.stops)))
-    return [*paragraph(_machine(network, platform)), *table(columns, rows)]
-
-
-_TOO_MANY = re.compile(r"\d+ devices: at most (\d+) device\(s\), limited by (.*)")
-_WHOLE_PLATFORM = re.compile(r"the platform: (\d+) devices")
-
-
-def _end(stops: str) -> str:
-    """What ends a strategy in few words: ``7 devices (conv5_1.add)``."""
-    match = _TOO_MANY.fullmatch(stops)
-    if match:
-        return f"{int(match[1]):,} devices ({match[2].removeprefix('the ')})"
-    match = _WHOLE_PLATFORM.fullmatch(stops)
-    return f"{int(match[1]):,} devices (the platform)" if match else stops
+        rows.append((one.strategy, regimes or "never runs", outweighs, one.end))
+    return [*paragraph(_machine(question)), *table(columns, rows)]
 
 
 def target_lines(
-    found: Iterable[tuple[str, Candidate | None]],
-    network: str,
-    platform: Platform,
-    epoch_s: float,
+    answers: Mapping[str, Answer | None], question: Question, epoch_s: float
 ) -> list[str]:
     """The fewest devices of each strategy that keep the time."""
-    found = list(found)
-    lines = paragraph(f"{_machine(network, platform)}; an epoch in {duration_text(epoch_s)}")
-    lines += _candidates([one for _, one in found if one is not None], with_devices=True)
-    missed = [name for name, one in found if one is None]
+    lines = paragraph(f"{_machine(question)}; an epoch in {duration_text(epoch_s)}")
+    lines += _answers([one for one in answers.values() if one], with_devices=True)
+    missed = [name for name, one in answers.items() if one is None]
     if missed:
         lines += paragraph(f"not in time with any number of devices: {', '.join(missed)}")
     return lines
 
 
-def _candidates(found: Sequence[Candidate], *, with_devices: bool) -> list[str]:
-    if not found:
+def _answers(answers: Sequence[Answer], *, with_devices: bool) -> list[str]:
+    if not answers:
         return []
     columns = [
         Column("strategy"), Column("devices", right=True), Column("iteration", right=True),
@@ -323,8 +280,8 @@ def _candidates(found: Sequence[Candidate], *, with_devices: bool) -> list[str]:
     ]  # fmt: skip
     rows = [
         (
-            one.projection.configuration.strategy,
-            f"{one.projection.configuration.devices:,}" if with_devices else "",
+            one.strategy,
+            f"{one.devices:,}" if with_devices else "",
             duration_text(one.projection.iteration_s),
             duration_text(one.projection.compute_s),
             duration_text(one.projection.communication_s),
@@ -332,7 +289,7 @@ def _candidates(found: Sequence[Candidate], *, with_devices: bool) -> list[str]:
             size_text(one.projection.memory_bytes),
             one.projection.bottleneck,
         )
-        for one in found
+        for one in answers
     ]
     return table(columns, rows)
 

@@ -1,19 +1,23 @@
-"""How the transformer oracle's answers look in a terminal and as JSON."""
+"""How the answers of the oracle of transformers look in a terminal and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddlbench.commands.oracle_display import written
 from ddlbench.common.screen import Column, duration_text, paragraph, size_text, table
+from ddlbench.common.units import DAYS
+from ddlbench.predict.transformer.configurations import CUT
 from ddlbench.predict.transformer.search import Answer, Question, below_half, efficiencies
 
 if TYPE_CHECKING:
-    from ddlbench.predict.transformer.accelerators import Accelerators
+    from ddlbench.predict.platform_file import Accelerators
 
 BILLION = 1e9
+CONSTANT = ("value", "low", "high", "prior", "at_most", "unit", "meaning")
+"""What is said of each fitted constant."""
 _FEW = 8
-_HOURS_PER_DAY = 24.0
 _SHORT = {
     "interleaved-1f1b": "interleaved",
     "interleaved-zero-bubble": "zero bubble",
@@ -26,10 +30,7 @@ def answer(one: Answer, tokens: float = BILLION) -> dict[str, Any]:
     row = one.row
     return {
         "devices": one.devices,
-        **{
-            name: int(row[name])
-            for name in ("tensor", "data", "pipeline", "micro_batch", "chunks", "global_batch")
-        },
+        **{name: int(row[name]) for name in (*CUT, "chunks", "global_batch")},
         "schedule": row["schedule"],
         "recomputation": row["recomputation"],
         "step_s": one.step_s,
@@ -44,16 +45,20 @@ def answer(one: Answer, tokens: float = BILLION) -> dict[str, Any]:
     }
 
 
-def _asked(name: str, question: Question) -> list[str]:
-    parameters = question.shape.parameters / BILLION
-    memory = size_text(question.memory_bytes)
+def _head(question: Question) -> list[str]:
     return paragraph(
-        f"{name}, {parameters:.1f} billion parameters, batch {question.batch:,} on "
-        f"{question.platform.description}; {memory} of a device may be used"
+        f"{question.network}, {question.shape.parameters / BILLION:.1f} billion parameters, batch "
+        f"{question.batch_size:,} on {question.platform.description}; "
+        f"{size_text(question.memory_bytes)} of a device may be used"
     )
 
 
-def _rows(found: Sequence[Answer], *, with_devices: bool) -> list[str]:
+def _cut(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Devices of a cut, and the micro-batch."""
+    return " x ".join(f"{row[name]:.0f}" for name in CUT[:3]), f"{row['micro_batch']:.0f}"
+
+
+def _rows(answers: Sequence[Answer], *, with_devices: bool) -> list[str]:
     columns = [
         Column("devices", right=True), Column("t x d x p", right=True),
         Column("micro", right=True), Column("schedule", drop=1), Column("recompute", drop=2),
@@ -63,8 +68,7 @@ def _rows(found: Sequence[Answer], *, with_devices: bool) -> list[str]:
     rows = [
         (
             f"{one.devices:,}" if with_devices else "",
-            f"{one.row['tensor']:.0f} x {one.row['data']:.0f} x {one.row['pipeline']:.0f}",
-            f"{one.row['micro_batch']:.0f}",
+            *_cut(one.row),
             _SHORT.get(str(one.row["schedule"]), str(one.row["schedule"])),
             str(one.row["recomputation"]),
             duration_text(one.step_s),
@@ -72,24 +76,28 @@ def _rows(found: Sequence[Answer], *, with_devices: bool) -> list[str]:
             size_text(one.memory_bytes),
             f"{one.peak_share:.0%}",
         )
-        for one in found
+        for one in answers
     ]
     return table(columns, rows)
 
 
-def best_lines(found: Sequence[Answer], name: str, question: Question) -> list[str]:
+def best_lines(answers: Sequence[Answer], question: Question) -> list[str]:
     """The fastest few; whether the first is clearly so; what training costs."""
-    first = found[0]
-    lines = _asked(name, question) + _rows(found[:_FEW], with_devices=False)
-    near = sum(one.low_s <= first.high_s for one in found[1:])
+    first = answers[0]
+    near = sum(one.low_s <= first.high_s for one in answers[1:])
     slowest = max(first.parts, key=lambda part: first.parts[part])
-    said = [f"{first.device_hours(BILLION):,.0f} GPU-hours for a billion tokens"]
-    said.append(f"longest part: {slowest}, {first.parts[slowest] / first.step_s:.0%} of the step")
-    said.append(f"{near} of {len(found) - 1} others lie within the 90 % intervals")
-    return lines + paragraph("; ".join(said) + ".")
+    return [
+        *_head(question),
+        *_rows(answers[:_FEW], with_devices=False),
+        *paragraph(
+            f"{first.device_hours(BILLION):,.0f} GPU-hours for a billion tokens; longest part: "
+            f"{slowest}, {first.parts[slowest] / first.step_s:.0%} of the step; {near} of "
+            f"{len(answers) - 1} others lie within the 90 % intervals."
+        ),
+    ]
 
 
-def limits_lines(found: Sequence[Answer], name: str, question: Question) -> list[str]:
+def limits_lines(answers: Sequence[Answer], question: Question) -> list[str]:
     """The best configuration of each size, and from where on it is under half as efficient."""
     columns = [
         Column("devices", right=True), Column("t x d x p", right=True),
@@ -99,67 +107,67 @@ def limits_lines(found: Sequence[Answer], name: str, question: Question) -> list
     ]  # fmt: skip
     waits = ("sends", "bubble", "tensor parallelism", "data parallelism", "host", "update")
     rows = []
-    for one, share in zip(found, efficiencies(found), strict=True):
+    for one, share in zip(answers, efficiencies(answers), strict=True):
         wait = max(waits, key=lambda part, parts=one.parts: parts[part])  # type: ignore[misc]
         rows.append(
             (
                 f"{one.devices:,}",
-                f"{one.row['tensor']:.0f} x {one.row['data']:.0f} x {one.row['pipeline']:.0f}",
-                f"{one.row['micro_batch']:.0f}",
+                *_cut(one.row),
                 duration_text(one.step_s),
                 f"{share:.0%}",
                 f"{one.device_hours(BILLION):,.0f}",
                 f"{wait} {one.parts[wait] / one.step_s:.0%}",
             )
         )
-    lines = _asked(name, question) + table(columns, rows)
-    half = below_half(found)
-    said = (
-        f"under half as efficient as at best from {half:,} devices on"
-        if half
-        else "never under half"
-    )
-    lines += paragraph(f"{said}, up to {found[-1].devices:,} devices, at this batch, with 1F1B.")
-    return lines
+    half = below_half(answers)
+    where = f"under half as efficient as at best from {half:,} devices on" if half else ""
+    return [
+        *_head(question),
+        *table(columns, rows),
+        *paragraph(
+            f"{where or 'never under half'}, up to {answers[-1].devices:,} devices, at this batch, "
+            "with 1F1B."
+        ),
+    ]
 
 
 def target_lines(
-    found: Sequence[Answer],
+    answers: Sequence[Answer],
     chosen: Answer | None,
-    name: str,
     question: Question,
     *,
     tokens: float,
     days: float,
 ) -> list[str]:
     """The fewest devices that keep the time, and their cost."""
-    lines = _asked(name, question)
+    shown = chosen or answers[-1]
+    takes = DAYS.of(tokens / shown.tokens_per_s)
     if chosen is None:
-        last = found[-1]
-        needed = tokens / last.tokens_per_s / 3600 / _HOURS_PER_DAY
-        return lines + paragraph(
-            f"not in {days:g} days with up to {last.devices:,} devices, which need {needed:,.0f}"
+        return _head(question) + paragraph(
+            f"not in {days:g} days with up to {shown.devices:,} devices, which need {takes:,.0f}"
         )
-    lines += _rows([chosen], with_devices=True)
-    takes = tokens / chosen.tokens_per_s / 3600 / _HOURS_PER_DAY
-    return lines + paragraph(
-        f"{tokens / BILLION:,.0f} billion tokens in {takes:,.1f} days: "
-        f"{chosen.device_hours(tokens):,.0f} GPU-hours"
-    )
+    return [
+        *_head(question),
+        *_rows([chosen], with_devices=True),
+        *paragraph(
+            f"{tokens / BILLION:,.0f} billion tokens in {takes:,.1f} days: "
+            f"{chosen.device_hours(tokens):,.0f} GPU-hours"
+        ),
+    ]
 
 
-def score_lines(found: Mapping[str, Any], platform: Accelerators) -> list[str]:
+def score_lines(values: Mapping[str, Any], platform: Accelerators) -> list[str]:
     """Errors, by parts of the cut, and the worst rows."""
-    held = found["hold_out"]
+    held = values["hold_out"]
     how = f"each {held} held out in turn" if held else "the platform's own constants"
     lines = paragraph(
-        f"{found['rows']:,} runs, {how}: mean absolute error {found['mean_absolute_error']:.1%}, "
-        f"median {found['median_absolute_error']:.1%}; {platform.description}"
+        f"{values['rows']:,} runs, {how}: mean absolute error {values['mean_absolute_error']:.1%}, "
+        f"median {values['median_absolute_error']:.1%}; {platform.description}"
     )
     columns = [Column("by"), *(Column("", right=True) for _ in range(9))]
     rows = []
-    for name in ("tensor", "data", "pipeline", "micro_batch"):
-        errors = list(found["by"][name].items())[:9]
+    for name in CUT:
+        errors = list(values["by"][name].items())[:9]
         cells = [f"{value}: {one['mean_absolute_error']:.0%}" for value, one in errors]
         rows.append((name, *cells, *[""] * (9 - len(cells))))
     lines += table(columns, rows)
@@ -176,16 +184,15 @@ def score_lines(found: Mapping[str, Any], platform: Accelerators) -> list[str]:
             (
                 f"{one['devices']}",
                 f"{one['hidden_size']}",
-                f"{one['tensor']} x {one['data']} x {one['pipeline']}",
-                f"{one['micro_batch']}",
+                *_cut(one),
                 duration_text(one["measured_s"]),
                 duration_text(one["predicted_s"]),
                 f"{one['error']:+.0%}",
             )
-            for one in found["worst"]
+            for one in values["worst"]
         ],
     )
-    choices = found["choices"]
+    choices = values["choices"]
     if choices["groups"]:
         lines += paragraph(
             f"choosing in {choices['groups']} groups of one model, batch and number of devices: "
@@ -215,7 +222,4 @@ def calibration_lines(value: Mapping[str, Any], platform: Accelerators) -> list[
         f"{len(rows)} constants from {value['rows']:,} runs: {platform.description}; mean absolute "
         f"error on the same runs {value['mean_absolute_error']:.1%}"
     )
-    lines += table(columns, rows)
-    if "written" in value:
-        lines.append(f"written: {value['written']}")
-    return lines
+    return [*lines, *table(columns, rows), *written(value)]

@@ -355,7 +355,7 @@ def papers_table() -> str:
         said = f"`{command_of(file, LAPTOP)}`"
         if paper.same_as or paper.not_drawn:
             said = file.without_cells_why(LAPTOP).rstrip(".")
-        elif why := file.values.get("scales", {}).get(LAPTOP, {}).get("reason", ""):
+        elif why := file.scales.get(LAPTOP, {}).get("reason", ""):
             said = f"full scale only: {why}"
         lines.append(f"| `{paper.figure}` ({paper.source}) | {paper.question} | {said} |")
     return "\n".join(lines)

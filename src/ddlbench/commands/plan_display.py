@@ -192,7 +192,7 @@ def _needs(cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Ce
 
 def _profile_time(experiment: Experiment) -> str:
     profile = experiment.profile
-    return duration_text(profile["runs"] * (profile["budget_s"] + START_S))
+    return duration_text(profile.runs * (profile.budget_s + START_S))
 
 
 def _hours(device_s: float) -> str:

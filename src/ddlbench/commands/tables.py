@@ -15,14 +15,17 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ddlbench.common.document import write_text
+from ddlbench.common.schema import file_schema
 from ddlbench.common.units import GB, MB, unit_for
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import ExperimentKeys, Profiling
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.own_data import OwnDataset
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
 from ddlbench.experiment.settings import settings
 from ddlbench.planning.strategy import strategy_of
@@ -31,6 +34,9 @@ from ddlbench.predict.paradl.networks import PUBLISHED
 _PLANNING = "src/ddlbench/planning"
 _WORKLOADS = "src/ddlbench/predict/paradl/workloads"
 _END = "<!-- end of table -->"
+_FORMS: Mapping[str, Any] = {
+    "experiment": ExperimentKeys, "profile": Profiling, "data": OwnDataset,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,14 @@ TABLES = (
         "docs/papers.md", "ddlbench.report.comparison:comparison_markdown", section="comparison"
     ),
     GeneratedTable("docs/papers/comparison.csv", "ddlbench.report.comparison:comparison_csv"),
+    *(
+        GeneratedTable(path, "ddlbench.commands.tables:keys_table", (form,), section=f"{form} keys")
+        for path, form in (
+            ("config/README.md", "experiment"),
+            ("config/README.md", "profile"),
+            ("docs/datasets.md", "data"),
+        )
+    ),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:axis_table", section="axes"),
     GeneratedTable(
         "config/README.md", "ddlbench.commands.tables:settings_table", section="settings"
@@ -167,27 +181,41 @@ def axis_table() -> str:
 
 def settings_table() -> str:
     """One row a setting, as Markdown."""
-    defaults = {field.name: _default(field.default) for field in fields(Cell)}
+    rows = _key_rows(settings(), fields(Cell), "none")
+    return f"{rows}\n| `options` | options | `{{}}` | options of the strategy |"
+
+
+def keys_table(name: str) -> str:
+    """One row a key of a file, or of a part of one, as Markdown."""
+    return _key_rows(file_schema(_FORMS[name])["properties"], fields(_FORMS[name]), "required")
+
+
+def _key_rows(
+    schemas: Mapping[str, Mapping[str, Any]], declared: Iterable[Field[Any]], without_default: str
+) -> str:
+    defaults = {field.name: _default(field) for field in declared}
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for name, schema in settings().items():
+    for name, schema in schemas.items():
         meaning = schema["description"].rstrip(".")
-        if not meaning[:2].isupper():  # as CPU
+        if not meaning[1].isupper():  # as in CPU
             meaning = meaning[0].lower() + meaning[1:]
-        lines.append(f"| `{name}` | {_kind(schema)} | {defaults.get(name, 'none')} | {meaning} |")
-    lines.append("| `options` | options | `{}` | options of the strategy |")
+        default = defaults.get(name) or without_default
+        lines.append(f"| `{name}` | {_kind(schema)} | {default} | {meaning} |")
     return "\n".join(lines)
 
 
-def _default(value: Any) -> str:
+def _default(declared: Field[Any]) -> str:
+    """As YAML; empty where a value is required."""
+    value = declared.default if declared.default_factory is MISSING else {}
     if value is MISSING or value is None:
-        return "none" if value is MISSING else "empty"
+        return "" if value is MISSING else "empty"
     text = f"{value:g}" if isinstance(value, float) else json.dumps(value).strip('"')
     return f"`{text}`"
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
-        return _names(schema["enum"])
+        return _names(str(word) for word in schema["enum"] if word is not None)
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     words = [_WORDS[kind] for kind in kinds if kind != "null"]
     words += [word.format(schema[key]) for key, word in _LIMITS.items() if key in schema]
@@ -196,6 +224,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 _WORDS = {
     "integer": "whole number", "number": "number", "boolean": "true or false", "string": "text",
+    "array": "list", "object": "group",
 }  # fmt: skip
 _LIMITS = {
     "minimum": "from {}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
@@ -50,9 +50,18 @@ _CONFIG: dict[str, Any] = {
 }
 
 
+_OPEN: dict[str, Any] = {**_CONFIG, "extra": "allow"}
+
+
 def typed(kind: _Form) -> _Form:
     """Mark a typed dictionary as one that is read as strictly as a :class:`Form`."""
     kind.__pydantic_config__ = _CONFIG  # type: ignore[attr-defined]
+    return kind
+
+
+def typed_open(kind: _Form) -> _Form:
+    """The same, but further keys may stand in it."""
+    kind.__pydantic_config__ = _OPEN  # type: ignore[attr-defined]
     return kind
 
 
@@ -72,10 +81,10 @@ class Form:
         """
         return read_form(cls, values)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form, keys in the order of the fields."""
+    def to_dict(self, *, without_defaults: bool = False) -> dict[str, Any]:
+        """The JSON form, keys in the order of the fields; on demand only those that are needed."""
         written: dict[str, Any] = adapter_of(type(self)).dump_python(
-            self, mode="json", warnings=False
+            self, mode="json", warnings=False, exclude_defaults=without_defaults
         )
         return written
 
@@ -100,7 +109,7 @@ def schema_of(kind: Any, *, inline: bool = False) -> dict[str, Any]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     # All forms share a dictionary. Reading the texts takes longer than reading a thousand files.
-    configs: tuple[dict[str, Any], ...] = (_CONFIG, kind.__pydantic_config__)
+    configs: tuple[dict[str, Any], ...] = (_CONFIG, _OPEN, kind.__pydantic_config__)
     for config in configs:
         config["use_attribute_docstrings"] = True
     try:
@@ -115,7 +124,10 @@ def schema_of(kind: Any, *, inline: bool = False) -> dict[str, Any]:
 
 
 def _inlined(schema: Any, parts: Mapping[str, Any]) -> Any:
-    """A schema with the part in place of each reference to one; a list of words has no type."""
+    """A schema with the part in place of each reference to one; a list of words has no type.
+
+    Alternatives of different types become one schema, as each rule is for values of one type.
+    """
     if isinstance(schema, list):
         return [_inlined(one, parts) for one in schema]
     if not isinstance(schema, dict):
@@ -124,7 +136,21 @@ def _inlined(schema: Any, parts: Mapping[str, Any]) -> Any:
     if name in parts:  # what is said of the field goes before what is said of its type
         schema = {**parts[name], **{key: one for key, one in schema.items() if key != "$ref"}}
     without = {"type"} if "enum" in schema else set()
-    return {key: _inlined(one, parts) for key, one in schema.items() if key not in without}
+    whole = {key: _inlined(one, parts) for key, one in schema.items() if key not in without}
+    match whole.get("anyOf"):
+        case [{"enum": [*words]}, {"type": "null"}]:
+            del whole["anyOf"]
+            whole["enum"] = [*words, None]
+        case [{"type": str()}, *_] as kinds if _differ(kinds):
+            del whole["anyOf"]
+            rules = {key: rule for one in kinds for key, rule in one.items()}
+            whole = {**rules, **whole, "type": [one["type"] for one in kinds]}
+    return whole
+
+
+def _differ(kinds: Iterable[Mapping[str, Any]]) -> bool:
+    types = [one.get("type") for one in kinds]
+    return all(isinstance(one, str) for one in types) and len(set(types)) == len(types)
 
 
 class InFile:
@@ -157,24 +183,33 @@ def _tidied(schema: Any) -> Any:
     return tidy
 
 
-def read_form(kind: type[_Form], values: object) -> _Form:
+def read_form(kind: type[_Form], values: object, *, checked: bool = False) -> _Form:
     """Read the JSON form of a dataclass or typed dictionary.
+
+    Args:
+        kind: the dataclass or typed dictionary.
+        values: its JSON form.
+        checked: its schema allows the values. What may be of any type stays as it is, then, even
+            if JSON has no such value, as a date.
 
     Raises:
         WrongForm: as :meth:`Form.from_dict`.
     """
     from pydantic import ValidationError  # noqa: PLC0415 - slow to import
 
+    read: _Form
     try:
+        if checked:
+            read = adapter_of(kind).validate_python(values, strict=False)
+            return read
         # As text, because only there is a list a tuple, and a word a member of an enumeration. A
         # name of a file that is no UTF-8 is half of a character to Python.
         text = json.dumps(values, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
-    except ValueError:
-        raise WrongForm("a number in it is NaN or infinite, which JSON has not") from None
-    try:
-        read: _Form = adapter_of(kind).validate_json(text)
+        read = adapter_of(kind).validate_json(text)
     except ValidationError as error:
         raise _fault(error) from None
+    except ValueError:
+        raise WrongForm("a number in it is NaN or infinite, which JSON has not") from None
     return read
 
 

@@ -14,11 +14,11 @@ def repository_above() -> Path | None:
     """The nearest repository that holds the working folder; None if there is none."""
     here = Path.cwd()
     for folder in (here, *here.parents):
-        if (folder / "Snakefile").is_file() and (folder / "config" / "schemas").is_dir():
+        if (folder / "Snakefile").is_file() and (folder / "config" / "sites").is_dir():
             return folder
     return None
 
 
 def schema_file(name: str) -> Path:
-    """Path of the schema ``name`` ("experiment", "data")."""
+    """Path of the schema ``name`` ("platform")."""
     return project_root() / "config" / "schemas" / f"{name}.schema.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.form import Form, schema_of
+from ddlbench.common.form import Form, read_form, schema_of
 from ddlbench.common.project import schema_file
 from ddlbench.common.text import check_keys, parse_yaml
 
@@ -55,6 +55,7 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
     check_keys(value, where)
     error = best_match(_validator()(schema).iter_errors(value), key=_relevance)
     if error is not None:
+        error.schema = _described(error, schema)
         raise ConfigError(f"{where}: {_sentence(error)}")
 
 
@@ -83,12 +84,7 @@ def read_checked(form: type[_Form], values: Mapping[str, Any], where: str) -> _F
     """
     kind: Any = form  # a class has a hash, which mypy does not know of dataclasses
     check(values, file_schema(kind), where)
-    return form.from_dict(values)
-
-
-def fill_defaults(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """``value`` with the defaults of its schema for missing keys."""
-    return filled(read_schema(name), value)
+    return read_form(form, values, checked=True)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -153,6 +149,20 @@ def _relevance(error: ValidationError) -> Any:
     return -len(error.path), error.validator == "additionalProperties", relevance(error)
 
 
+def _described(error: ValidationError, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema that a value does not fit, with the text of the nearest key around it."""
+    text: dict[str, Any] = {}
+    inner: Any = schema
+    for part in error.absolute_schema_path:
+        if isinstance(inner, Mapping):
+            if isinstance(inner.get("description"), str):
+                text = {"description": inner["description"]}
+            inner = inner.get(part)
+        else:
+            inner = inner[int(part)] if isinstance(inner, list) else None
+    return {**text, **_schema_of(error)}
+
+
 def _sentence(error: ValidationError) -> str:
     place = ".".join(str(part)[:_LONGEST_WORD] for part in error.absolute_path)
     write = _SENTENCES.get(str(error.validator), _other)
@@ -181,7 +191,7 @@ def _wrong_type(error: ValidationError) -> str:
 
 
 def _no_choice(error: ValidationError) -> str:
-    options = [str(option) for option in _rule(error)]
+    options = [str(option) for option in _rule(error) if option is not None]
     few = len(options) <= _FEW
     remark = f"write {_either(options)}" if few else nearest(_instance(error), options)
     return f"{shown(_instance(error))} is not allowed; {remark}"
@@ -197,9 +207,13 @@ def _too_long(error: ValidationError) -> str:
     return f"a text of {count} characters is too long; write at most {_rule(error)}"
 
 
-def _empty(error: ValidationError) -> str:
-    remark = "" if _instance(error) == "" else "; write at least one value"
-    return f"must not be empty{remark}{_description(_schema_of(error))}"
+def _wrong_length(error: ValidationError) -> str:
+    few, described = str(error.validator).startswith("min"), _description(_schema_of(error))
+    if few and _rule(error) == 1:
+        remark = "" if _instance(error) == "" else "; write at least one value"
+        return f"must not be empty{remark}{described}"
+    amount = f"too {'few' if few else 'many'} values; write {_rule(error)}"
+    return f"{shown(_instance(error))} has {amount}{described}"
 
 
 def _other(error: ValidationError) -> str:
@@ -220,7 +234,7 @@ _SENTENCES: dict[str, Callable[[ValidationError], str]] = {
     "enum": _no_choice,
     **dict.fromkeys(_LIMITS, _out_of_range),
     "maxLength": _too_long,
-    **dict.fromkeys(("minItems", "minProperties", "minLength"), _empty),
+    **dict.fromkeys(("minItems", "minProperties", "minLength", "maxItems"), _wrong_length),
 }
 
 
@@ -244,7 +258,7 @@ def _description(schema: Mapping[str, Any]) -> str:
 
 
 def _kinds(kinds: Sequence[str]) -> str:
-    return _either([_KINDS.get(kind, kind) for kind in kinds])
+    return _either([_KINDS[kind] for kind in kinds if kind != "integer" or "number" not in kinds])
 
 
 def _either(words: Sequence[str]) -> str:
@@ -253,9 +267,10 @@ def _either(words: Sequence[str]) -> str:
 
 def _spelling(kinds: Sequence[str], value: object) -> str:
     """Guess what the user meant where YAML read the value as another type."""
-    if "array" in kinds and isinstance(value, str | int | float):
+    numeric = {"integer", "number"} & set(kinds)
+    if "array" in kinds and not numeric and isinstance(value, str | int | float):
         return f"; write [{str(value)[:_LONGEST_WORD]}]"
-    if {"integer", "number"} & set(kinds) and isinstance(value, str | float):
+    if numeric and isinstance(value, str | float):
         try:
             number = float(value)
         except ValueError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from ddlbench.datasets.files import ArraySplit, DataError, EncodedSplit, FileSpl
 from ddlbench.datasets.formats import FORMATS, SPLITS
 from ddlbench.datasets.hints import lies_there
 from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.experiment.own_data import OwnDataset
 from ddlbench.experiment.paths import RESULTS, data_path
 
 _KEPT = RESULTS / ".own-data.json"
@@ -33,19 +34,19 @@ _MOST_CLASSES = 1 << 20
 _CIFAR_PIXELS = 32
 
 
-def counted(name: str, entry: Mapping[str, Any], place: str) -> DatasetSpec:
+def counted(name: str, entry: OwnDataset, place: str) -> DatasetSpec:
     """The facts of a declared dataset.
 
     Args:
         name: of the dataset.
-        entry: its keys; ``config/schemas/data.schema.yaml`` explains them.
+        entry: what the configuration says of it.
         place: in the configuration, for messages.
 
     Raises:
         ConfigError: the data is not there and its numbers are not written, or it cannot be read.
     """
-    root = data_path(str(entry.get("folder", entry.get("tokens"))), place)
-    key = json.dumps([name, str(root), dict(entry)], sort_keys=True)
+    root = data_path(str(entry.folder or entry.tokens), place)
+    key = json.dumps([name, str(root), entry.to_dict()], sort_keys=True)
     kept = _kept().get(key, {})
     there = root.exists()
     state = _state(root) if there else None
@@ -90,55 +91,48 @@ def _seen(path: Path, depth: int) -> Iterator[str]:
                     yield from _seen(path / name, depth - 1)
 
 
-def _as_written(name: str, entry: Mapping[str, Any], root: Path, place: str) -> DatasetSpec:
+def _as_written(name: str, entry: OwnDataset, root: Path, place: str) -> DatasetSpec:
     """The facts of data that this machine does not see."""
-    needed = ("samples",) if "tokens" in entry else ("samples", "classes", "format")
-    missing = [key for key in needed if key not in entry]
-    if missing:
+    needed = ("samples",) if entry.tokens else ("samples", "classes", "format")
+    missing = [key for key in needed if getattr(entry, key) is None]
+    if missing or entry.samples is None:
         raise ConfigError(
             f"{place}: {root} is not on this machine: {lies_there(root)}; correct the path, or, if "
             f"only the nodes see it, write {' and '.join(missing)} too"
         )
     spec = _basis(name, entry, root, place)
-    train, val = entry["samples"]
-    classes = entry.get("classes", spec.num_classes)
+    train, val = entry.samples
+    classes = entry.classes or spec.num_classes
     return replace(spec, num_train=train, num_val=val, num_classes=classes)
 
 
-def _basis(name: str, entry: Mapping[str, Any], root: Path, place: str) -> DatasetSpec:
+def _basis(name: str, entry: OwnDataset, root: Path, place: str) -> DatasetSpec:
     """The facts but for the numbers that have to be counted."""
-    data_format = entry.get("format") or _format_of(entry, root)
-    columns = entry.get("columns", {})
-    title = entry.get("title", name)
-    further = {
+    data_format = entry.format or _format_of(entry, root)
+    columns, title = entry.columns, entry.title or name
+    further: dict[str, Any] = {
         "source": str(root),
-        "image_key": columns.get("image", ""),
-        "label_key": columns.get("label", ""),
+        "image_key": columns.image,
+        "label_key": columns.label,
     }
-    if "tokens" in entry or "sequence" in entry:
+    if entry.vocabulary and entry.sequence:
         spec = DatasetSpec.of_tokens(
             name,
             title,
-            vocabulary=_needed(entry, "vocabulary", place),
-            sequence_length=_needed(entry, "sequence", place),
+            vocabulary=entry.vocabulary,
+            sequence_length=entry.sequence,
             num_train=1,
             num_val=1,
         )
         return replace(spec, native_format=data_format, **further)
     shape = _shape(entry, data_format, root, place)
-    classes = entry.get("classes", _MOST_CLASSES)
+    classes = entry.classes or _MOST_CLASSES
     return DatasetSpec(name, title, classes, *shape, 1, 1, data_format, **further)
 
 
-def _needed(entry: Mapping[str, Any], key: str, place: str) -> int:
-    if key not in entry:
-        raise ConfigError(f"{place}: {key} is missing; write it")
-    return int(entry[key])
-
-
-def _format_of(entry: Mapping[str, Any], root: Path) -> str:
+def _format_of(entry: OwnDataset, root: Path) -> str:
     """The format in which the data lies there."""
-    if "tokens" in entry:
+    if entry.tokens:
         return "huggingface" if huggingface.recognises(root) else "tokens"
     for name, data_format in FORMATS.items():
         if data_format.recognises is not None and data_format.recognises(root):
@@ -146,12 +140,9 @@ def _format_of(entry: Mapping[str, Any], root: Path) -> str:
     return "imagefolder"
 
 
-def _shape(
-    entry: Mapping[str, Any], data_format: str, root: Path, place: str
-) -> tuple[int, int, int]:
+def _shape(entry: OwnDataset, data_format: str, root: Path, place: str) -> tuple[int, int, int]:
     """Channels, height and width; those of arrays are fixed by their files."""
-    size = entry.get("size")
-    wanted = None if size is None else (size, size) if isinstance(size, int) else tuple(size)
+    wanted = (entry.size, entry.size) if isinstance(entry.size, int) else entry.size
     fixed: tuple[int, int, int] | None = None
     if data_format == "cifar":
         fixed = (3, _CIFAR_PIXELS, _CIFAR_PIXELS)
@@ -163,9 +154,9 @@ def _shape(
                 f"{place}: size is missing; write the height and width that the network reads, "
                 "such as size: 224"
             )
-        return (entry.get("colours", 1 if data_format == "idx" else 3), wanted[0], wanted[1])
+        return (entry.colours or (1 if data_format == "idx" else 3), wanted[0], wanted[1])
     channels, height, width = fixed
-    if wanted not in (None, (height, width)) or entry.get("colours", channels) != channels:
+    if wanted not in (None, (height, width)) or entry.colours not in (None, channels):
         raise ConfigError(
             f"{place}: the files of {root} hold images of {channels}x{height}x{width}; leave size "
             "and colours out"
@@ -173,7 +164,7 @@ def _shape(
     return fixed
 
 
-def _count(spec: DatasetSpec, entry: Mapping[str, Any], root: Path) -> DatasetSpec:
+def _count(spec: DatasetSpec, entry: OwnDataset, root: Path) -> DatasetSpec:
     data_format = FORMATS[spec.native_format]
     splits = {split: data_format.read(root, spec, split) for split in SPLITS}
     train, val = (len(splits[split]) for split in SPLITS)
@@ -186,10 +177,9 @@ def _count(spec: DatasetSpec, entry: Mapping[str, Any], root: Path) -> DatasetSp
             f"{root} has label {_classes(splits['val']) - 1} in val, but labels of train end at "
             f"{classes - 1}; give train samples of it, or remove it from val"
         )
-    written = entry.get("classes")
-    if written is not None and written < classes:
-        raise DataError(f"{root} has more classes than {written}: {classes}; correct classes")
-    return replace(spec, num_classes=written or classes)
+    if entry.classes is not None and entry.classes < classes:
+        raise DataError(f"{root} has more classes than {entry.classes}: {classes}; correct classes")
+    return replace(spec, num_classes=entry.classes or classes)
 
 
 def _classes(split: Split) -> int:

@@ -22,8 +22,7 @@ from ddlbench.equivalence.verdict import Scope, Verdict, compare, joined
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.matrix import why_missing
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import make_plan
+from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.trainable import why_not_trained
 from ddlbench.runtime.preconditions import why_not_started
@@ -148,9 +147,9 @@ def plain(cell: Cell) -> Cell:
     )
 
 
-def scope_of(plan: Plan) -> Scope | None:
+def scope_of(plan: StrategyPlan) -> Scope | None:
     """What of a plan's training can be compared; None if nothing can."""
-    strategy, cell = strategy_of(plan.cell.strategy), plan.cell
+    strategy, cell = plan.strategy, plan.cell
     if strategy.precision(cell) != cell.precision:
         return Scope(first_loss=True)
     if not strategy.replay and not strategy.is_synchronous(cell, plan.details):
@@ -161,9 +160,9 @@ def scope_of(plan: Plan) -> Scope | None:
     return Scope(statistics=alone or of_each)
 
 
-def steps_of(plan: Plan) -> int:
+def steps_of(plan: StrategyPlan) -> int:
     """A few steps: more if weights are old, or a whole round without messages."""
-    strategy = strategy_of(plan.cell.strategy)
+    strategy = plan.strategy
     if strategy.is_synchronous(plan.cell, plan.details):
         return _STEPS
     return min(_MOST_STEPS, max(_STALE_STEPS, strategy.round_steps(plan.cell)))

@@ -21,9 +21,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.networks import build, without_dropout
 from ddlbench.networks.copying import copy_of
 from ddlbench.networks.foreign import seed_host
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import make_plan
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.strategies.replay import replay_of
 from ddlbench.strategies.training import make_loss
 
@@ -47,9 +45,9 @@ class Reference:
     micro_batches: int = 1
 
     @classmethod
-    def of(cls, plan: Plan, steps: int, floating: Floating) -> Reference:
+    def of(cls, plan: StrategyPlan, steps: int, floating: Floating) -> Reference:
         """What the ranks of a plan together must train."""
-        strategy, cell = strategy_of(plan.cell.strategy), plan.cell
+        strategy, cell = plan.strategy, plan.cell
         if strategy.replay:
             return cls(cell, steps, floating)
         shards = max(process.num_shards for process in plan.processes)
@@ -116,10 +114,10 @@ def train(reference: Reference, network: nn.Sequential) -> Trained:
     cell = reference.cell
     batches = list(whole_batches(cell, reference.steps, dtype_of(reference.floating)))
     loss_function = make_loss(cell)
-    replay = replay_of(cell)
+    plan = make_plan(cell)
+    replay = replay_of(plan.strategy)
     if replay is not None:
-        plan = make_plan(cell)
-        count = strategy_of(cell.strategy).replayed_networks(plan)
+        count = plan.strategy.replayed_networks(plan)
         networks = [network, *(copy_of(network) for _ in range(count - 1))]
         losses = replay(plan, networks, [(reference.steps, batches)], loss_function)
         of_networks = [list(of_one) for of_one in zip(*losses, strict=True)]

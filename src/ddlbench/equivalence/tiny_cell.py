@@ -15,7 +15,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.pipeline_stages import even_blocks
-from ddlbench.planning.planner import make_plan, parts_of
+from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 MOST_DEVICES = 4
@@ -43,35 +43,29 @@ def tiny_cells(
     large = DATASETS[cell.dataset].input_bytes >= _LARGE_SAMPLE_BYTES
     least = _FEW_SAMPLES if large else _SAMPLES
     first: Reason | None = None
-    for place in _places(cell, geometry):
+    for place in _places(cell, strategy, geometry):
         for size in _BATCH_SIZES if batch_size is None else (batch_size,):
             tried = _dealt(place.with_(batch_size=size), strategy, blocks)
             if isinstance(tried, Reason):
                 first = first or tried
-            elif batch_size or size >= least * parts_of(make_plan(tried[0])):
+            elif batch_size or size >= least * make_plan(tried[0]).parts:
                 return tried
         if first is not None and first.code not in _CURED_BY_DEVICES:
             return first
     return first or Reason("unsupported", "no small mini-batch fits; write --batch-size")
 
 
-def _places(cell: Cell, geometry: tuple[int, int]) -> Iterator[Cell]:
+def _places(cell: Cell, strategy: Strategy, geometry: tuple[int, int]) -> Iterator[Cell]:
     """The cell where at least as many devices train as the geometry has, then on one device."""
     nodes, devices = geometry
-    wanted, strategy = nodes * devices, strategy_of(cell.strategy)
+    wanted = nodes * devices
     for each in range(devices, max(devices, MOST_DEVICES // nodes) + 1):
         last = nodes * (each + 1) > MOST_DEVICES
         if last or strategy.workers(nodes * each, dict(cell.options)) >= wanted:
             yield normalise(cell.with_(nodes=nodes, devices_per_node=each))
-    if _refused_for(cell, geometry) == _ONE_DEVICE:
-        yield cell.with_(nodes=1, devices_per_node=1)
-
-
-def _refused_for(cell: Cell, geometry: tuple[int, int]) -> str:
-    """Code of the reason why the strategy cannot run; empty if it can."""
-    nodes, devices = geometry
     placed = cell.with_(nodes=nodes, devices_per_node=devices)
-    return code_of(strategy_of(cell.strategy).supports(placed))
+    if code_of(strategy.supports(placed)) == _ONE_DEVICE:
+        yield cell.with_(nodes=1, devices_per_node=1)
 
 
 def _dealt(cell: Cell, strategy: Strategy, blocks: int) -> list[Cell] | Reason:

@@ -29,7 +29,10 @@ OptionValue = bool | int | float | str
 
 _GEOMETRY = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 _SAFE = re.compile(r"[A-Za-z0-9_.:+@-]+")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.]+)?")
+_ARGUMENT = r"[A-Za-z_][A-Za-z0-9_]*=[A-Za-z0-9_.-]+"
+_NAME = re.compile(
+    rf"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+(\?{_ARGUMENT}(,{_ARGUMENT})*)?)?"
+)
 # Pairs are separated by a plus, as Snakemake splits wildcards at commas. A value may contain a plus
 # (a balance of 5+9), so only a plus before a name separates.
 _BETWEEN_PAIRS = re.compile(r"\+(?=[A-Za-z_][A-Za-z0-9_]*=)")
@@ -58,6 +61,16 @@ class _AsMapping:
             handler(source),
             serialization=core_schema.plain_serializer_function_ser_schema(dict),
         )
+
+
+def in_path(name: str) -> str:
+    """A name as a folder: ``hf:llama?layers=4,heads=8`` is ``hf@llama~~layers=4~heads=8``."""
+    return name.replace(":", "@").replace("?", "~~").replace(",", "~")
+
+
+def from_path(folder: str) -> str:
+    """The name that :func:`in_path` has written."""
+    return folder.replace("~~", "?").replace("~", ",").replace("@", ":")
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,8 @@ class Cell(Form):
             if not _NAME.fullmatch(getattr(self, name)):
                 raise ConfigError(
                     f"{name} {shown(getattr(self, name))} cannot stand in a path: use letters, "
-                    "digits and the signs _ . - only, or package.module:attribute"
+                    "digits and the signs _ . - only, or package.module:attribute, or "
+                    "library:name?argument=value,argument=value"
                 )
         for name in _FLOATS:
             object.__setattr__(self, name, float(getattr(self, name)))
@@ -182,8 +196,7 @@ class Cell(Form):
     @cached_property
     def id(self) -> str:
         """The cell's path below ``results/<site>/cells/``."""
-        network = self.network.replace(":", "@")
-        strategy = self.strategy.replace(":", "@")
+        network, strategy = in_path(self.network), in_path(self.strategy)
         head = f"{self.dataset}/{network}/{strategy}/{self.geometry}"
         return f"{head}/{self.variant}/rep{self.repeat}"
 
@@ -215,8 +228,8 @@ class Cell(Form):
             raise ConfigError(f"{cell_id!r} is not a cell: batch_size=... is missing")
         cell = cls(
             dataset=parts[0],
-            network=parts[1].replace("@", ":"),
-            strategy=parts[2].replace("@", ":"),
+            network=from_path(parts[1]),
+            strategy=from_path(parts[2]),
             nodes=nodes,
             devices_per_node=devices_per_node,
             repeat=int(parts[5].removeprefix("rep")),
@@ -231,8 +244,9 @@ class Cell(Form):
         """The cell's value of a strategy option, else ``default``."""
         return dict(self.options).get(name, default)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, without_defaults: bool = False) -> dict[str, Any]:
         """All fields, options as a mapping, as in result.json."""
+        assert not without_defaults  # of no reader
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "options": dict(self.options)}
 

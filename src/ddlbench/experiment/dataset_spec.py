@@ -16,7 +16,9 @@ from typing import Literal, get_args
 from ddlbench.common.entry_points import Registry, load_target
 from ddlbench.common.errors import ConfigError, shown
 
-DataFormat = Literal["idx", "cifar", "imagefolder", "raw", "tokens", "huggingface", "webdataset"]
+OwnFormat = Literal["idx", "cifar", "imagefolder", "tokens", "huggingface", "webdataset"]
+"""Formats in which own data is read."""
+DataFormat = Literal[OwnFormat, "raw"]
 Kind = Literal["images", "volumes", "tokens"]
 _TOKENS_OF_16_BITS = 1 << 16
 
@@ -214,9 +216,6 @@ _declare_inherited()
 
 SYNTHETIC = "synthetic"
 
-_OWN = ("idx", "cifar", "imagefolder", "tokens", "huggingface", "webdataset")
-"""Formats in which own data is read."""
-
 # Measured on our JPEG files of all sizes and rounded up, by channels.
 _JPEG_BYTES_PER_PIXEL = {1: 0.55, 3: 0.40}
 _JPEG_HEADER_BYTES = {1: 360, 3: 660}
@@ -292,9 +291,10 @@ class DataRequest:
             raise ConfigError(f"data scale must be a number over 0, not {self.scale!r}")
         if self.seed < 0:
             raise ConfigError(f"data seed must be 0 or more, not {self.seed!r}")
-        if not self.is_synthetic and self.format not in _OWN:
+        readable = get_args(OwnFormat)
+        if not self.is_synthetic and self.format not in readable:
             raise ConfigError(
-                f"data source {self.source!r}: own data is read as {', '.join(_OWN)}, not as "
+                f"data source {self.source!r}: own data is read as {', '.join(readable)}, not as "
                 f"{self.format!r}"
             )
 

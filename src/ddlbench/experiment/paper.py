@@ -19,14 +19,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Len
+from typing_extensions import TypedDict
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.form import Form, InFile, Name
+from ddlbench.common.form import Form, InFile, Name, typed_open
 from ddlbench.common.project import project_root
-from ddlbench.common.schema import check, file_schema, nearest, read_yaml
+from ddlbench.common.schema import nearest, read_checked, read_yaml
 
 FULL = "full"
 LAPTOP = "laptop"
@@ -96,25 +97,17 @@ class Paper(Form):
         return self.command
 
 
-_SCALE = {
-    "type": "object",
-    "description": "Keys of an experiment.",
-    "properties": {
-        "like": {
-            "const": LAPTOP,
-            "description": "A scale whose keys, and whose overrides, come first.",
-        },
-        "of": {
-            "type": "string",
-            "description": "An experiment of config/experiments, without .yaml; its keys come "
-            "first, but for its matrix and exclude.",
-        },
-        "reason": {
-            "type": "string",
-            "description": "Why the question cannot be answered at this scale.",
-        },
-    },
-}
+@typed_open
+class Scale(TypedDict, total=False):
+    """Keys of an experiment, and these."""
+
+    like: Literal["laptop"]
+    """A scale whose keys, and whose overrides, come first."""
+    of: Name
+    """An experiment of config/experiments, without .yaml; its keys come first, but for its matrix
+    and exclude."""
+    reason: str
+    """Why the question cannot be answered at this scale."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +116,11 @@ class PaperKeys(Form):
 
     paper: Paper
     """What `ddlbench papers` says of the figure."""
-    of: str = ""
+    of: Name = ""
     """An experiment of config/experiments, without .yaml; its keys come first."""
     scale: str = FULL
     """Which scale runs."""
-    scales: Mapping[str, Annotated[Mapping[str, Any], InFile(_SCALE)]] = field(default_factory=dict)
+    scales: Mapping[str, Scale] = field(default_factory=dict)
     """Scales besides full: keys of the experiment that replace those of the file, or the reason why
     there is none."""
 
@@ -136,30 +129,67 @@ _KEYS = tuple(key.name for key in fields(PaperKeys))
 
 
 @dataclass(frozen=True)
-class PaperFile:
+class PaperFile(PaperKeys):
     """One file of config/papers.
 
     Args:
-        paper: what is said of the figure.
         values: the whole file.
     """
 
-    paper: Paper
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any], where: str) -> Self:
+        """Check what stands besides the keys of an experiment; scales are checked as experiments.
+
+        Raises:
+            ConfigError: a key is unknown or wrong.
+        """
+        keys = {key: values[key] for key in _KEYS if key in values}
+        return cls(**vars(read_checked(PaperKeys, keys, where)), values=values)
 
     def site(self, scale: str) -> str | None:
         """Where the cells of a scale run, unless the user says otherwise; None: on a cluster."""
-        return _resolved({**self.values, "scale": scale}, str(self.paper.file)).get("site")
+        return self.experiment_at(scale, str(self.paper.file)).get("site")
 
     def without_cells_why(self, scale: str) -> str:
         """Why a scale has no cells; empty if it has."""
         if "experiment" not in self.values:
             same = f"the same as {self.paper.same_as}" if self.paper.same_as else ""
             return self.paper.not_drawn or same or NO_CELLS
-        own = self.values.get("scales", {}).get(scale, {})
-        if scale != FULL and scale not in self.values.get("scales", {}):
+        if scale not in (FULL, *self.scales):
             return f"it has no scale {scale}"
-        return str(own.get("reason", ""))
+        return self.scales.get(scale, Scale()).get("reason", "")
+
+    def experiment_at(self, scale: str, where: str) -> dict[str, Any]:
+        """The experiment at a scale; of one that is for a cluster, the site is left open.
+
+        Raises:
+            ConfigError: there is no such scale, or it has no cells.
+        """
+        values = {key: value for key, value in self.values.items() if key not in _KEYS}
+        paper = self.paper
+        if "experiment" not in values:
+            what = f"needs no cells; run: {paper.makes}" if paper.makes else "has no cells"
+            raise ConfigError(f"{where}: {paper.figure} {what}")
+        if scale not in (FULL, *self.scales):
+            remark = nearest(scale, (FULL, *self.scales))
+            raise ConfigError(f"{where}: {paper.figure} has no scale {scale!r}; {remark}")
+        keys = _scale(self.scales, scale)
+        if "reason" in keys:
+            raise ConfigError(
+                f"{where}: {paper.figure} has no scale {scale}: {keys['reason']}; "
+                f"write scale={FULL}"
+            )
+        if self.of:
+            base = _experiment(self.of)
+            if base.get("site") == EXAMPLE_SITE:
+                del base["site"]  # the user's own comes in its place
+            values = {**base, **values}
+        for key in {"site", "repeats"} & self.values.keys():  # the user's
+            keys.pop(key, None)
+        name = values["experiment"]
+        return {**values, **keys, "experiment": name if scale == FULL else f"{name}-{scale}"}
 
 
 def read_papers() -> list[PaperFile]:
@@ -201,24 +231,17 @@ def read_paper(path: Path) -> PaperFile:
     Raises:
         ConfigError: a key is unknown or wrong, or the file's name is another.
     """
-    values = read_yaml(path)
-    paper = _paper_of(values, str(path))
-    named = f"{path.parent.name}/{path.stem}"
+    file = PaperFile.of_values(read_yaml(path), str(path))
+    paper, named = file.paper, f"{path.parent.name}/{path.stem}"
     if paper.figure != named:
         raise ConfigError(f"{path}: paper.figure is {paper.figure!r}; write {named!r}")
     alone = (paper.command, paper.table, paper.same_as, paper.not_drawn)
-    if ("experiment" in values) + sum(map(bool, alone)) != 1:
+    if ("experiment" in file.values) + sum(map(bool, alone)) != 1:
         raise ConfigError(
             f"{path}: write one of: an experiment, or for a figure without cells paper.command, "
             "paper.table, paper.same_as or paper.not_drawn"
         )
-    return PaperFile(paper, values)
-
-
-def _paper_of(values: Mapping[str, Any], where: str) -> Paper:
-    keys = {key: values[key] for key in _KEYS if key in values}
-    check(keys, file_schema(PaperKeys), where)  # scales are checked as experiments
-    return Paper.from_dict(keys["paper"])
+    return file
 
 
 def at_scale(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -234,10 +257,19 @@ def at_scale(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         ConfigError: there is no such scale, it has no cells, or it is for a cluster and none is
             named; the message says what to do.
     """
-    values = _resolved(config, where)
-    if "paper" in config and "site" not in values:
+    if "paper" not in config:
+        for key in _KEYS:
+            if key in config:
+                raise ConfigError(
+                    f"{where}: is of no published figure, so {key!r} means nothing here; leave it "
+                    "out"
+                )
+        return dict(config)
+    file = PaperFile.of_values(config, where)
+    values = file.experiment_at(file.scale, where)
+    if "site" not in values:
         # Without this, a figure of sixteen GPUs would begin on this machine.
-        remark = f", or write scale={LAPTOP}" if _has_cells(config, LAPTOP) else ""
+        remark = "" if file.without_cells_why(LAPTOP) else f", or write scale={LAPTOP}"
         raise ConfigError(
             f"{where}: scale {FULL} is for a cluster; name yours: site=NAME (ddlbench: --site NAME)"
             f"{remark}"
@@ -245,12 +277,7 @@ def at_scale(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     return values
 
 
-def _has_cells(config: Mapping[str, Any], scale: str) -> bool:
-    scales = config.get("scales", {})
-    return scale in scales and "reason" not in scales[scale]
-
-
-def _scale(scales: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _scale(scales: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     """The keys of a scale. Those of a scale that it is like come first, overrides included.
 
     Those of an experiment that it is ``of`` come first, too, but for the matrix and for what leaves
@@ -269,38 +296,3 @@ def _scale(scales: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _experiment(name: str, without: Sequence[str] = ()) -> dict[str, Any]:
     values = read_yaml(project_root() / "config" / "experiments" / f"{name}.yaml")
     return {key: value for key, value in values.items() if key not in without}
-
-
-def _resolved(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """As :func:`at_scale`; of a scale that is for a cluster, the site is left open."""
-    values = dict(config)
-    if "paper" not in values:
-        if set(_KEYS) & set(values):
-            given = next(key for key in _KEYS if key in values)
-            raise ConfigError(
-                f"{where}: is of no published figure, so {given!r} means nothing here; leave it out"
-            )
-        return values
-    paper = _paper_of(values, where)
-    del values["paper"]
-    scale, scales = str(values.pop("scale", FULL)), dict(values.pop("scales", {}))
-    if "experiment" not in values:
-        told = f"needs no cells; run: {paper.makes}" if paper.makes else "has no cells"
-        raise ConfigError(f"{where}: {paper.figure} {told}")
-    if scale not in (FULL, *scales):
-        remark = nearest(scale, (FULL, *scales))
-        raise ConfigError(f"{where}: {paper.figure} has no scale {scale!r}; {remark}")
-    own = _scale(scales, scale)
-    if "reason" in own:
-        raise ConfigError(
-            f"{where}: {paper.figure} has no scale {scale}: {own['reason']}; write scale={FULL}"
-        )
-    if "of" in values:
-        base = _experiment(values.pop("of"))
-        if base.get("site") == EXAMPLE_SITE:
-            del base["site"]  # the user's own comes in its place
-        values = {**base, **values}
-    for key in {"site", "repeats"} & config.keys():  # the user's
-        own.pop(key, None)
-    name = values["experiment"]
-    return {**values, **own, "experiment": name if scale == FULL else f"{name}-{scale}"}

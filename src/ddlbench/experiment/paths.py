@@ -235,7 +235,7 @@ def enter_project(configfile: Path = CONFIG) -> Path:
         if configfile.is_file() or (configfile == CONFIG and RESULTS.is_dir()):
             return configfile
         raise ConfigError(
-            f"no ddlbench repository (a Snakefile beside config/schemas) in {here} or above it: "
+            f"no ddlbench repository (a Snakefile beside config/sites) in {here} or above it: "
             "run this inside one"
         )
     if root != here:

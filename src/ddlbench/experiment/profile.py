@@ -19,7 +19,7 @@ from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
 from ddlbench.common.units import MS
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, from_path, in_path
 
 PROFILE_VERSION = 1
 
@@ -45,7 +45,7 @@ class ProfileKey:
     @property
     def id(self) -> str:
         """``<dataset>/<network>/<precision>-<threads>t``, the profile's path."""
-        network = self.network.replace(":", "@")
+        network = in_path(self.network)
         return f"{self.dataset}/{network}/{self.precision}-{self.threads_per_device}t"
 
     @classmethod
@@ -58,7 +58,7 @@ class ProfileKey:
         try:
             dataset, network, last = profile_id.strip("/").split("/")
             precision, threads = last.removesuffix("t").split("-")
-            key = cls(dataset, network.replace("@", ":"), precision, int(threads))
+            key = cls(dataset, from_path(network), precision, int(threads))
         except ValueError:
             key = None
         if key is None or key.id != profile_id.strip("/"):

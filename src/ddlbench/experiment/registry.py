@@ -115,6 +115,7 @@ STRATEGIES: dict[str, str] = {
     "horovod": "ddlbench.strategies.horovod.descriptor:Horovod",
     "ddp": "ddlbench.strategies.ddp.descriptor:DistributedDataParallel",
     "fsdp": "ddlbench.strategies.fsdp.descriptor:FullyShardedDataParallel",
+    "hsdp": "ddlbench.strategies.hsdp.descriptor:HybridSharded",
     "deepspeed": "ddlbench.strategies.deepspeed.descriptor:DeepSpeed",
     "local-sgd": "ddlbench.strategies.local_sgd.descriptor:LocalSgd",
     "parameter-server": "ddlbench.strategies.parameter_server.descriptor:ParameterServer",
@@ -132,6 +133,7 @@ STRATEGIES: dict[str, str] = {
     "channel": "ddlbench.strategies.splits.descriptor:Channel",
     "data-filter": "ddlbench.strategies.splits.descriptor:DataFilter",
     "data-spatial": "ddlbench.strategies.splits.descriptor:DataSpatial",
+    "data-tensor-pipe": "ddlbench.strategies.data_tensor_pipe.descriptor:DataTensorPipe",
     "tensor-parallel": "ddlbench.strategies.tensor_parallel.descriptor:TensorParallel",
     "data-tensor": "ddlbench.strategies.tensor_parallel.descriptor:DataTensor",
 }
@@ -150,26 +152,26 @@ PREDICTORS: dict[str, str] = {
     "thesis-5.1-transport": f"{_PREDICTORS}.published:Thesis51Transport",
     "thesis-6": f"{_PREDICTORS}.published:Thesis6",
     "model-parallel": f"{_PREDICTORS}.published:ModelParallel",
-    "ddp-buckets": f"{_PREDICTORS}.data_parallel:DdpBuckets",
-    "ddp-all-reduce": f"{_PREDICTORS}.data_parallel:DdpAllReduce",
+    "ddp-buckets": f"{_PREDICTORS}.steps:DdpBuckets",
+    "ddp-all-reduce": f"{_PREDICTORS}.steps:DdpAllReduce",
     "parameter-server": f"{_PREDICTORS}.parameter_server:ParameterServer",
     "parameter-server-messages": f"{_PREDICTORS}.parameter_server:ParameterServerMessages",
     "pipeline-replay": f"{_PREDICTORS}.pipeline_replay:PipelineReplay",
     "pipeline-recorded": f"{_PREDICTORS}.pipeline_recorded:PipelineRecorded",
     "pipeline-period": f"{_PREDICTORS}.pipeline_period:PipelinePeriod",
     "pipeline-period-paper": f"{_PREDICTORS}.pipeline_period:PipelinePeriodPaper",
-    "ddp-serial": f"{_PREDICTORS}.data_parallel:DdpSerial",
-    "horovod-serial": f"{_PREDICTORS}.data_parallel:HorovodSerial",
+    "ddp-serial": f"{_PREDICTORS}.steps:DdpSerial",
+    "horovod-serial": f"{_PREDICTORS}.steps:HorovodSerial",
     "torchgpipe-turns": f"{_PREDICTORS}.torchgpipe:TorchgpipeTurns",
     "torchgpipe-replay": f"{_PREDICTORS}.torchgpipe:TorchgpipeReplay",
     "data-extrapolation": f"{_PREDICTORS}.baselines:DataExtrapolation",
     "hardware-extrapolation": f"{_PREDICTORS}.baselines:HardwareExtrapolation",
     "paradl-authors": f"{_PREDICTORS}.paradl:ParadlAuthors",
     "paradl-corrected": f"{_PREDICTORS}.paradl:ParadlCorrected",
-    "averaged-weights": f"{_PREDICTORS}.data_parallel:AveragedWeights",
-    "sharded": f"{_PREDICTORS}.sharded:Sharded",
-    "linear-pairs": f"{_PREDICTORS}.linear_pairs:LinearPairs",
-    "split-layers": f"{_PREDICTORS}.split_layers:SplitLayers",
+    "averaged-weights": f"{_PREDICTORS}.steps:AveragedWeights",
+    "sharded": f"{_PREDICTORS}.steps:Sharded",
+    "linear-pairs": f"{_PREDICTORS}.steps:LinearPairs",
+    "split-layers": f"{_PREDICTORS}.steps:SplitLayers",
     "linear": f"{_PREDICTORS}.baselines:Linear",
     "carry-forward": f"{_PREDICTORS}.baselines:CarryForward",
 }
@@ -188,12 +190,21 @@ def known(group: str) -> dict[str, str]:
     return {**built_in, **third_party(group, frozenset(built_in))}
 
 
+LIBRARIES: dict[str, str] = {
+    word: f"{_NETWORKS}.libraries:{word}" for word in ("torchvision", "timm", "hf")
+}
+"""Libraries whose networks are known by ``word:name``, and what finds the builder of a name."""
+
+
 def load(group: str, name: str) -> Any:
     """Import the part ``name`` of ``group``.
 
     Raises:
         ConfigError: the name is not known, or what it points to cannot be imported.
     """
+    word, _, rest = name.partition(":")
+    if group == NETWORKS.group and rest and word in LIBRARIES:
+        return load_target(word, LIBRARIES[word])(rest)
     target = known(group).get(name, name)
     if ":" not in target:
         raise ConfigError(

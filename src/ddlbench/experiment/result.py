@@ -8,7 +8,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Amount, Count, Form, Natural, Positive
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy
+from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.training import EpochAccuracy, Loss, Training
 
@@ -426,6 +427,8 @@ class Result(Form):
     """Devices that do training work: what speed-up is plotted over."""
     device_kind: Literal["cpu", "cuda"]
     """What kind of device."""
+    accelerator: Accelerator | None = None
+    """The devices that the site emulated; null where devices computed."""
     update_semantics: Literal["synchronous", "stale"]
     """Whether gradients are of the current weights."""
     notes: tuple[str, ...]
@@ -434,6 +437,8 @@ class Result(Form):
     """What the strategy fixed when it ran (balance, micro-batches, buckets)."""
     ranks: tuple[RankEntry, ...]
     """Those that wrote a report."""
+    ranks_differ: Mapping[str, str] = field(default_factory=dict)
+    """What ranks had otherwise than others: cores of their hosts, versions of software."""
     timing: Timing | None
     """Null when not measured."""
     staging: Staging | None

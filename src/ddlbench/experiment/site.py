@@ -31,14 +31,14 @@ from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition, link_schema
-from ddlbench.experiment.own_data import declare, declaring_file
+from ddlbench.experiment.own_data import OwnDataset, OwnDatasets, declare, declaring_file
 from ddlbench.experiment.paths import CONFIG
 from ddlbench.experiment.status import Reason
 
 _ACCELERATOR = "DDLBENCH_ACCELERATOR"
 
 
-EMULATED_COMPUTE = "emulated compute"  # begins the remark of results that did not compute
+EMULATED_COMPUTE = "emulated compute"  # begins the name of an emulated processor
 
 ComputeKind = Literal["cpu", "cuda", "emulated"]
 """What computes: cores, GPUs, or emulated accelerators.
@@ -48,9 +48,9 @@ core computes when its process does, so partitions of one process take turns the
 """
 
 
-def did_not_compute(notes: Iterable[str]) -> bool:
-    """Whether these notes of a result say that its devices were emulated."""
-    return any(note.startswith(EMULATED_COMPUTE) for note in notes)
+def is_emulated(processor: str | None) -> bool:
+    """Whether a processor of this name is an emulated one."""
+    return (processor or "").startswith(EMULATED_COMPUTE)
 
 
 def shrunk_bytes(size_bytes: int, shrink: float) -> int:
@@ -75,7 +75,7 @@ class Accelerator(Form):
     """
 
     profiles: Name
-    """Folder of the device, config/accelerators/<device>, with a table <dataset>/<network>.csv for
+    """Folder of the device, `config/accelerators/DEVICE`, with a table `DATASET/NETWORK.csv` for
     each network."""
     slow_down: _Factor = 1.0
     """Computation, emulated links and Horovod's cycle take this many times as long, so that more
@@ -116,7 +116,7 @@ class Accelerator(Form):
 
     @property
     def remark(self) -> str:
-        """What every result of such a site says."""
+        """The name of its processors, and what every result of such a site says."""
         slower = f", {self.slow_down:g} times slower" if self.slow_down != 1 else ""
         smaller = f", 1/{self.shrink:g} of the bytes" if self.shrink != 1 else ""
         return f"{EMULATED_COMPUTE}: times of {Path(self.profiles).name}{slower}{smaller}"
@@ -284,9 +284,9 @@ class Site:
     checkpoints: Name | None = None
     """Shared folder for the checkpoints of cells, seen by all nodes; empty puts them into each
     cell's own folder."""
-    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    data: OwnDatasets = field(default_factory=dict)
     """Datasets of your own by name, for example {photos: {folder: ~/photos, size: 96}};
-    schemas/data.schema.yaml has the keys of each."""
+    docs/datasets.md has the keys of each."""
     real_data: Mapping[str, str] = field(default_factory=dict)
     """Where the real datasets lie, by dataset name, in torchvision's layout."""
     setup: tuple[Name, ...] = ()
@@ -464,7 +464,10 @@ def parse_site(
         raise ConfigError(f"{path}: replace REPLACE_ME in {', '.join(unfilled)}")
     check(values, site_schema(), where=str(path))
     where, keys = str(path), dict(values)
-    declare(keys.get("data", {}), where, replace=False)
+    keys["data"] = {
+        name: OwnDataset.from_dict(entry) for name, entry in keys.get("data", {}).items()
+    }
+    declare(keys["data"], where, replace=False)
     for dataset in keys.get("real_data", {}):
         DATASETS.check(dataset, f"{where}: real_data")
     for dataset in real_data or {}:

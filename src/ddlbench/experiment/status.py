@@ -46,6 +46,7 @@ REASON_CODES: Mapping[str, str] = {
     "wrong_balance": "the balance does not fit the devices, the stages or the network's blocks",
     "unknown_blocks": "the network's blocks are not known before it runs",
     "too_few_blocks": "the network has fewer blocks than there are stages",
+    "cannot_be_cut": "the network is one block, so that it has no stages",
     "too_few_to_split": "a layer has fewer rows, filters or channels than there are devices",
     "uneven_split": "heads or hidden features do not divide over the devices of a group",
     "no_such_dimension": "the data lacks the dimension that is split",

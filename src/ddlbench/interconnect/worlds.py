@@ -12,9 +12,9 @@ torch: a login node plans the job with this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
+from ddlbench.common.units import doubled
 from ddlbench.experiment.site import Site
 from ddlbench.planning.resources import SchedulerRequest, request
 
@@ -42,7 +42,7 @@ def level_of(nodes: int) -> Literal["node", "network"]:
 
 def message_sizes(largest_bytes: int) -> list[int]:
     """Powers of two from 1 KiB; each piece of a fit needs three sizes, also the last one."""
-    return list(_doubled(_SMALLEST_BYTES, largest_bytes + 1))
+    return list(doubled(_SMALLEST_BYTES, largest_bytes))
 
 
 def buffer_bytes(operation: str, message_bytes: int, ranks: int) -> int:
@@ -54,16 +54,10 @@ def _counts(most: int, every: bool) -> list[int]:
     if most < 2:
         return []
     if not every:
-        return [*_doubled(2, most), most]
+        return [*doubled(2, most - 1), most]
     if most <= _EVERY_UP_TO:
         return list(range(2, most + 1))
-    return [*range(2, _EVERY_UP_TO + 1), *_doubled(2 * _EVERY_UP_TO, most), most]
-
-
-def _doubled(first: int, end: int) -> Iterator[int]:
-    while first < end:
-        yield first
-        first *= 2
+    return [*range(2, _EVERY_UP_TO + 1), *doubled(2 * _EVERY_UP_TO, most - 1), most]
 
 
 def is_given(site: Site, fabric: str) -> bool:

@@ -25,10 +25,13 @@ from ddlbench.networks.copying import tensors_of
 from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flatten import out_of_place
 from ddlbench.networks.foreign import seeded, unchanged
-from ddlbench.networks.form import check_apart, checked
+from ddlbench.networks.form import apart, checked
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import inspect, static_traits, why_step_fails
+from ddlbench.networks.recorded import cut_by_recording
+from ddlbench.networks.recording import CannotRecord
 from ddlbench.networks.transformer import SHAPE, shape_of
+from ddlbench.networks.whole import Whole
 from ddlbench.planning.network_traits import NetworkTraits
 
 
@@ -37,8 +40,9 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
 
     Args:
         network: a name of the registry, or ``package.module:callable``; the callable takes the
-            DatasetSpec and returns an ``nn.Sequential`` of single-input single-output blocks.
-            On an emulated accelerator it is the name of a profile.
+            DatasetSpec and returns an ``nn.Module``: a sequence of single-input single-output
+            blocks, or one that a recording cuts into blocks, or else one block. On an emulated
+            accelerator it is the name of a profile.
         spec: shape of a sample and number of classes.
         seed: decides the initial weights; PyTorch's global generators do not change.
 
@@ -47,7 +51,7 @@ def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
         mode, safe to cut at every boundary.
 
     Raises:
-        ConfigError: there is no such network, or it cannot be cut into blocks.
+        ConfigError: there is no such network, or it is no module.
     """
     return build_with_traits(network, spec, seed)[0]
 
@@ -75,7 +79,7 @@ def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
     """The network on the device "meta": shapes only, without memory and random numbers.
 
     Raises:
-        ConfigError: there is no such network, or it cannot be cut into blocks.
+        ConfigError: there is no such network, or it is no module.
     """
     with unchanged(), torch.device("meta"):
         return out_of_place(_checked(network, load("ddlbench.networks", network)(spec), spec))
@@ -85,12 +89,19 @@ def _checked(name: str, made: Any, spec: DatasetSpec) -> nn.Sequential:
     """What a factory has made, with all of its weights.
 
     Raises:
-        ConfigError: it cannot be cut into blocks.
+        ConfigError: it is no module, or has no blocks.
     """
     network = checked(name, made)
     _make_lazy_layers(network, spec)
-    check_apart(name, network)
-    return network
+    network = apart(network)
+    block = network[0]
+    if not isinstance(block, Whole):
+        return network
+    try:
+        return cut_by_recording(block, spec)
+    except CannotRecord as error:
+        block.why = str(error)
+        return network
 
 
 def _make_lazy_layers(network: nn.Sequential, spec: DatasetSpec) -> None:
@@ -189,7 +200,7 @@ def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
     """Build a network and run it; a small one is also trained for a step, on the CPU.
 
     Raises:
-        ConfigError: it cannot be loaded, built, cut into blocks or run, or returns a wrong shape.
+        ConfigError: it cannot be loaded, built or run, or returns a wrong shape.
     """
     operations = try_out(network, spec)
     with suppress(Exception):  # some networks cannot be built without numbers
@@ -212,7 +223,7 @@ def try_out(network: str, spec: DatasetSpec) -> int:
     built on the CPU.
 
     Raises:
-        ConfigError: it cannot be loaded, built, cut into blocks or run, or returns a wrong shape.
+        ConfigError: it cannot be loaded, built or run, or returns a wrong shape.
     """
     where = f"network {network!r}"
     factory = _load(network)
@@ -246,6 +257,8 @@ def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> i
     try:
         with unchanged(), torch.device(device):
             made = factory(spec)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(f"{where} cannot be built for {spec.name}: {_sentence(error)}") from error
     blocks = out_of_place(_checked(network, made, spec))

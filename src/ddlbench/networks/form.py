@@ -1,4 +1,4 @@
-"""What a network must be: a flat sequence whose blocks share nothing, so that it can be cut."""
+"""What a network is: blocks that share nothing, so that it can be cut, or else one block."""
 
 from __future__ import annotations
 
@@ -12,50 +12,59 @@ from torch.nn.parameter import is_lazy
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.networks.copying import has_hooks, tensors_of
+from ddlbench.networks.whole import whole
 
 
 def checked(name: str, network: Any) -> nn.Sequential:
-    """The network, if it is called block after block, and each block has what it needs.
+    """The network as a sequence of blocks; one that is not called block after block is one block.
 
     A block without weights and buffers may occur twice; it is then two blocks.
 
     Raises:
-        ConfigError: it is anything else.
+        ConfigError: it is no module, has no blocks, or is scripted.
     """
     where = f"network {name!r}"
-    if not isinstance(network, nn.Sequential):
+    if not isinstance(network, nn.Module):
         raise ConfigError(
-            f"{where} must return a torch.nn.Sequential of single-input single-output blocks, not "
-            f"{type(network).__name__}"
+            f"{where} must return a torch.nn.Module, not {type(network).__name__}; a "
+            "torch.nn.Sequential of single-input single-output blocks can be cut into stages, too"
         )
-    kind = type(network)
-    if kind.forward is not nn.Sequential.forward or kind.__call__ is not nn.Sequential.__call__:
-        raise ConfigError(
-            f"{where} must be called block after block, but its class {kind.__name__} has a "
-            "forward or a call of its own"
-        )
-    if has_hooks(network):
-        raise ConfigError(f"{where} has hooks, which belong to no block; register them on a block")
-    own = [*network._parameters, *network._buffers]
-    if own:
-        raise ConfigError(f"{where} has {own[0]!r} outside of its blocks; put it into a block")
-    if len(network) == 0:
-        raise ConfigError(f"{where} has no blocks")
-    for place, block in network._modules.items():
-        if isinstance(block, torch.jit.ScriptModule):
+    parts = {"the network": network}
+    if isinstance(network, nn.Sequential):
+        parts |= {f"block {place!r}": block for place, block in network._modules.items()}
+    for place, part in parts.items():
+        if isinstance(part, torch.jit.ScriptModule):
             raise ConfigError(
-                f"{where}: block {place!r} is scripted, and copies of it do not share its weights; "
+                f"{where}: {place} is scripted, and copies of it do not share its weights; "
                 "return the module itself"
             )
+    why = _why_one_block(network)
+    if why:
+        return whole(network, why)
+    assert isinstance(network, nn.Sequential)
+    if len(network) == 0:
+        raise ConfigError(f"{where} has no blocks")
     _part_repeated(network)
     return network
 
 
-def check_apart(name: str, network: nn.Sequential) -> None:
-    """Check that blocks share no weight, buffer or memory, also not by views.
+def _why_one_block(network: nn.Module) -> str:
+    """Why a module is not its blocks, one after the other; empty if it is."""
+    kind = type(network)
+    if not isinstance(network, nn.Sequential):
+        return f"it returns a {kind.__name__}, not a torch.nn.Sequential of blocks"
+    if kind.forward is not nn.Sequential.forward or kind.__call__ is not nn.Sequential.__call__:
+        return f"its class {kind.__name__} has a forward or a call of its own"
+    if has_hooks(network):
+        return "it has hooks, which belong to no block"
+    own = [*network._parameters, *network._buffers]
+    return f"{own[0]!r} is outside of its blocks" if own else ""
 
-    Raises:
-        ConfigError: they do.
+
+def apart(network: nn.Sequential) -> nn.Sequential:
+    """The same network; one whose blocks share a weight, buffer or memory, as one block.
+
+    Views of the same memory count, too.
     """
     owner: dict[int, str] = {}
     for block_name, block in network._modules.items():
@@ -63,10 +72,12 @@ def check_apart(name: str, network: nn.Sequential) -> None:
         for key, tensor in _memories(block):
             if owner.setdefault(key, block_name) != block_name:
                 what = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-                raise ConfigError(
-                    f"network {name!r} shares a {what} between its blocks {owner[key]!r} and "
-                    f"{block_name!r}, which may lie on two devices"
+                return whole(
+                    network,
+                    f"its blocks {owner[key]!r} and {block_name!r} share a {what}, and may lie on "
+                    "two devices",
                 )
+    return network
 
 
 def _memories(block: nn.Module) -> Iterator[tuple[int, Tensor]]:

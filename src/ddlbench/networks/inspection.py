@@ -28,6 +28,7 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.copying import attributes_of, copy_of, copy_without_data, tensors_of
 from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import made_up_inputs
+from ddlbench.networks.whole import why_uncut
 from ddlbench.planning.network_traits import NetworkTraits
 
 _SAMPLES = 2  # batch norm needs more than one
@@ -81,6 +82,7 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
     gradients = step.gradients
     return NetworkTraits(
         blocks=tuple(network._modules),
+        uncut=why_uncut(network),
         without_gradient=tuple(step.without_gradient),
         unused=tuple(name for name, gradient in gradients.items() if gradient is None),
         irregular=tuple(step.irregular),

@@ -25,8 +25,8 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.expected_time import ExpectedTime, Likeness, OwnParts, cells_root
 from ddlbench.planning.finished import Finished, finished_of
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.planner import measured_inputs
 from ddlbench.planning.resources import held_devices, node_disk_bytes, whole_nodes
-from ddlbench.planning.strategy import strategy_of
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _inputs(cells: Iterable[Cell], site: Site, results_root: Path) -> set[Path]:
     return {
         results_root / path.relative_to(RESULTS)
         for cell in cells
-        for path in strategy_of(cell.strategy).measured_inputs(cell, site.name)
+        for path in measured_inputs(cell, site.name)
     }
 
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic
+from ddlbench.planning.gradient_traffic import GradientMessage
 from ddlbench.planning.groups import placement_of_groups
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.plan import Process
+from ddlbench.planning.step import Message, Step, summed_gradients, transport_of, worker_tasks
 from ddlbench.planning.strategy import Strategy, workers_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class DataParallel(Strategy):
 
     family: ClassVar[str] = "data parallel"
     parallelism: ClassVar[str | None] = "data"
-    library: ClassVar[str | None] = None  # see GradientTraffic
+    library: ClassVar[str | None] = None  # see planning.step.Step
 
     def supports(self, cell: Cell) -> str | None:
         return uneven_shares(cell)
@@ -42,18 +43,39 @@ class DataParallel(Strategy):
         return data_parallel_placement(cell)
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> Sequence[GradientMessage]:
-        """The all-reduces of a step, in order; by default one, after the backward pass."""
+        """The sums of gradients of a step, in order; by default one, after the backward pass."""
         return [GradientMessage(workload.parameter_bytes)]
+
+    def fusion_bytes(self, workload: Workload, plan: Plan) -> int | None:
+        """Bytes up to which messages that wait are sent as one; None if each is sent alone."""
+        return None
+
+    def gathered(self, workload: Workload, plan: Plan) -> Message | None:
+        """How ranks that update only a share of the weights send it; None if all update all."""
+        return None
 
     def transport(self, device_kind: str) -> str:
         """Library of the all-reduce, as links.json names it; torch.distributed's by default."""
-        return "nccl" if device_kind == "cuda" else "gloo"
+        return transport_of(device_kind)
 
-    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
-        """All messages of a step; the last of them ends behind the backward pass."""
-        messages = tuple(self.gradient_messages(workload, plan))
-        transport = self.transport(workload.device_kind)
-        return GradientTraffic(messages, transport, messages[-1].bytes, self.library)
+    def step(self, workload: Workload, plan: Plan) -> Step | None:
+        """Sums leave during the last backward pass; the weights that ranks share follow.
+
+        Raises:
+            ConfigError: nobody knows the messages before they are sent.
+        """
+        count, gathered = self.micro_batches(plan), self.gathered(workload, plan)
+        updated = gathered.bytes / workload.parameter_bytes if gathered else 1.0
+        tasks = summed_gradients(
+            worker_tasks(count), self.gradient_messages(workload, plan), updated
+        )
+        return Step(
+            (*tasks, gathered) if gathered else tuple(tasks),
+            plan.cell.batch_size / plan.world_size / count,
+            self.transport(workload.device_kind),
+            self.library,
+            self.fusion_bytes(workload, plan),
+        )
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
         """Memory for sending gradients; by default none."""

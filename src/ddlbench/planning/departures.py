@@ -25,13 +25,15 @@ from typing import Self
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Result
-from ddlbench.experiment.site import did_not_compute
 from ddlbench.experiment.status import Status
 from ddlbench.experiment.training import Training
 from ddlbench.planning.strategy import known_strategy
 
-OTHER_TRAINING = "does not train as one device does"
-OTHER_WEIGHTS = "began with other weights than"
+SENTENCES = {
+    "other_training": "does not train as one device does: {data}",
+    "other_weights": "began with other weights than {data}",
+}
+"""What a departure says of its cell, by its code."""
 
 # Fields of a cell that change no sample of a step, and its arithmetic by rounding at most.
 _FREE = frozenset(
@@ -94,7 +96,7 @@ class Trained:
     @classmethod
     def of(cls, cell: Cell, result: Result) -> Self | None:
         """Read it from a cell's result; None where nothing was trained, or nothing is known."""
-        if result.status != Status.OK or result.training is None or did_not_compute(result.notes):
+        if result.status != Status.OK or result.training is None or result.accelerator is not None:
             return None
         synchronous = result.update_semantics == "synchronous" and _sums_one_batch(cell, result)
         return cls(cell, result.training, synchronous, result.own_data)
@@ -115,16 +117,34 @@ def _sums_one_batch(cell: Cell, result: Result) -> bool:
 
 
 @dataclass(frozen=True)
+class Departure:
+    """How a cell does not train as one device does.
+
+    Args:
+        code: key of :data:`SENTENCES`.
+        data: losses that differ, or the cells whose weights do.
+    """
+
+    code: str
+    data: str
+
+    @property
+    def sentence(self) -> str:
+        """Without subject and full stop."""
+        return SENTENCES[self.code].format(data=self.data)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """How a cell was compared with one device.
 
     Args:
         reference: id of the cell of one device; None where no cell trained the same there.
-        departure: a sentence without a full stop; empty if the cell does not depart.
+        departure: None if the cell does not depart.
     """
 
     reference: str | None
-    departure: str
+    departure: Departure | None
 
 
 def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
@@ -140,17 +160,17 @@ def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
         reference = _nearest(one.cell, by_training.get(_key(one, _FIXED), ()))
         weights = _key(one, _OF_WEIGHTS)
         fellows = bases_of_weights.get(weights) or by_weights[weights]
-        sentence = (
+        departure = (
             _other_weights(one, [reference] if reference else fellows)
-            or (_other_training(one, reference.training) if reference else "")
+            or (_other_training(one, reference.training) if reference else None)
             or _unlike_replay(one)
         )
-        comparisons[one.cell.id] = Comparison(reference.cell.id if reference else None, sentence)
+        comparisons[one.cell.id] = Comparison(reference.cell.id if reference else None, departure)
     return comparisons
 
 
-def departures(trained: Iterable[Trained]) -> dict[str, str]:
-    """The sentence of each cell that departs, by its id."""
+def departures(trained: Iterable[Trained]) -> dict[str, Departure]:
+    """How each cell departs that does, by its id."""
     return {
         cell_id: comparison.departure
         for cell_id, comparison in compared(trained).items()
@@ -158,7 +178,7 @@ def departures(trained: Iterable[Trained]) -> dict[str, str]:
     }
 
 
-def departures_in(results: Mapping[Cell, Result]) -> dict[str, str]:
+def departures_in(results: Mapping[Cell, Result]) -> dict[str, Departure]:
     """The same of the results of cells."""
     trained = (Trained.of(cell, result) for cell, result in results.items())
     return departures(one for one in trained if one is not None)
@@ -189,8 +209,8 @@ def _nearest(cell: Cell, references: Sequence[Trained]) -> Trained | None:
     return min(references, key=distance, default=None)
 
 
-def _other_weights(one: Trained, fellows: Sequence[Trained]) -> str:
-    """A sentence if no fellow, of which some are known, began with the weights of the cell."""
+def _other_weights(one: Trained, fellows: Sequence[Trained]) -> Departure | None:
+    """A departure if no fellow, of which some are known, began with the weights of the cell."""
     own = one.training.initial_digest
     others = {
         fellow.training.initial_digest
@@ -198,25 +218,25 @@ def _other_weights(one: Trained, fellows: Sequence[Trained]) -> str:
         if fellow is not one and fellow.training.initial_digest is not None
     }
     if own is None or not others or own in others:
-        return ""
+        return None
     of_base = any(fellow.is_base for fellow in fellows)
-    return f"{OTHER_WEIGHTS} {'its base' if of_base else 'other cells of its network'}"
+    return Departure("other_weights", "its base" if of_base else "other cells of its network")
 
 
-def _other_training(one: Trained, base: Training) -> str:
-    """A sentence if the losses of a cell are not those of one device.
+def _other_training(one: Trained, base: Training) -> Departure | None:
+    """A departure if the losses of a cell are not those of one device.
 
     With older weights only the first step uses the same.
     """
     losses = one.training.first_loss if one.synchronous else one.training.first_loss[:1]
-    return _sentence(losses, base.first_loss, _bound(one, base), "on one device")
+    return _apart(losses, base.first_loss, _bound(one, base), "on one device")
 
 
-def _unlike_replay(one: Trained) -> str:
-    """A sentence if the losses of a cell are not those of its replay, over the same samples."""
+def _unlike_replay(one: Trained) -> Departure | None:
+    """A departure if the losses of a cell are not those of its replay, over the same samples."""
     own = one.training
     bound = _Bound(_GROSS) if own.random else _rounding(one)
-    return _sentence(own.first_loss, own.replayed_loss, bound, "in its replay on one device")
+    return _apart(own.first_loss, own.replayed_loss, bound, "in its replay on one device")
 
 
 def _bound(one: Trained, base: Training) -> _Bound:
@@ -251,14 +271,14 @@ def _first_apart(
     return None
 
 
-def _sentence(
+def _apart(
     losses: Sequence[float | None], references: Sequence[float | None], bound: _Bound, where: str
-) -> str:
+) -> Departure | None:
     step = _first_apart(losses, references, bound)
     if step is None:
-        return ""
+        return None
     loss, reference = _texts(losses[step], references[step])
-    return f"{OTHER_TRAINING}: loss {loss} at step {step + 1}, {reference} {where}"
+    return Departure("other_training", f"loss {loss} at step {step + 1}, {reference} {where}")
 
 
 def _texts(loss: float | None, reference: float | None) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from ddlbench.common.form import Form, Name
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import read_checked, read_yaml
 from ddlbench.common.units import MB
+from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
@@ -189,7 +190,7 @@ def tables_of(folder: Path) -> Iterator[tuple[str, str, DeviceTable]]:
         ConfigError: one is wrong, or of an unknown dataset.
     """
     for path in sorted(folder.glob("*/*.csv")):
-        dataset, network = path.parent.name, path.stem.replace("@", ":")
+        dataset, network = path.parent.name, from_path(path.stem)
         DATASETS.check(dataset, str(path))
         yield dataset, network, read_table(path, dataset)
 

@@ -16,14 +16,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.strategy import cut_by_profile, strategy_of
+from ddlbench.planning.strategy import Strategy, cut_by_profile
 
 _MOST_ALTERNATIVES = 12  # a strategy that supports none of so many supports none
 _MOST_PER_STAGE = 8
 
 
-def fitted(cell: Cell, written: Mapping[str, Any], accelerator: Accelerator | None = None) -> Cell:
+def fitted(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
     """The cell with options that its strategy supports, where nobody wrote others.
 
     ::
@@ -32,21 +31,20 @@ def fitted(cell: Cell, written: Mapping[str, Any], accelerator: Accelerator | No
 
     Args:
         cell: with the options that are written, and defaults.
+        strategy: of the cell, on the site's devices.
         written: the options that the user wrote; these stay.
-        accelerator: that the site emulates.
 
     Returns:
         The cell itself, with balance ``profile`` where it takes that, if no alternative helps.
     """
-    cell = cut_by_profile(cell, written, accelerator)
-    strategy = strategy_of(cell.strategy, accelerator)
+    cell = cut_by_profile(cell, strategy, written)
     if strategy.supports(cell) is None and strategy.suits(cell):
         return cell
     for values in itertools.islice(strategy.alternatives(cell), _MOST_ALTERNATIVES):
         if values.keys() & written.keys():
             continue
         options = strategy.check_options({**dict(cell.options), **values}, cell.strategy)
-        other = cut_by_profile(cell.with_(options=tuple(options.items())), written, accelerator)
+        other = cut_by_profile(cell.with_(options=tuple(options.items())), strategy, written)
         if strategy.supports(other) is None:
             return other
     return cell

@@ -94,40 +94,6 @@ class GradientMessage:
     ready_fraction: float = 1.0
 
 
-@dataclass(frozen=True)
-class GradientTraffic:
-    """All all-reduces of a step, and what follows its update.
-
-    Args:
-        messages: in the order in which they are sent.
-        transport: library of the all-reduce, as links.json names it.
-        last_bytes: of the message that ends behind the backward pass, at worst.
-        library: what sends through the transport and copies gradients around it, as links.json
-            names its sweep; None if the transport's own sweep has all.
-        fusion_bytes: messages form while earlier ones are sent, of whole gradients up to so many
-            bytes; None if ``messages`` are fixed.
-        gathered_bytes: of the weights that one rank updates and then sends to all others, the most
-            of all ranks; 0 if every rank updates all weights.
-        gathered_by: the collective of these weights, "all_gather" or a "broadcast" by every rank.
-    """
-
-    messages: tuple[GradientMessage, ...]
-    transport: str
-    last_bytes: int
-    library: str | None = None
-    fusion_bytes: int | None = None
-    gathered_bytes: int = 0
-    gathered_by: str = "all_gather"
-
-    @property
-    def sizes(self) -> list[int]:
-        return [message.bytes for message in self.messages]
-
-    def plain(self, parameter_bytes: int) -> bool:
-        """Whether a step sums all gradients as they are, and every rank updates all weights."""
-        return sum(self.sizes) == parameter_bytes and not self.gathered_bytes
-
-
 def filled_buckets(
     tensors: Sequence[Tensor], first_bytes: int, cap_bytes: int
 ) -> list[GradientMessage]:

@@ -22,6 +22,32 @@ if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
 
 
+@dataclass(frozen=True)
+class Group:
+    """The shape of ranks among which a message travels.
+
+    Args:
+        nodes, devices_per_node: over which they are spread.
+        sharing: groups like it that send over the links of the same node at once.
+    """
+
+    nodes: int
+    devices_per_node: int
+    sharing: int = 1
+
+    @classmethod
+    def of(cls, plan: Plan, ranks: Sequence[int]) -> Group:
+        """The group of some of a plan's ranks."""
+        nodes = [plan.processes[rank].node for rank in ranks]
+        spread = len(set(nodes))
+        if spread == 1:
+            return cls(1, len(ranks))
+        sharing = max(1, plan.cell.devices_per_node // nodes.count(nodes[0]))
+        if len(ranks) % spread:  # no such geometry is swept: as if each had a node of its own
+            spread = len(ranks)
+        return cls(spread, len(ranks) // spread, sharing)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupOptions(Options):
     """Options of strategies whose devices work in groups."""
@@ -69,19 +95,3 @@ def placement_of_groups(cell: Cell, size: int) -> tuple[Process, ...]:
         )
         for rank in range(cell.devices)
     )
-
-
-def nodes_and_devices(plan: Plan, ranks: Sequence[int]) -> tuple[int, int]:
-    """Nodes, and devices of each, of some of the ranks."""
-    nodes = len({plan.processes[rank].node for rank in ranks})
-    if len(ranks) % nodes:
-        nodes = len(ranks)
-    return nodes, len(ranks) // nodes
-
-
-def groups_on_a_link(plan: Plan, ranks: Sequence[int]) -> int:
-    """How many groups like this one send over the links of the same node."""
-    nodes = [plan.processes[rank].node for rank in ranks]
-    if len(set(nodes)) == 1:
-        return 1
-    return max(1, plan.cell.devices_per_node // nodes.count(nodes[0]))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import NETWORKS
+from ddlbench.experiment.registry import LIBRARIES, NETWORKS
 from ddlbench.planning.strategy import known_strategy
 
 
 def network_label(name: str) -> str:
     """The network's label; of an unregistered network, its name without the module."""
-    return NETWORKS[name].label if name in NETWORKS else name.rpartition(":")[2]
+    if name in NETWORKS:
+        return NETWORKS[name].label
+    word, _, rest = name.rpartition(":")
+    return f"{rest} ({word})" if word in LIBRARIES else rest
 
 
 def dataset_label(name: str) -> str:

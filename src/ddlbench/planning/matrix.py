@@ -19,7 +19,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ from ddlbench.common.entry_points import kind_of
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell, parse_geometry
-from ddlbench.experiment.config import Experiment, parse_experiment
+from ddlbench.experiment.config import Experiment, each, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, format_problem
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE, known, mismatch
+from ddlbench.experiment.settings import NAMED
 from ddlbench.experiment.site import Accelerator, Site, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import why_cell_too_large
@@ -46,7 +47,6 @@ from ddlbench.planning.strategy import (
     why_not_compiled,
 )
 
-_NAMED_AXES = ("dataset", "network", "strategy", "geometry")
 _FIELDS = {field.name for field in fields(Cell)}
 _DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
 
@@ -69,6 +69,11 @@ class MatrixRow:
     unsupported: str | None
     condition: LinkCondition | None = None
     accelerator: Accelerator | None = None
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """The descriptor of the cell's strategy, on the site's devices."""
+        return known_strategy(self.cell.strategy, self.accelerator)
 
 
 def matrix_of(
@@ -156,7 +161,7 @@ def _choose(
 def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Every point of the matrix, each with its point for the baseline."""
     axes = {
-        axis: [str(value) if axis in _NAMED_AXES else value for value in values]
+        axis: [str(value) if axis in NAMED else value for value in values]
         for axis, values in experiment.matrix.items()
     }
     for combination in itertools.product(*axes.values()):
@@ -183,15 +188,15 @@ def written_points(experiment: Experiment, axes: Mapping[str, Any]) -> list[dict
 
 def _option_grid(experiment: Experiment, strategy: str) -> list[dict[str, Any]]:
     options = experiment.strategies.get(strategy, {})
-    lists = [value if isinstance(value, list) else [value] for value in options.values()]
+    lists = [each(value) for value in options.values()]
     return [dict(zip(options, values, strict=True)) for values in itertools.product(*lists)]
 
 
 def _overridden(experiment: Experiment, point: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**experiment.settings, **_layered(experiment.settings, point)}
     for rule in experiment.overrides:
-        if _matches(rule["when"], merged):
-            merged.update(_layered(merged, rule["set"]))
+        if _matches(rule.when, merged):
+            merged.update(_layered(merged, rule.set))
     return merged
 
 
@@ -210,10 +215,7 @@ def _layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 def _matches(rule: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
     """Whether a point has the values of a rule; a key that the point lacks has its default."""
     effective = {**_DEFAULTS, **point}
-    return all(
-        effective.get(key) in wanted if isinstance(wanted, list) else effective.get(key) == wanted
-        for key, wanted in rule.items()
-    )
+    return all(effective.get(key) in each(wanted) for key, wanted in rule.items())
 
 
 def _check_names(experiment: Experiment) -> None:
@@ -223,7 +225,7 @@ def _check_names(experiment: Experiment) -> None:
     for place, rule in (("matrix", experiment.matrix), *experiment.conditions()):
         for key, wanted in rule.items():
             where = f"{experiment.where}: {place}.{key}"
-            for value in wanted if isinstance(wanted, list) else [wanted]:
+            for value in each(wanted):
                 if key == "dataset":
                     DATASETS.check(value, where)
                 elif key == "network":
@@ -236,12 +238,10 @@ def _check_names(experiment: Experiment) -> None:
 
 def _check_fabrics(experiment: Experiment, site: Site) -> None:
     """Refuses a condition on a fabric that neither the site nor a cell of the experiment has."""
-    layers = [experiment.settings, *(rule["set"] for rule in experiment.overrides)]
-    own = [layer["fabric"] for layer in (*layers, *experiment.include) if "fabric" in layer]
-    fabrics = {*site.known_fabrics, *own, *experiment.matrix.get("fabric", [])}
+    written = [each(layer.get("fabric", [])) for _, layer in experiment.layers()]
+    fabrics = site.known_fabrics.union(*written)
     for place, rule in experiment.conditions():
-        wanted = rule.get("fabric", [])
-        for name in wanted if isinstance(wanted, list) else [wanted]:
+        for name in each(rule.get("fabric", [])):
             if name not in fabrics:
                 raise ConfigError(
                     f"{experiment.where}: {place}.fabric: unknown fabric {shown(name)}; "
@@ -254,23 +254,22 @@ def _check_options(experiment: Experiment) -> None:
     for name, options in experiment.strategies.items():
         _check_options_of(name, options, experiment.where)
     for number, rule in enumerate(experiment.overrides):
-        wanted = rule["when"].get("strategy", [])
-        for name in wanted if isinstance(wanted, list) else [wanted]:
+        for name in each(rule.when.get("strategy", [])):
             place = f"{experiment.where}: overrides.{number}.set"
-            _check_options_of(name, rule["set"].get("options", {}), place)
+            _check_options_of(name, rule.set.get("options", {}), place)
 
 
 def _check_options_of(name: str, options: Mapping[str, Any], where: str) -> None:
     strategy = known_strategy(name)  # a cell of a package that is not here is refused by itself
     for option, values in options.items():
-        for value in values if isinstance(values, list) else [values]:
+        for value in each(values):
             strategy.check_options({option: value}, f"{where}: options of {name}")
 
 
 def _check_size(experiment: Experiment) -> None:
     """Refuses a matrix that nobody means, before it is expanded."""
     grids = {
-        name: math.prod(len(value) for value in options.values() if isinstance(value, list))
+        name: math.prod(len(each(value)) for value in options.values())
         for name, options in experiment.strategies.items()
     }
     points = sum(grids.get(str(name), 1) for name in experiment.matrix["strategy"])
@@ -285,7 +284,7 @@ def _check_size(experiment: Experiment) -> None:
 
 
 def _cell(point: Mapping[str, Any], where: str, accelerator: Accelerator | None = None) -> Cell:
-    for key in _NAMED_AXES:
+    for key in NAMED:
         if point.get(key) is None:
             raise ConfigError(f"{where}: {key!r} is missing; give it as an axis of 'matrix'")
     dataset, network, name = point["dataset"], point["network"], point["strategy"]
@@ -293,7 +292,7 @@ def _cell(point: Mapping[str, Any], where: str, accelerator: Accelerator | None 
     check_name("ddlbench.networks", network, where)
     check_name("ddlbench.strategies", name, where)
     try:
-        strategy = _strategy(name)
+        strategy = _strategy(name, accelerator)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     nodes, devices_per_node = parse_geometry(point["geometry"], where)
@@ -312,7 +311,7 @@ def _cell(point: Mapping[str, Any], where: str, accelerator: Accelerator | None 
     own.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node)
     try:
         cell = normalise(Cell(**own, options=tuple(options.items())))
-        return cut_by_profile(cell, point.get("options", {}), accelerator)
+        return cut_by_profile(cell, strategy, point.get("options", {}))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -335,7 +334,7 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
             f"{images} training images are fewer than one mini-batch of {cell.batch_size}; "
             "raise data_scale",
         )
-    few = too_few_steps(cell, images // cell.batch_size)
+    few = too_few_steps(cell, strategy, images // cell.batch_size)
     if few is not None and counted:
         return few
     if (reason := mismatch(cell.network, cell.dataset)) is not None:

@@ -44,22 +44,22 @@ from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import make_plan
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.workload import profile_at
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Workload
 
 
-def memory_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
+def memory_bytes(workload: Workload, plan: StrategyPlan) -> tuple[int, ...]:
     """Peak bytes of every device, in the order of ranks and their devices.
 
     Raises:
         ConfigError: the strategy has no memory model, or cannot cut the network.
     """
-    return strategy_of(plan.cell.strategy).memory_bytes(workload, plan)
+    return plan.strategy.memory_bytes(workload, plan)
 
 
 def capacity_bytes(workload: Workload, site: Site) -> float | None:
@@ -264,20 +264,20 @@ def _received_bytes(spans: Sequence[tuple[int, int]], workload: Workload) -> flo
     return total
 
 
-def why_too_large(plan: Plan, site: Site) -> str | None:
+def why_too_large(plan: StrategyPlan, site: Site) -> str | None:
     """The stage of a plan that needs more memory than its device has; None if none does.
 
     None, too, if there is no profile, if the memory of a device is unknown (it is the profile's,
     or on CPU the site's ``memory_per_device_mb``), and for plans without stages.
     """
     known = _profile_and_capacity(plan.cell, site)
-    pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
+    pipeline = plan.strategy.pipeline_of(plan)
     if known is None or pipeline is None:
         return None
     profile, capacity = known
     if pipeline.blocks != len(profile.blocks):
         return None
-    needed = held_bytes(plan, profile)
+    needed = held_bytes(plan, pipeline, profile)
     rank = max(range(plan.world_size), key=lambda rank: needed[rank])
     if needed[rank] <= capacity:
         return None
@@ -297,18 +297,19 @@ def why_cell_too_large(cell: Cell, site: Site) -> str | None:
     """As :func:`why_too_large`, for a cell without a plan; None if some repeat has a result."""
     if _profile_and_capacity(cell, site) is None:
         return None
+    reason: str | None
     try:
         reason = why_too_large(make_plan(cell, site.name, site.accelerator), site)
+    except TooFewBlocks as error:
+        reason = Reason("too_few_blocks", str(error))
     except ConfigError:  # its own job says what is wrong with its plan
         return None
     folder = result_file(site.name, cell.with_(repeat=0).id).parents[1]
     return None if reason is None or any(folder.glob("rep*/result.json")) else reason
 
 
-def held_bytes(plan: Plan, profile: Profile) -> tuple[float, ...]:
-    """A lower bound of the bytes that each rank of a pipeline holds at one moment."""
-    pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
-    assert pipeline is not None
+def held_bytes(plan: Plan, pipeline: Pipeline, profile: Profile) -> tuple[float, ...]:
+    """A lower bound of the bytes that each rank of a plan's pipeline holds at one moment."""
     return tuple(_held(plan.cell, pipeline, rank, profile) for rank in range(plan.world_size))
 
 

@@ -25,6 +25,7 @@ class NetworkTraits(Form):
 
     Args:
         blocks: names of all blocks, in order; empty if the network was not inspected.
+        uncut: why it is one block, as a clause; empty if it can be cut.
         without_gradient: blocks whose output is no number that a gradient can belong to.
         unused: trained weights that a backward pass leaves without a gradient.
         irregular: trained weights that some steps use and others do not.
@@ -48,6 +49,7 @@ class NetworkTraits(Form):
     """
 
     blocks: tuple[str, ...] = ()
+    uncut: str = ""
     without_gradient: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     irregular: tuple[str, ...] = ()

@@ -191,6 +191,10 @@ Stages = tuple[Stage, ...]
 Costs = Sequence[BlockCost]
 
 
+class TooFewBlocks(ConfigError):  # noqa: N818 - what the plan lacks
+    """The profile of the network has fewer blocks than there are stages."""
+
+
 class NeedsProfile(ConfigError):  # noqa: N818 - what the plan asks for
     """The stages come from a profile, and the site is unknown or has no such profile."""
 
@@ -297,9 +301,10 @@ def _stages(counts: Sequence[int], replicas: Sequence[int]) -> Stages:
 
 
 def check_enough(cell: Cell, blocks: int, stages: int) -> None:
-    """Raises ConfigError unless there is a block for every stage."""
+    """Raises TooFewBlocks unless there is a block for every stage."""
     if blocks < stages:
-        raise ConfigError(f"{cell.network} has {blocks} blocks, too few for {stages} stages")
+        have = "is one block" if blocks == 1 else f"has {blocks} blocks"
+        raise TooFewBlocks(f"{cell.network} {have}, too few for {stages} stages")
 
 
 def measured_files(cell: Cell, site: str, with_links: bool = False) -> tuple[Path, ...]:

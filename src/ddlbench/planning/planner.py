@@ -6,6 +6,7 @@ It also gives the data that a cell reads, and digests of the measurements that a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,10 +17,25 @@ from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, Da
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Accelerator, Site
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import known_strategy, strategy_of
+from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
 
 
-def make_plan(cell: Cell, site: str | None = None, accelerator: Accelerator | None = None) -> Plan:
+@dataclass(frozen=True)
+class StrategyPlan(Plan):
+    """A plan with the descriptor of its strategy, as this module makes and reads it."""
+
+    strategy: Strategy = field(compare=False, repr=False)
+
+    @property
+    def parts(self) -> int:
+        """Parts of a mini-batch that pass through the network apart: micro-batches of shards."""
+        shards = max(process.num_shards for process in self.processes)
+        return shards * self.strategy.micro_batches(self)
+
+
+def make_plan(
+    cell: Cell, site: str | None = None, accelerator: Accelerator | None = None
+) -> StrategyPlan:
     """The plan of a cell that its strategy supports.
 
     Args:
@@ -30,13 +46,8 @@ def make_plan(cell: Cell, site: str | None = None, accelerator: Accelerator | No
     Raises:
         ConfigError: the plan is made from measurements that are missing.
     """
-    return Plan(cell, *strategy_of(cell.strategy, accelerator).plan(cell, site))
-
-
-def parts_of(plan: Plan) -> int:
-    """Equal parts of a mini-batch that pass through the network apart: shards' micro-batches."""
-    shards = max(process.num_shards for process in plan.processes)
-    return shards * strategy_of(plan.cell.strategy).micro_batches(plan)
+    strategy = strategy_of(cell.strategy, accelerator)
+    return StrategyPlan(cell, *strategy.plan(cell, site), strategy)
 
 
 def plan_at(
@@ -44,7 +55,7 @@ def plan_at(
     site: str,
     results_root: Path = RESULTS,
     accelerator: Accelerator | None = None,
-) -> Plan:
+) -> StrategyPlan:
     """The plan that a cell ran with at a site, else the plan that it would run with.
 
     ``results_root`` is the folder that holds ``<site>/cells``.
@@ -56,7 +67,7 @@ def plan_at(
     return kept_plan(path, cell) or make_plan(cell, site, accelerator)
 
 
-def kept_plan(path: Path, cell: Cell) -> Plan | None:
+def kept_plan(path: Path, cell: Cell) -> StrategyPlan | None:
     """The plan in a file; None if there is none, or it is not one of this cell."""
     try:
         plan = read_plan(read_object(path))
@@ -65,15 +76,16 @@ def kept_plan(path: Path, cell: Cell) -> Plan | None:
     return plan if plan.cell == cell else None
 
 
-def read_plan(values: Mapping[str, Any]) -> Plan:
+def read_plan(values: Mapping[str, Any]) -> StrategyPlan:
     """A plan from its JSON form; its details must say of options what the cell says.
 
     Raises:
         WrongForm, ConfigError: as :meth:`Plan.from_dict`, or details and options differ.
     """
     plan = Plan.from_dict(values)
-    plan.check_options(known_strategy(plan.cell.strategy).option_values(plan.cell))
-    return plan
+    strategy = known_strategy(plan.cell.strategy)
+    plan.check_options(strategy.option_values(plan.cell))
+    return StrategyPlan(plan.cell, plan.processes, plan.details, strategy)
 
 
 def request_of(cell: Cell, site: Site) -> DataRequest:
@@ -90,13 +102,18 @@ def request_of(cell: Cell, site: Site) -> DataRequest:
     )
 
 
+def measured_inputs(cell: Cell, site: str) -> tuple[Path, ...]:
+    """Files of a site's measurements that the cell's plan is made from."""
+    return strategy_of(cell.strategy).measured_inputs(cell, site)
+
+
 def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dict[str, str | None]:
     """``links_digest`` and ``profile_digest`` of a plan that would be made now.
 
     None for a file that the plan does not use, or that is missing below ``results_root``.
     """
     digests: dict[str, str | None] = {"links_digest": None, "profile_digest": None}
-    for path in strategy_of(cell.strategy).measured_inputs(cell, site):
+    for path in measured_inputs(cell, site):
         digests[f"{path.stem}_digest"] = _digest(results_root / path.relative_to(RESULTS))
     return digests
 

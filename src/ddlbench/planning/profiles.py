@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import Profiling
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE
@@ -50,9 +51,10 @@ class ProfileNeeds(Form):
     def key(self) -> ProfileKey:
         return ProfileKey.of(self.cell)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, without_defaults: bool = False) -> dict[str, Any]:
         alone = [cell.to_dict() for cell in self.alone]
-        return {**super().to_dict(), "cell": self.cell.to_dict(), "alone": alone}
+        written = super().to_dict(without_defaults=without_defaults)
+        return {**written, "cell": self.cell.to_dict(), "alone": alone}
 
 
 def profiles_of(rows: Iterable[MatrixRow]) -> list[ProfileKey]:
@@ -74,7 +76,7 @@ def device_batches(cell: Cell, accelerator: Accelerator | None = None) -> set[in
 
 
 def needs_of(
-    profile_id: str, rows: Sequence[MatrixRow], settings: Mapping[str, Any], site: Site
+    profile_id: str, rows: Sequence[MatrixRow], settings: Profiling, site: Site
 ) -> ProfileNeeds:
     """The measurements of a profile, for the experiment's rows and its settings ``profile``.
 
@@ -113,9 +115,9 @@ def needs_of(
     return ProfileNeeds(
         cell=cell,
         step_batches=tuple(steps),
-        layer_batches=tuple(sorted(set(settings["batch_sizes"]))) or _between(steps[0], steps[-1]),
+        layer_batches=tuple(sorted(set(settings.batch_sizes))) or _between(steps[0], steps[-1]),
         replica_batch=min(shared or steps),
-        budget_s=float(settings["budget_s"]),
+        budget_s=settings.budget_s,
         alone=_alone(own),
     )
 

@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddlbench.planning.groups import Group
+from ddlbench.planning.step import LINK, Compute, Message, Step, blocking, transport_of
+
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
@@ -42,25 +45,69 @@ class ShardedUnit:
     tensors: int = 1
 
 
-@dataclass(frozen=True)
-class ShardedTraffic:
-    """All collectives of a step.
+def sharded_step(
+    workload: Workload,
+    plan: Plan,
+    units: Sequence[ShardedUnit],
+    sharers: int,
+    library: str | None = None,
+) -> Step:
+    """Gathers, passes and reduce-scatters of a step, block by block.
 
-    Args:
-        units: in the order of the forward pass.
-        transport: library of the collectives, as links.json names it.
-        library: whose own messages are taken where they were swept; None if it has no sweep.
-        overlaps: collectives run beside computation; else each of them delays it.
+    Where groups of ``sharers`` neighbouring ranks have copies of the weights, the ranks with the
+    same share of them sum their gradients, too.
+
+    On CPUs each message holds up its rank. On GPUs weights of the next block are gathered when a
+    block begins, and gradients are summed beside the backward pass::
+
+        compute     | F1 | F2 | F3 | B3 | B2   | B1   |
+        link   |-g1-|-g2-|-g3-|    |-g2-|-r3-|-g1-|-r2-|-r1-|       one block ahead
     """
+    begins = [*(unit.block for unit in units[1:]), len(workload.blocks)]
+    firsts = [0, *begins[:-1]]
+    there = [
+        ("forward", unit, range(first, end), True)
+        for unit, first, end in zip(units, firsts, begins, strict=True)
+    ]
+    back = [("backward", unit, blocks, unit.gathered_twice) for _, unit, blocks, _ in there[::-1]]
+    passes = [*there, *back]
+    over = None
+    if sharers < plan.world_size:
+        over = Group.of(plan, range(0, plan.world_size, sharers))
+    within = Group.of(plan, range(sharers))
+    tasks: list[Compute | Message] = [Compute("load"), Compute("rest")]
+    gathered: tuple[int, ...] = ()
+    if passes:
+        gathered = (len(tasks),)
+        tasks.append(_gather(passes[0][1], within, ()))
+    scattered: list[int] = []
+    for (phase, unit, blocks, _), after in zip(passes, [*passes[1:], None], strict=True):
+        weights = gathered
+        if after is not None and after[3]:
+            gathered = (len(tasks),)
+            tasks.append(_gather(after[1], within, weights))
+        tasks.append(Compute(phase, blocks=blocks, waits_for=weights))  # type: ignore[arg-type]
+        if phase == "backward":
+            size = unit.gradient_bytes
+            tasks.append(Message("reduce_scatter", size, LINK, (), within, tensors=unit.tensors))
+            if over is not None:
+                summed = Message("all_reduce", -(-size // sharers), LINK, (len(tasks) - 1,), over)
+                tasks.append(summed)
+            scattered.append(len(tasks) - 1)
+    tasks.append(Compute("update", waits_for=tuple(scattered)))
+    beside = tuple(tasks) if workload.device_kind == "cuda" else blocking(tasks)
+    samples = plan.cell.batch_size / plan.world_size
+    return Step(beside, samples, transport_of(workload.device_kind), library)
 
-    units: Sequence[ShardedUnit]
-    transport: str
-    overlaps: bool
-    library: str | None = None
+
+def _gather(unit: ShardedUnit, within: Group, waits_for: tuple[int, ...]) -> Message:
+    return Message("all_gather", unit.shard_bytes, LINK, waits_for, within, tensors=unit.tensors)
 
 
-def sharded_bytes(workload: Workload, plan: Plan, units: Sequence[ShardedUnit]) -> tuple[int, ...]:
-    """Peak bytes of every rank, if each keeps a share of the weights (torch's FSDP2).
+def sharded_bytes(
+    workload: Workload, plan: Plan, units: Sequence[ShardedUnit], sharers: int
+) -> tuple[int, ...]:
+    """Peak bytes of every rank, if ``sharers`` ranks keep a share of the weights each (FSDP2).
 
     The peak is at the worst of these moments of a unit (``w`` whole weights, ``s`` the share that a
     rank gives, ``g`` whole gradients)::
@@ -74,13 +121,13 @@ def sharded_bytes(workload: Workload, plan: Plan, units: Sequence[ShardedUnit]) 
     blocks, cell = workload.blocks, plan.cell
     samples = cell.batch_size / plan.world_size
     kept = {unit.block: unit for unit in units}
-    shares = {index: unit.gradient_bytes / plan.world_size for index, unit in kept.items()}
+    shares = {index: unit.gradient_bytes / sharers for index, unit in kept.items()}
     base = sum(shares.values()) * (2 if cell.momentum > 0 else 1)
     base += workload.fixed_memory_bytes + sum(block.buffer_bytes for block in blocks)
     saved = whole = peak = 0.0
     for index, block in enumerate(blocks):
         if index in kept:
-            gathered = kept[index].shard_bytes * plan.world_size
+            gathered = kept[index].shard_bytes * sharers
             peak = max(peak, whole + samples * saved + 2 * gathered + kept[index].shard_bytes)
             whole += 0 if kept[index].gathered_twice else gathered
         saved += block.saved_bytes
@@ -88,7 +135,7 @@ def sharded_bytes(workload: Workload, plan: Plan, units: Sequence[ShardedUnit]) 
     for index in reversed(range(len(blocks))):
         block, unit = blocks[index], kept.get(index)
         activations = samples * (saved + block.input_bytes + block.output_bytes)
-        weights = unit.shard_bytes * plan.world_size if unit else 0
+        weights = unit.shard_bytes * sharers if unit else 0
         gradients = unit.gradient_bytes if unit else 0
         if unit is not None and unit.gathered_twice:
             gathering = 2 * weights + unit.shard_bytes

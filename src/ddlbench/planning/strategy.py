@@ -23,11 +23,9 @@ from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Plan, Process
 
 if TYPE_CHECKING:
-    from ddlbench.planning.gradient_traffic import GradientTraffic
     from ddlbench.planning.network_traits import NetworkTraits
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
-    from ddlbench.planning.sharded import ShardedTraffic
-    from ddlbench.planning.tensor_traffic import TensorTraffic
+    from ddlbench.planning.step import Step
     from ddlbench.planning.workload import Block, Workload
 
 
@@ -73,6 +71,7 @@ class Strategy:
             with older weights; see :mod:`ddlbench.strategies.replay`. Empty without one.
         synchronous: every step's update uses gradients of the current weights; if an option
             decides, :meth:`is_synchronous` tells.
+        takes_turns: on CPUs its devices compute one after the other.
         requires: packages it imports besides torch.
         not_compiled: why its cells cannot have ``compile``; empty if they can.
         install: how to get them, for whoever lacks one.
@@ -95,6 +94,7 @@ class Strategy:
     executor: ClassVar[str]
     replay: ClassVar[str] = ""
     synchronous: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = False
     requires: ClassVar[tuple[str, ...]] = ()
     not_compiled: ClassVar[str] = "its executor does not say that torch.compile trains the same"
     install: ClassVar[str] = "see envs/README.md"
@@ -205,16 +205,12 @@ class Strategy:
         """The stages of a plan; None if it has none."""
         return None
 
-    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic | None:
-        """The all-reduces of gradients of a step; None unless all ranks reduce all gradients."""
-        return None
+    def step(self, workload: Workload, plan: Plan) -> Step | None:
+        """What a rank computes and sends in a step; None if a schedule or nothing tells it.
 
-    def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic | None:
-        """The collectives of a step whose ranks share the weights; None if each has them all."""
-        return None
-
-    def tensor_traffic(self, workload: Workload, plan: Plan) -> TensorTraffic | None:
-        """The all-reduces of groups that split pairs of linear layers; None if none does."""
+        Raises:
+            ConfigError: the profile lacks what the step needs, or only a run can tell.
+        """
         return None
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule | None:
@@ -343,13 +339,13 @@ class MissingStrategy(Strategy):
         return dict(options)
 
 
-def known_strategy(name: str) -> Strategy:
+def known_strategy(name: str, accelerator: Accelerator | None = None) -> Strategy:
     """The descriptor called ``name``, or what stands for it where its package is missing.
 
     Whatever reads results uses it. What measures takes :func:`strategy_of`, which raises.
     """
     try:
-        return strategy_of(name)
+        return strategy_of(name, accelerator)
     except ConfigError:
         return MissingStrategy(name)
 
@@ -379,28 +375,25 @@ def normalise(cell: Cell) -> Cell:
     return cell.with_(nodes=1, devices_per_node=1, fabric="default")
 
 
-def cut_by_profile(
-    cell: Cell, written: Mapping[str, Any], accelerator: Accelerator | None = None
-) -> Cell:
+def cut_by_profile(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
     """The cell with balance ``profile`` where only a profile knows the blocks of its network.
 
     Args:
         cell: of any network; one whose blocks a table knows stays as it is.
+        strategy: of the cell.
         written: the options that the user wrote; a balance among them stays.
-        accelerator: that the site emulates.
     """
-    if "balance" in written or blocks_of(cell, accelerator) is not None:
+    if "balance" in written or strategy.blocks_of(cell) is not None:
         return cell
-    strategy = strategy_of(cell.strategy, accelerator)
     if code_of(strategy.supports(cell)) != "unknown_blocks":
         return cell
     options = strategy.check_options({**dict(cell.options), "balance": "profile"}, cell.strategy)
     return cell.with_(options=tuple(options.items()))
 
 
-def too_few_steps(cell: Cell, steps_per_epoch: int) -> str | None:
+def too_few_steps(cell: Cell, strategy: Strategy, steps_per_epoch: int) -> str | None:
     """Why no whole round of the cell's strategy is measured; None if one is."""
-    round_steps = known_strategy(cell.strategy).round_steps(cell)
+    round_steps = strategy.round_steps(cell)
     if cell.max_steps is not None:
         steps_per_epoch = min(steps_per_epoch, cell.max_steps)
     measured = cell.epochs * steps_per_epoch

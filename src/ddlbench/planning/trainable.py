@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import parts_of
+from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.pipeline_stages import StageOptions
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import strategy_of
 
 
-def samples_per_pass(plan: Plan) -> int:
+def samples_per_pass(plan: StrategyPlan) -> int:
     """Samples that a forward pass of the network sees: a rank's, or a micro-batch's."""
-    return max(1, plan.cell.batch_size // parts_of(plan))
+    return max(1, plan.cell.batch_size // plan.parts)
 
 
-def why_not_trained(traits: NetworkTraits, plan: Plan) -> Reason | None:
+def why_not_trained(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
     """Why a plan's strategy cannot train a network with these traits; None if it can.
 
     Args:
         traits: of the network.
         plan: what would run.
     """
-    strategy = strategy_of(plan.cell.strategy)
+    if (why := why_not_cut(traits, plan.cell)) is not None:
+        return why
     if not traits.trains:
         return Reason(
             "nothing_trained",
@@ -40,11 +43,26 @@ def why_not_trained(traits: NetworkTraits, plan: Plan) -> Reason | None:
             f"with {plan.cell.strategy} each pass sees one sample, and batch norm needs two or "
             f"more; raise batch_size to {2 * plan.cell.batch_size} or more",
         )
-    return strategy.why_not_network(traits, plan)
+    return plan.strategy.why_not_network(traits, plan)
 
 
-def why_not_in_stages(traits: NetworkTraits, plan: Plan) -> Reason | None:
-    """Why a pipeline cannot train the network, cut where the plan cuts it; None if it can.
+def why_not_cut(traits: NetworkTraits, cell: Cell) -> Reason | None:
+    """Why a network that is one block has no stages for the cell's strategy; None if it needs none.
+
+    It needs no plan, so that it is known before a profile tells the blocks.
+    """
+    staged = issubclass(strategy_of(cell.strategy).options, StageOptions)
+    if not (traits.uncut and staged and cell.devices > 1):
+        return None
+    return Reason(
+        "cannot_be_cut",
+        f"the network trains, but cannot be cut into stages: {traits.uncut}; take a strategy "
+        "without stages (ddp, horovod, fsdp), or return a torch.nn.Sequential of blocks",
+    )
+
+
+def why_not_in_stages(traits: NetworkTraits, pipeline: Pipeline) -> Reason | None:
+    """Why a pipeline cannot train the network, cut where it cuts it; None if it can.
 
     Several mini-batches, or parts of one, are under way at once, with the weights of each. A stage
     sends back the gradient of what it receives, and whole numbers have none.
@@ -58,8 +76,7 @@ def why_not_in_stages(traits: NetworkTraits, plan: Plan) -> Reason | None:
         )
     if traits.borrowed:
         return borrowing(traits)
-    pipeline = strategy_of(plan.cell.strategy).pipeline_of(plan)
-    for stage in pipeline.stages[:-1] if pipeline is not None else ():
+    for stage in pipeline.stages[:-1]:
         name = traits.blocks[stage.last - 1] if stage.last <= len(traits.blocks) else ""
         if name and name in traits.without_gradient:
             return Reason(

@@ -29,7 +29,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import LoneRun, Profile, read_profile
-from ddlbench.experiment.site import ComputeKind, did_not_compute, shrunk_bytes
+from ddlbench.experiment.site import ComputeKind, is_emulated, shrunk_bytes
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20  # torch's DDP; our own all-reduces take the same
 
@@ -159,7 +159,7 @@ class Workload:
     def compute_kind(self) -> ComputeKind:
         """What was profiled; an emulated device names itself as the processor."""
         processor = self._profile.get("provenance", {}).get("cpu_model")
-        return "emulated" if did_not_compute([processor or ""]) else self.device_kind
+        return "emulated" if is_emulated(processor) else self.device_kind
 
     @cached_property
     def halves_timed(self) -> bool:

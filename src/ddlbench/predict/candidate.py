@@ -30,7 +30,7 @@ from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import why_unsupported
 from ddlbench.planning.memory import Room, room_of
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import make_plan
+from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.belief import Belief, from_prediction, from_runs
@@ -221,7 +221,9 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
     return _with_prediction(candidate, prediction, workload, plan, known)
 
 
-def predicted(predictor: str, workload: Workload, plan: Plan, known: Knowledge) -> Prediction:
+def predicted(
+    predictor: str, workload: Workload, plan: StrategyPlan, known: Knowledge
+) -> Prediction:
     """What one predictor says of a plan's cell, with the constants of the site's calibration.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.statistics import median_interval
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, in_path
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.registry import known
 from ddlbench.experiment.result import InvalidResult, Result, cell_result
@@ -119,7 +119,7 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
             result = _result(_path(row.cell, site, results_root), site, row.cell)
             if result is not None:
                 results[row.cell] = result
-    departing = departures_in(results)
+    departing = {name: one.sentence for name, one in departures_in(results).items()}
     for cell, result in results.items():
         outcome = outcomes[cell.again(0).id]
         _add_repeat(outcome, cell.repeat, result, departing.get(cell.id, ""))
@@ -178,7 +178,7 @@ def outcomes_of(
 ) -> list[Outcome]:
     """Every finished cell of one network on one dataset, over all experiments."""
     cells = results_root / result_file(site, "").parent.relative_to(RESULTS)
-    folder = cells / dataset / network.replace(":", "@")
+    folder = cells / dataset / in_path(network)
     rows = []
     for path in sorted(folder.glob("*/*/*/rep*/result.json")):
         try:

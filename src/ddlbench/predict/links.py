@@ -158,11 +158,14 @@ class LinkTable:
         """Whether an all-reduce was swept through this transport or library."""
         return any(sweep.transport == transport for sweep in self.links.sweeps)
 
-    def has_swept(self, library: str, nodes: int) -> bool:
-        """Whether some collective was swept through a library within a node, or between nodes."""
+    def has_swept(self, library: str, nodes: int, operation: str) -> bool:
+        """Whether a collective was swept through a library within a node, or between nodes."""
         level, inner = "network" if nodes > 1 else "node", self.within_node
-        known = any(s.transport == library and s.level == level for s in self.links.sweeps)
-        return known or (nodes == 1 and inner is not None and inner.has_swept(library, 1))
+        swept = (library, level, operation)
+        known = any((s.transport, s.level, s.operation) == swept for s in self.links.sweeps)
+        return known or (
+            nodes == 1 and inner is not None and inner.has_swept(library, 1, operation)
+        )
 
     def contention(self, nodes: int, devices_per_node: int, transport: str | None) -> Contention:
         """What an all-reduce takes from the computation beside it, by the nearest geometry.

@@ -11,9 +11,10 @@ from typing import ClassVar, Protocol
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import known, load
-from ddlbench.planning.gradient_traffic import GradientTraffic
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import StrategyPlan
+from ddlbench.planning.step import Step
 from ddlbench.planning.strategy import Strategy, known_strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.links import LinkTable
@@ -175,19 +176,22 @@ class CellInputs:
         return self.measured_links
 
     @property
-    def gradient_traffic(self) -> GradientTraffic:
-        """The all-reduces of a data-parallel step.
+    def step(self) -> Step:
+        """What a rank computes and sends.
 
         Raises:
-            NotPredictable: the plan's strategy has none.
+            NotPredictable: the plan's strategy does not tell it, or the profile lacks something.
         """
-        traffic = self.strategy.gradient_traffic(self.workload, self.plan)
-        if traffic is None:
+        try:
+            step = self.strategy.step(self.workload, self.plan)
+        except ConfigError as error:
+            raise NotPredictable(str(error)) from None
+        if step is None:
             raise NotPredictable(
-                f"{self.predictor} is of data parallelism; {self.cell.strategy} does not reduce "
-                "all gradients over all ranks"
+                f"{self.predictor} is of strategies that state their step; {self.cell.strategy} "
+                "does not"
             )
-        return traffic
+        return step
 
 
 class BuiltInPredictor(Predictor):
@@ -226,7 +230,7 @@ def ask(
     predictor: Predictor,
     workload: Workload,
     links: LinkTable | None,
-    plan: Plan,
+    plan: StrategyPlan,
     history: History = NO_HISTORY,
 ) -> Prediction:
     """Predict a plan's cell with one predictor, and add the memory of each device.

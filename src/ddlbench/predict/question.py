@@ -24,7 +24,7 @@ from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.fitting import fitted
 from ddlbench.planning.matrix import written_points
-from ddlbench.planning.strategy import normalise, strategy_of
+from ddlbench.planning.strategy import Strategy, normalise, strategy_of
 
 SETTINGS = (
     "fabric", "precision", "threads_per_device", "loader_workers", "data_format", "data_source",
@@ -107,13 +107,15 @@ class Question:
     def _written(self, strategy: str) -> tuple[dict[str, Any], Cell]:
         """Written options and the cell: of several the first that is supported, or the first."""
         points = [{}] if self.experiment is None else self._points(strategy)
-        found = [self._cell_at(strategy, point) for point in points]
-        supports = strategy_of(strategy, self.accelerator).supports
-        return next((one for one in found if supports(one[1]) is None), found[0])
+        descriptor = strategy_of(strategy, self.accelerator)
+        found = [self._cell_at(strategy, descriptor, point) for point in points]
+        return next((one for one in found if descriptor.supports(one[1]) is None), found[0])
 
-    def _cell_at(self, strategy: str, point: Mapping[str, Any]) -> tuple[dict[str, Any], Cell]:
+    def _cell_at(
+        self, strategy: str, descriptor: Strategy, point: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Cell]:
         written = {**point.get("options", {}), **self.options.get(strategy, {})}
-        options = strategy_of(strategy).check_options(written, f"options of {strategy}")
+        options = descriptor.check_options(written, f"options of {strategy}")
         cell = Cell(
             **{**_fields_of(point), **self.settings},
             dataset=self.dataset,
@@ -124,7 +126,7 @@ class Question:
             devices_per_node=self.devices_per_node,
             options=tuple(options.items()),
         )
-        return written, fitted(normalise(cell), written, self.accelerator)
+        return written, fitted(normalise(cell), descriptor, written)
 
     def with_batch(self, batch_size: int) -> Question:
         return replace(self, batch_size=batch_size)

@@ -78,6 +78,13 @@ _ENERGY_OF = (
     "nothing counted"
 )
 
+_COMPARISON = (
+    _text("no_speedup", "why there is none, by code: the first of comparability that denies one"),
+    _text(
+        "comparability", "what bears on a speed-up, parted by ' | ': code, differing column, data"
+    ),
+)
+
 MEASUREMENTS: tuple[Column, ...] = (
     *_WHERE,
     _text("cell_id", "the cell's path below results/<site>/cells/"),
@@ -134,6 +141,7 @@ MEASUREMENTS: tuple[Column, ...] = (
     _text("update_semantics", "synchronous or stale"),
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
+    _flag("emulated", "its devices took times of a table and computed nothing"),
     _text("processors", "models of its devices; several are parted by ' | '"),
     _text("host_processors", "models of its hosts' CPUs"),
     _count("cpu_count", "cores of a host"),
@@ -152,6 +160,7 @@ MEASUREMENTS: tuple[Column, ...] = (
         "departure",
         "how it does not train as one device does, so that it gives no speed-up; or empty",
     ),
+    *_COMPARISON,
     _flag(
         "stale",
         "the cell's plan, or the profile or links that it is made from, differ from those that "
@@ -212,6 +221,7 @@ SUMMARY: tuple[Column, ...] = (
     _text("update_semantics", "synchronous or stale"),
     _text("ran_as", "what its plan amounts to where the strategy's name says another thing"),
     _text("device_kind", "cpu or cuda"),
+    _flag("emulated", "any repeat is"),
     _text("processors", "models of the devices of any repeat, parted by ' | '"),
     _seconds("probe_s", "median of probe_s over repeats"),
     _flag_or_unknown("noisy", "any repeat is; empty where none is and one is unknown"),
@@ -222,6 +232,7 @@ SUMMARY: tuple[Column, ...] = (
     _text(
         "departure", "how its repeats do not train as one device does, where none does; or empty"
     ),
+    *_COMPARISON,
     _flag("stale", "any repeat is"),
     _text("notes", "notes of any repeat, parted by ' | '"),
     _text("commit", "commits of its repeats, parted by a blank"),

@@ -14,6 +14,9 @@ speed-up either, and a note; neither has a cell that does not train as one devic
 with other weights (:mod:`ddlbench.planning.departures`). Where other repeats give one, the note
 says that a repeat has none.
 
+A :class:`Note` is a code with data, as an entry of the column ``comparability`` is; only the footer
+of a figure makes a sentence of it.
+
 What is unknown gives no note. Results of earlier versions name no processors for each rank; then
 provenance has those of rank 0.
 
@@ -28,13 +31,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ddlbench.experiment.result import FEWEST_STEPS, Provenance, RankEntry, Result, Timing
-from ddlbench.experiment.site import EMULATED_COMPUTE
-from ddlbench.planning.departures import OTHER_TRAINING, OTHER_WEIGHTS
+from ddlbench.planning.departures import SENTENCES
 from ddlbench.report.columns import NOTE_BREAK
 
 if TYPE_CHECKING:
@@ -72,24 +75,99 @@ _KINDS = (
     _Kind("versions", "ran with different software"),
     _Kind("commit", "were measured by different commits"),
 )
-_PROCESSORS = next(kind for kind in _KINDS if kind.name == "processors")
 _UNKNOWN = ("", "None", "nan", "<NA>")  # as text, what tables have where nothing is known
-_BASE, _REPEATS, _RANKS = "base and cell", "repeats", "ranks of one cell"
-_NO_RATIO = "no speed-up, as "
-_DISTURBED = f"{_NO_RATIO}the cell was disturbed"
-_BASE_DISTURBED = f"{_NO_RATIO}its base was disturbed"
-_A_REPEAT = "a repeat "  # before a note that denies it a speed-up
-_FEW_STEPS = f"fewer than {FEWEST_STEPS} measured steps, so their spread is unknown"
-_NO_WARM_UP = "no warm-up, so the slow first steps count"
-_BEGINNINGS = (
-    *(f"{who} {kind.clause}" for who in (_BASE, _REPEATS, _RANKS) for kind in _KINDS),
-    _NO_RATIO,
-    OTHER_TRAINING,
-    OTHER_WEIGHTS,
-    _A_REPEAT,
-    _FEW_STEPS,
-    _NO_WARM_UP,
-)
+
+
+class Code(StrEnum):
+    """What a note tells, with its sentence; the first seven are values of ``no_speedup``."""
+
+    sentence: str
+
+    def __new__(cls, code: str, sentence: str) -> Self:
+        member = str.__new__(cls, code)
+        member._value_, member.sentence = code, sentence
+        return member
+
+    OTHER_TRAINING = "other_training", f"{{cell}}{SENTENCES['other_training']}"
+    OTHER_WEIGHTS = "other_weights", f"{{cell}}{SENTENCES['other_weights']}"
+    DISTURBED = "disturbed", "{has}no speed-up, as the cell was disturbed: {data}"
+    BASE_DISTURBED = "base_disturbed", "{has}no speed-up, as its base was disturbed: {data}"
+    OTHER_DATA = "other_data", ""  # what unlike_base and unlike_repeats are called there
+    UNLIKE_BASE = "unlike_base", "no speed-up, as base and cell {clause}: {data}"
+    UNLIKE_REPEATS = "unlike_repeats", "no speed-up, as repeats {clause}: {data}"
+    BASE_DIFFERS = "base_differs", "base and cell {clause}: {data}"
+    REPEATS_DIFFER = "repeats_differ", "repeats {clause}: {data}"
+    RANKS_DIFFER = "ranks_differ", "ranks of one cell {clause}: {data}"
+    FEW_STEPS = (
+        "few_steps",
+        f"fewer than {FEWEST_STEPS} measured steps, so their spread is unknown",
+    )
+    NO_WARM_UP = "no_warm_up", "no warm-up, so the slow first steps count"
+
+
+_OF_ONE_RUN = (Code.OTHER_TRAINING, Code.OTHER_WEIGHTS, Code.DISTURBED, Code.BASE_DISTURBED)
+_DENYING = (*_OF_ONE_RUN, Code.UNLIKE_BASE, Code.UNLIKE_REPEATS)
+_A_REPEAT = "a_repeat"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a reader of a speed-up must know.
+
+    Args:
+        code: what it tells.
+        about: the kind in which measurements differ; ``a_repeat`` if other repeats of the cell
+            have a speed-up.
+        data: what the sentence names; empty if it names nothing.
+    """
+
+    code: Code
+    about: str = ""
+    data: str = ""
+
+    def __str__(self) -> str:
+        """An entry of the column, as ``unlike_base processors: A (base), B (cell)``."""
+        head = " ".join(filter(None, [self.code, self.about]))
+        return f"{head}: {self.data}" if self.data else head
+
+    @classmethod
+    def of(cls, entry: str) -> Note:
+        """Read an entry of the column."""
+        head, _, data = entry.partition(": ")
+        code, _, about = head.partition(" ")
+        return cls(Code(code), about, data)  # type: ignore[call-arg]
+
+    @property
+    def no_speedup(self) -> str:
+        """Code of the reason why there is no speed-up; empty if the note is none."""
+        if self.code not in _DENYING or self.about == _A_REPEAT:
+            return ""
+        return Code.OTHER_DATA if self.about == "own_data" else self.code
+
+    def sentence(self, data: str = "") -> str:
+        """The note in words, of this data or its own."""
+        of_a_repeat = self.about == _A_REPEAT
+        return self.code.sentence.format(
+            cell="a repeat " if of_a_repeat else "a cell ",
+            has="a repeat has " if of_a_repeat else "",
+            clause=next((kind.clause for kind in _KINDS if kind.name == self.about), ""),
+            data=data or self.data,
+        )
+
+
+def notes_of(column: Iterable[str]) -> list[Note]:
+    """The notes of some rows, each once."""
+    entries = dict.fromkeys(NOTE_BREAK.join(column).split(NOTE_BREAK))
+    return [Note.of(entry) for entry in entries if entry]
+
+
+def columns_of(notes: Iterable[Note]) -> dict[str, str]:
+    """The columns ``comparability`` and ``no_speedup``."""
+    notes = list(dict.fromkeys(notes))
+    return {
+        "comparability": NOTE_BREAK.join(map(str, notes)),
+        "no_speedup": next((note.no_speedup for note in notes if note.no_speedup), ""),
+    }
 
 
 @dataclass(frozen=True)
@@ -144,12 +222,6 @@ class Circumstances:
         """Texts of the measurements' columns; empty where unknown."""
         return {kind.name: NOTE_BREAK.join(getattr(self, kind.name)) for kind in _KINDS}
 
-    def notes(self) -> list[str]:
-        """A note if the cell's own processors differ."""
-        if len(self.processors) < 2:
-            return []
-        return [f"{_RANKS} {_PROCESSORS.clause}: {', '.join(self.processors)}"]
-
 
 def commit_of(provenance: Provenance) -> str | None:
     """The commit of the measuring code, with ``-dirty`` where it had changes; None if unknown."""
@@ -170,13 +242,24 @@ def _each_once(texts: Iterable[str | None]) -> tuple[str, ...]:
     return tuple(sorted({text for text in texts if text}))
 
 
-def unlike(base: Circumstances, cell: Circumstances) -> list[str]:
-    """Notes if a cell was measured otherwise than its base."""
-    found = []
-    for kind, (theirs, own) in _apart([base.columns(), cell.columns()]):
-        note = f"{_BASE} {kind.clause}: {theirs} (base), {own} (cell)"
-        found.append(_NO_RATIO + note if kind.forbids else note)
-    return found
+def unlike_ranks(result: Result, circumstances: Circumstances) -> list[Note]:
+    """A note for each thing in which the ranks of a cell differ."""
+    known = circumstances.processors
+    apart: dict[str, str] = {"processors": ", ".join(known)} if len(known) > 1 else {}
+    apart.update(result.ranks_differ)
+    return [Note(Code.RANKS_DIFFER, name, data) for name, data in apart.items()]
+
+
+def unlike_base(base: Circumstances, cell: Circumstances) -> list[Note]:
+    """A note for each thing in which a cell was measured otherwise than its base."""
+    return [
+        Note(
+            Code.UNLIKE_BASE if kind.forbids else Code.BASE_DIFFERS,
+            kind.name,
+            f"{theirs} (base), {own} (cell)",
+        )
+        for kind, (theirs, own) in _apart([base.columns(), cell.columns()])
+    ]
 
 
 def other_data(base: Result, cell: Result) -> bool:
@@ -185,18 +268,21 @@ def other_data(base: Result, cell: Result) -> bool:
     return None not in both and len(both) > 1
 
 
-def repeats_differ(runs: pd.DataFrame, *, forbid: bool) -> list[str]:
+def unlike_repeats(runs: pd.DataFrame, *, forbid: bool) -> list[Note]:
     """A note for each thing in which the repeats of one cell differ, as their median hides it.
 
     Args:
         runs: its measurements.
         forbid: its speed-up is taken over these repeats, so unlike processors leave it none.
     """
-    found = []
-    for kind, texts in _apart(runs[[kind.name for kind in _KINDS]].to_dict("records")):
-        note = f"{_REPEATS} {kind.clause}: {', '.join(dict.fromkeys(texts))}"
-        found.append(_NO_RATIO + note if kind.forbids and forbid else note)
-    return found
+    return [
+        Note(
+            Code.UNLIKE_REPEATS if kind.forbids and forbid else Code.REPEATS_DIFFER,
+            kind.name,
+            ", ".join(dict.fromkeys(texts)),
+        )
+        for kind, texts in _apart(runs[[kind.name for kind in _KINDS]].to_dict("records"))
+    ]
 
 
 def have_no_ratio(runs: pd.DataFrame) -> bool:
@@ -242,65 +328,22 @@ def _short(commits: str) -> str:
     return f"{name[:_SHORT_COMMIT]}{'-' if dirty else ''}{dirty}"
 
 
-def step_notes(timing: Timing | None) -> list[str]:
+def step_notes(timing: Timing | None) -> list[Note]:
     """Notes where steps are few, or the first ones count."""
     if timing is None:
         return []
-    few = [_FEW_STEPS] if timing.step_s.count < FEWEST_STEPS else []
-    return [*few, *([_NO_WARM_UP] if timing.warmup_steps == 0 else [])]
+    few = [Note(Code.FEW_STEPS)] if timing.step_s.count < FEWEST_STEPS else []
+    return [*few, *([Note(Code.NO_WARM_UP)] if timing.warmup_steps == 0 else [])]
 
 
-def disturbed_note(sentence: str | None) -> list[str]:
-    """The note of a cell that this sentence says was disturbed; none where it says nothing."""
-    return [f"{_DISTURBED}: {sentence}"] if sentence else []
+def disturbed_note(cause: str, code: Code = Code.DISTURBED) -> list[Note]:
+    """The note of a cell that something disturbed, or whose base it disturbed; none without it."""
+    return [Note(code, data=cause)] if cause else []
 
 
-def base_disturbed_note(sentence: str | None) -> list[str]:
-    """The same of a cell whose base was disturbed."""
-    return [f"{_BASE_DISTURBED}: {sentence}"] if sentence else []
-
-
-def of_a_repeat(notes: str) -> str:
-    """The notes of a repeat, as those of all repeats say it where others give a speed-up."""
-    return NOTE_BREAK.join(_of_a_repeat(note) for note in notes.split(NOTE_BREAK))
-
-
-def _of_a_repeat(note: str) -> str:
-    if note.startswith((_DISTURBED, _BASE_DISTURBED)):
-        return f"{_A_REPEAT}has {note}"
-    return f"{_A_REPEAT}{note}" if note.startswith(_DEPARTURES) else note
-
-
-def forbids_speedup(notes: str) -> bool:
-    """Whether these notes deny a speed-up to the cell or to one of its repeats."""
-    return bool(mark_of(notes))
-
-
-def mark_of(notes: str) -> str:
-    """What stands in place of a ratio that these notes deny; empty where they deny none."""
-    for note in notes.split(NOTE_BREAK):
-        for beginning, mark in _MARKS:
-            if note.startswith(beginning):
-                return mark
-    return ""
-
-
-_DEPARTURES = (OTHER_TRAINING, OTHER_WEIGHTS)
-_MARKS = (
-    (OTHER_TRAINING, "other training"),
-    (OTHER_WEIGHTS, "other weights"),
-    (_DISTURBED, "disturbed"),
-    (_BASE_DISTURBED, "base disturbed"),
-    (f"{_NO_RATIO}{_BASE} read other data", "other data"),
-    (f"{_NO_RATIO}{_REPEATS} read other data", "other data"),
-    (_NO_RATIO + _BASE, "unlike base"),
-    (_NO_RATIO, "unlike repeats"),
-)
-
-
-def is_note(note: str) -> bool:
-    """Whether a note is one of this module."""
-    return note.startswith(_BEGINNINGS)
+def of_a_repeat(note: Note) -> Note:
+    """The note of a repeat, as those of all repeats say it where others give a speed-up."""
+    return replace(note, about=_A_REPEAT) if note.code in _OF_ONE_RUN else note
 
 
 def sentences(shown: pd.DataFrame) -> list[str]:
@@ -308,18 +351,16 @@ def sentences(shown: pd.DataFrame) -> list[str]:
 
     Of many notes of one kind, only the kind is said.
     """
-    notes = [note for text in shown["notes"] for note in text.split(NOTE_BREAK) if is_note(note)]
-    unique = list(dict.fromkeys(notes))
-    if len(unique) > _MOST_SENTENCES:
-        kinds: dict[str, list[str]] = {}
-        for note in unique:
-            kinds.setdefault(note.partition(":")[0], []).append(note)
-        unique = [
-            group[0] if len(group) == 1 else f"{kind}: {len(group)} pairs, named in summary.csv"
-            for kind, group in kinds.items()
-        ]
-    whole = [f"a cell {note}" if note.startswith(_DEPARTURES) else note for note in unique]
-    return [f"{note[0].upper()}{note[1:]}" for note in whole]
+    notes = notes_of(shown["comparability"])
+    few = len(notes) <= _MOST_SENTENCES
+    groups: dict[object, list[Note]] = {}
+    for note in notes:
+        groups.setdefault(note if few else (note.code, note.about), []).append(note)
+    texts = [
+        group[0].sentence("" if len(group) == 1 else f"{len(group)} pairs, named in summary.csv")
+        for group in groups.values()
+    ]
+    return [f"{text[0].upper()}{text[1:]}" for text in texts]
 
 
 def probed(ranks: Sequence[RankEntry], emulated: bool) -> dict[str, Any]:
@@ -348,5 +389,5 @@ def differ(one_s: float, other_s: float) -> bool:
 def repeats_are_unsteady(runs: pd.DataFrame) -> bool:
     """Whether the probes of repeats differ so much; never where computation is emulated."""
     probes_s = runs["probe_s"].dropna()
-    emulated = runs["notes"].str.contains(EMULATED_COMPUTE, regex=False).any()
-    return len(probes_s) > 1 and not emulated and differ(probes_s.min(), probes_s.max())
+    apart = len(probes_s) > 1 and differ(probes_s.min(), probes_s.max())
+    return bool(apart and not runs["emulated"].any())

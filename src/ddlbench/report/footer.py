@@ -92,13 +92,12 @@ def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
 
 
 def common_notes(shown: pd.DataFrame) -> list[str]:
-    """The notes that all measured cells share, without those in :func:`marks`."""
+    """The notes that all measured cells share."""
     good = shown[shown["status"] == Status.OK]
     if not len(good):
         return []
     sets = [text.split(NOTE_BREAK) for text in good["notes"]]
-    common = [note for note in sets[0] if note and all(note in other for other in sets)]
-    return [note for note in common if not comparability.is_note(note)]
+    return [note for note in sets[0] if note and all(note in other for other in sets)]
 
 
 def signs(row: Any, without: str = "") -> str:

@@ -12,7 +12,6 @@ import pandas as pd
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import known_strategy
-from ddlbench.report.comparability import mark_of
 from ddlbench.report.tables import rows_of
 
 _DEFAULTS = {
@@ -127,12 +126,12 @@ def speedup_mark(row: Any, speedup: float) -> str:
     status = str(row.status)
     if status != Status.OK or math.isfinite(speedup):
         return status_mark(status)
-    return mark_without_speedup(str(row.notes))
+    return mark_without_speedup(str(row.no_speedup))
 
 
-def mark_without_speedup(notes: str) -> str:
-    """The text for a measured cell that has no speed-up."""
-    return mark_of(notes) or "no base"
+def mark_without_speedup(code: str, otherwise: str = "no base") -> str:
+    """The text in place of a measured cell's speed-up, by the code of why there is none."""
+    return code.replace("_", " ") or otherwise
 
 
 def printed_name(figure: str) -> str:

@@ -21,7 +21,6 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest, read_yaml
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import NETWORKS
@@ -86,15 +85,15 @@ def _batches() -> Ours:
     path = project_root() / "config" / "experiments" / "ddlbench.yaml"
     site = load_site("slurm-example", as_example=True)
     config = {**read_yaml(path), "site": site.name}
-    cells: dict[tuple[str, str], Cell] = {
-        (row.cell.dataset, row.cell.strategy): row.cell
+    rows = {
+        (row.cell.dataset, row.cell.strategy): row
         for row in expand(parse_experiment(config, str(path)), site)
         if row.cell.geometry in ("1x1", "1x4")
     }
 
     def ours(dataset: str, strategy: str) -> str:
-        cell = cells[dataset, strategy]
-        if strategy_of(strategy).family in ("baseline", "data parallel"):
+        cell = rows[dataset, strategy].cell
+        if rows[dataset, strategy].strategy.family in ("baseline", "data parallel"):
             return f"{cell.batch_size // cell.devices}"
         chunks = cell.option("chunks")
         return f"{cell.batch_size} ({chunks})" if chunks else f"{cell.batch_size}"

@@ -29,22 +29,24 @@ from ddlbench.experiment.result import (
     Timing,
     cell_result,
 )
-from ddlbench.experiment.site import Accelerator, did_not_compute
+from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import Reason, Status, reason_code
 from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import make_plan, measured_digests
-from ddlbench.planning.strategy import known_strategy, workers_of
+from ddlbench.planning.strategy import workers_of
 from ddlbench.report.columns import NOTE_BREAK
 from ddlbench.report.comparability import (
     Circumstances,
-    base_disturbed_note,
+    Code,
+    Note,
+    columns_of,
     differ,
     disturbed_note,
-    forbids_speedup,
     probed,
     step_notes,
-    unlike,
+    unlike_base,
+    unlike_ranks,
 )
 from ddlbench.report.efficiency import efficiency_columns
 
@@ -92,22 +94,20 @@ def records_of(
     _note_departures(records)
     for record in records.values():
         base = records.get(record["base_cell_id"])
-        if base is not None and _comparable(record, base):
+        if base is not None and record["status"] == base["status"] == Status.OK:
             _compare(record, base)
-        elif base is not None and record["status"] == base["status"] == Status.OK:
-            apart = unlike(base["circumstances"], record["circumstances"])
-            notes = [record["notes"], *filter(forbids_speedup, apart)]
-            record["notes"] = NOTE_BREAK.join(filter(None, notes))
+    for record in records.values():
+        record.update(columns_of(record.get("bearing", [])))
     return list(records.values())
 
 
 def _note_departures(records: Mapping[str, dict[str, Any]]) -> None:
     """Note which cells do not train as one device does."""
     known = [record["trained"] for record in records.values() if record.get("trained")]
-    for cell_id, sentence in departures(known).items():
-        record = records[cell_id]
-        record["departure"] = sentence
-        record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], sentence]))
+    for cell_id, departure in departures(known).items():
+        records[cell_id]["departure"] = departure.sentence
+        code = Code(departure.code)  # type: ignore[call-arg] # a member by its value
+        records[cell_id]["bearing"].append(Note(code, data=departure.data))
 
 
 def _identity(cell: Cell) -> dict[str, Any]:
@@ -160,19 +160,17 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
         **({} if plans is None else {"stale": plans.differ_from(result.inputs, row.cell)}),
         "workers": result.workers or workers_of(row.cell),
         "processes": result.processes,
-        **_semantics(result, row.cell),
+        **_semantics(result, row),
         "device_kind": result.device_kind,
         "circumstances": circumstances,
         "trained": Trained.of(row.cell, result),
         **circumstances.columns(),
-        "notes": NOTE_BREAK.join(
-            [
-                *map(printable, result.notes),
-                *disturbed_note(_disturbed(result)),
-                *circumstances.notes(),
-                *step_notes(result.timing),
-            ]
-        ),
+        "notes": NOTE_BREAK.join(map(printable, result.notes)),
+        "bearing": [
+            *disturbed_note(_disturbed(result)),
+            *unlike_ranks(result, circumstances),
+            *step_notes(result.timing),
+        ],
         "loss_last": None if result.loss is None else result.loss.last,
         "accuracy": result.validation[-1].accuracy if result.validation else None,
         "created": result.provenance.created,
@@ -180,15 +178,15 @@ def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) 
         "disturbed": _disturbed(result),
         **efficiency_columns(result),
         **_memory(result.ranks),
-        **probed(result.ranks, did_not_compute(result.notes)),
-        "is_emulated": did_not_compute(result.notes),
+        **probed(result.ranks, result.accelerator is not None),
+        "emulated": result.accelerator is not None,
         **_checkpointing(result.checkpointing),
     }
 
 
-def _semantics(result: Result, cell: Cell) -> dict[str, str]:
+def _semantics(result: Result, row: MatrixRow) -> dict[str, str]:
     """What the plan amounts to; results of earlier versions call a single stage stale."""
-    strategy, details = known_strategy(cell.strategy), result.plan_details
+    cell, strategy, details = row.cell, row.strategy, result.plan_details
     semantics = {"update_semantics": result.update_semantics, "ran_as": ""}
     if result.status != Status.OK:
         return semantics
@@ -303,23 +301,25 @@ def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
 
 def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
     """Set the speed-up of a cell over its base, or a note with the reason why there is none."""
-    notes = unlike(base["circumstances"], record["circumstances"])
+    notes = unlike_base(base["circumstances"], record["circumstances"])
+    if not _comparable(record, base):
+        record["bearing"] += [note for note in notes if note.no_speedup]
+        return
     if base is not record:
-        notes += base_disturbed_note(base["disturbed"])
-    record["notes"] = NOTE_BREAK.join(filter(None, [record["notes"], *notes]))
-    if not forbids_speedup(record["notes"]):
+        notes += disturbed_note(base["disturbed"], Code.BASE_DISTURBED)
+    record["bearing"] += notes
+    if not any(note.no_speedup for note in record["bearing"]):
         record["speedup"] = base["epoch_s"] / record["epoch_s"]
         record["base_samples_per_s"] = base["samples_per_s"]
         own_s, base_s = record.get("probe_s"), base.get("probe_s")
         if own_s and base_s:
             record["speedup_normalised"] = record["speedup"] * own_s / base_s
-            record["unsteady"] |= not record["is_emulated"] and differ(own_s, base_s)
+            record["unsteady"] |= not record["emulated"] and differ(own_s, base_s)
 
 
 def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:
-    return (
-        record["status"] == base["status"] == Status.OK
-        and record["dataset_samples"] == base["dataset_samples"]
+    return bool(
+        record["dataset_samples"] == base["dataset_samples"]
         and record["epoch_s"] > 0
         and base["epoch_s"] > 0
     )

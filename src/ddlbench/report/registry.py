@@ -321,7 +321,7 @@ def figures_for(rows: Rows) -> list[str]:
 
 def prediction_figures_for(rows: Rows) -> list[str]:
     """Names of the figures of predictions that a matrix has something to show in."""
-    strategies = dict.fromkeys(cell.strategy for cell in supported(rows))
+    strategies = dict.fromkeys(row.cell.strategy for row in supported(rows))
     predicted = _strategies_with_models()
     return [
         *(name for name in names_of("prediction") if FIGURES[name].applicable(rows)),

@@ -42,11 +42,14 @@ measurements beside the code and run times of the rules.
   different ones. Figures then have `unlike base` or `unlike repeats` in its place.
 - Base and cell, and the repeats of a cell, are compared by processors, CPUs of GPU hosts, cores of
   a host, kinds of hosts (their names without numbers), versions of packages and drivers, commit,
-  and probe; ranks of a cell by processors, cores, and versions. What differs is in `notes`, and
-  below figures. What a result does not say gives no note.
+  and probe; ranks of a cell by processors, cores, and versions. What differs is in
+  `comparability`, as `base_differs commit: bbbbbbb (base), aaaaaaa (cell)`, and in words below
+  figures. What a result does not say gives no entry.
   `ranks[]` in result.json has the processors rank by rank, and older results only those of rank 0.
-- Below four measured steps their spread is unknown: `noisy` is empty, and a note says so; another
-  says where no step was warm-up.
+- Below four measured steps their spread is unknown: `noisy` is empty, and `comparability` has
+  `few_steps`; it has `no_warm_up` where no step was warm-up.
+- `no_speedup` is `other_training`, `other_weights`, `disturbed`, `base_disturbed`, `other_data`,
+  `unlike_base` or `unlike_repeats`; figures have its words in place of the number.
 - On CUDA `load_s` is how long the host waited for data. The device may have had other work by then,
   so it need not be a part of the step there.
 - Intervals assume no distribution. From 6 repeats on they are order statistics of the median at

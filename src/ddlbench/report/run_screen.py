@@ -264,7 +264,8 @@ def _departure(result: Result, base: Result | None) -> str:
     """How a cell does not train as its base does; empty if it does, or has none."""
     both = [one for one in (result, base) if one is not None]
     results = {Cell.from_id(one.cell_id): one for one in both}
-    return departures_in(results).get(result.cell_id, "")
+    departure = departures_in(results).get(result.cell_id)
+    return "" if departure is None else departure.sentence
 
 
 def _speedup(rate: float, job: _Job, base: Result | None) -> str:

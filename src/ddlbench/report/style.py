@@ -228,6 +228,7 @@ KINDS = {
     "backward_weight": KindLook("backward, weights", "#F0E442"),
     "all_reduce": KindLook("all-reduce", "#E69F00"),
     "all_reduce_bucket": KindLook("bucket of gradients under way", "#7A4A00"),
+    "message": KindLook("weights or gradients under way", "#B9A27C"),
     "gather": KindLook("all-gather", "#D55E00"),
     "scatter": KindLook("reduce-scatter", "#882255"),
     "halo": KindLook("halo exchange", "#D55E00", "....."),

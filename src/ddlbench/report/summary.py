@@ -20,10 +20,12 @@ from ddlbench.common.statistics import (
 from ddlbench.experiment.status import Status
 from ddlbench.report.columns import NOTE_BREAK, SUMMARY
 from ddlbench.report.comparability import (
+    columns_of,
     have_no_ratio,
+    notes_of,
     of_a_repeat,
     repeats_are_unsteady,
-    repeats_differ,
+    unlike_repeats,
 )
 from ddlbench.report.tables import frame_of
 
@@ -68,9 +70,12 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
     pairs = good[good["speedup"].notna()]
     forbid = not is_base and have_no_ratio(pairs)
     left_out = ok[~ok.index.isin(good.index)]
-    reworded = runs.index if len(pairs) else left_out.index
-    said = runs["notes"].where(~runs.index.isin(reworded), runs["notes"].map(of_a_repeat))
-    notes = [_joined(said, NOTE_BREAK), *repeats_differ(good, forbid=forbid)]
+    of_repeats = runs.index if len(pairs) else left_out.index
+    notes = [
+        of_a_repeat(note) if index in of_repeats else note
+        for index, text in runs["comparability"].items()
+        for note in notes_of([text])
+    ]
     return {
         **{name: first[name] for name in _FROM_FIRST},
         "configuration": configuration,
@@ -92,13 +97,15 @@ def _record(configuration: str, runs: pd.DataFrame, by_id: pd.DataFrame) -> dict
         "ran_as": _joined(runs["ran_as"], NOTE_BREAK),
         "energy_of": _joined(runs["energy_of"], " "),
         "device_kind": _joined(runs["device_kind"], " "),
+        "emulated": bool(runs["emulated"].any()),
         "processors": _joined(runs["processors"], NOTE_BREAK),
         "noisy": good["noisy"].any(skipna=False),  # unknown where one is and none is noisy
         "unsteady": bool(good["unsteady"].any()) or repeats_are_unsteady(good),
         "disturbed": _joined(good["disturbed"], NOTE_BREAK),
         "departure": _joined(good["departure"], NOTE_BREAK),
         "stale": bool(runs["stale"].any()),
-        "notes": NOTE_BREAK.join(filter(None, notes)),
+        **columns_of([*notes, *unlike_repeats(good, forbid=forbid)]),
+        "notes": _joined(runs["notes"], NOTE_BREAK),
         "commit": _joined(runs["commit"], " "),
         "created": max(runs["created"]),
     }

@@ -28,7 +28,6 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.documents import Answer
-from ddlbench.report.comparability import mark_of
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import mark_without_speedup
 from ddlbench.report.tables import read_tables, rows_of
@@ -172,7 +171,7 @@ def _speedup(row: Mapping[Hashable, Any]) -> str:
     if row["status"] != Status.OK:
         return str(row["status"]).replace("_", " ")
     if pd.isna(row["speedup"]):
-        return mark_without_speedup(str(row["notes"]))
+        return mark_without_speedup(str(row["no_speedup"]))
     return f"{float(row['speedup']):.2f}"
 
 
@@ -183,7 +182,7 @@ def numbers_of(row: Mapping[Hashable, Any]) -> list[str]:
         return [speed, "", ""]
     speedup = _speedup(row)
     if row["strategy"] == BASE:
-        speedup = mark_of(str(row["notes"])) or "base"
+        speedup = mark_without_speedup(str(row["no_speedup"]), "base")
     low, high = row["speedup_low"], row["speedup_high"]
     if row["strategy"] != BASE and not (pd.isna(row["speedup"]) or pd.isna(low) or pd.isna(high)):
         speedup += f" ({float(low):.2f}-{float(high):.2f})"

@@ -82,8 +82,8 @@ def rank_provenance() -> dict[str, Any]:
     return values
 
 
-def unlike_ranks(provenances: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Notes where ranks of one cell had other cores or other software than the others.
+def ranks_differ(provenances: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Numbers of cores, and software, that ranks of one cell had otherwise than the others.
 
     The report compares their processors, which a result keeps rank by rank.
 
@@ -98,13 +98,9 @@ def unlike_ranks(provenances: Sequence[Mapping[str, Any]]) -> list[str]:
             if version_ is not None:
                 software.setdefault(name, set()).add(version_)
     apart = [f"{name} {' and '.join(sorted(v))}" for name, v in software.items() if len(v) > 1]
-    notes = []
-    if len(cores) > 1:
-        counts = ", ".join(map(str, cores))
-        notes.append(f"ranks of one cell ran on hosts with different numbers of cores: {counts}")
-    if apart:
-        notes.append(f"ranks of one cell ran with different software: {', '.join(apart)}")
-    return notes
+    counts = ", ".join(map(str, cores)) if len(cores) > 1 else ""
+    differing = {"cpu_count": counts, "versions": ", ".join(apart)}
+    return {name: text for name, text in differing.items() if text}
 
 
 def _packages() -> dict[str, str]:

@@ -22,7 +22,7 @@ from ddlbench.networks.foreign import seed_host
 from ddlbench.networks.inspection import inspect
 from ddlbench.networks.torch_settings import Settings, change_between, settings_now
 from ddlbench.planning.network_traits import NetworkTraits
-from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.trainable import samples_per_pass, why_not_trained
 from ddlbench.strategies.executor import Unsupported
 
@@ -55,7 +55,7 @@ class InitialState:
         }
 
 
-def initial_state(plan: Plan, store: dist.Store | None, rank: int) -> InitialState:
+def initial_state(plan: StrategyPlan, store: dist.Store | None, rank: int) -> InitialState:
     """Build the network, check that the plan can train it, and seed the rank's random numbers.
 
     Raises:

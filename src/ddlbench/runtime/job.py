@@ -10,8 +10,7 @@ from typing import Any
 from ddlbench.common.document import write_json
 from ddlbench.common.text import read_json
 from ddlbench.experiment.dataset_spec import DataRequest
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import read_plan
+from ddlbench.planning.planner import StrategyPlan, read_plan
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.checkpoint.store import Order
 
@@ -20,7 +19,7 @@ from ddlbench.runtime.checkpoint.store import Order
 class Job:
     """One run of one cell."""
 
-    plan: Plan
+    plan: StrategyPlan
     device_kind: DeviceKind
     scratch: str  # the site's template, which each node expands
     data: DataRequest

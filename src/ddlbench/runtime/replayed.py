@@ -23,7 +23,6 @@ from ddlbench.datasets.staging import hold
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.training import FIRST_STEPS
-from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.job import Job
 from ddlbench.runtime.loop import Extent
 from ddlbench.strategies.replay import Run, replay_of
@@ -49,7 +48,7 @@ def replayed_losses(
         alive: gives a sign of life.
     """
     plan = job.plan
-    strategy, replay = strategy_of(plan.cell.strategy), replay_of(plan.cell)
+    strategy, replay = plan.strategy, replay_of(plan.strategy)
     if replay is None or strategy.is_synchronous(plan.cell, plan.details):
         return ()
     if Accelerator.of_this_process() is not None:  # its networks compute nothing

@@ -42,12 +42,11 @@ from ddlbench.experiment.result import (
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status, reason_code
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import measured_digests
-from ddlbench.planning.strategy import Strategy, strategy_of
+from ddlbench.planning.planner import StrategyPlan, measured_digests
+from ddlbench.planning.strategy import Strategy
 from ddlbench.runtime.between_steps import accuracies, checkpoint_notes, checkpointing, drain_notes
 from ddlbench.runtime.efficiency import compilation, compilation_notes, efficiency, energy
-from ddlbench.runtime.environment import driver_provenance, unlike_ranks
+from ddlbench.runtime.environment import driver_provenance, ranks_differ
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport
 from ddlbench.runtime.step_times import rounds_note, timing_of
@@ -63,7 +62,7 @@ _STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
 
 
 def assemble(
-    plan: Plan,
+    plan: StrategyPlan,
     site: Site,
     status: Status,
     reason: str | None,
@@ -90,7 +89,7 @@ def assemble(
         suspended: what ``scontrol --oneliner show job`` says of the job after the ranks have
             ended; None outside SLURM.
     """
-    cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
+    cell, strategy = plan.cell, plan.strategy
     ok = sorted((r for r in reports if isinstance(r, RankReport)), key=lambda r: r.rank)
     complete = status == Status.OK
     timing = None
@@ -123,19 +122,20 @@ def assemble(
         devices=cell.devices,
         workers=sum(len(p.devices) for p in plan.processes if p.shard >= 0),
         device_kind=site.device,
+        accelerator=site.accelerator,
         update_semantics="synchronous" if synchronous else "stale",
         notes=(
             *_notes(strategy, site, plan),
             *(strategy.remarks(cell, ok[0].plan_details) if complete else ()),
-            *unlike_ranks([report.provenance for report in ok]),
             *drain_notes(cell, synchronous or round_steps > 1, len(scored)),
             *checkpoint_notes(saved),
             *compilation_notes(compiled, site.device),
-            *([] if timing is None else rounds_note(cell, timing.step_s.count)),
+            *([] if timing is None else rounds_note(round_steps, timing.step_s.count)),
             *divergence(ok if complete else []),
         ),
         plan_details=ok[0].plan_details if complete else plan.details,
         ranks=tuple(rank_entry(r) for r in ok),
+        ranks_differ=ranks_differ([report.provenance for report in ok]),
         timing=timing,
         staging=None if staging is None else _staging(staging),
         loss=loss_summary(ok, ok[0].steps_per_epoch) if complete else None,
@@ -163,14 +163,14 @@ def _staging(report: Mapping[str, Any]) -> Staging:
     return Staging(**{name: report[name] for name in _STAGING if name in report})
 
 
-def _notes(strategy: Strategy, site: Site, plan: Plan) -> list[str]:
+def _notes(strategy: Strategy, site: Site, plan: StrategyPlan) -> list[str]:
     shared = SHARED_GPU_NOTE if site.devices_share_gpu else None
     emulated = None if site.accelerator is None else site.accelerator.remark
     remarks = (strategy.note(site.compute_kind), shared, emulated, _unshaped(site, plan))
     return [note for note in remarks if note is not None]
 
 
-def _unshaped(site: Site, plan: Plan) -> str | None:
+def _unshaped(site: Site, plan: StrategyPlan) -> str | None:
     """Which copies bypass the links inside a node; None if none does."""
     condition = site.fabrics.get(plan.cell.fabric)
     if condition is None or condition.inside is None:

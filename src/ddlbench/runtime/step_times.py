@@ -110,9 +110,8 @@ def timing_of(
     )
 
 
-def rounds_note(cell: Cell, steps: int) -> list[str]:
+def rounds_note(round_steps: int, steps: int) -> list[str]:
     """The note on measured steps that are no whole rounds; empty if they are."""
-    round_steps = strategy_of(cell.strategy).round_steps(cell)
     if steps % round_steps == 0:
         return []
     return [

@@ -31,9 +31,11 @@ from ddlbench.experiment.failure import FAILURE_FILE, Failure
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status, reason_of
+from ddlbench.planning.data_parallel import data_parallel_placement
 from ddlbench.planning.memory import why_too_large
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import make_plan, measured_digests, request_of
+from ddlbench.planning.pipeline_stages import TooFewBlocks
+from ddlbench.planning.planner import StrategyPlan, make_plan, measured_digests, request_of
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
 from ddlbench.runtime.checkpoint.store import Order
 from ddlbench.runtime.emulated_fabric import fabric_up
@@ -129,7 +131,10 @@ def _finish(
         if claimed.kind == "concluded":
             result = _concluded(cell, site, claimed, staging)
         else:
-            result = _measure(cell, site, cell_folder, staging, me=me, writer=writer)
+            try:
+                result = _measure(cell, site, cell_folder, staging, me=me, writer=writer)
+            except TooFewBlocks as error:  # the profile did not exist when the matrix was read
+                result = _without_stages(cell, site, staging, error)
         keep(cell_folder, result)
         write_result(cell_folder / "result.json", result)
         forget_checkpoints(cell, site, cell_folder, result.status)
@@ -179,6 +184,16 @@ def _file_fault_named(cell: Cell, cell_folder: Path) -> Iterator[None]:
         if sentence is None:
             raise
         raise CellFailed(f"{cell.id}: {sentence}") from error
+
+
+def _without_stages(
+    cell: Cell, site: Site, staging: dict[str, Any] | None, why: TooFewBlocks
+) -> Result:
+    """The result of a cell whose network has fewer blocks than stages, which a profile tells."""
+    strategy = strategy_of(cell.strategy, site.accelerator)
+    plan = StrategyPlan(cell, data_parallel_placement(cell), {}, strategy)
+    few = Reason("too_few_blocks", str(why))
+    return assemble(plan, site, Status.UNSUPPORTED, few, reports=[], staging=staging)
 
 
 def _measure(
@@ -321,7 +336,7 @@ def _concluded(cell: Cell, site: Site, claimed: Claim, staging: dict[str, Any] |
 
 
 def _launch_and_watch(
-    plan: Plan, site: Site, run_dir: Path, fabric: Fabric, checkpoints: Order | None
+    plan: StrategyPlan, site: Site, run_dir: Path, fabric: Fabric, checkpoints: Order | None
 ) -> Outcome:
     cell = plan.cell
     rendezvous = fabric.rendezvous()
@@ -357,7 +372,7 @@ def _launch_and_watch(
     )
 
 
-def _read_reports(plan: Plan, run_dir: Path) -> _Reports:
+def _read_reports(plan: StrategyPlan, run_dir: Path) -> _Reports:
     """Reports of the ranks, the earliest first; a rank whose node was lost has none."""
     paths = [report_file(run_dir, process.rank) for process in plan.processes]
     written = sorted((p for p in paths if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
@@ -365,7 +380,7 @@ def _read_reports(plan: Plan, run_dir: Path) -> _Reports:
 
 
 def _judge(
-    plan: Plan, reports: _Reports, outcome: Outcome, link: dict[str, Any] | None
+    plan: StrategyPlan, reports: _Reports, outcome: Outcome, link: dict[str, Any] | None
 ) -> tuple[Status, Reason | None]:
     """Status and reason of the cell; a measurement over an unfit link is a failure."""
     status, reason = _ending(plan, reports, outcome)
@@ -375,7 +390,9 @@ def _judge(
     return status, reason
 
 
-def _ending(plan: Plan, reports: _Reports, outcome: Outcome) -> tuple[Status, Reason | None]:
+def _ending(
+    plan: StrategyPlan, reports: _Reports, outcome: Outcome
+) -> tuple[Status, Reason | None]:
     """Whether all ranks finished, and if not, why; a cause goes before its consequences."""
     failures = _failures(reports)
     if len(reports) - len(failures) == plan.world_size:

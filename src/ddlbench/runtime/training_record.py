@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlbench.experiment.training import FIRST_STEPS, Loss, Training
-from ddlbench.planning.plan import Plan
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.trainable import samples_per_pass
 from ddlbench.runtime.rank_report import RankReport, as_written
 
 
-def training_of(plan: Plan, reports: Sequence[RankReport]) -> Training:
+def training_of(plan: StrategyPlan, reports: Sequence[RankReport]) -> Training:
     """The ``training`` part of a cell that is ok.
 
     Args:

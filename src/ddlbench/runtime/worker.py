@@ -328,7 +328,7 @@ def _data(
         raise ValueError(
             f"{len(dataset)} training images are fewer than one mini-batch of {cell.batch_size}"
         )
-    if (reason := too_few_steps(cell, steps)) is not None:
+    if (reason := too_few_steps(cell, job.plan.strategy, steps)) is not None:
         raise Unsupported(reason)
     if process.shard < 0 or not process.needs:
         return None, extent, len(dataset)

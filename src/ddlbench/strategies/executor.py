@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_traits import NetworkTraits
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Process
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.alone import MessageLog
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
@@ -158,7 +159,7 @@ class Executor(Protocol):
 
     def prepare(
         self,
-        plan: Plan,
+        plan: StrategyPlan,
         process: Process,
         network: nn.Sequential,
         data: DataStream | None,
@@ -247,7 +248,7 @@ class StepwiseExecutor:
 
     def prepare(
         self,
-        plan: Plan,
+        plan: StrategyPlan,
         process: Process,
         network: nn.Sequential,
         data: DataStream | None,

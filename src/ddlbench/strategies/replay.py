@@ -13,8 +13,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.planner import StrategyPlan
+from ddlbench.planning.strategy import Strategy
 
 Batch = tuple[Tensor, Tensor]
 """Inputs (N, ...) and labels (N,), or tokens (N, T) and (N, T)."""
@@ -30,7 +30,11 @@ class Replay(Protocol):
     """A replay of a plan, as the module of a strategy defines it."""
 
     def __call__(
-        self, plan: Plan, networks: Sequence[nn.Module], runs: Iterable[Run], loss_function: Loss
+        self,
+        plan: StrategyPlan,
+        networks: Sequence[nn.Module],
+        runs: Iterable[Run],
+        loss_function: Loss,
     ) -> Iterator[tuple[float, ...]]:
         """Train the networks in place; yield the loss of each mini-batch on each of them.
 
@@ -43,9 +47,9 @@ class Replay(Protocol):
         ...
 
 
-def replay_of(cell: Cell) -> Replay | None:
-    """The replay of the cell's strategy; None if it needs none, or has none."""
-    module_name, _, attribute = strategy_of(cell.strategy).replay.partition(":")
+def replay_of(strategy: Strategy) -> Replay | None:
+    """The replay of a strategy; None if it needs none, or has none."""
+    module_name, _, attribute = strategy.replay.partition(":")
     if not module_name:
         return None
     replay: Replay = getattr(importlib.import_module(module_name), attribute)

@@ -45,9 +45,9 @@ from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import faulty_inputs
 from ddlbench.planning.finished import finished_of, put_aside_invalid
 from ddlbench.planning.matrix import cell_of, expand
+from ddlbench.planning.planner import measured_inputs
 from ddlbench.planning.profiles import needs_of, profiles_of
 from ddlbench.planning.resources import SchedulerRequest, request
-from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import run_screen
 from ddlbench.workflow.guards import (
     begin,
@@ -178,12 +178,11 @@ class Run:
 
     def measured_inputs(self, wildcards: Any) -> list[str]:
         """Profile and links that the cell's plan is made from, so that they are made before it."""
-        cell = self._cell(wildcards)
-        return [*map(str, strategy_of(cell.strategy).measured_inputs(cell, self.site.name))]
+        return [*map(str, measured_inputs(self._cell(wildcards), self.site.name))]
 
     def profile_runs(self, wildcards: Any) -> list[Path]:
         """The runs that a profile pools."""
-        runs = range(1, self.experiment.profile["runs"] + 1)
+        runs = range(1, self.experiment.profile.runs + 1)
         return [profile_run_file(self.site.name, wildcards.profile, run) for run in runs]
 
     # What a path asks of Snakemake and of the scheduler.

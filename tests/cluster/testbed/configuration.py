@@ -77,12 +77,13 @@ def _slurm(options: Options) -> str:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_CPU_Memory",
         f"DefMemPerCPU={memory_mib // options.cpus}",
-        "SchedulerParameters=bf_interval=1,sched_interval=5",
+        # A job starts as soon as it can: by default a batch job may wait three seconds.
+        "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0",
         "SlurmdParameters=config_overrides",  # more CPUs than the machine has
         "ReturnToService=2",
         # Short, so that a test sees a lost node soon.
         "SlurmctldTimeout=30",
-        "SlurmdTimeout=20",
+        "SlurmdTimeout=12",
         "InactiveLimit=60",
         "KillWait=3",
         "MinJobAge=600",  # finished jobs stay visible to squeue and scontrol

@@ -42,6 +42,26 @@ def test_claims_on_torchgpipe_need_partitions_that_compute_at_once() -> None:
         assert not asks or claim.needs.at_once, claim.id
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"id": "A b"}, "claims.0.id: 'A b' does not fit (Its name, of small letters"),
+        ({"test": {"kind": "bond"}}, "claims.0.test.kind: 'bond' is not allowed; write compare, "),
+        ({"test": {"kind": "bound", "metric": "speedp"}}, "claim x: unknown metric 'speedp'; did"),
+        ({"test": {"kind": "bound", "by": ["datset"]}}, "claim x: unknown column 'datset'; did"),
+        ({"needs": {"devic": "gpu"}}, "claims.0.needs: 'devic' is not a key here; did you mean"),
+        ({"needs": {"device": "cpu"}}, "claims.0.needs.device: 'cpu' is not allowed; write gpu,"),
+    ],
+)
+def test_a_wrong_claim_is_a_sentence(changes, sentence, monkeypatch) -> None:
+    entry = {"id": "x", "claim": "it is", "source": "s", "experiment": "e", "hardware": "GPUs"}
+    values = {"claims": [{**entry, "test": {"kind": "bound"}, **changes}]}
+    monkeypatch.setattr("ddlbench.claims.ledger.read_yaml", lambda _: values)
+    with pytest.raises(ConfigError) as caught:
+        read_claims()
+    assert f"claims.yaml: {sentence}" in str(caught.value)
+
+
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, str]:
     rows = rows_of_tables([EMULATED])

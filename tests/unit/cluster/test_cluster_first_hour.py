@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,6 @@ from ddlbench.cluster.partition_check import judge_partition
 from ddlbench.cluster.probe_job import ask_nodes
 from ddlbench.cluster.site_text import Answers, site_text
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.resources import job_minutes
 from ddlbench.slurm.node_kinds import parse_kinds
@@ -37,10 +35,8 @@ gpu|40|48|500000|gpu:a100:4(S:0-1)|1-00:00:00|up|nvlink
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A project folder of our own, so that no site file is written into the real one."""
-    real = project_root()
     (tmp_path / "Snakefile").write_text("")
-    shutil.copytree(real / "config" / "schemas", tmp_path / "config" / "schemas")
-    (tmp_path / "config" / "sites").mkdir()
+    (tmp_path / "config" / "sites").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -27,8 +27,7 @@ TIMES = [{"batch_size": size, "time_s": 0.001 * size, "interval_s": None} for si
 @pytest.fixture(autouse=True)
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of its own, with a site and no devices."""
-    for folder in ("schemas", "sites"):
-        shutil.copytree(ROOT / "config" / folder, tmp_path / "config" / folder)
+    shutil.copytree(ROOT / "config" / "sites", tmp_path / "config" / "sites")
     (tmp_path / "Snakefile").touch()
     (tmp_path / "config" / "config.yaml").touch()
     (tmp_path / "config" / "sites" / "mine.yaml").write_text(

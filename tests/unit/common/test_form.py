@@ -1,13 +1,17 @@
 """What files hold is read into typed dataclasses, and written back the same."""
 
+import datetime
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 import pytest
+from annotated_types import Len
 from typing_extensions import TypedDict
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import (
     Form,
     Natural,
@@ -16,7 +20,9 @@ from ddlbench.common.form import (
     read_form,
     schema_of,
     typed,
+    typed_open,
 )
+from ddlbench.common.schema import file_schema, read_checked
 
 
 class Colour(StrEnum):
@@ -43,6 +49,21 @@ class Outer(Form):
 class Entry(TypedDict):
     name: str
     inner: NotRequired[list[Inner]]
+
+
+@typed_open
+class Further(TypedDict, total=False):
+    like: Literal["laptop"]
+    """Comes first."""
+
+
+@dataclass(frozen=True)
+class File(Form):
+    size: Natural | Annotated[tuple[Natural, ...], Len(2, 2)] | None = None
+    """Height and width."""
+    colour: Literal["red", "blue"] | None = None
+    anything: Any = None
+    scales: Mapping[str, Further] | None = None
 
 
 VALUES = {
@@ -112,3 +133,37 @@ def test_half_a_character_is_read_as_a_question_mark():
 def test_json_has_no_nan():
     with pytest.raises(WrongForm, match="NaN"):
         Outer.from_dict({**VALUES, "rows": [[float("nan")]]})
+
+
+def test_alternatives_in_a_file_of_the_user_are_one_schema():
+    keys = file_schema(File)["properties"]
+    assert keys["size"] == {
+        "type": ["integer", "array", "null"], "minimum": 0, "minItems": 2, "maxItems": 2,
+        "items": {"type": "integer", "minimum": 0}, "default": None,
+        "description": "Height and width.",
+    }  # fmt: skip
+    assert keys["colour"]["enum"] == ["red", "blue", None]
+
+
+def test_values_that_a_schema_allows_are_read():
+    day = datetime.date(2024, 1, 3)
+    values = {"size": [1, 2], "anything": [day], "scales": {"big": {"like": "laptop", "x": day}}}
+    assert read_checked(File, values, "a file") == File((1, 2), None, [day], values["scales"])
+    assert read_checked(File, {"size": 3, "colour": "red"}, "a file") == File(3, "red")
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"size": "9"}, "size: '9' is not a whole number, a list or empty; write 9 (Height and"),
+        ({"size": [1]}, "size: [1] has too few values; write 2 (Height and width)"),
+        ({"size": [1, 2, 3]}, "size: [1, 2, 3] has too many values; write 2 (Height and width)"),
+        ({"size": [1, "x"]}, "size.1: 'x' is not a whole number (Height and width)"),
+        ({"colour": "green"}, "colour: 'green' is not allowed; write red or blue"),
+        ({"scales": {"big": {"like": 3}}}, "scales.big.like: 3 does not fit (Comes first)"),
+    ],
+)
+def test_a_wrong_value_is_a_sentence_with_the_text_of_its_key(values, sentence):
+    with pytest.raises(ConfigError) as caught:
+        read_checked(File, values, "a file")
+    assert str(caught.value).startswith(f"a file: {sentence}")

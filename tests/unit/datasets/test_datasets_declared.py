@@ -18,8 +18,8 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.datasets.files import of_split
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import inspect_user_data
+from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DataRequest
-from ddlbench.experiment.own_data import declare
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,13 @@ def nothing_declared(tmp_path, monkeypatch):
     DATASETS.forget_declared()
 
 
+def declare(data):
+    axes = {"dataset": ["mnist"], "network": ["vgg11"], "strategy": ["ddp"], "geometry": ["1x1"]}
+    parse_experiment({"experiment": "e", "matrix": axes, "data": data}, "here.yaml")
+
+
 def spec_of(**entry):
-    declare({"own": entry}, "here.yaml")
+    declare({"own": entry})
     return DATASETS["own"]
 
 
@@ -199,7 +204,7 @@ def test_a_wrong_entry_is_a_sentence(entry, message, tmp_path):
 @pytest.mark.parametrize("name", ["mnist", "a/b", "", "x" * 60])
 def test_a_wrong_name_is_a_sentence(name):
     with pytest.raises(ConfigError, match=r"here.yaml: data"):
-        declare({name: {"folder": "p", "size": 8}}, "here.yaml")
+        declare({name: {"folder": "p", "size": 8}})
 
 
 def test_the_facts_are_json(tmp_path):

@@ -11,7 +11,7 @@ from ddlbench.equivalence.mini_batches import whole_batches
 from ddlbench.equivalence.reference import train_in_parts
 from ddlbench.equivalence.tiny_cell import tiny_cells
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.planner import make_plan, parts_of
+from ddlbench.planning.planner import make_plan
 from ddlbench.strategies.local_sgd.replay import replay
 from ddlbench.strategies.pipedream.replay import OldWeights
 
@@ -38,7 +38,7 @@ def test_each_part_has_a_few_samples(strategy, geometry, batch_size, balances):
     cells = chosen(strategy)
     assert {(cell.geometry, cell.batch_size) for cell in cells} == {(geometry, batch_size)}
     assert [cell.option("balance") for cell in cells] == (balances or [None])
-    assert batch_size >= 4 * parts_of(make_plan(cells[0]))
+    assert batch_size >= 4 * make_plan(cells[0]).parts
 
 
 def test_what_the_user_says_is_kept():

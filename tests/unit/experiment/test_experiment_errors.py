@@ -104,7 +104,7 @@ def test_the_configuration_itself_is_good() -> None:
         ("settings.seed", -1, "-1 is too small; write at least 0 (Of weights, data and order)"),
         ("repeats", 0, "repeats: 0 is too small; write at least 1 (How often each cell"),
         # texts that are not allowed
-        ("matrix.geometry", ["2*4"], "matrix.geometry.0: '2*4' does not fit (<nodes>x<devices pe"),
+        ("matrix.geometry", ["2*4"], "matrix.geometry: geometry '2*4' is not <nodes>x<devices pe"),
         ("matrix.geometry", [62], "matrix.geometry.0: 62 is not a text (<nodes>x<devices per node"),
         ("settings.precision", "fp16", "'fp16' is not allowed; write fp32, tf32 or bf16"),
         ("settings.fabric", "10 gbit", "settings.fabric: '10 gbit' does not fit (Link condition"),
@@ -117,7 +117,7 @@ def test_the_configuration_itself_is_good() -> None:
         ("overrides", [{"when": {}, "set": {}}], "overrides.0.when: must not be empty"),
         ("overrides", [{"set": {}}], "overrides.0: 'when' is missing; add it (Which cells"),
         ("overrides", [{"when": {"datset": "mnist"}, "set": {}}], "did you mean 'dataset'?"),
-        ("matrix.dataset", REMOVED, "matrix: 'dataset' is missing; add it (Datasets: mnist"),
+        ("matrix.dataset", REMOVED, "matrix: 'dataset' is missing; add it (A dataset: mnist"),
         ("matrix", REMOVED, "'matrix' is missing; add it (Axes and their values"),
         ("settings", {}, "no batch for mnist with sequential; write settings: batch_size (samples"),
         ("exclude", [{"dataset": "mnist"}], "no cell is left; loosen 'matrix' or 'exclude'"),
@@ -140,7 +140,7 @@ def test_the_configuration_itself_is_good() -> None:
         ("include", [{**BY_HAND, "geometry": "2*4"}], "include.0: geometry '2*4' is not <nodes>x<"),
         ("include", [{**BY_HAND, "options": {"chunk": 2}}], "include.0: options of gpipe: 'chunk'"),
         ("include", [{**BY_HAND, "geometry": "2x1"}], "include.0: gpipe cannot run this cell: tor"),
-        ("include", [{"dataset": "mnist"}], "include.0: 'network' is missing; add it (One netw"),
+        ("include", [{"dataset": "mnist"}], "include.0: 'network' is missing; add it (A networ"),
     ],
 )
 def test_sentence(place: str, value: object, sentence: str) -> None:

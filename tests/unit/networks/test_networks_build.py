@@ -14,6 +14,8 @@ from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import NETWORKS, load, mismatch
 from ddlbench.networks import block_names, build, num_parameters, without_dropout
 from ddlbench.networks.factory import num_layers
+from ddlbench.networks.form import apart, checked
+from ddlbench.networks.whole import why_uncut
 
 CIFAR10 = DATASETS["cifar10"]
 LARGE = {
@@ -157,25 +159,37 @@ def _shared() -> nn.Sequential:
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda spec: nn.Linear(2, 2), "must return a torch.nn.Sequential.*not Linear"),
-        (lambda spec: None, "must return a torch.nn.Sequential.*not NoneType"),
-        (lambda spec: OwnForward(nn.ReLU()), "OwnForward has a forward or a call of its own"),
+        (lambda spec: None, "must return a torch.nn.Module, not NoneType"),
         (lambda spec: nn.Sequential(), "has no blocks"),
-        (lambda spec: _shared(), "shares a parameter between its blocks '0' and '2'"),
-        (lambda spec: _views_of_one_memory(), "shares a parameter between its blocks '0' and '1'"),
-        (lambda spec: _shared_buffer(), "shares a buffer between its blocks '0' and '1'"),
-        (lambda spec: _hooked(), "has hooks, which belong to no block"),
-        (lambda spec: _with_a_buffer(), "has 'temperature' outside of its blocks"),
         (lambda spec: _scripted(), "block '0' is scripted"),
+        (lambda spec: torch.jit.script(nn.Linear(4, 4)), "the network is scripted"),
         (3, "is not callable"),
     ],
 )
-def test_what_cannot_be_cut_is_a_config_error(
+def test_what_is_no_network_is_a_config_error(
     user_module: ModuleType, returned: object, message: str
 ) -> None:
     user_module.bad = returned  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=message):
         build("user_networks:bad", CIFAR10, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        (nn.Linear(2, 2), "it returns a Linear, not a torch.nn.Sequential"),
+        (OwnForward(nn.ReLU()), "OwnForward has a forward or a call of its own"),
+        (_shared(), "its blocks '0' and '2' share a parameter"),
+        (_views_of_one_memory(), "its blocks '0' and '1' share a parameter"),
+        (_shared_buffer(), "its blocks '0' and '1' share a buffer"),
+        (_hooked(), "it has hooks, which belong to no block"),
+        (_with_a_buffer(), "'temperature' is outside of its blocks"),
+    ],
+)
+def test_what_is_not_its_blocks_is_one_block(returned: nn.Module, why: str) -> None:
+    network = apart(checked("odd", returned))
+    assert len(network) == 1
+    assert why in why_uncut(network)
 
 
 def test_unknown_names() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.training import Training
-from ddlbench.planning.departures import Trained, compared, departures
+from ddlbench.planning.departures import Departure, Trained, compared, departures
 
 BASE_CELL = Cell("mnist", "vgg11", BASE, batch_size=8)
 CELL = BASE_CELL.with_(strategy="ddp", devices_per_node=2)
@@ -29,7 +29,8 @@ def trained(cell=CELL, losses=LOSSES, *, synchronous=True, **changes):
 
 def departure(cell, base=None):
     """The sentence of a cell beside one of one device."""
-    return departures([base or trained(BASE_CELL), cell]).get(cell.cell.id, "")
+    departing = departures([base or trained(BASE_CELL), cell]).get(cell.cell.id)
+    return "" if departing is None else departing.sentence
 
 
 def changed(step, loss):
@@ -131,7 +132,7 @@ def test_old_weights_are_compared_at_the_first_step_and_with_the_replay():
     sentence = departure(trained(losses=others, synchronous=False, replayed_loss=LOSSES))
     assert sentence.endswith("loss 2.31 at step 2, 2.3 in its replay on one device")
     alone = trained(losses=others, synchronous=False, replayed_loss=LOSSES)
-    assert departures([alone]) == {CELL.id: sentence}
+    assert departures([alone])[CELL.id].sentence == sentence
 
 
 def test_gradients_that_are_sent_lossily_are_as_in_bf16():
@@ -158,7 +159,7 @@ def test_without_a_base_the_cell_that_no_other_agrees_with_is_told():
         trained(CELL.with_(strategy="horovod"), initial_digest="b2"),
     ]
     assert departures(cells) == {
-        cells[2].cell.id: "began with other weights than other cells of its network"
+        cells[2].cell.id: Departure("other_weights", "other cells of its network")
     }
 
 
@@ -179,14 +180,14 @@ def test_without_a_base_the_cell_that_no_other_agrees_with_is_told():
 def test_a_cell_of_other_steps_has_no_reference(setting):
     cell = trained(CELL.with_(**setting), changed(0, 9.0))
     (comparison,) = compared([trained(BASE_CELL), cell]).values()
-    assert (comparison.reference, comparison.departure) == (None, "")
+    assert (comparison.reference, comparison.departure) == (None, None)
 
 
 def test_the_reference_is_that_of_the_same_repeat():
     first, second = trained(BASE_CELL), trained(BASE_CELL.again(1), changed(0, 2.1))
     cell = trained(CELL.again(1).with_(threads_per_device=2, epochs=1), changed(0, 2.1))
     comparison = compared([first, second, cell])[cell.cell.id]
-    assert (comparison.reference, comparison.departure) == (second.cell.id, "")
+    assert (comparison.reference, comparison.departure) == (second.cell.id, None)
 
 
 def test_a_cell_without_losses_does_not_depart():

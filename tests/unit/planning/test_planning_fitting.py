@@ -151,7 +151,7 @@ def test_every_strategy_has_a_cell_that_runs_or_says_why(nodes, devices_per_node
 def test_a_cell_that_is_fitted_stays_as_it_is() -> None:
     for strategy in STRATEGIES:
         once = question("1x8", 96).cell(strategy)
-        assert fitted(once, {}) == once
+        assert fitted(once, strategy_of(strategy), {}) == once
 
 
 def test_blocks_of_a_network_of_ones_own_are_cut_by_its_profile() -> None:

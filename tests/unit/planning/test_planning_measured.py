@@ -165,17 +165,22 @@ def test_bytes_that_a_stage_holds() -> None:
     plan = make_plan(_cell("pipedream", balance="2+2"), SITE_NAME)
     profile = read_profile(profile_file(SITE_NAME, "mnist/vgg11/fp32-1t"))
     passes = 16 * 2 * 300
-    assert held_bytes(plan, profile) == (
+    assert held_bytes(plan, plan.strategy.pipeline_of(plan), profile) == (
         50 + 2000 * 3 + 14 + 2 * passes,
         50 + 2000 * 2 + 14 + passes,
     )
     plain = make_plan(_cell("pipedream", balance="2+2").with_(momentum=0.0), SITE_NAME)
-    assert held_bytes(plain, profile)[1] == 50 + 2000 + 14 + passes
+    assert (
+        held_bytes(plain, plain.strategy.pipeline_of(plain), profile)[1] == 50 + 2000 + 14 + passes
+    )
     # 4 micro-batches of 4 samples, all of them held by GPipe, two by 1F1B's first rank.
     gpipe = make_plan(_cell("pipe-gpipe", balance="2+2"), SITE_NAME)
-    assert held_bytes(gpipe, profile) == (50 + 4000 + 14 + passes,) * 2
+    assert (
+        held_bytes(gpipe, gpipe.strategy.pipeline_of(gpipe), profile)
+        == (50 + 4000 + 14 + passes,) * 2
+    )
     one = make_plan(_cell("pipe-1f1b", balance="2+2"), SITE_NAME)
-    assert held_bytes(one, profile) == (
+    assert held_bytes(one, one.strategy.pipeline_of(one), profile) == (
         50 + 4000 + 14 + passes / 2,
         50 + 4000 + 14 + passes / 4,
     )

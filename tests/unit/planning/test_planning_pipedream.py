@@ -19,8 +19,7 @@ from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.registry import pairs
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.pipeline_stages import NeedsProfile, even_blocks, even_costs
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import make_plan
+from ddlbench.planning.planner import make_plan, read_plan
 from ddlbench.planning.profiles import device_batches
 from ddlbench.planning.schedules import check
 from ddlbench.planning.strategy import strategy_of
@@ -121,7 +120,7 @@ def test_who_does_what_with_replicas_on_two_nodes() -> None:
     assert plan.details["warmups"] == [1, 1, 0]
     assert plan.details["weight_versions"] == [2, 2, 1]
     assert plan.details["learning_rates"] == [0.01, 0.005, 0.005]
-    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert read_plan(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
 def test_one_stage_of_replicas_reads_all() -> None:

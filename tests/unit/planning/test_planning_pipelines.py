@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from planning_factory import bubble_share, picture
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import make_plan
+from ddlbench.planning.planner import make_plan, read_plan
 from ddlbench.planning.schedules import StageDurations, check, replay
 from ddlbench.planning.strategy import strategy_of
 
@@ -80,7 +79,7 @@ def test_replicas_are_whole_pipelines_side_by_side() -> None:
     assert [replicas for *_, replicas in stages] == [2, 2, 2, 2]
     assert [first for first, *_ in stages] == [0, *(last for _, last, _ in stages[:-1])]
     assert stages[-1][1] == 14
-    assert Plan.from_dict(plan.to_dict()) == plan
+    assert read_plan(plan.to_dict()) == plan
 
 
 def test_who_reads_what() -> None:

@@ -13,8 +13,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.data_parallel import data_parallel_placement
 from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan, Process
-from ddlbench.planning.planner import make_plan
+from ddlbench.planning.plan import Process
+from ddlbench.planning.planner import make_plan, read_plan
 from ddlbench.planning.strategy import Strategy
 
 
@@ -65,7 +65,7 @@ def _cell(strategy: str, **changes: Any) -> Cell:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_round_trip(strategy: str) -> None:
     plan = make_plan(_cell(strategy))
-    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    again = read_plan(json.loads(json.dumps(plan.to_dict())))
     assert again == plan
     assert again.digest == plan.digest
 
@@ -123,7 +123,7 @@ def test_a_process_that_owns_no_batch() -> None:
     ]
     assert (server.shard, server.needs, server.node, server.devices) == (-1, (), 1, (1,))
     assert plan.on_node(1) == plan.processes[2:]
-    again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    again = read_plan(json.loads(json.dumps(plan.to_dict())))
     assert again == plan
     assert again.processes[-1].needs == ()
     assert Cell.from_id(cell.id) == cell

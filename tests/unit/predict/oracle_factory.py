@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from ddlbench.predict.paradl.configuration import configuration_of
-from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import Layer, Workload
+from ddlbench.predict.platform_file import Constant, Level, Platform, TrainedDevice, Way, Ways
 
 NODE, NET = (1e-5, 1e10), (1e-4, 1e9)
 """Latency (s) and bandwidth (bytes/s) inside a node of 2 devices and between nodes."""
@@ -32,28 +32,20 @@ def platform(gradients=None, memory_bytes=1e9, **constants):
         "layer_overhead_s": 1e-6,
         **constants,
     }
-    levels = [
-        {"name": name, "largest_ring": ring, "latency_s": at, "bandwidth_bytes_per_s": rate}
+    levels = tuple(
+        Level(name=name, largest_ring=ring, latency_s=at, bandwidth_bytes_per_s=rate, source="")
         for name, ring, (at, rate) in (("node", 2, NODE), ("net", 64, NET))
-    ]
+    )
     return Platform(
-        {
-            "devices_per_node": 2,
-            "links_per_node": 1,
-            "device": {
-                "memory_bytes": memory_bytes,
-                "flops_per_s": 1e12,
-                "memory_bytes_per_s": 1e9,
-                "optimizer_states": 1,
-            },
-            "levels": levels,
-            "paths": {"host": {"latency_s": 2e-5, "bandwidth_bytes_per_s": 5e9}},
-            "gradients": gradients or {},
-            "fitted": {
-                name: {"value": value, "prior": value, "meaning": name}
-                for name, value in fitted.items()
-            },
-        }
+        description="made-up",
+        devices_per_node=2,
+        device=TrainedDevice(memory_bytes=memory_bytes, flops_per_s=1e12, memory_bytes_per_s=1e9),
+        levels=levels,
+        paths=Ways(host=Way(latency_s=2e-5, bandwidth_bytes_per_s=5e9, source="")),
+        gradients=gradients or {},
+        fitted={
+            name: Constant(value=value, prior=value, meaning=name) for name, value in fitted.items()
+        },
     )
 
 

@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from ddlbench.commands.oracle import oracle
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
-from ddlbench.predict.paradl.platform import Platform
+from ddlbench.predict.platform_file import Platform
 
 MEASURED = str(PUBLISHED_MEASURED)
 
@@ -73,7 +74,7 @@ def test_calibrated_constants_are_those_of_the_shipped_platform(tmp_path):
     output = tmp_path / "fitted.yaml"
     found = told("calibrate", MEASURED, "--output", str(output))
     shipped, written = Platform.load("abci"), Platform.load(str(output))
-    assert set(found["constants"]) == set(shipped.values["fitted"])
+    assert set(found["constants"]) == set(shipped.fitted)
     for name, said in found["constants"].items():
         assert said["meaning"]
         assert said["value"] == pytest.approx(shipped.constant(name), rel=0.01)
@@ -144,7 +145,8 @@ def test_other_wrong_words(tmp_path):
     ],
 )
 def test_platforms_that_cannot_be(tmp_path, place, value, says):
-    values = json.loads(json.dumps(Platform.load("abci").values))
+    shipped = project_root() / "config" / "platforms" / "abci.yaml"
+    values = yaml.safe_load(shipped.read_text("utf-8"))
     *way, last = place
     inside = values
     for key in way:

@@ -16,8 +16,8 @@ from ddlbench.predict.paradl.measured import (
 )
 from ddlbench.predict.paradl.networks import PUBLISHED, workload_text
 from ddlbench.predict.paradl.oracle import project
-from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import InvalidWorkload, Layer, known_workloads, load_workload
+from ddlbench.predict.platform_file import Platform
 
 ABCI = Platform.load("abci")
 OWN = read_published_projections()

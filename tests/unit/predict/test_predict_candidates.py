@@ -55,7 +55,7 @@ def raising(monkeypatch):
 )
 @pytest.mark.parametrize(
     "method",
-    ["supports", "most_speedup", "placement", "plan", "gradient_traffic", "samples_per_update"],
+    ["supports", "most_speedup", "placement", "plan", "step", "samples_per_update"],
 )
 def test_others_are_ranked(here, raising, method, error, code):
     before = recommend(ASKED, here)

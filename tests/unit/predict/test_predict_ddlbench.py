@@ -9,10 +9,8 @@ import pytest
 
 from ddlbench.experiment.links import LibraryBackground, LinkOverlap, MessageDelay, SweepPoint
 from ddlbench.experiment.registry import STRATEGIES
-from ddlbench.planning.gradient_traffic import GradientMessage
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import NotPredictable, ask, predictor_of
-from ddlbench.predict.predictors.ddlbench import _whole
 
 MB = make.MB
 # Four silent replicas take 1.6 times as long: the backward pass of 8 samples is 1.6 * 0.108 s.
@@ -161,12 +159,13 @@ def test_hiding_never_takes_longer_than_sending_everything_at_the_end(latency_s,
         assert found.step_s == pytest.approx(1.6 * 0.18 + at_the_end_s)
 
 
-def test_a_fused_message_never_cuts_a_tensor():
-    messages = [GradientMessage(size * MB) for size in (40, 30, 20, 10)]
-    assert _whole(messages, 50 * MB) == messages[:1]
-    assert _whole(messages[1:], 50 * MB) == messages[1:3]
-    assert _whole(messages, 10 * MB) == messages[:1]
-    assert _whole(messages, 200 * MB) == messages
+@pytest.mark.parametrize(
+    ("buffer_mb", "sent_mb"), [(50, [40, 50, 10]), (10, [40, 30, 20, 10]), (200, [100])]
+)
+def test_a_fused_message_never_cuts_a_tensor(buffer_mb, sent_mb):
+    plan = make.plan("horovod", options={"fusion_threshold_bytes": buffer_mb * MB})
+    step = strategy_of("horovod").step(make.workload(), plan)  # tensors of 40, 30, 20 and 10 MB
+    assert step.fused == [size * MB for size in sent_mb]
 
 
 def test_replicas_never_make_each_other_faster():

@@ -6,7 +6,7 @@ import predict_factory as make
 import pytest
 
 from ddlbench.predict.prediction import NotPredictable, predictor_of
-from ddlbench.predict.predictors.worker_step import _turns
+from ddlbench.strategies.ddp.descriptor import turns_of_broadcasts
 
 # All-reduces take 2 ms + 1 s a GB, broadcasts 1 ms + 1 s a GB.
 SWEEPS = (
@@ -92,7 +92,7 @@ def test_factors_are_all_reduced_one_after_the_other(predictor):
     ],
 )
 def test_broadcasts_that_begin_on_one_node_take_turns(roots, at_once, turns):
-    assert _turns(roots, at_once) == turns
+    assert turns_of_broadcasts(roots, at_once) == turns
 
 
 def test_a_gather_that_was_not_swept_is_named():

@@ -31,21 +31,22 @@ def test_each_stage_sends_its_own():
     """Blocks have 10, 20, 30, 40 MB; the last one's gradient is ready first."""
     workload = make.workload()
     sizes = [tensor.bytes for tensor in workload.tensors]
-    messages = {
-        stage: DEEPSPEED.gradient_traffic(workload, plan_of(stage, bucket_bytes=50 * MB))
-        for stage in (0, 1, 2)
+    steps = {
+        stage: DEEPSPEED.step(workload, plan_of(stage, bucket_bytes=50 * MB))
+        for stage in (0, 1, 2, 3)
     }
-    assert messages[0].sizes == [sum(sizes)]
-    assert sum(messages[1].sizes) == sum(messages[2].sizes) == sum(sizes)
-    assert all(size <= 50 * MB for stage in (1, 2) for size in messages[stage].sizes)
-    assert messages[1].sizes != messages[2].sizes  # filled from the other end
-    assert messages[0].gathered_bytes == 0
-    assert messages[1].gathered_bytes == messages[2].gathered_bytes == -(-sum(sizes) // 4)
-    assert DEEPSPEED.gradient_traffic(workload, plan_of(3)) is None
-    assert DEEPSPEED.sharded_traffic(workload, plan_of(2)) is None
-    units = DEEPSPEED.sharded_traffic(workload, plan_of(3)).units
-    assert [unit.gradient_bytes for unit in units] == [10 * MB, 20 * MB, 30 * MB, 40 * MB]
-    assert all(unit.gathered_twice for unit in units)
+    assert steps[0].fused == [sum(sizes)]
+    assert sum(steps[1].fused) == sum(steps[2].fused) == sum(sizes)
+    assert all(size <= 50 * MB for stage in (1, 2) for size in steps[stage].fused)
+    assert steps[1].fused != steps[2].fused  # filled from the other end
+    assert steps[0].others == []
+    for stage in (1, 2):
+        (gathered,) = steps[stage].others
+        assert (gathered.operation, gathered.bytes) == ("all_gather", -(-sum(sizes) // 4))
+    operations = [message.operation for message in steps[3].messages]
+    assert operations.count("all_gather") == 8  # every block's weights twice
+    scattered = [m.bytes for m in steps[3].messages if m.operation == "reduce_scatter"]
+    assert scattered == [40 * MB, 30 * MB, 20 * MB, 10 * MB]
 
 
 def test_what_stays_from_step_to_step_is_that_of_zero():

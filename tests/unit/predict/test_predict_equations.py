@@ -10,7 +10,7 @@ from predict_factory import MB
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS
 from ddlbench.experiment.site import shrunk_bytes
-from ddlbench.planning.gradient_traffic import GradientMessage, filled_buckets
+from ddlbench.planning.gradient_traffic import filled_buckets
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Tensor
 from ddlbench.predict.prediction import (
@@ -20,7 +20,6 @@ from ddlbench.predict.prediction import (
     modelled_strategies,
     predictor_of,
 )
-from ddlbench.predict.predictors.data_parallel import exposed_s
 from ddlbench.predict.predictors.published import communication_s, ring_all_reduce_s
 from ddlbench.strategies.ddp.descriptor import DdpOptions
 from ddlbench.strategies.horovod.descriptor import HorovodOptions
@@ -65,10 +64,8 @@ def test_ddlbench_eq1():
 def test_horovod_never_splits_a_tensor():
     """fc1 of VGG-16 on ImageNet has 411 MB: one message, whatever the fusion threshold."""
     parameters = (9 * MB, 411 * MB, 67 * MB, 16 * MB)
-    traffic = strategy_of("horovod").gradient_traffic(
-        make.workload(parameters=parameters), make.plan("horovod")
-    )
-    assert traffic.sizes == [(16 + 67) * MB, 411 * MB, 9 * MB]  # 128 MiB, last layers first
+    step = strategy_of("horovod").step(make.workload(parameters=parameters), make.plan("horovod"))
+    assert step.fused == [(16 + 67) * MB, 411 * MB, 9 * MB]  # 128 MiB, last layers first
 
 
 def test_eq1_sends_all_gradients_below_the_threshold_and_the_last_tensor_without_fusion():
@@ -162,16 +159,6 @@ def test_only_the_default_has_a_small_first_bucket():
     default = DdpOptions.of(make.plan("ddp"))
     assert default.caps(whole) == (2**20, 25 * 2**20)
     assert make.plan("ddp").details["bucket_cap_bytes"] == 26_214_400  # in plans since ever
-
-
-def test_buckets_queue_behind_each_other():
-    # Ready at 0.5 and 1.0 s; one second each: 0.5..1.5, then 1.5..2.5, backward ends at 1.0.
-    assert exposed_s(
-        [GradientMessage(1, 0.5), GradientMessage(1, 1.0)], 1.0, lambda size: 1.0
-    ) == pytest.approx(1.5)
-    assert exposed_s(
-        [GradientMessage(1, 0.5), GradientMessage(1, 1.0)], 1.0, lambda size: 0.1
-    ) == pytest.approx(0.1)
 
 
 def test_ddp_by_ring_and_by_measured_all_reduce():
@@ -403,7 +390,7 @@ def test_sizes_at_which_strategies_send_are_divided_as_the_profile_s_bytes_are()
     small = make.workload(shrink=20)
     assert small.bucket_bytes == small.shrunk(25 * 2**20) == shrunk_bytes(25 * 2**20, 20)
     horovod = make.plan("horovod", options={"fusion_threshold_bytes": 64 * 2**20})
-    assert strategy_of("horovod").gradient_traffic(small, horovod).fusion_bytes == 3_355_443
+    assert strategy_of("horovod").step(small, horovod).fusion_bytes == 3_355_443
     assert DdpOptions.of(make.plan("ddp")).caps(small.shrunk) == (52_429, 1_310_720)
     server = ParameterServerOptions.of(make.plan("parameter-server"))
     assert server.message_cap(small.shrunk) == 209_715

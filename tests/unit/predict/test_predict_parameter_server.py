@@ -11,7 +11,6 @@ from predict_factory import MB
 
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.predict.prediction import ask, predictor_of
-from ddlbench.predict.predictors.parameter_server import round_trips_s
 
 L = 1e-4
 
@@ -53,13 +52,6 @@ def test_out_of_step_a_worker_has_the_links_alone_until_they_are_full():
     six = told("parameter-server", "1x7", 96, mode="async")
     assert six.step_s == pytest.approx(6 * 0.1)
     assert six.communication_s >= six.exposed_communication_s
-
-
-def test_messages_queue_at_three_places():
-    # pushed 2, 3; updated 2.75, 3.75; pulled 3.75, 4.75; and home.
-    assert round_trips_s([1.0, 2.0], 1.0, 0.5, 0.25) == pytest.approx(5.0)
-    # A slow server: updated 1 + 3, then + 3.
-    assert round_trips_s([0.0, 0.0], 1.0, 3.0, 0.0) == pytest.approx(8.0)
 
 
 def test_messages_leave_while_backward_runs():

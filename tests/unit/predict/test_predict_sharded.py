@@ -14,7 +14,6 @@ from ddlbench.predict.collectives import (
     given_hockney,
 )
 from ddlbench.predict.prediction import NotPredictable, predictor_of
-from ddlbench.predict.predictors.sharded import _Replay, _Work
 
 MB = make.MB
 # Gathers take 1 ms + 1 s a GB that a rank gives, reduce-scatters 2 ms + 0.5 s a GB.
@@ -102,28 +101,8 @@ def test_on_gpus_messages_run_beside_computation():
     assert found.communication_s == pytest.approx(serial.communication_s)
 
 
-def test_the_step_of_two_blocks_is_replayed():
-    """Two equal blocks; a gather takes 1 s, a scatter 2 s.
-
-    ::
-
-        compute   .  F0 F0 F1 F1 B1 B1 B1 B1 B0 B0 B0 B0 .
-        link      g0 g1             g0    .  r1 r1       r0 r0
-    """
-    work = [_Work(2, 1, 0), _Work(2, 1, 0), _Work(4, 0, 4), _Work(4, 1, 4)]
-    replay = _Replay(work, lambda _size: 1.0, lambda _size: 2.0)
-    assert replay.end_s() == pytest.approx(1 + 4 + 8 + 2)
-
-
-def test_a_slow_link_is_what_the_step_waits_for():
-    work = [_Work(0.1, 1, 0), _Work(0.1, 1, 0), _Work(0.1, 0, 4), _Work(0.1, 1, 4)]
-    replay = _Replay(work, lambda _size: 10.0, lambda _size: 10.0)
-    # Gathers 0, 1 and 0 again, scatters 1 and 0; the last gather waits for a block to begin.
-    assert replay.end_s() == pytest.approx(50.1)
-
-
 def test_strategies_without_shares_are_refused():
-    with pytest.raises(NotPredictable, match="ddp does not share them"):
+    with pytest.raises(NotPredictable, match="ranks that share the weights; ddp"):
         told("ddp")
 
 

@@ -113,5 +113,5 @@ def test_a_profile_without_the_run_is_refused(predictor):
 
 
 def test_other_strategies_are_refused():
-    with pytest.raises(NotPredictable, match="those of ddp do not"):
+    with pytest.raises(NotPredictable, match="compute each layer together; ddp is not"):
         told("split-layers", "ddp", "1x2")

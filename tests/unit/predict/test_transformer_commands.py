@@ -11,14 +11,15 @@ from transformer_factory import table
 
 from ddlbench.commands.oracle import oracle
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.transformer.accelerators import Accelerators
-from ddlbench.predict.transformer.calibrate import calibrate, held_out_s
+from ddlbench.predict.platform_file import Accelerators
 from ddlbench.predict.transformer.runs import (
     MANY_NODES,
     MEGATRON,
     ONE_NODE,
     Runs,
+    calibrate,
     choices,
+    held_out_s,
     read_runs,
     scored,
 )
@@ -120,15 +121,15 @@ def planted(platform, **constants):
     """Some runs of both tables, as the model itself would measure them."""
     runs = read_runs(ONE_NODE, MANY_NODES)
     some = runs.take(np.arange(0, len(runs), 5))
-    measured = steps(some.asked, platform.with_constants(constants)).seconds
-    return Runs(some.asked, measured)
+    measured = steps(some.configurations, platform.with_constants(constants)).seconds
+    return Runs(some.configurations, measured)
 
 
 def test_a_fit_recovers_what_was_planted(platform):
     said = {"matmul_efficiency": 0.7, "memory_efficiency": 0.6, "host_layer_s": 0.0012}
     runs = planted(platform, **said)
     fit = calibrate(runs, platform)
-    found = steps(runs.asked, platform.with_constants(fit.constants)).seconds
+    found = steps(runs.configurations, platform.with_constants(fit.constants)).seconds
     assert np.abs(found / runs.measured_s - 1).mean() < 0.01
     for name, value in said.items():
         assert fit.constants[name] == pytest.approx(value, rel=0.1)
@@ -140,7 +141,7 @@ def test_held_out_runs_do_not_teach(platform):
     """Runs of one size that are ten times too long change no prediction of that size."""
     runs = planted(platform)
     strange = np.where(runs.column("hidden_size") == 2048, 10.0, 1.0) * runs.measured_s
-    held = held_out_s(Runs(runs.asked, strange), platform, "hidden_size")
+    held = held_out_s(Runs(runs.configurations, strange), platform, "hidden_size")
     of_it = runs.column("hidden_size") == 2048
     assert np.abs(held / runs.measured_s - 1)[of_it].max() < 0.15
 
@@ -162,10 +163,10 @@ def test_errors_are_those_of_the_numbers():
 
 
 def test_constants_are_possible(platform):
-    for name, entry in platform.values["fitted"].items():
-        assert entry["value"] <= entry.get("at_most", np.inf), name
-        assert entry["low"] <= entry["value"] <= entry["high"], name
-        assert ("at_most" in entry) == name.endswith(("_efficiency", "_share")), name
+    for name, entry in platform.fitted.items():
+        assert entry.value <= entry.limit, name
+        assert entry.low <= entry.value <= entry.high, name
+        assert (entry.at_most is not None) == name.endswith(("_efficiency", "_share")), name
 
 
 def test_calibration_writes_a_platform_that_is_read_again(tmp_path):
@@ -241,6 +242,6 @@ def test_a_target_is_kept_with_the_fewest_devices():
 def test_an_independent_table_is_predicted(platform):
     """Megatron-LM's weak scaling, 32 to 3,072 GPUs: never fitted."""
     runs = read_runs(MEGATRON)
-    found = scored(runs, steps(runs.asked, platform).seconds)
+    found = scored(runs, steps(runs.configurations, platform).seconds)
     assert found["rows"] == 10
     assert found["mean_absolute_error"] < 0.1

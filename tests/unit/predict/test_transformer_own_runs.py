@@ -15,8 +15,8 @@ from ddlbench.networks.transformer import TransformerBlock, shape_of
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict.evaluate import Outcome
+from ddlbench.predict.platform_file import Accelerators
 from ddlbench.predict.transformer import own_runs
-from ddlbench.predict.transformer.accelerators import Accelerators
 from ddlbench.predict.transformer.configurations import configurations
 from ddlbench.predict.transformer.own_runs import COLUMNS, Cut, cut_of, own_rows
 from ddlbench.predict.transformer.shapes import load_shape

@@ -10,7 +10,7 @@ from transformer_factory import asked, table
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules import StageDurations, gpipe, one_f_one_b, replay
-from ddlbench.predict.transformer.accelerators import Accelerators
+from ddlbench.predict.platform_file import Accelerators
 from ddlbench.predict.transformer.configurations import configurations
 from ddlbench.predict.transformer.layer_time import all_reduce_s, layer_times
 from ddlbench.predict.transformer.pipeline import replayed_s, schedule_of

@@ -21,7 +21,7 @@ EMULATED = "emulated compute: times of titan, 4 times slower"
 def paper(
     draws: tuple[str, ...] = ("speedup",), published: tuple[str, ...] = ("thesis/fig3.1",)
 ) -> PaperFile:
-    return PaperFile(Paper("thesis/fig3.1", "", "", "", "", "", draws, published), {})
+    return PaperFile(Paper("thesis/fig3.1", "", "", "", "", "", draws, published))
 
 
 def printed(**changed: object) -> pd.DataFrame:

@@ -63,7 +63,10 @@ def test_a_damaged_file_of_one_cell_leaves_the_others(name, text, project):
 @pytest.mark.parametrize(
     "path", [links_file("local", "default"), predictions_file("local", "demo")]
 )
-@pytest.mark.parametrize("command", ["plan", "status", "report"])
+@pytest.mark.parametrize(
+    "command",
+    ["plan", "status", pytest.param("report", marks=pytest.mark.exhaustive)],  # all read alike
+)
 @pytest.mark.slow
 def test_damaged_measurements_of_a_site_are_no_traceback(command, path, text, project):
     """hardening D1."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 
+import pandas as pd
 import pytest
 from report_factory import SITE_NAME, matrix, result, timing, write
 
 from ddlbench.report import collect, summarise
+from ddlbench.report.comparability import sentences
 
 OLD, NEW = "EPYC 7402 24-Core", "EPYC 9334 32-Core"
 
@@ -44,7 +46,8 @@ def test_repeats_on_different_processors_have_no_speedup_and_a_note(tmp_path, mo
     _, summary = measured(tmp_path, monkeypatch, change, repeats=3)
     row = summary.loc["ddp"]
     assert math.isnan(row["speedup"])
-    assert f"repeats ran on different processors: {OLD}, {NEW}" in row["notes"]
+    assert f"unlike_repeats processors: {OLD}, {NEW}" in row["comparability"]
+    assert row["no_speedup"] == "unlike_repeats"
 
 
 def test_repeats_on_hosts_of_other_sizes_have_a_note(tmp_path, monkeypatch):
@@ -54,8 +57,8 @@ def test_repeats_on_hosts_of_other_sizes_have_a_note(tmp_path, monkeypatch):
         values["provenance"]["cpu_count"] = 2 if cell.repeat else 64
 
     _, summary = measured(tmp_path, monkeypatch, change, repeats=2)
-    said = summary.loc["ddp", "notes"]
-    assert "repeats ran on hosts with different numbers of cores: 64, 2" in said
+    assert "repeats_differ cpu_count: 64, 2" in summary.loc["ddp", "comparability"]
+    assert "Repeats ran on hosts with different numbers of cores: 64, 2" in sentences(summary)
 
 
 # --- A3 ------------------------------------------------------------------------------------------
@@ -72,9 +75,12 @@ def test_a_speedup_across_versions_has_a_note(package, tmp_path, monkeypatch):
     frame, _ = measured(tmp_path, monkeypatch, change)
     row = frame[frame["strategy"] == "ddp"].iloc[0]
     assert row["speedup"] == 1.0
-    assert row["notes"] == (
-        f"base and cell ran with different software: {package} 1.0 (base), {package} 2.0 (cell)"
+    assert row["comparability"] == (
+        f"base_differs versions: {package} 1.0 (base), {package} 2.0 (cell)"
     )
+    assert sentences(frame) == [
+        f"Base and cell ran with different software: {package} 1.0 (base), {package} 2.0 (cell)"
+    ]
 
 
 def test_a_speedup_across_commits_has_a_note(tmp_path, monkeypatch):
@@ -84,10 +90,8 @@ def test_a_speedup_across_commits_has_a_note(tmp_path, monkeypatch):
         values["provenance"]["git_commit"] = ("a" if cell.strategy == "ddp" else "b") * 40
 
     frame, _ = measured(tmp_path, monkeypatch, change)
-    said = frame[frame["strategy"] == "ddp"].iloc[0]["notes"]
-    assert said == (
-        "base and cell were measured by different commits: bbbbbbb (base), aaaaaaa (cell)"
-    )
+    said = frame[frame["strategy"] == "ddp"].iloc[0]["comparability"]
+    assert said == "base_differs commit: bbbbbbb (base), aaaaaaa (cell)"
 
 
 # --- A4 ------------------------------------------------------------------------------------------
@@ -103,8 +107,28 @@ def test_one_cold_step_is_not_called_quiet(tmp_path, monkeypatch):
     frame, _ = measured(tmp_path, monkeypatch, change)
     row = frame.iloc[0]
     assert row["noisy"] is None or row.isna()["noisy"]
-    assert "fewer than 4 measured steps, so their spread is unknown" in row["notes"]
-    assert "no warm-up, so the slow first steps count" in row["notes"]
+    assert row["comparability"] == "few_steps | no_warm_up"
+    assert sentences(frame) == [
+        "Fewer than 4 measured steps, so their spread is unknown",
+        "No warm-up, so the slow first steps count",
+    ]
+
+
+def test_many_notes_of_one_kind_are_counted():
+    entries = [f"base_differs commit: {one} (base), b (cell)" for one in "acde"]
+    (sentence,) = sentences(pd.DataFrame({"comparability": entries}))
+    assert sentence == (
+        "Base and cell were measured by different commits: 4 pairs, named in summary.csv"
+    )
+
+
+def test_ranks_of_other_software_are_noted(tmp_path, monkeypatch):
+    def change(cell, values):
+        values["ranks_differ"] = {"versions": "torch 1.0 and 2.0"}
+
+    frame, _ = measured(tmp_path, monkeypatch, change)
+    assert set(frame["comparability"]) == {"ranks_differ versions: torch 1.0 and 2.0"}
+    assert frame["speedup"].notna().all()
 
 
 # --- A5 ------------------------------------------------------------------------------------------

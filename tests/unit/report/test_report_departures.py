@@ -9,7 +9,6 @@ from report_factory import matrix, result, site, write
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.site import EMULATED_COMPUTE
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.evaluate import departures_of, history_of, measure, outcomes_of
 from ddlbench.report.figures.speedup import draw
@@ -22,7 +21,8 @@ from ddlbench.report.terminal import numbers_of
 
 LOSSES = [2.302, 2.304, 2.281, 2.270]
 OTHER = [2.302, 2.304, 2.310, 2.290]
-NOTE = "does not train as one device does: loss 2.31 at step 3, 2.28 on one device"
+LOST = "loss 2.31 at step 3, 2.28 on one device"
+NOTE = f"does not train as one device does: {LOST}"
 
 
 def training(**changes):
@@ -42,7 +42,7 @@ def training(**changes):
 def made(tmp_path, monkeypatch):
     """Tables of a base and others; ``departing`` has the training of (strategy, repeat)."""
 
-    def tables(departing, *, repeats=1, notes=(), without=()):
+    def tables(departing, *, repeats=1, accelerator=None, without=()):
         rows = matrix(
             monkeypatch,
             datasets=["mnist"],
@@ -55,7 +55,7 @@ def made(tmp_path, monkeypatch):
             own = departing.get((row.cell.strategy, row.cell.repeat), {})
             if row.cell.strategy not in without:
                 values["training"] = training(**own)
-            values["notes"] = [*values["notes"], *notes]
+            values["accelerator"] = accelerator
             write(tmp_path, row.cell, values)
         return make_tables("demo", "local", rows, tmp_path, tmp_path / "local" / "demo" / "tables")
 
@@ -70,7 +70,8 @@ def test_it_has_a_note_and_no_speedup(made):
     tables = made({("ddp", 0): {"first_loss": OTHER}})
     cells = by_strategy(tables.measurements)
     assert cells["departure"].to_dict() == {BASE: "", "ddp": NOTE, "gpipe": ""}
-    assert NOTE in cells.loc["ddp", "notes"].split(" | ")
+    assert f"other_training: {LOST}" in cells.loc["ddp", "comparability"].split(" | ")
+    assert cells["no_speedup"].to_dict() == {BASE: "", "ddp": "other_training", "gpipe": ""}
     assert math.isnan(cells.loc["ddp", "speedup"])
     assert cells.loc["gpipe", "speedup"] == 2.0
     row = by_strategy(tables.summary).loc["ddp"]
@@ -105,12 +106,15 @@ def test_a_departing_repeat_is_left_out(made):
     row = by_strategy(tables.summary).loc["ddp"]
     assert (row["n"], row["repeats"], row["speedup_n"], row["speedup"]) == (2, 3, 2, 2.0)
     assert (row["reason"], row["departure"]) == ("of 3 repeats: 1 departing", "")
-    assert f"a repeat {NOTE}" in row["notes"].split(" | ")
+    assert f"other_training a_repeat: {LOST}" in row["comparability"].split(" | ")
+    assert row["no_speedup"] == ""
+    assert f"A repeat {NOTE}" in marks(tables.summary)[0]
 
 
 def test_emulated_devices_and_earlier_results_are_not_compared(made):
     other = {("ddp", 0): {"first_loss": OTHER, "initial_digest": "b2"}}
-    emulated = made(other, notes=[f"{EMULATED_COMPUTE}: times of v100"])
+    emulated = made(other, accelerator={"profiles": "v100"})
+    assert emulated.summary["emulated"].all()
     assert (emulated.measurements["departure"] == "").all()
     earlier = made({("ddp", 0): {"first_loss": OTHER}}, without=(BASE,))
     assert by_strategy(earlier.measurements).loc["ddp", "speedup"] == 2.0

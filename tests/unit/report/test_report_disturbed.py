@@ -60,7 +60,7 @@ def test_a_disturbed_cell_has_no_speedup_and_the_others_have_theirs(tables):
     assert cells["disturbed"].to_dict() == {BASE: "", "ddp": SAID, "gpipe": ""}
     assert math.isnan(cells.loc["ddp", "speedup"])
     assert cells.loc["gpipe", "speedup"] == 2.0
-    assert cells.loc["ddp", "notes"] == f"no speed-up, as the cell was disturbed: {SAID}"
+    assert cells.loc["ddp", "comparability"] == f"disturbed: {SAID}"
     row = by_strategy(made.summary).loc["ddp"]
     assert math.isnan(row["speedup"])
     assert (row["status"], row["disturbed"], row["n"]) == ("ok", SAID, 1)
@@ -70,8 +70,9 @@ def test_a_disturbed_base_is_none(tables):
     made = tables((BASE, 0))
     cells = by_strategy(made.measurements)
     assert cells["speedup"].isna().all()
-    assert cells.loc["ddp", "notes"] == f"no speed-up, as its base was disturbed: {SAID}"
-    assert cells.loc[BASE, "notes"] == f"no speed-up, as the cell was disturbed: {SAID}"
+    assert cells.loc["ddp", "comparability"] == f"base_disturbed: {SAID}"
+    assert cells.loc[BASE, "comparability"] == f"disturbed: {SAID}"
+    assert f"No speed-up, as its base was disturbed: {SAID}" in marks(made.summary)[0]
     assert cells["disturbed"].to_dict() == {BASE: SAID, "ddp": "", "gpipe": ""}
 
 
@@ -88,8 +89,7 @@ def test_a_disturbed_repeat_is_left_out(tables):
     assert (row["n"], row["repeats"], row["epoch_s"], row["speedup_n"]) == (2, 3, 5.0, 2)
     assert row["speedup"] == 2.0
     assert (row["reason"], row["disturbed"]) == ("of 3 repeats: 1 disturbed", "")
-    said = f"a repeat has no speed-up, as the cell was disturbed: {SAID}"
-    assert said in row["notes"].split(" | ")
+    assert row["comparability"] == f"disturbed a_repeat: {SAID}"
     assert marks(made.summary)[0].count("A repeat has no speed-up") == 1
 
 

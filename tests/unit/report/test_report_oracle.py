@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 
 from ddlbench.commands.oracle import oracle
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows, score
-from ddlbench.predict.paradl.platform import Platform
+from ddlbench.predict.platform_file import Platform
 from ddlbench.report.figures import sharding
 from ddlbench.report.figures.paradl import bars_of_runs, bars_of_table, draw_published
 from ddlbench.report.figures.sharding import ALL, DEVICES, PICTURES, SAMPLES, SIDE

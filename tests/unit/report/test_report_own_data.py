@@ -8,7 +8,6 @@ from report_factory import SITE_NAME, experiment, result, site, write
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.report import collect, make_tables
-from ddlbench.report.comparability import mark_of
 
 ONE, OTHER = 64 * "a", 64 * "b"
 
@@ -44,9 +43,9 @@ def test_a_base_of_other_data_gives_no_speedup(tmp_path, rows):
     frame = measured(tmp_path, rows, lambda c: ONE if c.strategy == "sequential" else OTHER)
     cells = frame[frame["strategy"] == "ddp"]
     assert cells["speedup"].isna().all()
-    for notes in cells["notes"]:
-        assert "no speed-up, as base and cell read other data: aaaaaaa (base), bbbbbbb (c" in notes
-        assert mark_of(notes) == "other data"
+    for row in cells.to_dict("records"):
+        assert row["comparability"] == "unlike_base own_data: aaaaaaa (base), bbbbbbb (cell)"
+        assert row["no_speedup"] == "other_data"
 
 
 def test_repeats_of_other_data_give_no_speedup(tmp_path, rows):
@@ -58,7 +57,8 @@ def test_repeats_of_other_data_give_no_speedup(tmp_path, rows):
     summary = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables").summary
     row = summary[summary["strategy"] == "ddp"].iloc[0]
     assert row["speedup_n"] == 0
-    assert "repeats read other data: aaaaaaa, bbbbbbb" in row["notes"]
+    assert row["comparability"] == "unlike_repeats own_data: aaaaaaa, bbbbbbb"
+    assert row["no_speedup"] == "other_data"
 
 
 def test_generated_data_is_not_compared(tmp_path, rows):
@@ -70,4 +70,4 @@ def test_generated_data_is_not_compared(tmp_path, rows):
         lambda cell: ONE if cell.strategy == "sequential" else OTHER,
     )
     assert frame["speedup"].notna().all()
-    assert not frame["notes"].str.contains("read other data").any()
+    assert not frame["comparability"].str.contains("own_data").any()

@@ -12,7 +12,7 @@ from report_factory import SITE_NAME, experiment, matrix, result, site, write
 from ddlbench.experiment.result import Provenance
 from ddlbench.planning.matrix import expand
 from ddlbench.report import collect, make_tables
-from ddlbench.report.comparability import Circumstances, unlike
+from ddlbench.report.comparability import Circumstances, unlike_base, unlike_ranks
 from ddlbench.report.figures.pipelines import pipeline_table
 from ddlbench.report.footer import Context, common_notes
 from ddlbench.report.registry import FIGURES
@@ -20,17 +20,17 @@ from ddlbench.report.style import style
 from ddlbench.report.terminal import summary_lines
 
 OLD, NEW = "EPYC 7402 24-Core", "EPYC 9334 32-Core"
-NOTE = "no speed-up, as base and cell ran on different processors: {} (base), {} (cell)"
+NOTE = "unlike_base processors: {} (base), {} (cell)"
 
 
-def on(values, cpus=(), gpus=(), *, provenance=None, probe_s=(), notes=()):
+def on(values, cpus=(), gpus=(), *, provenance=None, probe_s=(), accelerator=None):
     """A result whose ranks ran there; without any, one from before they said so."""
     for number, rank in enumerate(values["ranks"]):
         if cpus:
             rank["cpu_model"] = cpus[number % len(cpus)]
             rank["gpu_models"] = [gpus[number % len(gpus)]] if gpus else []
     values["ranks"][0]["probe_s"] = list(probe_s)
-    values["notes"] += notes
+    values["accelerator"] = accelerator
     values["device_kind"] = "cuda" if gpus or (provenance or {}).get("gpu_models") else "cpu"
     values["provenance"].update(provenance or {})
     return values
@@ -68,7 +68,8 @@ def test_no_speedup_across_processors(old, measured):
     row = measured(old, {"cpus": (NEW,)})
     assert math.isnan(row["speedup"])
     assert math.isnan(row["base_samples_per_s"])
-    assert row["notes"] == NOTE.format(OLD, NEW)
+    assert row["comparability"] == NOTE.format(OLD, NEW)
+    assert row["no_speedup"] == "unlike_base"
     assert (row["status"], row["processors"], row["epoch_s"]) == ("ok", NEW, 12.0)
 
 
@@ -76,15 +77,15 @@ def test_no_speedup_across_processors(old, measured):
 def test_a_speedup_where_nothing_is_known_or_all_is_alike(known, measured):
     row = measured(known, known)
     assert row["speedup"] == pytest.approx(1.5)
-    assert row["notes"] == ""
+    assert row["comparability"] == ""
 
 
 def test_one_rank_on_another_processor_is_enough(measured):
     row = measured({"cpus": (OLD,)}, {"cpus": (OLD, NEW)})
     assert math.isnan(row["speedup"])
     assert row["processors"] == f"{OLD} | {NEW}"
-    mixed, unequal = row["notes"].split(" | ")
-    assert mixed == f"ranks of one cell ran on different processors: {OLD}, {NEW}"
+    mixed, unequal = row["comparability"].split(" | ")
+    assert mixed == f"ranks_differ processors: {OLD}, {NEW}"
     assert unequal == NOTE.format(OLD, f"{OLD}, {NEW}")
 
 
@@ -101,7 +102,7 @@ def test_ranks_are_believed_before_provenance(measured):
 )
 def test_gpus_count_and_not_their_hosts(a100, measured):
     h100 = {"cpus": (OLD,), "gpus": ("H100",)}
-    assert measured(a100, h100)["notes"] == NOTE.format("A100", "H100")
+    assert measured(a100, h100)["comparability"] == NOTE.format("A100", "H100")
     assert measured(a100, a100)["speedup"] == pytest.approx(1.5)
 
 
@@ -109,20 +110,18 @@ def test_gpus_of_other_hosts_have_a_speedup_and_a_note(measured):
     row = measured({"cpus": (OLD,), "gpus": ("A100",)}, {"cpus": (NEW,), "gpus": ("A100",)})
     assert row["speedup"] == pytest.approx(1.5)
     assert row["processors"] == "A100"
-    assert row["notes"] == (
-        f"base and cell ran on hosts with different processors: {OLD} (base), {NEW} (cell)"
-    )
+    assert row["comparability"] == f"base_differs host_processors: {OLD} (base), {NEW} (cell)"
 
 
 def test_a_result_without_ranks_has_nothing_to_say():
-    nothing = Circumstances.of(
-        SimpleNamespace(
-            ranks=(), provenance=Provenance(), device_kind="cuda", link=None, own_data=None
-        )
-    )
+    result = SimpleNamespace(
+        ranks=(), ranks_differ={}, provenance=Provenance(), device_kind="cuda", link=None,
+        own_data=None,
+    )  # fmt: skip
+    nothing = Circumstances.of(result)
     assert nothing == Circumstances()
-    assert nothing.notes() == []
-    assert unlike(nothing, Circumstances(("A100",), (OLD,))) == []
+    assert unlike_ranks(result, nothing) == []
+    assert unlike_base(nothing, Circumstances(("A100",), (OLD,))) == []
 
 
 def test_emulated_nodes_are_their_host():
@@ -185,8 +184,8 @@ def test_the_terminal_says_so_too(tables, tmp_path):
 
 def test_notes_of_processors_stand_once(tables):
     new = tables.summary[tables.summary["geometry"] == "1x4"]
-    assert NOTE.format(OLD, NEW) in new["notes"].iloc[0]
-    assert not any("processors" in note for note in common_notes(new))
+    assert new["comparability"].tolist() == [NOTE.format(OLD, NEW)]
+    assert common_notes(new) == []
 
 
 @pytest.mark.parametrize(
@@ -207,10 +206,8 @@ def test_a_machine_whose_speed_changed_is_marked(base, cell, unsteady, measured)
 
 
 def test_emulated_computation_takes_the_same_time_at_any_speed(measured):
-    notes = ["emulated compute: times of one-core"]
-    row = measured(
-        {"probe_s": (0.01, 0.01), "notes": notes}, {"probe_s": (0.01, 0.02), "notes": notes}
-    )
+    emulated = {"accelerator": {"profiles": "one-core"}}
+    row = measured({"probe_s": (0.01, 0.01), **emulated}, {"probe_s": (0.01, 0.02), **emulated})
     assert row["probe_change"] == pytest.approx(1.0)
     assert not row["unsteady"]
 

@@ -180,7 +180,7 @@ def test_spans_of_a_strategy_without_stages_are_shown_alone(tmp_path):
     made.write_plan(tmp_path, made.cell_of("ddp", 2))
     made.write_trace(tmp_path, made.recorded(made.cell_of("pipedream", 2, replicas="2"), EQUAL, 12))
     timeline = read_cell(tmp_path)
-    assert timeline.not_planned == "the strategy has no schedule of stages"
+    assert timeline.not_planned.startswith("the strategy has no schedule of stages, and the cell")
     (window,) = timeline.windows
     assert window.planned is None
     assert {box.mini_batch for box in window.measured.boxes} == {

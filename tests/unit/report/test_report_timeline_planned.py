@@ -10,13 +10,13 @@ import timeline_factory as made
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.schedules import Action, StageDurations
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.report.timeline.box import Box, Row, computing_share
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.figure import show
 from ddlbench.report.timeline.planned import (
     boxes_of,
     measured_durations,
-    schedule_of,
     unit_durations,
 )
 from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson, planned_lesson
@@ -179,7 +179,7 @@ def test_a_lone_outlier_does_not_change_the_plan(tmp_path):
 
 
 def _planned(cell):
-    return schedule_of(make_plan(cell), 8)
+    return strategy_of(cell.strategy).schedule_of(make_plan(cell), 8)
 
 
 def _rows(count):
@@ -202,7 +202,7 @@ def test_a_pass_that_was_not_recorded_is_named(tmp_path):
 
 def test_the_loss_is_part_of_the_last_stages_forward_pass():
     cell = made.cell_of("pipe-gpipe", 2)
-    schedule = schedule_of(make_plan(cell), 1)
+    schedule = strategy_of(cell.strategy).schedule_of(make_plan(cell), 1)
     boxes = [*made.recorded(cell, StageDurations([1.0, 1.0], [2.0, 2.0]), 1)]
     boxes.append(Box(1, "loss", 1, made.FIRST, None, 100.0, 100.5))
     durations, _ = measured_durations(schedule, boxes, _rows(2))

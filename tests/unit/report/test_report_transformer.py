@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from figure_checks import assert_no_overlap, assert_readable
 
-from ddlbench.predict.transformer.accelerators import Accelerators
+from ddlbench.predict.platform_file import Accelerators
 from ddlbench.predict.transformer.runs import MANY_NODES, ONE_NODE, read_runs
 from ddlbench.predict.transformer.step import PARTS, steps
 from ddlbench.report.figures.transformer import draw_errors, draw_runs, draw_scaling
@@ -14,7 +14,7 @@ from ddlbench.report.style import style
 @pytest.fixture(scope="module")
 def predicted():
     runs, platform = read_runs(ONE_NODE, MANY_NODES), Accelerators.load("a100-80gb")
-    return runs, steps(runs.asked, platform).seconds
+    return runs, steps(runs.configurations, platform).seconds
 
 
 def drawn(draw, *inputs):

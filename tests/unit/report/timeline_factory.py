@@ -9,8 +9,9 @@ from typing import Any
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.report.timeline.box import Box
-from ddlbench.report.timeline.planned import boxes_of, schedule_of
+from ddlbench.report.timeline.planned import boxes_of
 
 FIRST = 3  # id of the first recorded mini-batch
 LETTERS = {
@@ -78,7 +79,7 @@ def recorded(
     cell: Cell, durations: Callable[..., float], mini_batches: int, message_s: float = 0.0
 ) -> tuple[Box, ...]:
     """What a cell would record whose passes took ``durations`` and messages ``message_s``."""
-    schedule = schedule_of(make_plan(cell), mini_batches)
+    schedule = strategy_of(cell.strategy).schedule_of(make_plan(cell), mini_batches)
     assert schedule is not None
     first = 0 if schedule.recomputes else FIRST
     return boxes_of(schedule, durations, first, lambda source, target, send: message_s)

@@ -105,7 +105,7 @@ def test_steps_of_rounds_are_summed_up_by_whole_rounds():
     assert timing.step_s.count == 9
     assert timing.epoch_s == pytest.approx(2.7)
     assert "whole rounds of 3 steps" in timing.combined
-    assert rounds_note(ROUNDS, 9) == []
+    assert rounds_note(3, 9) == []
 
 
 def test_a_part_of_a_round_is_in_neither_step_nor_rate():
@@ -117,7 +117,7 @@ def test_a_part_of_a_round_is_in_neither_step_nor_rate():
     assert [epoch.elapsed_s for epoch in timing.epochs] == pytest.approx([1.0, 1.6])  # as they were
     assert timing.epoch_s == pytest.approx(4 * 0.3)
     assert timing.samples_per_s == pytest.approx(8 / 0.3)
-    (note,) = rounds_note(cell, 8)
+    (note,) = rounds_note(3, 8)
     assert note.startswith("8 measured steps are no whole rounds of 3 steps")
 
 

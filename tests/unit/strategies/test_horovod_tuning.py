@@ -71,4 +71,4 @@ def test_a_result_says_when_horovod_was_still_trying(before, measured, words):
 
 def test_no_predictor_knows_what_horovod_will_choose():
     with pytest.raises(ConfigError, match="autotuner"):
-        Horovod().gradient_traffic(None, _plan(autotune=True))
+        Horovod().step(None, _plan(autotune=True))

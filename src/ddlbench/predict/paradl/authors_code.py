@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from ddlbench.predict.paradl.configuration import Configuration
-from ddlbench.predict.paradl.platform import Link, Platform
 from ddlbench.predict.paradl.workload import Layer, Workload
+from ddlbench.predict.platform_file import Link, Platform
 
 HALVINGS = 60
 """Bisection steps: the slowest stage to a share of 2^-60 of the whole, below rounding."""
@@ -193,7 +193,7 @@ def _spatial(workload: Workload, platform: Platform, config: Configuration) -> T
 
 
 def _data_spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
-    host = Link(HOST_LATENCY_S, platform.host.s_per_byte)
+    host = Link(HOST_LATENCY_S, platform.paths.host.link.s_per_byte)
     compute, halos, behind = _spatial_parts(
         workload, config, host.slower(2 * config.inside), host.slower(2)
     )

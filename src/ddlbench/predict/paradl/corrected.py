@@ -60,8 +60,8 @@ from ddlbench.predict.paradl.authors_code import (
     send_s,
 )
 from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
-from ddlbench.predict.paradl.platform import Link, Platform
 from ddlbench.predict.paradl.workload import Layer, Workload
+from ddlbench.predict.platform_file import Link, Platform
 
 PASSES = {"batchnorm": 8, "relu": 5, "add": 5, "dropout": 5, "pool": 4}
 """How often a layer without weights reads or writes its activations, forward and backward."""
@@ -74,7 +74,7 @@ def layer_times(workload: Workload, platform: Platform) -> Sequence[float]:
 
 def _roofline(platform: Platform) -> Callable[[Layer], float]:
     """Seconds of a layer at the device's own rates, by which a network's time is spread."""
-    flops, memory = platform.device["flops_per_s"], platform.device["memory_bytes_per_s"]
+    flops, memory = platform.device.flops_per_s, platform.device.memory_bytes_per_s
 
     def seconds(layer: Layer) -> float:
         walked = PASSES.get(layer.kind, 3) * ITEM_BYTES * (layer.x + layer.y) / 2
@@ -95,8 +95,8 @@ def computation(
         weights: of the device.
     """
     least = platform.constant("layer_overhead_s") * len(shares)
-    states = platform.device["optimizer_states"]
-    update = (3 + 2 * states) * ITEM_BYTES * weights / platform.device["memory_bytes_per_s"]
+    states = platform.device.optimizer_states
+    update = (3 + 2 * states) * ITEM_BYTES * weights / platform.device.memory_bytes_per_s
     return {"layers": max(batch * sum(shares), least), "weight update": update}
 
 
@@ -131,7 +131,7 @@ def activation_link(platform: Platform, ranks: int) -> Link:
 
 def row_link(platform: Platform, ranks: int) -> Link:
     """Halos and gathers of rows: through the host's memory inside a node."""
-    return platform.host if ranks <= platform.devices_per_node else platform.level(ranks)
+    return platform.paths.host.link if ranks <= platform.devices_per_node else platform.level(ranks)
 
 
 def own_rows(workload: Workload, platform: Platform, config: Configuration, own: OwnSplit) -> Terms:

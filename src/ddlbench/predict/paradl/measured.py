@@ -1,9 +1,10 @@
-"""Tables of measured iterations: read them, and score the oracle's projections against them.
+"""Tables of measured iterations: read them, score the oracle's projections, fit its constants.
 
 Columns ``model``, ``strategy``, ``gpus``, ``seconds_per_iteration`` and, by strategy,
 ``batch_per_gpu`` (data), ``batch_per_group`` (hybrids, a group is a node) or ``batch_global``.
-Optional: ``cell``, ``campaign``, ``dataset``, ``compute_seconds``, ``comm_seconds``,
-``reliability`` (rows whose text does not begin with "ok" are left out of every score).
+Optional: ``cell``, ``campaign``, ``dataset``, ``compute_seconds``, ``comm_seconds``, ends of the
+measured interval ``s_per_it_min`` and ``s_per_it_max``, ``reliability`` (rows whose text does not
+begin with "ok" are left out of every score).
 
 Accuracy of a cell is 1 - |projected - measured| / measured (ParaDL's own measure). It is negative
 if a projection is more than twice the measurement. A mean is over strategies of the mean over their
@@ -21,6 +22,7 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
+from ddlbench.predict.measured_steps import Fit, fit, read_table, refuse, soft_l1
 from ddlbench.predict.paradl.configuration import (
     HYBRIDS,
     STRATEGIES,
@@ -28,12 +30,12 @@ from ddlbench.predict.paradl.configuration import (
     configuration_of,
 )
 from ddlbench.predict.paradl.oracle import VARIANTS, project
-from ddlbench.predict.paradl.platform import Platform
-from ddlbench.predict.paradl.workload import load_workload
+from ddlbench.predict.paradl.workload import Workload, load_workload
+from ddlbench.predict.platform_file import Platform
 
 REQUIRED = ("model", "strategy", "gpus", "seconds_per_iteration")
 NUMBERS = ("gpus", "seconds_per_iteration", "batch_per_gpu", "batch_per_group", "batch_global",
-           "compute_seconds", "comm_seconds")  # fmt: skip
+           "compute_seconds", "comm_seconds", "s_per_it_min", "s_per_it_max")  # fmt: skip
 _PUBLISHED = Path(str(files("ddlbench.predict.paradl").joinpath("published")))
 PUBLISHED_MEASURED = _PUBLISHED / "measured.csv"
 
@@ -44,32 +46,25 @@ def read_measured(path: Path) -> pd.DataFrame:
     Raises:
         ConfigError: the table is unreadable, a column is missing, or a value is invalid.
     """
-    try:
-        rows = pd.read_csv(path)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as a CSV table: {error}") from None
-    missing = [name for name in REQUIRED if name not in rows.columns]
-    if missing:
-        raise ConfigError(
-            f"{path}: column {missing[0]!r} is missing; needed: {', '.join(REQUIRED)}"
-        )
+    rows, where = read_table(path, REQUIRED), str(path)
     for name in NUMBERS:
-        if name not in rows.columns:
-            rows[name] = float("nan")
-        numbers = pd.to_numeric(rows[name], errors="coerce")
-        wrong = numbers.isna() & rows[name].notna()
-        if wrong.any():
-            line = int(wrong.to_numpy().argmax())
-            raise ConfigError(
-                f"{path} line {line + 2}: {name} {rows[name].iloc[line]!r} is no number"
-            )
-        rows[name] = numbers
+        given = rows[name] if name in rows.columns else pd.Series(math.nan, rows.index)
+        rows[name] = pd.to_numeric(given, errors="coerce")
+        wrong = rows[name].isna() & given.notna()
+        refuse(wrong, given, where, f"{name} {{!r}} is no number")
+    for name in ("gpus", "seconds_per_iteration"):
+        refuse(~(rows[name] > 0), rows[name], where, f"{name} is {{}}; write a number above 0")
+    names = rows["strategy"]
+    refuse(~names.isin(STRATEGIES), names, where, "unknown strategy {!r}; {}", STRATEGIES)
     for name, usual in (("campaign", "report"), ("dataset", ""), ("reliability", "ok")):
         rows[name] = rows[name].fillna(usual) if name in rows.columns else usual
     if "cell" not in rows.columns:
         rows["cell"] = [f"{row.model}/{row.strategy}/p{row.gpus:g}" for row in rows.itertuples()]
     for line, row in enumerate(rows.to_dict("records"), start=2):
-        _check(row, f"{path} line {line}")
+        try:
+            _workload(row)
+        except ConfigError as error:
+            raise ConfigError(f"{path} line {line}: {error}") from None
     return rows
 
 
@@ -91,17 +86,8 @@ def _is_reliable(rows: pd.DataFrame) -> pd.Series[bool]:
     return rows["reliability"].str.lower().str.startswith("ok")
 
 
-def _check(row: dict[Any, Any], where: str) -> None:
-    if row["strategy"] not in STRATEGIES:
-        remark = nearest(row["strategy"], STRATEGIES)
-        raise ConfigError(f"{where}: unknown strategy {row['strategy']!r}; {remark}")
-    for name in ("gpus", "seconds_per_iteration"):
-        if not row[name] > 0:
-            raise ConfigError(f"{where}: {name} is {row[name]}; write a number above 0")
-    try:
-        load_workload(str(row["model"]), str(row["dataset"]))
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+def _workload(row: dict[Any, Any]) -> Workload:
+    return load_workload(str(row["model"]), str(row["dataset"]))
 
 
 def question_of(row: dict[Any, Any], platform: Platform) -> Configuration:
@@ -111,17 +97,12 @@ def question_of(row: dict[Any, Any], platform: Platform) -> Configuration:
         ConfigError: the batch column of its strategy is empty.
     """
     strategy, devices = row["strategy"], int(row["gpus"])
-    nodes = max(1, devices // platform.devices_per_node)
     column, groups = "batch_global", 1
     if strategy == "data":
         column, groups = "batch_per_gpu", devices
     elif strategy in HYBRIDS:
-        column, groups = "batch_per_group", nodes
-    batches = [
-        row[column] * groups,
-        row["batch_global"],
-        row["batch_per_group"] * groups,
-    ]
+        column, groups = "batch_per_group", max(1, devices // platform.devices_per_node)
+    batches = (row[column] * groups, row["batch_global"], row["batch_per_group"] * groups)
     batch = next((batch for batch in batches if batch > 0), None)
     if batch is None:
         raise ConfigError(f"{row['cell']}: no batch; fill column {column}")
@@ -134,8 +115,6 @@ def read_published_projections() -> pd.DataFrame:
 
 
 MAIN_CAMPAIGN = "report"
-BASELINES = ("computation-only", "carry-forward", "paradl-projected")
-PREDICTORS = (*VARIANTS, *BASELINES)
 PARTS = {"iteration": "seconds_per_iteration", "compute": "compute_seconds",
          "communication": "comm_seconds"}  # fmt: skip
 
@@ -148,13 +127,10 @@ def projected(rows: pd.DataFrame, platform: Platform, predictor: str) -> pd.Data
     """
     if predictor in VARIANTS:
         return _of_variant(rows, platform, predictor)
-    if predictor == "computation-only":
-        return _computation_only(rows, platform)
-    if predictor == "carry-forward":
-        return _carry_forward(rows, platform)
-    if predictor == "paradl-projected":
-        return _published_projections(rows)
-    raise ConfigError(f"unknown predictor {predictor!r}; {nearest(predictor, PREDICTORS)}")
+    if predictor not in BASELINES:
+        known = (*VARIANTS, *BASELINES)
+        raise ConfigError(f"unknown predictor {predictor!r}; {nearest(predictor, known)}")
+    return BASELINES[predictor](rows, platform)
 
 
 def _of_variant(rows: pd.DataFrame, platform: Platform, variant: str) -> pd.DataFrame:
@@ -163,8 +139,7 @@ def _of_variant(rows: pd.DataFrame, platform: Platform, variant: str) -> pd.Data
         if row["strategy"] not in VARIANTS[variant].terms:
             seconds.append((math.nan,) * len(PARTS))
             continue
-        workload = load_workload(str(row["model"]), str(row["dataset"]))
-        projection = project(variant, workload, platform, question_of(row, platform))
+        projection = project(variant, _workload(row), platform, question_of(row, platform))
         seconds.append((projection.iteration_s, projection.compute_s, projection.communication_s))
     return pd.DataFrame(seconds, columns=list(PARTS), index=rows.index, dtype=float)
 
@@ -174,8 +149,7 @@ def _computation_only(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
     times = []
     for row in rows.to_dict("records"):
         config = question_of(row, platform)
-        time_s = load_workload(str(row["model"]), str(row["dataset"])).time_s
-        times.append(config.batch * time_s / config.devices)
+        times.append(config.batch * _workload(row).time_s / config.devices)
     return pd.DataFrame({"iteration": times, "compute": times}, index=rows.index).reindex(
         columns=list(PARTS)
     )
@@ -194,30 +168,52 @@ def _carry_forward(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
     return pd.concat(parts).reindex(rows.index)
 
 
-def _published_projections(rows: pd.DataFrame) -> pd.DataFrame:
+def _published_projections(rows: pd.DataFrame, _: Platform) -> pd.DataFrame:
     published = read_published_projections().reindex(rows["cell"])[list(PARTS.values())]
     published = published.set_axis(list(PARTS), axis=1).set_axis(rows.index, axis=0)
-    published[rows["campaign"] != MAIN_CAMPAIGN] = float("nan")
+    published[rows["campaign"] != MAIN_CAMPAIGN] = math.nan
     return published
 
 
-def mean_accuracy(rows: pd.DataFrame, projections: pd.DataFrame) -> float | None:
-    """Mean over strategies of the mean over their cells; None if no cell can be compared."""
-    return _mean(rows, _accuracy(rows, projections))
+BASELINES = {
+    "computation-only": _computation_only,
+    "carry-forward": _carry_forward,
+    "paradl-projected": _published_projections,
+}
 
 
-def _accuracy(rows: pd.DataFrame, projections: pd.DataFrame) -> pd.DataFrame:
+def as_predictions(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
+    """Runs as :func:`ddlbench.predict.accuracy.anomalies` reads them."""
+    projections = projected(rows, platform, "corrected")
     return pd.DataFrame(
         {
-            part: 1 - (projections[part] - rows[column]).abs() / rows[column]
-            for part, column in PARTS.items()
+            "run": rows["cell"],
+            "measured_s": rows["seconds_per_iteration"],
+            "low_s": rows["s_per_it_min"],
+            "high_s": rows["s_per_it_max"],
+            "projected_s": projections["iteration"],
+            "measured_compute_s": rows["compute_seconds"],
+            "projected_compute_s": projections["compute"],
+            "measured_communication_s": rows["comm_seconds"],
+            "projected_communication_s": projections["communication"],
         }
     )
 
 
-def _mean(rows: pd.DataFrame, accuracy: pd.DataFrame, part: str = "iteration") -> float | None:
-    means = accuracy[part].groupby(rows["strategy"]).mean().dropna()
+def mean_accuracy(
+    rows: pd.DataFrame, projections: pd.DataFrame, part: str = "iteration"
+) -> float | None:
+    """Mean over strategies of the mean over their cells; None if no cell can be compared."""
+    means = accuracy(rows, projections, part).groupby(rows["strategy"]).mean().dropna()
     return float(means.mean()) if len(means) else None
+
+
+def accuracy(
+    rows: pd.DataFrame, projections: pd.DataFrame, part: str = "iteration"
+) -> pd.Series[float]:
+    """Of each row; NaN where it cannot be compared."""
+    measured = rows[PARTS[part]]
+    return 1 - (projections.loc[rows.index, part] - measured).abs() / measured
 
 
 def score(rows: pd.DataFrame, platform: Platform, predictor: str) -> dict[str, Any]:
@@ -231,17 +227,16 @@ def score(rows: pd.DataFrame, platform: Platform, predictor: str) -> dict[str, A
     if counted.empty:
         raise ConfigError("no row to score: none has a reliability that begins with 'ok'")
     projections = projected(counted, platform, predictor)
-    names = list(dict.fromkeys(counted["campaign"]))
-    main = MAIN_CAMPAIGN if MAIN_CAMPAIGN in names else names[0]
     campaigns = {
-        name: _campaign(counted[counted["campaign"] == name], projections, platform)
-        for name in names
+        str(name): _campaign(group, projections, platform)
+        for name, group in counted.groupby("campaign", sort=False)
     }
+    main = MAIN_CAMPAIGN if MAIN_CAMPAIGN in campaigns else next(iter(campaigns))
     return {
         "predictor": predictor,
         "campaign": main,
-        **campaigns[main],
-        "campaigns": {name: value for name, value in campaigns.items() if name != main},
+        **campaigns.pop(main),
+        "campaigns": campaigns,
         "cells": _cells(counted, projections),
         "left_out": [
             {"cell": row["cell"], "why": row["reliability"]}
@@ -251,50 +246,104 @@ def score(rows: pd.DataFrame, platform: Platform, predictor: str) -> dict[str, A
 
 
 def _campaign(rows: pd.DataFrame, projections: pd.DataFrame, platform: Platform) -> dict[str, Any]:
-    projections = projections.loc[rows.index]
-    accuracy = _accuracy(rows, projections)
     return {
-        "mean_accuracy": _mean(rows, accuracy),
-        "cells_scored": int(accuracy["iteration"].notna().sum()),
-        "compute_accuracy": _mean(rows, accuracy, "compute"),
-        "communication_accuracy": _mean(rows, accuracy, "communication"),
-        "strategies": _groups(rows, accuracy, "strategy"),
-        "networks": _groups(rows, accuracy, "model"),
+        "mean_accuracy": mean_accuracy(rows, projections),
+        "cells_scored": int(accuracy(rows, projections).count()),
+        **_parts(rows, projections),
+        "strategies": _groups(rows, projections, "strategy"),
+        "networks": _groups(rows, projections, "model"),
         "baselines": {
-            name: mean_accuracy(rows, projected(rows, platform, name)) for name in BASELINES
+            name: mean_accuracy(rows, baseline(rows, platform))
+            for name, baseline in BASELINES.items()
         },
     }
 
 
-def _groups(rows: pd.DataFrame, accuracy: pd.DataFrame, column: str) -> dict[str, Any]:
-    groups = {}
-    for name, group in rows.groupby(column, sort=False):
-        part = accuracy.loc[group.index]
-        groups[str(name)] = {
-            "accuracy": _mean(group, part),
-            "compute_accuracy": _mean(group, part, "compute"),
-            "communication_accuracy": _mean(group, part, "communication"),
-            "worst_cell_accuracy": _number(part["iteration"].min()),
-            "cells": int(part["iteration"].notna().sum()),
+def _parts(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[str, float | None]:
+    return {
+        f"{part}_accuracy": mean_accuracy(rows, projections, part)
+        for part in ("compute", "communication")
+    }
+
+
+def _groups(rows: pd.DataFrame, projections: pd.DataFrame, column: str) -> dict[str, Any]:
+    return {
+        str(name): {
+            "accuracy": mean_accuracy(group, projections),
+            **_parts(group, projections),
+            "worst_cell_accuracy": _number(accuracy(group, projections).min()),
+            "cells": int(accuracy(group, projections).count()),
         }
-    return groups
+        for name, group in rows.groupby(column, sort=False)
+    }
 
 
 def _cells(rows: pd.DataFrame, projections: pd.DataFrame) -> list[dict[str, Any]]:
-    accuracy = _accuracy(rows, projections)["iteration"]
-    return [
+    table = pd.DataFrame(
         {
-            "cell": row["cell"],
-            "campaign": row["campaign"],
-            "measured_s": _number(row["seconds_per_iteration"]),
-            "projected_s": _number(projections.at[index, "iteration"]),
-            "projected_compute_s": _number(projections.at[index, "compute"]),
-            "projected_communication_s": _number(projections.at[index, "communication"]),
-            "accuracy": _number(accuracy.at[index]),
+            "measured_s": rows["seconds_per_iteration"],
+            "projected_s": projections["iteration"],
+            "projected_compute_s": projections["compute"],
+            "projected_communication_s": projections["communication"],
+            "accuracy": accuracy(rows, projections),
         }
-        for index, row in zip(rows.index, rows.to_dict("records"), strict=True)
+    )
+    return [
+        {"cell": cell, "campaign": campaign, **{str(name): _number(one[name]) for name in one}}
+        for cell, campaign, one in zip(
+            rows["cell"], rows["campaign"], table.to_dict("records"), strict=True
+        )
     ]
 
 
 def _number(value: Any) -> float | None:
     return None if pd.isna(value) else float(value)
+
+
+FITTED = "corrected"
+"""The variant whose constants are fitted."""
+SOFT = 0.1
+PULL = 0.2
+"""A constant at a factor of e from its prior costs as much as an error of 20 %."""
+SMALL = 16
+"""The hold-out by size fits rows of up to so many devices."""
+HOLD_OUTS = ("network", "size")
+
+
+def calibrate(rows: pd.DataFrame, platform: Platform) -> Fit:
+    """Fit every constant of the platform to whole iterations.
+
+    Raises:
+        ConfigError: there are fewer rows than constants.
+    """
+    return fit(
+        platform,
+        lambda tried: projected(rows, tried, FITTED)["iteration"].to_numpy(),
+        rows["seconds_per_iteration"].to_numpy(dtype=float),
+        soft=SOFT,
+        pull=lambda spreads: soft_l1(PULL * spreads, SOFT),
+        step=1e-3,
+    )
+
+
+def hold_out(rows: pd.DataFrame, platform: Platform, by: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The held-out rows, and their projection with constants fitted to the other rows.
+
+    ``by`` is "network" (each network in turn is held out) or "size" (rows of more than ``SMALL``
+    devices are held out).
+
+    Raises:
+        ConfigError: no row is left to fit, or none is held out.
+    """
+    held_out = [rows["gpus"] > SMALL]
+    if by == "network":
+        held_out = [rows["model"] == name for name in rows["model"].unique()]
+    parts = []
+    for tested in held_out:
+        if not tested.any() or tested.all():
+            missing = "fit" if tested.all() else "try the constants on"
+            raise ConfigError(f"--hold-out {by}: nothing is left to {missing}")
+        constants = calibrate(rows[~tested], platform).constants
+        parts.append(projected(rows[tested], platform.with_constants(constants), FITTED))
+    projections = pd.concat(parts)
+    return rows.loc[projections.index], projections

@@ -15,8 +15,7 @@ from ddlbench.predict.paradl.workload import (
     Layer,
     Shape,
     Stack,
-    check_workload,
-    layer_dict,
+    WorkloadFile,
 )
 
 IMAGE: Shape = (3, 226, 226)
@@ -141,26 +140,21 @@ SAMPLES = {"ImageNet": 1_280_000, "CosmoFlow": 1_584}
 
 
 def workload_text(name: str) -> str:
-    """The text of a published network's workload file.
-
-    Raises:
-        InvalidWorkload: its definition does not fit the schema.
-    """
+    """The text of a published network's workload file."""
     network = PUBLISHED[name]
     dataset = network.get("dataset", "ImageNet")
     layers = network["layers"]()
-    value = {
-        "schema_version": WORKLOAD_VERSION,
-        "network": name,
-        "dataset": dataset,
-        "samples_per_epoch": SAMPLES[dataset.split()[0]],
-        "forward_backward_s_per_sample": network["time_s"],
-        "time_source": network.get("source", PROFILE),
-        "spatial_layers": network.get("split", _before_the_classifier(layers)),
-        "layers": [layer_dict(layer) for layer in layers],
-    }
-    check_workload(value, name)
-    return json_text(value)
+    file = WorkloadFile(
+        schema_version=WORKLOAD_VERSION,
+        network=name,
+        dataset=dataset,
+        samples_per_epoch=SAMPLES[dataset.split()[0]],
+        forward_backward_s_per_sample=network["time_s"],
+        time_source=network.get("source", PROFILE),
+        spatial_layers=network.get("split", _before_the_classifier(layers)),
+        layers=tuple(layers),
+    )
+    return json_text(file.to_dict(without_defaults=True))
 
 
 def _before_the_classifier(layers: list[Layer]) -> int:

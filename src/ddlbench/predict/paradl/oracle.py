@@ -32,13 +32,13 @@ from ddlbench.predict.paradl import authors_code, corrected, printed
 from ddlbench.predict.paradl.authors_code import ITEM_BYTES, Terms
 from ddlbench.predict.paradl.configuration import Configuration, Projection
 from ddlbench.predict.paradl.corrected import stage_bounds, weight_shares
-from ddlbench.predict.paradl.platform import Platform
 from ddlbench.predict.paradl.workload import Layer, Workload
+from ddlbench.predict.platform_file import Platform
 
 
 def corrected_bytes(workload: Workload, platform: Platform, config: Configuration) -> float:
     """Bytes of the fullest device."""
-    states = platform.device["optimizer_states"]
+    states = platform.device.optimizer_states
     layers = workload.layers
     if config.strategy == "pipeline":
         bounds = stage_bounds(workload, platform, config.devices)
@@ -163,7 +163,7 @@ def project(
 
 def refused(projection: Projection, platform: Platform) -> str:
     """The reason if a strategy cannot run like this; empty if it can."""
-    config, capacity = projection.configuration, platform.device["memory_bytes"]
+    config, capacity = projection.configuration, platform.device.memory_bytes
     if config.devices > projection.max_devices:
         return f"at most {projection.max_devices} device(s), limited by {projection.limiting_layer}"
     if projection.memory_bytes > capacity:

@@ -26,8 +26,8 @@ from ddlbench.predict.paradl.authors_code import (
     kernel_weights,
 )
 from ddlbench.predict.paradl.configuration import Configuration
-from ddlbench.predict.paradl.platform import Link, Platform
 from ddlbench.predict.paradl.workload import Layer, Workload
+from ddlbench.predict.platform_file import Link, Platform
 
 
 def _layers(workload: Workload) -> list[Layer]:

@@ -15,22 +15,22 @@ from functools import cache
 from importlib.resources import files
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NotRequired
+from typing import Annotated, Literal
 
 from annotated_types import MinLen
-from typing_extensions import TypedDict
 
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.form import Count, Name, Natural, Positive, typed
+from ddlbench.common.form import Count, Form, Name, Natural, Positive
 from ddlbench.common.schema import nearest
 
-Shape = tuple[int, ...]
+Shape = Annotated[tuple[Count, ...], MinLen(2)]
 """Channels, then the spatial extents."""
+Kind = Literal["conv", "linear", "batchnorm", "relu", "add", "pool", "dropout"]
 
 
 @dataclass(frozen=True)
-class Layer:
+class Layer(Form):
     """One layer.
 
     Attributes:
@@ -38,16 +38,18 @@ class Layer:
         weights: trained items, with biases and both vectors of a batch normalisation.
         kernel, stride: extent and step along every spatial dimension; 1 if there is none.
         shortcut: a projection beside a residual block.
+        forward_backward_s_per_sample: None where the network has one time.
     """
 
-    name: str
-    kind: str
+    name: Name
+    kind: Kind
     input: Shape
     output: Shape
-    weights: int = 0
-    kernel: int = 1
-    stride: int = 1
+    weights: Natural
+    kernel: Count = 1
+    stride: Count = 1
     shortcut: bool = False
+    forward_backward_s_per_sample: Positive | None = None
 
     @property
     def x(self) -> int:
@@ -122,7 +124,7 @@ class Stack:
         shape = (self.shape[0], *extents)
         self._add(Layer(name, "pool", self.shape, shape, 0, kernel, stride))
 
-    def pointwise(self, name: str, kind: str) -> None:
+    def pointwise(self, name: str, kind: Kind) -> None:
         """Add a layer whose output is as large as its input."""
         weights = 2 * self.shape[0] if kind == "batchnorm" else 0
         self._add(Layer(name, kind, self.shape, self.shape, weights))
@@ -148,58 +150,26 @@ def _extent(size: int, kernel: int, stride: int, pad: int | str) -> int:
     return (size + 2 * pad - kernel) // stride + 1
 
 
-def layer_dict(layer: Layer) -> dict[str, Any]:
-    """A layer's entry in a workload file; default values are left out."""
-    value: dict[str, Any] = {
-        "name": layer.name,
-        "kind": layer.kind,
-        "input": list(layer.input),
-        "output": list(layer.output),
-        "weights": layer.weights,
-    }
-    if layer.kernel > 1 or layer.stride > 1:
-        value |= {"kernel": layer.kernel, "stride": layer.stride}
-    if layer.shortcut:
-        value["shortcut"] = True
-    return value
-
-
 WORKLOAD_VERSION = 1
-_TIME: Final = "forward_backward_s_per_sample"
 
 
 class InvalidWorkload(ConfigError):  # noqa: N818 - a state of a file, shown as such
     """A workload file that is missing, truncated, of another version, or inconsistent."""
 
 
-@typed
-class LayerEntry(TypedDict):
-    """One layer of a workload file; extents are channels, then space."""
-
-    name: Name
-    kind: Literal["conv", "linear", "batchnorm", "relu", "add", "pool", "dropout"]
-    input: Annotated[list[Count], MinLen(2)]
-    output: Annotated[list[Count], MinLen(2)]
-    weights: Natural
-    kernel: NotRequired[Count]
-    stride: NotRequired[Count]
-    shortcut: NotRequired[bool]
-    forward_backward_s_per_sample: NotRequired[Positive]
-
-
-@typed
-class WorkloadFile(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFile(Form):
     """The layers of a network, and the time of one sample on one device."""
 
     schema_version: int
     network: Name
     dataset: Name
     samples_per_epoch: Count
-    forward_backward_s_per_sample: NotRequired[Positive]
+    forward_backward_s_per_sample: Positive | None = None
     """Of the whole network; left out where each layer has its time."""
-    time_source: NotRequired[str]
+    time_source: str = ""
     spatial_layers: Natural
-    layers: Annotated[list[LayerEntry], MinLen(1)]
+    layers: Annotated[tuple[Layer, ...], MinLen(1)]
 
 
 _DOCUMENT = Document(
@@ -276,55 +246,34 @@ def load_workload(name: str, dataset: str = "") -> Workload:
 
 @cache
 def _workload(path: Path) -> Workload:
-    value = _DOCUMENT.read(path)
-    _check_times(value, str(path))
-    layers = tuple(
-        Layer(
-            layer["name"],
-            layer["kind"],
-            tuple(layer["input"]),
-            tuple(layer["output"]),
-            layer["weights"],
-            layer.get("kernel", 1),
-            layer.get("stride", 1),
-            layer.get("shortcut", False),
-        )
-        for layer in value["layers"]
-    )
-    times = tuple(layer.get(_TIME, 0.0) for layer in value["layers"])
+    file = _DOCUMENT.read(path)
+    _check_times(file, str(path))
+    times_s = tuple(layer.forward_backward_s_per_sample or 0.0 for layer in file.layers)
     return Workload(
-        network=value["network"],
-        dataset=value["dataset"],
-        samples_per_epoch=value["samples_per_epoch"],
-        time_s=sum(times) or value[_TIME],
-        layers=layers,
-        spatial_layers=value["spatial_layers"],
-        layer_times_s=times if any(times) else (),
+        network=file.network,
+        dataset=file.dataset,
+        samples_per_epoch=file.samples_per_epoch,
+        time_s=sum(times_s) or file.forward_backward_s_per_sample or 0.0,
+        layers=file.layers,
+        spatial_layers=file.spatial_layers,
+        layer_times_s=times_s if any(times_s) else (),
     )
 
 
-def check_workload(value: object, where: str) -> None:
-    """Check the content of a workload file for its form and for consistency.
-
-    Raises:
-        InvalidWorkload: it is not of that form, or layers and times do not match.
-    """
-    _check_times(_DOCUMENT.parse(value, where), where)
-
-
-def _check_times(value: WorkloadFile, where: str) -> None:
-    timed = [_TIME in layer for layer in value["layers"]]
-    if any(timed) and not all(timed):
-        without = value["layers"][timed.index(False)]["name"]
+def _check_times(file: WorkloadFile, where: str) -> None:
+    untimed = [one.name for one in file.layers if one.forward_backward_s_per_sample is None]
+    if 0 < len(untimed) < len(file.layers):
         raise InvalidWorkload(
-            f"{where}: layer {without!r} has no time and others have; time all layers or none"
+            f"{where}: layer {untimed[0]!r} has no time and others have; time all layers or none"
         )
-    if not any(timed) and _TIME not in value:
-        raise InvalidWorkload(f"{where}: no time; write {_TIME} of the network or of each layer")
-    if value["spatial_layers"] > len(value["layers"]):
+    if untimed and file.forward_backward_s_per_sample is None:
         raise InvalidWorkload(
-            f"{where}: spatial_layers is {value['spatial_layers']}, the network has "
-            f"{len(value['layers'])} layers"
+            f"{where}: no time; write forward_backward_s_per_sample of the network or of each layer"
+        )
+    if file.spatial_layers > len(file.layers):
+        raise InvalidWorkload(
+            f"{where}: spatial_layers is {file.spatial_layers}, the network has "
+            f"{len(file.layers)} layers"
         )
 
 

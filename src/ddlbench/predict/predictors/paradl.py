@@ -21,16 +21,16 @@ the whole batch in a pipeline.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any, ClassVar
 
 from ddlbench.planning.strategy import LayerSplit, rows_share
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
 from ddlbench.predict.paradl.oracle import project
-from ddlbench.predict.paradl.platform import FITTED, Platform
-from ddlbench.predict.paradl.workload import Layer
+from ddlbench.predict.paradl.workload import Kind, Layer
 from ddlbench.predict.paradl.workload import Workload as OracleWorkload
+from ddlbench.predict.platform_file import Constant, Level, Platform, TrainedDevice, Ways
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,
@@ -39,7 +39,7 @@ from ddlbench.predict.prediction import (
     joined,
 )
 
-_KINDS = {
+_KINDS: Mapping[str, Kind] = {
     "BatchNorm": "batchnorm",
     "Conv": "conv",
     "Linear": "linear",
@@ -181,10 +181,15 @@ def _parallelism(inputs: CellInputs) -> str:
     name = inputs.strategy.parallelism
     if name is None:
         raise NotPredictable(f"ParaDL has no row for {inputs.cell.strategy}")
-    traffic = inputs.strategy.gradient_traffic(inputs.workload, inputs.plan)
-    if traffic is not None and not (
-        traffic.plain(inputs.workload.parameter_bytes)
-        and inputs.strategy.micro_batches(inputs.plan) == 1
+    step = inputs.strategy.step(inputs.workload, inputs.plan) if name == "data" else None
+    if (
+        step is not None
+        and step.gradients
+        and not (
+            sum(step.fused) == inputs.workload.parameter_bytes
+            and not step.others
+            and inputs.strategy.micro_batches(inputs.plan) == 1
+        )
     ):
         raise NotPredictable(
             "ParaDL's data parallelism computes a share at once, sums all gradients as they are "
@@ -297,7 +302,7 @@ def _by_mean(workload: Workload, end: int) -> bool:
 def _platform(inputs: CellInputs) -> tuple[Platform, tuple[str, ...]]:
     """The site as a platform file would describe it, without fitted constants; remarks."""
     cell, workload = inputs.cell, inputs.workload
-    levels, remarks = [], []
+    ways, remarks = [], []
     ends = []
     if cell.devices_per_node > 1:
         ends.append((cell.devices_per_node, (0, 1)))
@@ -306,30 +311,26 @@ def _platform(inputs: CellInputs) -> tuple[Platform, tuple[str, ...]]:
     for largest_ring, target in ends:
         hop, remark = inputs.links.hop("transport", (0, 0), target)
         remarks.append(remark)
-        levels.append(
-            {
-                "largest_ring": largest_ring,
-                "latency_s": hop.latency_s,
-                "bandwidth_bytes_per_s": hop.bandwidth_bytes_per_s,
-            }
-        )
-    if not levels:  # one device sends nothing
-        levels = [{"largest_ring": 1, "latency_s": 0.0, "bandwidth_bytes_per_s": float("inf")}]
+        ways.append((largest_ring, hop.latency_s, hop.bandwidth_bytes_per_s))
+    levels = tuple(
+        Level(name="", source="", largest_ring=ring, latency_s=alpha_s, bandwidth_bytes_per_s=rate)
+        for ring, alpha_s, rate in ways or [(1, 0.0, inf)]  # one device sends nothing
+    )
     update_s = workload.step(cell.batch_size).optimizer_s
     walked_bytes = (3 + 2 * _STATES) * float(workload.parameter_bytes)
-    values = {
-        "devices_per_node": cell.devices_per_node,
-        "links_per_node": 1,
-        "device": {
-            "memory_bytes": workload.device_memory_bytes or float("inf"),
-            "flops_per_s": 1.0,  # of the roofline, which is used only for layers without times
-            "memory_bytes_per_s": walked_bytes / update_s if update_s else float("inf"),
-            "optimizer_states": _STATES,
-        },
-        "levels": levels,
-        "paths": {"host": levels[0]},
-        "gradients": {},
-        "fitted": {constant: {"value": 1.0} for constant in FITTED},
-    }
-    platform = Platform(values).with_constants({"layer_overhead_s": 0.0})
-    return platform, joined(*remarks)
+    even = Constant(value=1.0, prior=1.0, meaning="")
+    platform = Platform(
+        description="",
+        devices_per_node=cell.devices_per_node,
+        device=TrainedDevice(
+            memory_bytes=workload.device_memory_bytes or inf,
+            flops_per_s=1.0,  # of the roofline, which is used only for layers without times
+            memory_bytes_per_s=walked_bytes / update_s if update_s else inf,
+            optimizer_states=_STATES,
+        ),
+        levels=levels,
+        paths=Ways(host=levels[0]),
+        gradients={},
+        fitted=dict.fromkeys(Platform.constants, even),
+    )
+    return platform.with_constants({"layer_overhead_s": 0.0}), joined(*remarks)

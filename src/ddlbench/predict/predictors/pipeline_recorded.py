@@ -25,7 +25,6 @@ from ddlbench.experiment.spans import TRACE_FILE, spans_in
 from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import kept_plan
-from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
@@ -100,7 +99,7 @@ def _recorded(measured: Measured, workload: Workload) -> _Recorded | None:
     if measured.steps_file is None:
         return None
     plan = kept_plan(measured.steps_file.with_name(_PLAN_FILE), measured.cell)
-    pipeline = strategy_of(measured.cell.strategy).pipeline_of(plan) if plan else None
+    pipeline = plan.strategy.pipeline_of(plan) if plan else None
     if plan is None or pipeline is None:
         return None
     passes = dict(_passes_s(measured.steps_file.with_name(TRACE_FILE), plan))

@@ -47,13 +47,13 @@ class _ExposedRing(BuiltInPredictor):
 
     def model(self, inputs: CellInputs) -> Prediction:
         hops, remarks = inputs.links.ring(self.kind, inputs.plan)
-        traffic = inputs.gradient_traffic
+        sums = inputs.step
         step, workers = self.step_share(inputs)
-        exposed_s = ring_all_reduce_s(hops, traffic.last_bytes)
+        exposed_s = ring_all_reduce_s(hops, sums.last_bytes)
         return Prediction(
             self.name,
             compute_s=step.step_s / workers,
-            communication_s=sum(ring_all_reduce_s(hops, size) for size in traffic.sizes),
+            communication_s=sum(ring_all_reduce_s(hops, size) for size in sums.fused),
             exposed_communication_s=exposed_s,
             limits=(
                 "only the last fusion buffer is exposed",

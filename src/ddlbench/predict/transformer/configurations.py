@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import nearest
+from ddlbench.predict.measured_steps import Array, check_columns, refuse
 from ddlbench.predict.transformer.counts import (
     PRECISIONS,
     RECOMPUTATIONS,
@@ -28,8 +27,6 @@ from ddlbench.predict.transformer.counts import (
     WHOLE_VOCABULARY,
     padded_vocabulary,
 )
-
-Array = NDArray[Any]
 
 SHAPE = ("hidden_size", "attention_heads", "layers", "sequence_length")
 CUT = ("tensor", "data", "pipeline", "micro_batch")
@@ -122,9 +119,7 @@ def configurations(table: pd.DataFrame, where: str) -> Configurations:
     Raises:
         ConfigError: a column is missing, or a value is not one that a transformer can have.
     """
-    missing = [name for name in NEEDED if name not in table.columns]
-    if missing:
-        raise ConfigError(f"{where}: column {missing[0]!r} is missing; needed: {', '.join(NEEDED)}")
+    check_columns(table, NEEDED, where)
     if table.empty:
         raise ConfigError(f"{where}: has no row; write at least one configuration")
     rows = pd.DataFrame(index=table.index)
@@ -139,22 +134,17 @@ def configurations(table: pd.DataFrame, where: str) -> Configurations:
         rows[name] = _numbers(rows[name], name, where)
     for name, words in CHOICES.items():
         wrong = ~rows[name].isin(words)
-        if wrong.any():
-            word = rows[name][wrong].iloc[0]
-            raise ConfigError(f"{where}: {name} {word!r} is unknown; {nearest(word, words)}")
-    _refuse(rows["zero"] > _LARGEST_ZERO, rows, "zero", where, "write 0, 1, 2 or 3")
+        refuse(wrong, rows[name], where, f"{name} {{!r}} is unknown; {{}}", words)
+    wrong = rows["zero"] > _LARGEST_ZERO
+    refuse(wrong, rows["zero"], where, "zero is {}; write 0, 1, 2 or 3")
     for part, whole in (("attention_heads", "tensor"), ("layers", "pipeline")):
         wrong = rows[whole] > rows[part]
-        _refuse(wrong, rows, whole, where, f"write at most the number of {part}")
+        refuse(wrong, rows[whole], where, f"{whole} is {{}}; write at most the number of {part}")
     if "devices" in table.columns:
         cut = rows["tensor"] * rows["data"] * rows["pipeline"]
         wrong = pd.to_numeric(table["devices"], errors="coerce") != cut
-        if wrong.any():
-            line = _line(wrong)
-            raise ConfigError(
-                f"{where} line {line}: devices is {table['devices'][wrong].iloc[0]}, but tensor x "
-                f"data x pipeline is {cut[wrong].iloc[0]}; write their product or leave it out"
-            )
+        differ = table["devices"].astype(str) + ", but tensor x data x pipeline is " + cut.map(str)
+        refuse(wrong, differ, where, "devices is {}; write their product or leave it out")
     return Configurations(rows.reset_index(drop=True))
 
 
@@ -162,12 +152,7 @@ def _numbers(given: pd.Series[Any], name: str, where: str) -> pd.Series[int]:
     numbers = pd.to_numeric(given, errors="coerce")
     least = 0 if name in ("zero", "sequence_parallel") else 1
     wrong = ~np.isfinite(numbers) | (numbers < least) | (numbers != np.floor(numbers))
-    if wrong.any():
-        value = given[wrong].tolist()[0]
-        raise ConfigError(
-            f"{where} line {_line(wrong)}: {name} is {value!r}; write a whole number of "
-            f"{least} or more"
-        )
+    refuse(wrong, given, where, f"{name} is {{!r}}; write a whole number of {least} or more")
     return numbers.astype("int64")
 
 
@@ -189,14 +174,3 @@ def _usual(rows: pd.DataFrame) -> Mapping[str, Any]:
         "recomputation": np.where(many, "full", "none"),
         "precision": CHOICES["precision"][0],
     }
-
-
-def _refuse(wrong: pd.Series[bool], rows: pd.DataFrame, name: str, where: str, say: str) -> None:
-    if wrong.any():
-        value = rows[name][wrong].iloc[0]
-        raise ConfigError(f"{where} line {_line(wrong)}: {name} is {value}; {say}")
-
-
-def _line(wrong: pd.Series[bool]) -> int:
-    """The line of a CSV file with the first wrong row."""
-    return int(wrong.to_numpy().argmax()) + 2

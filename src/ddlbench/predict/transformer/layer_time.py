@@ -34,8 +34,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlbench.predict.transformer.accelerators import Accelerators
-from ddlbench.predict.transformer.configurations import Array, Configurations
+from ddlbench.predict.measured_steps import Array
+from ddlbench.predict.platform_file import Accelerators
+from ddlbench.predict.transformer.configurations import Configurations
 from ddlbench.predict.transformer.counts import HALF, layer_forward_operations
 from ddlbench.predict.transformer.rank_order import Rings, tensor_rings
 
@@ -144,8 +145,7 @@ def _ring_pass_s(
     rings: Rings, bytes_: Array, platform: Accelerators, rate_share: Array | float
 ) -> Array:
     """Once round the ring: n - 1 messages of bytes / n."""
-    inside = platform.node_bytes_per_s * platform.constant("node_efficiency") * rate_share
-    network = platform.network_bytes_per_s * platform.constant("network_efficiency")
+    inside, network = platform.node_bytes_per_s * rate_share, platform.network_bytes_per_s
     rate = np.where(rings.crosses, np.minimum(inside, network / rings.sharing), inside)
     return np.asarray((rings.members - 1) * (bytes_ / rings.members / rate))
 
@@ -244,7 +244,7 @@ class _Device:
         width = platform.constant("matmul_width")
         operations = 2 * self._tokens * columns * inner
         longer = (1 + width / self._tokens) * (1 + width / columns) * (1 + width / inner)
-        rate = platform.device["flops_per_s"] * platform.constant("matmul_efficiency")
+        rate = platform.device.flops_per_s * platform.constant("matmul_efficiency")
         return operations * longer / rate
 
     def _attention_s(self) -> Array:
@@ -252,11 +252,11 @@ class _Device:
         _, operations = layer_forward_operations(
             asked["micro_batch"], asked["sequence_length"], self._hidden / self._tensor
         )
-        rate = platform.device["flops_per_s"] * platform.constant("attention_efficiency")
+        rate = platform.device.flops_per_s * platform.constant("attention_efficiency")
         return np.asarray(operations / rate)
 
     def _memory_s(self, bytes_: Array) -> Array:
-        rate = self._platform.device["memory_bytes_per_s"]
+        rate = self._platform.device.memory_bytes_per_s
         longer = self._asked.bytes_of("item") / HALF
         return bytes_ * longer / (rate * self._platform.constant("memory_efficiency"))
 

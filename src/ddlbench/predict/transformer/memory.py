@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlbench.predict.transformer.configurations import Array, Configurations
+from ddlbench.predict.measured_steps import Array
+from ddlbench.predict.transformer.configurations import Configurations
 from ddlbench.predict.transformer.counts import HALF, activation_bytes
 from ddlbench.predict.transformer.pipeline import chunks_of, in_flight
 from ddlbench.predict.transformer.step import stage_parameters

@@ -23,9 +23,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import plan_at
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.planner import StrategyPlan, plan_at
 from ddlbench.predict.evaluate import measure
 from ddlbench.predict.transformer.configurations import SCHEDULES
 
@@ -93,9 +91,9 @@ def own_rows(
     return found
 
 
-def cut_of(plan: Plan) -> Cut | None:
+def cut_of(plan: StrategyPlan) -> Cut | None:
     """The cut of a plan; None if the oracle does not know it."""
-    cell, strategy = plan.cell, strategy_of(plan.cell.strategy)
+    cell, strategy = plan.cell, plan.strategy
     if not strategy.is_synchronous(cell) or strategy.round_steps(cell) > 1:
         return None
     if cell.devices == 1:

@@ -26,7 +26,7 @@ from ddlbench.planning.schedules import (
     one_f_one_b,
     zero_bubble_v,
 )
-from ddlbench.predict.transformer.configurations import Array
+from ddlbench.predict.measured_steps import Array
 
 FORMULA = ("1f1b", "gpipe")
 _ROUNDS = 3

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlbench.predict.transformer.configurations import Array, Configurations
+from ddlbench.predict.measured_steps import Array
+from ddlbench.predict.transformer.configurations import Configurations
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
-"""Tables of measured transformer runs: read them, and score the oracle's steps against them.
+"""Tables of measured transformer runs: read them, score the oracle's steps, fit its constants.
 
 Columns are those of :mod:`ddlbench.predict.transformer.configurations`, and ``step_s``. Error of a
 row is |predicted - measured| / measured.
+
+In a fit every model size weighs alike, however many runs it has. Runs with the same model size and
+cut err together: intervals count them as one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,10 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.transformer.accelerators import Accelerators
+from ddlbench.predict.measured_steps import Array, Fit, fit, read_table, refuse
+from ddlbench.predict.platform_file import Accelerators, HeldOut
 from ddlbench.predict.transformer.configurations import (
-    Array,
+    NEEDED,
     Configurations,
     configurations,
 )
@@ -37,23 +41,33 @@ class Runs:
     """Measured steps.
 
     Args:
-        asked: their configurations.
+        configurations: of each.
         measured_s: seconds of a step.
     """
 
-    asked: Configurations
+    configurations: Configurations
     measured_s: Array
 
     def __len__(self) -> int:
-        return len(self.asked)
+        return len(self.configurations)
 
     def take(self, chosen: Any) -> Runs:
         """Some of them: a mask, or their places."""
-        return Runs(self.asked.take(chosen), self.measured_s[chosen])
+        return Runs(self.configurations.take(chosen), self.measured_s[chosen])
 
     def column(self, name: str) -> Array:
         """A column of numbers, ``devices`` among them."""
-        return self.asked.devices if name == "devices" else self.asked[name]
+        return self.configurations.devices if name == "devices" else self.configurations[name]
+
+    def predicted_s(self, platform: Accelerators) -> Array:
+        """Seconds of each step on a platform."""
+        return steps(self.configurations, platform).seconds
+
+
+def together(*tables: Runs) -> Runs:
+    """Several tables of runs as one."""
+    rows = pd.concat([table.configurations.rows for table in tables], ignore_index=True)
+    return Runs(Configurations(rows), np.concatenate([table.measured_s for table in tables]))
 
 
 def read_runs(*paths: Path) -> Runs:
@@ -62,39 +76,15 @@ def read_runs(*paths: Path) -> Runs:
     Raises:
         ConfigError: a table is unreadable, a column is missing, or a value is wrong.
     """
-    tables, measured = [], []
-    for path in paths:
-        table = _read(path)
-        tables.append(configurations(table, str(path)).rows)
-        measured.append(_measured_s(table, path))
-    rows = pd.concat(tables, ignore_index=True)
-    return Runs(Configurations(rows), np.concatenate(measured))
+    return together(*map(_read, paths))
 
 
-def _read(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_csv(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist") from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as a CSV table: {error}") from None
-
-
-def _measured_s(table: pd.DataFrame, path: Path) -> Array:
-    if "step_s" not in table.columns:
-        raise ConfigError(f"{path}: column 'step_s' is missing; add the measured seconds of a step")
+def _read(path: Path) -> Runs:
+    table = read_table(path, (*NEEDED, "step_s"))
     seconds = pd.to_numeric(table["step_s"], errors="coerce")
     wrong = ~(np.isfinite(seconds) & (seconds > 0))
-    if wrong.any():
-        line = int(wrong.to_numpy().argmax()) + 2
-        value = table["step_s"][wrong].iloc[0]
-        raise ConfigError(f"{path} line {line}: step_s is {value!r}; write seconds above 0")
-    return seconds.to_numpy(dtype=float)
-
-
-def score(runs: Runs, platform: Accelerators) -> dict[str, Any]:
-    """The output of ``ddlbench oracle score --workload transformer``, as JSON values."""
-    return scored(runs, steps(runs.asked, platform).seconds)
+    refuse(wrong, table["step_s"], str(path), "step_s is {!r}; write seconds above 0")
+    return Runs(configurations(table, str(path)), seconds.to_numpy(dtype=float))
 
 
 def scored(runs: Runs, predicted_s: Array) -> dict[str, Any]:
@@ -103,35 +93,36 @@ def scored(runs: Runs, predicted_s: Array) -> dict[str, Any]:
     ratios = runs.measured_s / predicted_s
     worst = np.argsort(-errors)[:WORST]
     return {
-        "mean_absolute_error": float(errors.mean()),
-        "median_absolute_error": float(np.median(errors)),
-        "rows": len(runs),
+        **_means(errors),
         "mean_error": float(np.mean(predicted_s / runs.measured_s - 1)),
         "measured_over_predicted": {
             "low": float(np.quantile(ratios, 0.05)),
             "high": float(np.quantile(ratios, 0.95)),
         },
-        "by": {name: _by(runs.column(name), errors) for name in BY},
+        "by": {
+            name: {
+                f"{value:g}": _means(errors[runs.column(name) == value])
+                for value in np.unique(runs.column(name))
+            }
+            for name in BY
+        },
         "worst": [_row(runs, predicted_s, int(place)) for place in worst],
     }
 
 
-def _by(values: Array, errors: Array) -> dict[str, dict[str, float]]:
+def _means(errors: Array) -> dict[str, float]:
     return {
-        f"{value:g}": {
-            "mean_absolute_error": float(errors[values == value].mean()),
-            "median_absolute_error": float(np.median(errors[values == value])),
-            "rows": int((values == value).sum()),
-        }
-        for value in np.unique(values)
+        "mean_absolute_error": float(errors.mean()),
+        "median_absolute_error": float(np.median(errors)),
+        "rows": len(errors),
     }
 
 
 def _row(runs: Runs, predicted_s: Array, place: int) -> dict[str, Any]:
-    row = runs.asked.rows.iloc[place]
+    row = runs.configurations.rows.iloc[place]
     names = ("hidden_size", "layers", "tensor", "data", "pipeline", "micro_batch", "global_batch")
     return {
-        "devices": int(runs.asked.devices[place]),
+        "devices": int(runs.column("devices")[place]),
         **{name: int(row[name]) for name in names},
         "measured_s": float(runs.measured_s[place]),
         "predicted_s": float(predicted_s[place]),
@@ -151,19 +142,98 @@ def choices(runs: Runs, predicted_s: Array) -> Mapping[str, Any]:
     """
     table = pd.DataFrame({name: runs.column(name) for name in GROUP})
     table = table.assign(measured_s=runs.measured_s, predicted_s=predicted_s)
-    regrets, hits, sizes = [], [], []
-    for _, group in table.groupby(list(GROUP)):
-        if len(group) > 1:
-            chosen = group["measured_s"].iloc[int(group["predicted_s"].argmin())]
-            regrets.append(chosen / group["measured_s"].min() - 1)
-            hits.append(chosen == group["measured_s"].min())
-            sizes.append(len(group))
-    if not regrets:
+    groups = [group for _, group in table.groupby(list(GROUP)) if len(group) > 1]
+    if not groups:
         return {"groups": 0}
+    chosen_s = [group["measured_s"].iloc[int(group["predicted_s"].argmin())] for group in groups]
+    regrets = np.array(chosen_s) / np.array([group["measured_s"].min() for group in groups]) - 1
     return {
-        "groups": len(regrets),
-        "runs": int(np.sum(sizes)),
-        "best_chosen": float(np.mean(hits)),
-        "mean_regret": float(np.mean(regrets)),
-        "largest_regret": float(np.max(regrets)),
+        "groups": len(groups),
+        "runs": sum(map(len, groups)),
+        "best_chosen": float(np.mean(regrets == 0)),
+        "mean_regret": float(regrets.mean()),
+        "largest_regret": float(regrets.max()),
     }
+
+
+SOFT = 0.05
+PULL = 0.2
+"""How strongly priors pull. Of k constants one that is off by its spread costs as much as an error
+of SOFT x PULL in a k-th of the runs."""
+HOLD_OUTS = ("hidden_size", "devices", "layers")
+
+
+def calibrate(runs: Runs, platform: Accelerators) -> Fit:
+    """Fit every constant of the platform to ``runs``.
+
+    Raises:
+        ConfigError: there are fewer runs than constants.
+    """
+    _, place, counts = np.unique(
+        runs.column("hidden_size"), return_inverse=True, return_counts=True
+    )
+    weights = 1 / counts[place]
+    strength = PULL * SOFT * np.sqrt(len(runs) / len(platform.fitted))
+    cuts = [runs.column(name) for name in ("hidden_size", "tensor", "data", "pipeline")]
+    _, groups = np.unique(np.stack(cuts, axis=1), axis=0, return_inverse=True)
+    return fit(
+        platform,
+        runs.predicted_s,
+        runs.measured_s,
+        soft=SOFT,
+        pull=lambda spreads: strength * spreads,
+        weights=weights / weights.mean(),
+        groups=groups.ravel(),
+    )
+
+
+def held_out_s(runs: Runs, platform: Accelerators, by: str, also: Runs | None = None) -> Array:
+    """Seconds of every run, each predicted with constants fitted without runs of its kind.
+
+    Args:
+        runs: whose kinds are held out in turn.
+        platform: with priors.
+        by: one of :data:`HOLD_OUTS`; the column whose values are the kinds.
+        also: further runs to fit, those of the kind left out too.
+
+    Raises:
+        ConfigError: there is one kind only, or too few runs are left.
+    """
+    kinds = runs.column(by)
+    if len(np.unique(kinds)) == 1 and also is None:
+        raise ConfigError(
+            f"--hold-out {by}: all runs have {by} {kinds[0]:g}; nothing is left to fit"
+        )
+    predicted = np.zeros(len(runs))
+    for kind in np.unique(kinds):
+        fitted = [table.take(table.column(by) != kind) for table in (runs, also) if table]
+        constants = calibrate(together(*fitted), platform).constants
+        tried = runs.take(kinds == kind)
+        predicted[kinds == kind] = tried.predicted_s(platform.with_constants(constants))
+    return predicted
+
+
+def calibrated(platform: Accelerators, fitted: Fit, runs: Runs, where: str) -> Accelerators:
+    """The platform with fitted constants, and the interval of its predictions.
+
+    The interval comes from ``runs``, each model size (or else number of devices) held out in turn.
+    """
+    by = "hidden_size" if len(np.unique(runs.column("hidden_size"))) > 1 else "devices"
+    if len(np.unique(runs.column(by))) > 1:
+        predicted_s, how = held_out_s(runs, platform, by), f"each {by} held out in turn"
+    else:
+        predicted_s = runs.predicted_s(platform.with_constants(fitted.constants))
+        how = "the same that were fitted"
+    low, high = np.quantile(runs.measured_s / predicted_s, (0.05, 0.95)).tolist()
+    ends = fitted.intervals
+    return replace(
+        platform,
+        fitted={
+            name: replace(
+                constant, value=fitted.constants[name], low=ends[name][0], high=ends[name][1]
+            )
+            for name, constant in platform.fitted.items()
+        },
+        fitted_on=f"{fitted.rows} rows of {where}",
+        interval=HeldOut(low=low, high=high, source=f"rows of {where}, {how}"),
+    )

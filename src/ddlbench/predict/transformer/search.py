@@ -6,21 +6,22 @@ The shortest few are tried with the other schedules, replayed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.units import GB
-from ddlbench.predict.transformer.accelerators import Accelerators
+from ddlbench.common.units import GB, HOURS, doubled
+from ddlbench.predict.platform_file import Accelerators
 from ddlbench.predict.transformer.configurations import Configurations, configurations
 from ddlbench.predict.transformer.counts import RECOMPUTATIONS, step_operations
 from ddlbench.predict.transformer.memory import memory_bytes
-from ddlbench.predict.transformer.shapes import Shape
+from ddlbench.predict.transformer.shapes import Shape, load_shape
 from ddlbench.predict.transformer.step import PARTS, steps
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -32,7 +33,6 @@ LARGEST_REPLAYED = 32
 USABLE = 0.94
 """Share of a device's memory that a training run gets; the rest are contexts, buffers, gaps."""
 HALF = 0.5
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,35 @@ class Question:
     """What is trained, on which devices.
 
     Args:
-        shape: of the transformer.
-        platform: its devices.
-        batch: samples of a step, over all devices.
-        memory_bytes: that a device's share may take.
+        network: name of the transformer, or its file.
+        platform: the devices.
+        batch_size: samples of a step, over all devices.
+        memory_gb: of a device; :data:`USABLE` of the platform's if left out.
         zero: stage of ZeRO.
         sequence_parallel: norms and dropout divided as well.
-        recomputations: that are tried.
-        replays: whether schedules that need a replay are tried.
+        recomputation: that is tried; all if left out.
+        max_devices: that are tried.
     """
 
-    shape: Shape
+    network: str
     platform: Accelerators
-    batch: int
-    memory_bytes: float
+    batch_size: int
+    memory_gb: float | None = None
     zero: int = 0
     sequence_parallel: bool = False
-    recomputations: Sequence[str] = RECOMPUTATIONS
-    replays: bool = True
+    recomputation: str | None = None
+    max_devices: int = 4096
+
+    @cached_property
+    def shape(self) -> Shape:
+        return load_shape(self.network)
+
+    @property
+    def memory_bytes(self) -> float:
+        """What a device's share may take."""
+        if self.memory_gb:
+            return self.memory_gb * GB.size
+        return self.platform.device.memory_bytes * USABLE
 
 
 @dataclass(frozen=True)
@@ -92,80 +103,83 @@ class Answer:
 
     def device_hours(self, tokens: float) -> float:
         """To train with so many tokens."""
-        return tokens / self.tokens_per_s * self.devices / SECONDS_PER_HOUR
+        return HOURS.of(tokens / self.tokens_per_s) * self.devices
 
 
-def best(asked: Question, devices: int) -> list[Answer]:
+def best(question: Question, devices: int, *, replays: bool = True) -> list[Answer]:
     """Every configuration that fits, fastest first; of one cut only its fastest schedule.
+
+    ``replays``: also with schedules that need a replay.
 
     Raises:
         ConfigError: a number is below 1, or nothing fits.
     """
-    if devices < 1 or asked.batch < 1:
+    if devices < 1 or question.batch_size < 1:
         raise ConfigError(
-            f"{devices} devices and a batch of {asked.batch}: write numbers of 1 or more"
+            f"{devices} devices and a batch of {question.batch_size}: write numbers of 1 or more"
         )
-    cuts = list(_cuts(asked, devices))
+    cuts = list(_cuts(question, devices))
     if not cuts:
         raise ConfigError(
-            f"{devices} devices cannot share a batch of {asked.batch} and {asked.shape.layers} "
-            "layers evenly; change one of the numbers"
+            f"{devices} devices cannot share a batch of {question.batch_size} and "
+            f"{question.shape.layers} layers evenly; change one of the numbers"
         )
     table = configurations(pd.DataFrame(cuts), "the search")
     needed = memory_bytes(table)
-    fits = needed <= asked.memory_bytes
+    fits = needed <= question.memory_bytes
     if not fits.any():
         raise ConfigError(
             f"nothing fits: {devices} devices need at least {GB.text(needed.min(), '.1f')} each of "
-            f"{GB.text(asked.memory_bytes, '.1f')}; take more devices, --zero 1 or a smaller batch"
+            f"{GB.text(question.memory_bytes, '.1f')}; take more devices, --zero 1 or a smaller "
+            "batch"
         )
-    answers = _timed(table.take(fits), asked)
-    if asked.replays:
-        answers += _replayed(answers, asked)
+    answers = _timed(table.take(fits), question)
+    if replays:
+        answers += _replayed(answers, question)
     answers.sort(key=lambda one: one.step_s)
     return _one_each(answers)
 
 
-def scaling(asked: Question, sizes: Sequence[int]) -> list[Answer]:
-    """The best configuration at each number of devices; sizes where nothing fits are left out."""
-    found = []
-    for devices in sizes:
-        try:
-            found.append(best(asked, devices)[0])
-        except ConfigError:
-            continue
-    if not found:
+def scaling(question: Question, least: int = 1) -> list[Answer]:
+    """The best configuration with 1F1B on ``least`` devices, twice that, ... up to the most.
+
+    Sizes where nothing fits are left out.
+
+    Raises:
+        ConfigError: nothing fits on any of them.
+    """
+    answers = []
+    for devices in doubled(least, question.max_devices):
+        with suppress(ConfigError):
+            answers.append(best(question, devices, replays=False)[0])
+    if not answers:
         raise ConfigError(
-            f"nothing fits on {sizes[0]} to {sizes[-1]} devices; take more, or --zero 1"
+            f"nothing fits on {least} to {question.max_devices} devices; take more, or --zero 1"
         )
-    return found
+    return answers
 
 
-def efficiencies(found: Sequence[Answer]) -> list[float]:
+def efficiencies(answers: Sequence[Answer]) -> list[float]:
     """Tokens a second and device, over those of the size where they are most."""
-    rates = [one.tokens_per_s / one.devices for one in found]
+    rates = [one.tokens_per_s / one.devices for one in answers]
     return [rate / max(rates) for rate in rates]
 
 
-def powers(most: int, least: int = 1) -> list[int]:
-    """Powers of two between ``least`` and ``most``."""
-    return [2**exponent for exponent in range(int(math.log2(most)) + 1) if 2**exponent >= least]
-
-
-def _cuts(asked: Question, devices: int) -> Iterator[dict[str, Any]]:
-    shape = asked.shape
-    for tensor in powers(asked.platform.devices_per_node):
+def _cuts(question: Question, devices: int) -> Iterator[dict[str, Any]]:
+    shape = question.shape
+    recomputations = [question.recomputation] if question.recomputation else RECOMPUTATIONS
+    for tensor in doubled(1, question.platform.devices_per_node):
         if devices % tensor or shape.attention_heads % tensor:
             continue
         for pipeline in range(1, shape.layers + 1):
             if shape.layers % pipeline or (devices // tensor) % pipeline:
                 continue
             data = devices // tensor // pipeline
-            for micro_batch, again in product(MICRO_BATCHES, asked.recomputations):
-                if asked.batch % (data * micro_batch) == 0:
+            for micro_batch, again in product(MICRO_BATCHES, recomputations):
+                if question.batch_size % (data * micro_batch) == 0:
                     yield {
                         **shape.columns(),
-                        "global_batch": asked.batch,
+                        "global_batch": question.batch_size,
                         "tensor": tensor,
                         "data": data,
                         "pipeline": pipeline,
@@ -173,17 +187,16 @@ def _cuts(asked: Question, devices: int) -> Iterator[dict[str, Any]]:
                         "recomputation": again,
                         "schedule": "1f1b",
                         "chunks": 1,
-                        "zero": asked.zero,
-                        "sequence_parallel": int(asked.sequence_parallel and tensor > 1),
+                        "zero": question.zero,
+                        "sequence_parallel": int(question.sequence_parallel and tensor > 1),
                     }
 
 
-def _timed(table: Configurations, asked: Question) -> list[Answer]:
-    found = steps(table, asked.platform)
-    seconds, needed = found.seconds, memory_bytes(table)
-    low, high = asked.platform.interval
-    peak = table.devices * asked.platform.device["flops_per_s"]
-    shape = asked.shape
+def _timed(table: Configurations, question: Question) -> list[Answer]:
+    predicted = steps(table, question.platform)
+    seconds, needed, interval = predicted.seconds, memory_bytes(table), question.platform.interval
+    peak = table.devices * question.platform.device.flops_per_s
+    shape = question.shape
     operations = step_operations(
         table["global_batch"], shape.sequence_length, shape.layers, shape.hidden_size,
         shape.vocabulary, recomputation="none",
@@ -193,17 +206,17 @@ def _timed(table: Configurations, asked: Question) -> list[Answer]:
         Answer(
             row=row,
             step_s=float(seconds[place]),
-            low_s=float(seconds[place] * low),
-            high_s=float(seconds[place] * high),
+            low_s=float(seconds[place] * interval.low),
+            high_s=float(seconds[place] * interval.high),
             memory_bytes=float(needed[place]),
-            parts={name: float(found.parts[name][place]) for name in PARTS},
+            parts={name: float(predicted.parts[name][place]) for name in PARTS},
             peak_share=float(shares[place]),
         )
         for place, row in enumerate(table.each())
     ]
 
 
-def _replayed(answers: Sequence[Answer], asked: Question) -> list[Answer]:
+def _replayed(answers: Sequence[Answer], question: Question) -> list[Answer]:
     """The cuts that would be fastest without a bubble, with the schedules that make it shorter."""
     piped = [one for one in answers if 1 < one.row["pipeline"] <= LARGEST_REPLAYED]
     piped.sort(key=lambda one: one.step_s - one.parts["bubble"])
@@ -211,8 +224,8 @@ def _replayed(answers: Sequence[Answer], asked: Question) -> list[Answer]:
     if not rows:
         return []
     table = configurations(pd.DataFrame(rows), "the search")
-    fits = memory_bytes(table) <= asked.memory_bytes
-    return _timed(table.take(fits), asked) if fits.any() else []
+    fits = memory_bytes(table) <= question.memory_bytes
+    return _timed(table.take(fits), question) if fits.any() else []
 
 
 def _other_schedules(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -236,18 +249,13 @@ def _one_each(answers: Sequence[Answer]) -> list[Answer]:
     return list(seen.values())
 
 
-def without_replays(asked: Question) -> Question:
-    """The same question, answered with 1F1B alone."""
-    return replace(asked, replays=False)
-
-
-def below_half(found: Sequence[Answer]) -> int | None:
+def below_half(answers: Sequence[Answer]) -> int | None:
     """The first number of devices, above the best, whose efficiency is below a half; or None."""
-    shares = efficiencies(found)
-    after = list(zip(found, shares, strict=True))[shares.index(1.0) :]
+    shares = efficiencies(answers)
+    after = list(zip(answers, shares, strict=True))[shares.index(1.0) :]
     return next((one.devices for one, share in after if share < HALF), None)
 
 
-def fewest(found: Sequence[Answer], tokens: float, seconds: float) -> Answer | None:
+def fewest(answers: Sequence[Answer], tokens: float, seconds: float) -> Answer | None:
     """The first answer that trains with ``tokens`` in so many seconds."""
-    return next((one for one in found if tokens / one.tokens_per_s <= seconds), None)
+    return next((one for one in answers if tokens / one.tokens_per_s <= seconds), None)

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlbench.predict.transformer.accelerators import Accelerators
-from ddlbench.predict.transformer.configurations import Array, Configurations
+from ddlbench.predict.measured_steps import Array
+from ddlbench.predict.platform_file import Accelerators
+from ddlbench.predict.transformer.configurations import Configurations
 from ddlbench.predict.transformer.counts import (
     embedding_parameters,
     layer_parameters,
@@ -146,8 +147,7 @@ def _replayed_s(
 def _hop_s(asked: Configurations, platform: Accelerators) -> Array:
     """One message to the next stage, and its gathering there; 0 without a pipeline."""
     crosses, senders = hop_senders(asked, platform.devices_per_node)
-    inside = platform.node_bytes_per_s * platform.constant("node_efficiency")
-    network = platform.network_bytes_per_s * platform.constant("network_efficiency")
+    inside, network = platform.node_bytes_per_s, platform.network_bytes_per_s
     tokens = asked["micro_batch"] * asked["sequence_length"]
     whole = asked.bytes_of("item") * tokens * asked["hidden_size"]
     part = whole / asked["tensor"]
@@ -177,6 +177,6 @@ def _tied_s(asked: Configurations, platform: Accelerators) -> Array:
 
 
 def _update_s(asked: Configurations, platform: Accelerators) -> Array:
-    rate = platform.device["memory_bytes_per_s"] * platform.constant("update_efficiency")
+    rate = platform.device.memory_bytes_per_s * platform.constant("update_efficiency")
     owners = np.where(asked["zero"] > 0, asked["data"], 1.0)
     return asked.bytes_of("update") * stage_parameters(asked) / owners / rate

@@ -27,7 +27,7 @@ from ddlbench.planning.labels import dataset_label, network_label, strategy_labe
 from ddlbench.predict.accuracy import LIMIT, departs
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
-from ddlbench.predict.paradl.platform import Platform
+from ddlbench.predict.platform_file import Platform
 from ddlbench.report.bars import labels_height_mm, write_labels
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
@@ -234,7 +234,7 @@ def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
         }
     )
     measured_s = rows["seconds_per_iteration"]
-    low_s, high_s = (_end(rows, column) for column in ("s_per_it_min", "s_per_it_max"))
+    low_s, high_s = (rows[name].fillna(measured_s) for name in ("s_per_it_min", "s_per_it_max"))
     parts = [
         place.assign(
             source=MEASURED,
@@ -266,14 +266,6 @@ def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
             column.map(orders[column.name].index) if column.name in orders else column
         ),
     ).reset_index(drop=True)
-
-
-def _end(rows: pd.DataFrame, column: str) -> pd.Series:
-    """One end of the measured interval, or the measurement itself if the table has no interval."""
-    measured_s = rows["seconds_per_iteration"]
-    if column not in rows.columns:
-        return measured_s
-    return pd.to_numeric(rows[column], errors="coerce").fillna(measured_s)
 
 
 def published_table() -> str:

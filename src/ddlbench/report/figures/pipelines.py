@@ -27,7 +27,6 @@ from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, labels_height_mm, write_labels
-from ddlbench.report.comparability import forbids_speedup
 from ddlbench.report.footer import Context, footer
 from ddlbench.report.labels import common_workers, speedup_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out, unique
@@ -57,7 +56,7 @@ def pipeline_table(tables: Tables) -> pd.DataFrame:
         if bound is None:
             continue
         base_step_s = float(steps.get(row.base_configuration, math.nan))
-        if forbids_speedup(str(row.notes)):
+        if row.no_speedup:
             base_step_s = math.nan
         ratios = ratios_of.get(str(row.configuration), [])
         speedup = base_step_s / row.step_median_s
@@ -99,7 +98,7 @@ def _paired_ratios(measurements: pd.DataFrame) -> dict[str, list[float]]:
     ratios: dict[str, list[float]] = {}
     for row in rows_of(measurements):
         ratio = float(steps.get(row.base_cell_id, math.nan)) / row.step_median_s
-        if math.isfinite(ratio) and not forbids_speedup(str(row.notes)):
+        if math.isfinite(ratio) and not row.no_speedup:
             ratios.setdefault(str(row.cell_id).rpartition("/")[0], []).append(ratio)
     return ratios
 

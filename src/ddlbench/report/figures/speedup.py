@@ -11,7 +11,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlbench.experiment.site import did_not_compute
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report import published
 from ddlbench.report.bars import (
@@ -88,7 +87,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     ]
     if len(printed):
         legend.append((hollow(), published.label(printed, context.paper)))
-    emulated = ", emulated" if did_not_compute(common_notes(shown)) else ""
+    emulated = ", emulated" if shown["emulated"].any() else ""
     page = lay_out(
         f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}{emulated}",
         legend,

@@ -18,11 +18,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ddlbench.predict.transformer.accelerators import Accelerators
-from ddlbench.predict.transformer.configurations import Array
+from ddlbench.predict.measured_steps import Array
+from ddlbench.predict.platform_file import Accelerators
 from ddlbench.predict.transformer.runs import Runs
-from ddlbench.predict.transformer.search import Answer, Question, efficiencies, powers, scaling
-from ddlbench.predict.transformer.shapes import load_shape
+from ddlbench.predict.transformer.search import Answer, Question, efficiencies, scaling
 from ddlbench.predict.transformer.step import PARTS
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY
@@ -150,14 +149,7 @@ def _errors(axes: Axes, name: str, own: pd.DataFrame) -> None:
 
 def draw_scaling(platform: Accelerators) -> tuple[Figure, pd.DataFrame]:
     """Strong scaling of GPT-3: device-seconds of a step by part, and efficiency."""
-    asked = Question(
-        shape=load_shape(_SHAPE),
-        platform=platform,
-        batch=_BATCH,
-        memory_bytes=platform.device["memory_bytes"] * 0.94,
-        replays=False,
-    )
-    found = scaling(asked, powers(_MOST, _LEAST))
+    found = scaling(Question(_SHAPE, platform, _BATCH, max_devices=_MOST), _LEAST)
     table = pd.DataFrame([_record(one, found) for one in found])
     page = lay_out(
         f"What does a step of GPT-3 (175 billion parameters, {_BATCH:,} samples) cost?",

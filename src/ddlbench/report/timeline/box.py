@@ -21,7 +21,7 @@ PASSES = ("forward", "recompute", "backward", "backward_input", "backward_weight
 COMPUTING = frozenset((*PASSES, "loss"))
 WAIT = "wait"
 # Work that runs at the same time as other work of its device, and several at a time.
-BESIDE = frozenset(("all_reduce_bucket",))
+BESIDE = frozenset(("all_reduce_bucket", "message"))
 
 
 class InvalidTimeline(ConfigError):  # noqa: N818 - a state of a file, shown as such

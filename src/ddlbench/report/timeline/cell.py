@@ -23,21 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.common.text import read_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
 from ddlbench.planning.pipeline import PlannedSchedule
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import read_plan
-from ddlbench.planning.strategy import known_strategy
+from ddlbench.planning.planner import StrategyPlan, read_plan
 from ddlbench.report.timeline.box import WAIT, Box, InvalidTimeline, Row
 from ddlbench.report.timeline.planned import (
     boxes_of,
     measured_durations,
-    schedule_of,
     unit_durations,
 )
+from ddlbench.report.timeline.predicted_step import predicted_boxes
 from ddlbench.report.timeline.windows import Window, windows_of
 
 PARTITIONS_FILE = "partitions.csv"
@@ -136,7 +135,8 @@ class CellTimeline:
     Args:
         planned, measured: all boxes, each from its own zero; either may be empty.
         windows: the parts to draw.
-        in_seconds: planned times are the cell's own medians; else a forward pass takes 1.
+        in_seconds: planned times are seconds; else a forward pass takes 1.
+        predicted: planned times are those of the site's profile and links, not the cell's medians.
         not_planned: the reason why there are no planned boxes, or nothing.
         uncertainty_s: of the ranks' clocks; None for a single clock.
     """
@@ -147,6 +147,7 @@ class CellTimeline:
     measured: tuple[Box, ...]
     windows: tuple[Window, ...]
     in_seconds: bool
+    predicted: bool
     not_planned: str
     uncertainty_s: float | None
     result: Result | None
@@ -167,6 +168,9 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
     count = max(numbers) - first + 1 if numbers else max(_UNRECORDED, 3 * len(rows), steps or 0)
     schedule = _schedule(plan, min(count, _MOST_MINI_BATCHES), folder)
     planned, not_planned = _planned(schedule, measured, rows, first)
+    predicted = schedule is None
+    if predicted:
+        planned, not_planned = _predicted(plan, folder, first, min(count, _MOST_MINI_BATCHES))
     windows = windows_of(planned, measured, schedule, len(rows), steps)
     if not windows:
         raise InvalidTimeline(
@@ -180,14 +184,15 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
         planned=planned,
         measured=measured,
         windows=windows,
-        in_seconds=bool(measured),
+        in_seconds=bool(measured) or predicted,
+        predicted=predicted,
         not_planned=not_planned,
         uncertainty_s=_uncertainty_s(result),
         result=result,
     )
 
 
-def _read_plan(folder: Path) -> tuple[Plan, tuple[Row, ...]]:
+def _read_plan(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...]]:
     path = folder / "plan.json"
     if not path.is_file():
         raise InvalidTimeline(
@@ -201,18 +206,18 @@ def _read_plan(folder: Path) -> tuple[Plan, tuple[Row, ...]]:
         raise InvalidTimeline(f"{path}: not a readable plan: {error!r}") from error
 
 
-def _schedule(plan: Plan, mini_batches: int, folder: Path) -> PlannedSchedule | None:
+def _schedule(plan: StrategyPlan, mini_batches: int, folder: Path) -> PlannedSchedule | None:
     try:
-        return schedule_of(plan, mini_batches)
+        return plan.strategy.schedule_of(plan, mini_batches)
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidTimeline(
             f"{folder / 'plan.json'}: not a plan of strategy {plan.cell.strategy}: {error!r}"
         ) from error
 
 
-def _rows(plan: Plan) -> tuple[Row, ...]:
+def _rows(plan: StrategyPlan) -> tuple[Row, ...]:
     """One row for each device, in the order of ranks and of a process's partitions."""
-    pipeline = known_strategy(plan.cell.strategy).pipeline_of(plan)
+    pipeline = plan.strategy.pipeline_of(plan)
     stage_ranks = [] if pipeline is None else [stage.ranks for stage in pipeline.stages]
     rows = []
     for process in plan.processes:
@@ -231,12 +236,22 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def _predicted(
+    plan: StrategyPlan, folder: Path, first: int, steps: int
+) -> tuple[tuple[Box, ...], str]:
+    """Boxes of the predicted step, or the reason why there are none."""
+    try:
+        return predicted_boxes(plan, folder, first, steps), ""
+    except ConfigError as error:
+        return (), f"the strategy has no schedule of stages, and {str(error).partition(';')[0]}"
+
+
 def _planned(
     schedule: PlannedSchedule | None, measured: Sequence[Box], rows: Sequence[Row], first: int
 ) -> tuple[tuple[Box, ...], str]:
     """Planned boxes, or the reason why there are none."""
     if schedule is None:
-        return (), "the strategy has no schedule of stages"
+        return (), ""
     if schedule.schedule.world_size != len(rows):
         return (), f"the schedule is of {schedule.schedule.world_size} devices, the plan is not"
     if not measured:

@@ -71,7 +71,12 @@ def shown_windows(cell: CellTimeline) -> Iterator[Shown]:
 def sentences(cells: Sequence[CellTimeline]) -> list[str]:
     """Explain the windows of these cells."""
     lines = []
-    if any(cell.planned and cell.in_seconds for cell in cells):
+    if any(cell.planned and cell.predicted for cell in cells):
+        lines.append(
+            "Planned without stages: one worker's step, predicted from the profile and links of "
+            "the site."
+        )
+    if any(cell.planned and cell.in_seconds and not cell.predicted for cell in cells):
         lines.append(
             "Planned: the plan's schedule, each pass as long as the cell's own median of that pass "
             "and stage, messages free; so what differs is waiting, messages and unusual passes."

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from ddlbench.planning.pipeline import PlannedSchedule
-from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import (
     EAGER,
     Action,
@@ -22,13 +21,7 @@ from ddlbench.planning.schedules import (
     no_links,
     replay,
 )
-from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.timeline.box import PASSES, Box, Row
-
-
-def schedule_of(plan: Plan, mini_batches: int) -> PlannedSchedule | None:
-    """The schedule of the plan's devices; None if the strategy has none."""
-    return known_strategy(plan.cell.strategy).schedule_of(plan, mini_batches)
 
 
 def boxes_of(

@@ -32,6 +32,7 @@ SC 2020, section 5.1.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -43,19 +44,22 @@ from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import (
     DDP_FIRST_BUCKET_BYTES,
     GradientMessage,
-    GradientTraffic,
     buckets_once_full,
     filled_buckets,
 )
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.options import Options, Tried
+from ddlbench.planning.step import Message
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.ddp.low_rank import EXACT_STEPS, bucket_bytes
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Tensor, Workload
+
+
+_GLOO_THREADS = 2  # of torch's process group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,13 +206,14 @@ class DistributedDataParallel(DataParallel):
         filled = buckets_once_full(sizes, cap_bytes, first_bytes)
         return [[workload.tensors[index] for index in bucket] for bucket in filled]
 
-    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
-        """The buckets, and with a sharded optimiser the weights that it sends to all ranks."""
-        traffic = super().gradient_traffic(workload, plan)
+    def gathered(self, workload: Workload, plan: Plan) -> Message | None:
+        """With a sharded optimiser each rank broadcasts its weights; the largest share counts."""
         if DdpOptions.of(plan).shard == "none" or plan.world_size == 1:
-            return traffic
+            return None
         own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
-        return replace(traffic, gathered_bytes=max(own), gathered_by="broadcast")
+        at_once = _GLOO_THREADS if self.transport(workload.device_kind) == "gloo" else 1
+        turns = turns_of_broadcasts([process.node for process in plan.processes], at_once)
+        return Message("broadcast", max(own), count=turns, follows=False)
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
         """Buckets that copy all gradients, unless these lie in them; and what hooks hold.
@@ -247,6 +252,24 @@ class DistributedDataParallel(DataParallel):
             bytes_ - (workload.parameter_bytes - share)
             for bytes_, share in zip(whole, own, strict=True)
         )
+
+
+def turns_of_broadcasts(roots: Sequence[int], at_once: int) -> int:
+    """As many broadcasts, one after the other, take as long as those of all ranks.
+
+    gloo's two threads send two broadcasts at once, in the order of ranks, and two that begin on one
+    node share its links and cores (``gloo/broadcast.cc``: a binomial tree)::
+
+        node 0    | from 0: ++++++++ |                      four ranks on two nodes: as long as
+                  | from 1: ++++++++ | from 2: ++++++++ |   four broadcasts that have the links
+        node 1                       | from 3: ++++++++ |   alone
+
+    Args:
+        roots: the node of each rank.
+        at_once: broadcasts that are sent at the same time.
+    """
+    groups = [roots[first : first + at_once] for first in range(0, len(roots), at_once)]
+    return sum(max(Counter(group).values()) for group in groups)
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:

@@ -33,10 +33,11 @@ from annotated_types import Ge
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.data_parallel import DataParallel
-from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
+from ddlbench.planning.gradient_traffic import GradientMessage, buckets
 from ddlbench.planning.memory import backward_peak_bytes, work_space_bytes
 from ddlbench.planning.options import Options, Tried
-from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit
+from ddlbench.planning.sharded import ShardedUnit, sharded_step
+from ddlbench.planning.step import Message, Step
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 
 if TYPE_CHECKING:
@@ -99,23 +100,20 @@ class DeepSpeed(DataParallel):
             for bucket in buckets(sizes, workload.shrunk(details.bucket_bytes))
         ]
 
-    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic | None:  # type: ignore[override]
-        """The all-reduces, and from stage 1 on the weights of a rank; None for stage 3."""
-        stage = DeepSpeedOptions.of(plan).stage
-        if stage == 3:
+    def gathered(self, workload: Workload, plan: Plan) -> Message | None:
+        """From stage 1 on, the weights of a rank."""
+        if DeepSpeedOptions.of(plan).stage == 0 or plan.world_size == 1:
             return None
-        traffic = super().gradient_traffic(workload, plan)
-        if stage == 0 or plan.world_size == 1:
-            return traffic
-        return replace(traffic, gathered_bytes=-(-workload.parameter_bytes // plan.world_size))
+        part = -(-workload.parameter_bytes // plan.world_size)
+        return Message("all_gather", part, follows=False)
 
-    def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic | None:
-        """Of stage 3: every block's weights are gathered twice, also the last block's.
+    def step(self, workload: Workload, plan: Plan) -> Step | None:
+        """In stage 3 every block's weights are gathered twice, also the last block's.
 
         DeepSpeed gathers layer by layer and sums bucket by bucket; here a block stands for both.
         """
-        if DeepSpeedOptions.of(plan).stage != 3:
-            return None
+        if DeepSpeedOptions.of(plan).stage < 3:
+            return super().step(workload, plan)
         units = [
             ShardedUnit(
                 block=index,
@@ -126,8 +124,7 @@ class DeepSpeed(DataParallel):
             for index, block in enumerate(workload.blocks)
             if block.parameter_bytes
         ]
-        on_gpu = workload.device_kind == "cuda"
-        return ShardedTraffic(units, "nccl" if on_gpu else "gloo", overlaps=on_gpu)
+        return sharded_step(workload, plan, units, plan.world_size)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every rank: what it keeps, by the table above, and the worst moment.

@@ -29,11 +29,12 @@ from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shar
 from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.plan import Process
-from ddlbench.planning.sharded import ShardedTraffic, ShardedUnit, sharded_bytes
+from ddlbench.planning.sharded import ShardedUnit, sharded_bytes, sharded_step
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
+    from ddlbench.planning.step import Step
     from ddlbench.planning.workload import Workload
 
 
@@ -104,7 +105,12 @@ class FullyShardedDataParallel(Strategy):
     def zero_stage(self, cell: Cell) -> int:
         return 3 if FsdpOptions.of_cell(cell).reshard_after_forward else 2
 
-    def sharded_traffic(self, workload: Workload, plan: Plan) -> ShardedTraffic:
+    def sharers(self, cell: Cell) -> int:
+        """Ranks that share the weights."""
+        return cell.devices
+
+    def units(self, workload: Workload, plan: Plan) -> list[ShardedUnit]:
+        """The weights that are gathered at once, block by block."""
         details = FsdpOptions.of(plan)
         width = 2 if details.param_dtype == "bf16" else 1
         sizes = {
@@ -114,19 +120,21 @@ class FullyShardedDataParallel(Strategy):
         }
         last = max(sizes, default=0)
         tensors = Counter(tensor.block for tensor in workload.tensors)
-        units = [
+        return [
             ShardedUnit(
                 block=index,
-                shard_bytes=-(-size // (width * plan.world_size)),
+                shard_bytes=-(-size // (width * self.sharers(plan.cell))),
                 gradient_bytes=size,
                 gathered_twice=details.reshard_after_forward and index != last,
                 tensors=max(1, tensors[index]),
             )
             for index, size in sizes.items()
         ]
-        on_gpu = workload.device_kind == "cuda"
-        transport = "nccl" if on_gpu else "gloo"
-        return ShardedTraffic(units, transport, overlaps=on_gpu, library="fsdp")
+
+    def step(self, workload: Workload, plan: Plan) -> Step:
+        units, sharers = self.units(workload, plan), self.sharers(plan.cell)
+        return sharded_step(workload, plan, units, sharers, library="fsdp")
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        return sharded_bytes(workload, plan, self.sharded_traffic(workload, plan).units)
+        units, sharers = self.units(workload, plan), self.sharers(plan.cell)
+        return sharded_bytes(workload, plan, units, sharers)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
@@ -33,7 +33,7 @@ class FsdpExecutor(ShardedStateExecutor):
     def place(self, network: nn.Sequential) -> nn.Module:
         device = self.context.devices[0]
         join_all(self.context, self.process, self.plan.world_size)
-        mesh = init_device_mesh(device.type, (self.plan.world_size,))
+        mesh = self.mesh()
         details = FsdpOptions.of(self.plan)
         policy = MixedPrecisionPolicy()
         if details.param_dtype == "bf16":
@@ -58,6 +58,10 @@ class FsdpExecutor(ShardedStateExecutor):
         fully_shard(network, mesh=mesh, mp_policy=policy)
         self.units = units
         return network
+
+    def mesh(self) -> DeviceMesh:
+        """The ranks that share the weights."""
+        return init_device_mesh(self.context.devices[0].type, (self.plan.world_size,))
 
     def compiled_modules(self) -> list[nn.Module]:
         """Each sharded block, between the collectives that make its weights whole."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from ddlbench.common.errors import ConfigError
@@ -18,7 +18,7 @@ from ddlbench.common.form import Natural, Positive
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
-from ddlbench.planning.gradient_traffic import GradientMessage, GradientTraffic, buckets
+from ddlbench.planning.gradient_traffic import GradientMessage
 from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, unsupported_weights
 from ddlbench.planning.options import Options, Tried
 
@@ -103,31 +103,23 @@ class Horovod(DataParallel):
         )
 
     def gradient_messages(self, workload: Workload, plan: Plan) -> list[GradientMessage]:
-        """One message for each fusion buffer of whole tensors, or each tensor; no times.
+        """A message a tensor; those that wait are fused, whole, up to the buffer.
 
-        Horovod never splits a tensor: one that is larger than the buffer travels alone.
-        """
-        threshold = HorovodOptions.of(plan).fusion_cap(workload.shrunk)
-        sizes = [tensor.bytes for tensor in workload.tensors]
-        return [
-            GradientMessage(sum(sizes[index] for index in message))
-            for message in buckets(sizes, threshold)
-        ]
-
-    def gradient_traffic(self, workload: Workload, plan: Plan) -> GradientTraffic:
-        """With fusion the last message may be a full buffer: the worst case (thesis 5.1.1).
+        Without fusion none is taken to leave before the backward pass has ended.
 
         Raises:
             ConfigError: Horovod tunes itself.
         """
         if HorovodOptions.of(plan).autotune:
             raise ConfigError("Horovod's autotuner chooses its buffer only while it trains")
-        traffic = super().gradient_traffic(workload, plan)
-        threshold = HorovodOptions.of(plan).fusion_cap(workload.shrunk)
-        if threshold <= 0:
-            return traffic
-        last_bytes = min(workload.parameter_bytes, threshold)
-        return replace(traffic, last_bytes=last_bytes, fusion_bytes=threshold)
+        fuses = self.fusion_bytes(workload, plan) is not None
+        return [
+            GradientMessage(tensor.bytes, tensor.ready_fraction if fuses else 1.0)
+            for tensor in workload.tensors
+        ]
+
+    def fusion_bytes(self, workload: Workload, plan: Plan) -> int | None:
+        return HorovodOptions.of(plan).fusion_cap(workload.shrunk) or None
 
     def transport(self, device_kind: str) -> str:
         return "horovod"  # with its cycle and its copies

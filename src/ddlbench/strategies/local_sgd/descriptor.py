@@ -37,6 +37,7 @@ from ddlbench.planning.gradient_traffic import whole_buckets
 from ddlbench.planning.memory import backward_peak_bytes, data_parallel_bytes
 from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Process
+from ddlbench.planning.step import Message, Step, summed_gradients, transport_of, worker_tasks
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -93,6 +94,21 @@ class LocalSgd(Strategy):
 
     def round_steps(self, cell: Cell) -> int:
         return LocalSgdOptions.of_cell(cell).average_every_steps
+
+    def step(self, workload: Workload, plan: Plan) -> Step:
+        """A round: steps without messages, then all-reduces of all weights in buckets."""
+        rounds = self.round_steps(plan.cell)
+        alone = summed_gradients(worker_tasks(), ())
+        averaged = [
+            Message("all_reduce", sum(bucket), follows=False)
+            for bucket in whole_buckets(workload.tensors, workload.bucket_bytes)
+        ]
+        return Step(
+            (*alone * rounds, *averaged),
+            plan.cell.batch_size / plan.world_size,
+            transport_of(workload.device_kind),
+            rounds=rounds,
+        )
 
     def replayed_networks(self, plan: Plan) -> int:
         return plan.world_size

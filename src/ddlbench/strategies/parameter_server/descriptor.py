@@ -32,6 +32,7 @@ from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, unsupported_weights
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.plan import Process
+from ddlbench.planning.step import Compute, Message, Step, transport_of, worker_tasks
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -86,6 +87,25 @@ class ParameterServer(Strategy):
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
         return ParameterServerOptions.of_cell(cell).mode == "sync"
 
+    def step(self, workload: Workload, plan: Plan) -> Step:
+        """A worker's step: in rounds of a message a server, a push, the update, a pull."""
+        options, whole = ParameterServerOptions.of(plan), workload.parameter_bytes
+        cap_bytes = options.message_cap(workload.shrunk)
+        messages = message_count(whole, options.servers, cap_bytes)
+        rounds = messages // options.servers
+        tasks, done = worker_tasks(), 0.0
+        for fraction in _ready_fractions(workload, rounds):
+            tasks.append(Compute("backward", fraction - done))
+            done, push = fraction, len(tasks)
+            tasks += [
+                Message("exchange", whole / rounds, "out"),
+                Compute("update", 1 / messages, waits_for=(push,), lane="server"),
+                Message("exchange", whole / rounds, "in", waits_for=(push + 1,)),
+            ]
+        tasks.append(Compute("backward", 1 - done))
+        samples = plan.cell.batch_size / (plan.world_size - options.servers)
+        return Step(tuple(tasks), samples, transport_of(workload.device_kind))
+
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return server_and_worker_bytes(workload, plan)
 
@@ -127,6 +147,18 @@ def message_count(weight_bytes: int, servers: int, message_bytes: int) -> int:
     """Number of messages: the fewest of at most ``message_bytes``, equally many on each server."""
     rounds = max(1, -(-weight_bytes // (servers * message_bytes)))
     return servers * rounds
+
+
+def _ready_fractions(workload: Workload, rounds: int) -> list[float]:
+    """Share of backward after which each of ``rounds`` equal parts of the gradients is ready."""
+    ends = [workload.parameter_bytes * (index + 1) / rounds for index in range(rounds)]
+    fractions: list[float] = []
+    filled = 0
+    for tensor in workload.tensors:
+        filled += tensor.bytes
+        while len(fractions) < rounds and ends[len(fractions)] <= filled:
+            fractions.append(tensor.ready_fraction)
+    return fractions + [1.0] * (rounds - len(fractions))
 
 
 def _process(cell: Cell, rank: int, worker: int, workers: int) -> Process:

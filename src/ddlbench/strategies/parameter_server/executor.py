@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Process
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerOptions
@@ -68,7 +69,7 @@ class ParameterServerExecutor(StepwiseExecutor):
 
     def prepare(
         self,
-        plan: Plan,
+        plan: StrategyPlan,
         process: Process,
         network: nn.Sequential,
         data: DataStream | None,

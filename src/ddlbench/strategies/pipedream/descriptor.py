@@ -185,7 +185,7 @@ class StagedStrategy(Strategy):
                 "has none of the hooks of a parameter's gradient",
                 "change the gradient within forward, by torch.autograd.Function",
             )
-        return why_not_in_stages(traits, plan)
+        return why_not_in_stages(traits, self.pipeline_of(plan))
 
     def pipeline_run(self, plan: Plan) -> PipelineRun:
         details, samples = PipeDreamDetails.of(plan), plan.cell.batch_size

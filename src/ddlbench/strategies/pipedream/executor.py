@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Process
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.schedules import Schedule
-from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import (
     Context,
@@ -65,7 +65,7 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def prepare(
         self,
-        plan: Plan,
+        plan: StrategyPlan,
         process: Process,
         network: nn.Sequential,
         data: DataStream | None,
@@ -103,7 +103,7 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join the process groups and keep this stage's blocks."""
-        self.descriptor = cast(StagedStrategy, strategy_of(self.plan.cell.strategy))
+        self.descriptor = cast(StagedStrategy, self.plan.strategy)
         self.planned = PipeDreamDetails.of(self.plan)
         self.stages = self.planned.stages
         device = self.context.devices[0]

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.planner import StrategyPlan
 from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
 from ddlbench.strategies.replay import Loss, Run, rate_of
 
@@ -48,11 +47,11 @@ class _Stage:
 
 
 def replay(
-    plan: Plan, networks: Sequence[nn.Module], runs: Iterable[Run], loss_function: Loss
+    plan: StrategyPlan, networks: Sequence[nn.Module], runs: Iterable[Run], loss_function: Loss
 ) -> Iterator[tuple[float, ...]]:
     """Train one network in place with the weights that each stage has for each mini-batch."""
     (network,) = networks
-    strategy = cast(StagedStrategy, strategy_of(plan.cell.strategy))
+    strategy = cast(StagedStrategy, plan.strategy)
 
     def versions_of(count: int) -> VersionOf:
         return partial(strategy.version, plan.details, strategy.schedule(plan.details, count))

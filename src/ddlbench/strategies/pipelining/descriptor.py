@@ -122,6 +122,14 @@ class SynchronousPipeline(Strategy):
     def stages_per_rank(self, cell: Cell) -> int:
         return 1
 
+    def together(self, cell: Cell) -> int:
+        """Neighbouring devices that hold one stage together, each a part of its weights."""
+        return 1
+
+    def ranks(self, cell: Cell) -> int:
+        """Ranks of one pipeline."""
+        return cell.devices // (PipeliningOptions.of_cell(cell).replicas * self.together(cell))
+
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         """The schedule of one replica.
 
@@ -137,7 +145,7 @@ class SynchronousPipeline(Strategy):
             InvalidSchedule: the numbers do not fit.
         """
         options = PipeliningOptions.of_cell(cell)
-        ranks = cell.devices // options.replicas
+        ranks = self.ranks(cell)
         shape = (ranks, self.stages_per_rank(cell), options.chunks)
         made = _MADE.get((type(self), *shape))
         if made is None:
@@ -172,11 +180,13 @@ class SynchronousPipeline(Strategy):
     def supports(self, cell: Cell) -> str | None:
         options = PipeliningOptions.of_cell(cell)
         replicas, chunks = options.replicas, options.chunks
-        if cell.devices % replicas:
+        together = self.together(cell)
+        if cell.devices % (replicas * together):
+            each = f" of groups of {together}" if together > 1 else ""
             return Reason(
                 "uneven_groups",
-                f"{cell.devices} devices do not make {replicas} equal pipelines; "
-                f"write replicas that divide {cell.devices}",
+                f"{cell.devices} devices do not make {replicas} equal pipelines{each}; "
+                f"write replicas that divide {cell.devices // together}",
             )
         if cell.batch_size % (replicas * chunks):
             return Reason(
@@ -185,7 +195,7 @@ class SynchronousPipeline(Strategy):
                 f"on each of {replicas} replicas; "
                 f"make batch_size a multiple of {replicas * chunks}",
             )
-        stages = cell.devices // replicas * self.stages_per_rank(cell)
+        stages = self.ranks(cell) * self.stages_per_rank(cell)
         # First, as schedules of more stages than a network has blocks take long to make.
         blocks = self.blocks_of(cell)
         if (why := why_no_stages(cell, str(options.balance), (1,) * stages, blocks)) is not None:
@@ -198,33 +208,35 @@ class SynchronousPipeline(Strategy):
 
     def suits(self, cell: Cell) -> bool:
         """With fewer micro-batches than devices some always wait."""
-        options = PipeliningOptions.of_cell(cell)
-        return options.chunks >= cell.devices // options.replicas
+        return PipeliningOptions.of_cell(cell).chunks >= self.ranks(cell)
 
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """As many micro-batches as stages or more; they must divide a replica's samples."""
         replicas = PipeliningOptions.of_cell(cell).replicas
-        for chunks in micro_batch_counts(cell.batch_size // replicas, cell.devices // replicas):
+        for chunks in micro_batch_counts(cell.batch_size // replicas, self.ranks(cell)):
             yield {"chunks": chunks}
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         one = self.pipeline_schedule(cell)
-        replicas = PipeliningOptions.of_cell(cell).replicas
-        return tuple(
-            Process(
-                rank=rank,
-                role="stage",
-                node=rank // cell.devices_per_node,
-                local_rank=rank % cell.devices_per_node,
-                devices=(rank % cell.devices_per_node,),
-                stage=rank % one.world_size,
-                replica=rank // one.world_size,
-                shard=rank // one.world_size,
-                num_shards=replicas,
-                needs=_needs(one, rank % one.world_size),
+        replicas, together = PipeliningOptions.of_cell(cell).replicas, self.together(cell)
+        processes = []
+        for rank in range(cell.devices):
+            replica, place = divmod(rank // together, one.world_size)
+            processes.append(
+                Process(
+                    rank=rank,
+                    role="stage",
+                    node=rank // cell.devices_per_node,
+                    local_rank=rank % cell.devices_per_node,
+                    devices=(rank % cell.devices_per_node,),
+                    stage=place,
+                    replica=replica,
+                    shard=replica,
+                    num_shards=replicas,
+                    needs=_needs(one, place),
+                )
             )
-            for rank in range(cell.devices)
-        )
+        return tuple(processes)
 
     def plan(
         self, cell: Cell, site: str | None = None
@@ -236,29 +248,34 @@ class SynchronousPipeline(Strategy):
         """
         values = self.option_values(cell)
         one = self.pipeline_schedule(cell)
-        starts = range(0, cell.devices, one.world_size)
+        processes = self.placement(cell)
+        replicas = PipeliningOptions.of_cell(cell).replicas
         alone = (1,) * one.num_stages
-        micro_batch = cell.batch_size // (len(starts) * one.micro_batches)
+        micro_batch = cell.batch_size // (replicas * one.micro_batches)
         balance, blocks = str(values["balance"]), self.blocks_of(cell)
         stages, _ = stages_of(cell, balance, alone, blocks, site=site, samples=micro_batch)
-        return self.placement(cell), {
+        return processes, {
             **values,
             "schedule": one.name,
-            "stages": [[stage.first, stage.last, len(starts)] for stage in stages],
-            "stage_ranks": [[start + rank for start in starts] for (rank,) in one.stage_ranks],
+            "stages": [[stage.first, stage.last, replicas] for stage in stages],
+            "stage_ranks": [
+                [process.rank for process in processes if process.stage == place]
+                for (place,) in one.stage_ranks
+            ],
         }
 
     def pipeline_of(self, plan: Plan) -> Pipeline:
         details, one = PipeliningDetails.of(plan), self.pipeline_schedule(plan.cell)
         most = [most_held(one, rank) for rank in range(one.world_size)]
+        places = [process.stage for process in plan.processes]
         return Pipeline(
             stages=tuple(
                 PlannedStage(first, last, own)
                 for (first, last, _), own in zip(details.stages, details.stage_ranks, strict=True)
             ),
             samples=plan.cell.batch_size / details.replicas / details.chunks,
-            in_flight=one.in_flight * details.replicas,
-            held=tuple(most) * details.replicas,
+            in_flight=tuple(one.in_flight[place] for place in places),
+            held=tuple(most[place] for place in places),
             micro_batches=details.chunks,
         )
 
@@ -284,7 +301,7 @@ class SynchronousPipeline(Strategy):
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """A cut needs values with a gradient."""
-        return why_not_in_stages(traits, plan)
+        return why_not_in_stages(traits, self.pipeline_of(plan))
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.schedules import Action, Schedule
-from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.executor import MiniBatch, StepwiseExecutor, Unsupported
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_forms, sample_form
@@ -39,7 +39,7 @@ class PipelineExecutor(StepwiseExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Join the process groups, cut the network and keep this process's blocks."""
-        descriptor = cast(SynchronousPipeline, strategy_of(self.plan.cell.strategy))
+        descriptor = cast(SynchronousPipeline, self.plan.strategy)
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         details = PipeliningDetails.of(self.plan)
         self.replicas, self.chunks = details.replicas, details.chunks
@@ -79,11 +79,19 @@ class PipelineExecutor(StepwiseExecutor):
         self._check_order()
         if self.replicas > 1:
             with self.spans.span("all_reduce"):
-                sum_gradients(list(self.module.parameters()), self.replica_group)
+                self.sum_over_replicas()
         with self.spans.span("update"):
             self.optimizer.step()
         shares = [loss.detach() for loss in losses]
         return [torch.stack(shares).sum() * self.replicas] if last else []
+
+    def sum_over_replicas(self) -> None:
+        """Add up the gradients of the copies of this rank's stages."""
+        sum_gradients(list(self.module.parameters()), self.replica_group)
+
+    def prepared(self, blocks: nn.Sequential) -> nn.Sequential:
+        """The blocks of a stage, on its device, as the stage runs them."""
+        return blocks
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         yield from super().persistent_tensors()
@@ -96,11 +104,16 @@ class PipelineExecutor(StepwiseExecutor):
     def _join(self) -> None:
         """Join the groups of all ranks, of this pipeline, and of the replicas of its stages."""
         join_all(self.context, self.process, self.plan.world_size)
-        ranks = self.planned.world_size
-        pipelines = [list(range(r * ranks, (r + 1) * ranks)) for r in range(self.replicas)]
-        self.pipeline = side_by_side(pipelines, self.context)
-        stages = [list(column) for column in zip(*pipelines, strict=True)]
-        self.replica_group = side_by_side(stages, self.context)
+        shape = (self.replicas, self.planned.world_size, -1)
+        # Of each rank its replica, its place in the pipeline, and its place in the stage's group.
+        ranks = torch.arange(self.plan.world_size).reshape(shape)
+        self.pipeline = self._side_by_side(ranks.permute(0, 2, 1))
+        self.replica_group = self._side_by_side(ranks.permute(1, 2, 0))
+        self.stage_ranks = ranks.flatten(0, 1).tolist()
+
+    def _side_by_side(self, ranks: Tensor) -> dist.ProcessGroup:
+        """This rank's group, of those that the last dimension of ranks holds."""
+        return side_by_side(ranks.flatten(0, 1).tolist(), self.context)
 
     def _splits_backward(self) -> bool:
         actions = self.planned.computations(self.process.stage)
@@ -132,6 +145,7 @@ class PipelineExecutor(StepwiseExecutor):
         for index in mine:
             numbers = self.blocks[index]
             own = nn.Sequential(OrderedDict(blocks[number] for number in numbers)).to(device)
+            own = self.prepared(own)
             made.append(
                 make_stage(
                     own,

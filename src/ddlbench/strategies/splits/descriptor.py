@@ -23,15 +23,24 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Name
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.profile import SWAP
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.groups import GroupOptions, larger_groups, placement_of_groups, uneven_groups
+from ddlbench.planning.groups import (
+    Group,
+    GroupOptions,
+    larger_groups,
+    placement_of_groups,
+    uneven_groups,
+)
 from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
 from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
 from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Process
+from ddlbench.planning.step import Compute, Message, Step, transport_of
 from ddlbench.planning.strategy import LayerSplit, Strategy
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 
@@ -125,6 +134,34 @@ class SplitStrategy(Strategy):
         details = self.details(cell)
         details["samples"] = cell.batch_size // int(details["replicas"])
         return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(details.items()))])
+
+    def step(self, workload: Workload, plan: Plan) -> Step | None:
+        """One device measured alone, and the messages that it would have sent, without places.
+
+        Raises:
+            ConfigError: the profile has no such measurement.
+        """
+        work = self.device_work(plan.cell)
+        if work is None:
+            return None
+        if work not in workload.alone:
+            raise ConfigError(
+                f"the profile of {workload.network} has no step of one device of {self.name} "
+                f"alone ({work}); make it again"
+            )
+        messages = [
+            Message(
+                message.operation,
+                message.bytes,
+                group=Group.of(plan, message.ranks),
+                ranks=tuple(message.ranks) if message.operation == SWAP else (),
+                count=message.count,
+            )
+            for message in workload.alone[work].messages
+        ]
+        transport = transport_of(workload.device_kind)
+        samples = plan.cell.batch_size / SplitDetails.of(plan).replicas
+        return Step((Compute("alone"), *messages), samples, transport, alone=work)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         details = SplitDetails.of(plan)

@@ -24,17 +24,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.groups import GroupOptions, larger_groups, placement_of_groups, uneven_groups
+from ddlbench.planning.groups import (
+    Group,
+    GroupOptions,
+    larger_groups,
+    placement_of_groups,
+    uneven_groups,
+)
 from ddlbench.planning.network_tables import linear_pairs, why_not_in_pairs
 from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.options import Options
 from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.step import Compute, Message, Step, transport_of
 from ddlbench.planning.strategy import Strategy
 from ddlbench.strategies.tensor_parallel.shares import DeviceShare
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
-    from ddlbench.planning.tensor_traffic import TensorTraffic
     from ddlbench.planning.workload import Workload
 
 
@@ -80,15 +86,7 @@ class TensorParallel(Strategy):
         return why_not_in_pairs(known, cell.network, self.name, size)
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
-        """Parts of a weight are new weights, without its hooks."""
-        if not traits.hooked:
-            return None
-        return unsupported_weights(
-            f"{self.label} splits weights, and a part",
-            traits.hooked,
-            "has none of the hooks of a weight's gradient",
-            "change the gradient within forward, by torch.autograd.Function",
-        )
+        return weights_with_hooks(traits, self.label)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return placement_of_groups(cell, self.group_size(cell))
@@ -97,9 +95,22 @@ class TensorParallel(Strategy):
         size = self.group_size(cell)
         return {"group": size, "replicas": cell.devices // size}
 
-    def tensor_traffic(self, workload: Workload, plan: Plan) -> TensorTraffic:
-        on_gpu = workload.device_kind == "cuda"
-        return _share(workload, plan).traffic("nccl" if on_gpu else "gloo")
+    def step(self, workload: Workload, plan: Plan) -> Step:
+        """Both passes with an all-reduce a pair, sums of gradients over groups, the update."""
+        share, details = _share(workload, plan), TensorDetails.of(plan)
+        within = Group.of(plan, range(details.group))
+        over = Group.of(plan, range(0, plan.world_size, details.group))
+        tasks: list[Compute | Message] = [Compute("load")]
+        for phase, sizes in (("forward", share.forward_bytes), ("backward", share.backward_bytes)):
+            pieces = len(sizes) + 1
+            for size in (*sizes, None):
+                tasks.append(Compute(phase, share.computed_share / pieces))  # type: ignore[arg-type]
+                if size is not None:
+                    tasks.append(Message("all_reduce", size, group=within))
+        tasks += [Message("all_reduce", size, group=over) for size in share.gradient_bytes]
+        tasks.append(Compute("update", share.updated_share))
+        samples = plan.cell.batch_size / details.replicas
+        return Step(tuple(tasks), samples, transport_of(workload.device_kind))
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         return (_share(workload, plan).peak_bytes(plan.cell.momentum),) * plan.world_size
@@ -120,6 +131,18 @@ class DataTensor(TensorParallel):
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """Groups of several nodes, so that the batch divides over fewer of them."""
         yield from ({"group": size} for size in larger_groups(cell))
+
+
+def weights_with_hooks(traits: NetworkTraits, label: str) -> Reason | None:
+    """Why weights cannot be split: parts of a weight are new weights, without its hooks."""
+    if not traits.hooked:
+        return None
+    return unsupported_weights(
+        f"{label} splits weights, and a part",
+        traits.hooked,
+        "has none of the hooks of a weight's gradient",
+        "change the gradient within forward, by torch.autograd.Function",
+    )
 
 
 def _share(workload: Workload, plan: Plan) -> DeviceShare:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.gradient_traffic import whole_buckets
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
-from ddlbench.planning.tensor_traffic import TensorTraffic
 from ddlbench.strategies.tensor_parallel.pairs import Pair, pairs_of, parent_of
 
 if TYPE_CHECKING:
@@ -61,31 +60,36 @@ class DeviceShare:
             if pair.is_attention
         }
 
-    def traffic(self, transport: str) -> TensorTraffic:
-        """All messages of a step.
+    @property
+    def forward_bytes(self) -> list[int]:
+        """Bytes of each all-reduce of the forward pass: the output of a pair."""
+        return [
+            round(self._samples * float(row["output_bytes_per_sample"])) for _, row in self._by_pair
+        ]
+
+    @property
+    def backward_bytes(self) -> list[int]:
+        """Bytes of each all-reduce of the backward pass: the gradient of a pair's input.
 
         Raises:
             ConfigError: the profile has no shapes.
         """
-        forward = [
-            round(self._samples * float(row["output_bytes_per_sample"])) for _, row in self._by_pair
-        ]
-        backward = [
+        return [
             self._input_bytes(column)
             for column, _ in reversed(self._by_pair)
             if self._is_behind_weights(column)
         ]
-        buckets = [sum(bucket) for bucket in self._buckets]
+
+    @property
+    def gradient_bytes(self) -> list[int]:
+        """Bytes of each all-reduce over the ranks with the same place in each group."""
+        return [sum(bucket) for bucket in self._buckets] if self._replicas > 1 else []
+
+    @property
+    def updated_share(self) -> float:
+        """Of all weights, those that the device updates."""
         whole = self._workload.parameter_bytes
-        return TensorTraffic(
-            group=self._group,
-            replicas=self._replicas,
-            activations=(*forward, *backward),
-            gradients=tuple(buckets) if self._replicas > 1 else (),
-            computed_share=self._computed_share,
-            updated_share=sum(tensor.bytes for tensor in self.tensors) / whole if whole else 1.0,
-            transport=transport,
-        )
+        return sum(tensor.bytes for tensor in self.tensors) / whole if whole else 1.0
 
     def peak_bytes(self, momentum: float) -> int:
         """Peak of a device's memory.
@@ -145,7 +149,8 @@ class DeviceShare:
         return found
 
     @cached_property
-    def _computed_share(self) -> float:
+    def computed_share(self) -> float:
+        """Of both passes over a group's samples, by times of a profile."""
         whole_s = own_s = 0.0
         for index, block in enumerate(self._workload.blocks):
             of_block_s = block.forward.at(self._samples) + block.backward.at(self._samples)

@@ -94,6 +94,7 @@ class TorchGPipeDetails(TorchGPipeOptions):
 class TorchGPipe(Strategy):
     """Base of the strategies that torchgpipe runs: one process with several partitions."""
 
+    takes_turns: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("torchgpipe",)
     options: ClassVar[type[Options]] = TorchGPipeOptions
 

@@ -1,0 +1,474 @@
+"""Cuts any module into blocks where a single tensor of the data is alive.
+
+::
+
+    entries       input  conv  bn  relu  conv  add  arange  embed  add  ...  fc
+    alive           1     1    1    1     2     1             2     1         1
+    cuts            ^     ^    ^    ^           ^                   ^         ^    one tensor passes
+
+    blocks        | conv bn relu | conv add | arange embed add | ... | fc |
+
+The run is recorded three times (:mod:`ddlbench.networks.recording`): with two samples, with three,
+and in evaluation mode. A whole number that grows with the samples is computed from a block's own
+input, a constant that differs in evaluation follows the block's mode. What depends on no data
+(masks, positions) is not sent but computed again where it is needed. Blocks that share a weight or
+a buffer become one, and a block without weights joins the one before.
+
+Each block is an ``fx.GraphModule`` that holds the module's own layers by their own names. The
+blocks are then compared with the module on other numbers, another batch size, and two calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import resolve_name
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.networks.copying import copy_of, copy_without_data, tensors_of
+from ddlbench.networks.foreign import seeded
+from ddlbench.networks.inputs import made_up_inputs
+from ddlbench.networks.recording import CannotRecord, Entry, Recording, Ref, record
+from ddlbench.networks.whole import Whole
+
+_SAMPLES = (2, 3)
+_CHECKED_SAMPLES = 5
+_CHECKED_BYTES = 2**28  # of the weights of the largest networks that are compared
+_TOLERANCE = 1e-3
+
+
+class _CannotRun(CannotRecord):
+    """The device cannot run the module."""
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """A whole number that is ``each`` times the samples, plus ``more``."""
+
+    each: int
+    more: int
+
+
+@dataclass(frozen=True)
+class _Mode:
+    """A constant that differs in evaluation."""
+
+    training: Any
+    evaluation: Any
+
+
+def cut_by_recording(network: Whole, spec: DatasetSpec) -> nn.Sequential:
+    """The same network as blocks.
+
+    Args:
+        network: on the CPU, or on the device "meta".
+        spec: of the data that it reads.
+
+    Raises:
+        CannotRecord: it cannot be recorded, has no cut, or blocks compute something else.
+    """
+    entries, returned = _recorded(network, spec)
+    blocks = _blocks_of(network.module, entries, returned)
+    _check(network, spec, entries, returned)
+    return blocks
+
+
+def _recorded(network: Whole, spec: DatasetSpec) -> tuple[list[Entry], int]:
+    """One recording of all three runs, on the device "meta" where that can run the module."""
+    try:
+        return _recorded_of(_without_numbers(network), spec)
+    except _CannotRun:
+        if any(tensor.is_meta for tensor in tensors_of(network)):
+            raise
+        return _recorded_of(copy_of(network), spec)
+
+
+def _recorded_of(double: Whole, spec: DatasetSpec) -> tuple[list[Entry], int]:
+    opaque: dict[str, str] = {}
+    for _ in range(_MOST_ROUNDS):
+        first, second = (_run(double, spec, n, opaque, train=True) for n in _SAMPLES)
+        opaque = {**first.opaque, **second.opaque}
+        evaluated = _run(double, spec, _SAMPLES[0], opaque, train=False)
+        opaque = {**opaque, **evaluated.opaque}
+        if not opaque.keys() == first.opaque.keys() == second.opaque.keys():
+            continue
+        other = _first_difference(first, second)
+        if other is not None:
+            raise CannotRecord(f"{other or 'it'} calls other functions for 3 samples than for 2")
+        other = _first_difference(first, evaluated)
+        if other is None:
+            return _merged(first, second, evaluated), first.returned
+        if not other:
+            raise CannotRecord("it calls other functions in evaluation than in training")
+        opaque |= dict.fromkeys(
+            _alike(double.module, other), "it calls other functions in evaluation"
+        )
+    raise CannotRecord("every recording differs from the one before")
+
+
+_MOST_ROUNDS = 20
+
+
+def _alike(module: nn.Module, path: str) -> list[str]:
+    """A module's path, and those of all others of its class, which do the same."""
+    kind = type(module.get_submodule(path))
+    return [name for name, one in module.named_modules() if name and type(one) is kind]
+
+
+def _run(
+    double: Whole, spec: DatasetSpec, samples: int, opaque: Mapping[str, str], *, train: bool
+) -> Recording:
+    double.train(train)
+    device = next((tensor.device for tensor in tensors_of(double)), torch.device("cpu"))
+    inputs = made_up_inputs(spec, samples, device)
+    try:
+        with seeded(0), torch.enable_grad():
+            return record(double.module, inputs, double, opaque)
+    except CannotRecord:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise _CannotRun(f"its run cannot be recorded ({type(error).__name__}: {first})") from error
+
+
+def _without_numbers(network: Whole) -> Whole:
+    with torch.no_grad():
+        return copy_without_data(network, "meta")
+
+
+def _first_difference(one: Recording, other: Recording) -> str | None:
+    """The module around the first entry that differs; None if all are of the same calls."""
+    for mine, theirs in zip(one.entries, other.entries, strict=False):
+        if (mine.kind, str(mine.target), mine.path) != (
+            theirs.kind,
+            str(theirs.target),
+            theirs.path,
+        ):
+            return min(mine.path, theirs.path, key=len)
+    same = len(one.entries) == len(other.entries) and one.returned == other.returned
+    return None if same else ""
+
+
+def _merged(first: Recording, second: Recording, evaluated: Recording) -> list[Entry]:
+    """Entries whose constants follow the samples and the mode.
+
+    Raises:
+        CannotRecord: a constant of the data does neither.
+    """
+
+    def merge(values: tuple[Any, Any, Any], path: str) -> Any:
+        two, three, evaluation = values
+        if isinstance(two, bool) or not isinstance(two, int):
+            if two == three:
+                return two if two == evaluation else _Mode(two, evaluation)
+        elif two == three == evaluation:
+            return two
+        elif isinstance(three, int) and two == evaluation:
+            each = three - two
+            return _Samples(each, two - _SAMPLES[0] * each)
+        raise CannotRecord(f"a constant of {path or 'it'} differs from run to run")
+
+    merged = []
+    for entries in zip(first.entries, second.entries, evaluated.entries, strict=True):
+        entry = entries[0]
+        values = tree_map(
+            lambda *each, path=entry.path: merge(each, path),
+            *((one.arguments, dict(one.named)) for one in entries),
+        )
+        shapes = [one.shape for one in entries]
+        shape = None
+        if shapes[0] is not None and shapes[1] is not None:
+            shape = tuple(
+                a if a == b else _Samples(b - a, a - _SAMPLES[0] * (b - a))
+                for a, b in zip(shapes[0], shapes[1], strict=True)
+            )
+        merged.append(
+            Entry(
+                entry.kind,
+                entry.target,
+                values[0],
+                values[1],
+                entry.path,
+                any(one.of_data for one in entries),
+                entry.writes,
+                shape,  # type: ignore[arg-type]
+            )
+        )
+    return merged
+
+
+# Cuts --------------------------------------------------------------------------------------------
+
+
+def _cuts(entries: Sequence[Entry], returned: int) -> list[int]:
+    """Entries behind which no older value of the data is used; the input first, the result last."""
+    last_use = list(range(len(entries)))
+    for number, entry in enumerate(entries):
+        for ref in _refs(entry):
+            last_use[ref] = number
+    cuts, alive_until = [0], -1
+    for number, entry in enumerate(entries[:returned]):
+        if number and entry.of_data and alive_until <= number and _has_samples(entry):
+            cuts.append(number)
+        if entry.of_data:
+            alive_until = max(alive_until, last_use[number])
+    return [*cuts, returned]
+
+
+def _has_samples(entry: Entry) -> bool:
+    """Whether its value is a tensor that tells the number of samples."""
+    first = (entry.shape or (None,))[0]
+    return isinstance(first, _Samples) and first.each > 0
+
+
+def _refs(entry: Entry) -> Iterator[int]:
+    for leaf in tree_leaves((entry.arguments, dict(entry.named))):
+        if isinstance(leaf, Ref):
+            yield leaf.entry
+
+
+def _blocks_of(module: nn.Module, entries: list[Entry], returned: int) -> nn.Sequential:
+    """The blocks between the cuts that are left when ties are merged.
+
+    Raises:
+        CannotRecord: one block is left.
+    """
+    cuts = _cuts(entries, returned)
+    spans = list(itertools.pairwise(cuts))
+    owned = [_tensors_between(module, entries, *span) for span in spans]
+    spans = _merge_ties(spans, owned)
+    if len(spans) < 2:
+        raise CannotRecord("several of its tensors are alive wherever it could be cut")
+    blocks: OrderedDict[str, nn.Module] = OrderedDict()
+    for first, last in spans:
+        block = _Builder(module, entries, first).block(last)
+        blocks[_name_of(entries, first, last, blocks)] = block
+    return nn.Sequential(blocks)
+
+
+def _merge_ties(spans: list[tuple[int, int]], owned: list[set[int]]) -> list[tuple[int, int]]:
+    """Spans joined so that none share a tensor, and each of several has some."""
+    last_of = {tensor: number for number, tensors in enumerate(owned) for tensor in tensors}
+    groups: list[tuple[int, int, bool]] = []  # first span, last span, whether they have weights
+    number = 0
+    while number < len(spans):
+        end = until = number
+        while until <= end:
+            end = max([end, *(last_of[tensor] for tensor in owned[until])])
+            until += 1
+        weights = any(owned[number : end + 1])
+        if groups and not (weights and groups[-1][2]):  # one of the two has none: they are one
+            groups[-1] = (groups[-1][0], end, True)
+        else:
+            groups.append((number, end, weights))
+        number = end + 1
+    return [(spans[first][0], spans[last][1]) for first, last, _ in groups]
+
+
+def _needed(entries: Sequence[Entry], first: int, last: int) -> list[int]:
+    """Entries that lead from one cut to the next, with what they need that is not of the data."""
+    wanted, reached = [last], set()
+    while wanted:
+        number = wanted.pop()
+        if number in reached or number == first:
+            continue
+        reached.add(number)
+        wanted += [ref for ref in _refs(entries[number]) if ref != first]
+    # What writes into a value that is needed has to run, too.
+    for number in range(first + 1, last):
+        entry = entries[number]
+        if entry.writes and number not in reached and reached & set(_refs(entry)):
+            reached |= set(_needed(entries, first, number))
+    return sorted(reached)
+
+
+def _tensors_between(
+    module: nn.Module, entries: Sequence[Entry], first: int, last: int
+) -> set[int]:
+    """Identities of the weights and buffers that a block has."""
+    tensors: set[int] = set()
+    for number in _needed(entries, first, last):
+        entry = entries[number]
+        if entry.kind == "layer":
+            layer = module.get_submodule(entry.target)
+            tensors |= {id(tensor) for tensor in tensors_of(layer)}
+        elif entry.kind == "attribute" and entry.target in dict(module.named_parameters()):
+            tensors.add(id(module.get_parameter(entry.target)))
+    return tensors  # a buffer outside of layers is never written, so that each block has a copy
+
+
+def _name_of(entries: Sequence[Entry], first: int, last: int, taken: Container[str]) -> str:
+    """A block's name: the module that is just this block, or else its last layer."""
+    layers = [
+        entries[n].target for n in _needed(entries, first, last) if entries[n].kind == "layer"
+    ]
+    everywhere = [entry.target for entry in entries if entry.kind == "layer"]
+    names = [layers[-1]] if layers else ["block"]
+    prefix: list[str] = []
+    for parts in zip(*(layer.split(".") for layer in layers), strict=False):
+        if len(set(parts)) > 1:
+            break
+        prefix.append(parts[0])
+        module = ".".join(prefix)
+        if sum(f"{one}.".startswith(f"{module}.") for one in everywhere) == len(layers):
+            names.insert(0, module)
+            break
+    readable = [name.replace(".", "_") for name in names]
+    numbered = (f"{readable[-1]}_{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain(readable, numbered) if name not in taken)
+
+
+class _Builder:
+    """Makes the graph of one block.
+
+    Args:
+        module: whose layers it calls.
+        entries: of the recording.
+        first: the entry whose value the block is given.
+    """
+
+    def __init__(self, module: nn.Module, entries: Sequence[Entry], first: int) -> None:
+        self._module, self._entries, self._first = module, entries, first
+        self._graph = fx.Graph()
+        self._inputs = self._graph.placeholder("inputs")
+        self._nodes: dict[int, fx.Node] = {first: self._inputs}
+        self._samples: fx.Node | None = None
+
+    def block(self, last: int) -> fx.GraphModule:
+        """The block that ends with an entry."""
+        for number in _needed(self._entries, self._first, last):
+            self._nodes[number] = self._node(self._entries[number])
+        self._graph.output(self._nodes[last])
+        block = fx.GraphModule(self._module, self._graph, class_name="Block")
+        for name in {str(node.target) for node in self._graph.find_nodes(op="get_attr")}:
+            self._copy_buffer(block, name)
+        return block
+
+    def _copy_buffer(self, block: nn.Module, name: str) -> None:
+        """Have a buffer of the block's own, saved or not as the module's is."""
+        parent, _, attribute = name.rpartition(".")
+        source, target = (one.get_submodule(parent) for one in (self._module, block))
+        buffer = source._buffers.get(attribute)
+        if buffer is not None:
+            persistent = attribute not in source._non_persistent_buffers_set
+            target.register_buffer(attribute, buffer.clone(), persistent=persistent)
+
+    def _node(self, entry: Entry) -> fx.Node:
+        graph = self._graph
+        arguments = tree_map(self._value, entry.arguments)
+        named = {name: tree_map(self._value, value) for name, value in entry.named.items()}
+        if entry.kind == "layer":
+            return graph.call_module(entry.target, arguments, named)
+        if entry.kind == "attribute":
+            return graph.get_attr(entry.target)
+        if entry.kind == "part":
+            node = arguments[0]
+            for key in entry.target:
+                node = graph.call_function(operator.getitem, (node, key))
+            return node
+        name = getattr(entry.target, "__name__", "")
+        if name == "__get__":
+            wanted = (resolve_name(entry.target) or "").split(".")[-2]
+            return graph.call_function(getattr, (arguments[0], wanted))
+        if getattr(torch.Tensor, name, None) is entry.target:
+            return graph.call_method(name, arguments, named)
+        return graph.call_function(entry.target, arguments, named)
+
+    def _value(self, value: Any) -> Any:
+        """What stands for a recorded argument within the block."""
+        if isinstance(value, Ref):
+            return self._nodes[value.entry]
+        if isinstance(value, _Samples):
+            number = self._graph.call_function(operator.mul, (self._count(), value.each))
+            return self._graph.call_function(operator.add, (number, value.more))
+        if isinstance(value, _Mode):
+            mode = self._graph.get_attr("training")
+            return self._graph.call_function(_of_mode, (mode, value.training, value.evaluation))
+        if isinstance(value, torch.device):
+            return self._graph.call_function(getattr, (self._inputs, "device"))
+        return value
+
+    def _count(self) -> fx.Node:
+        """The number of samples, from the first dimension of the block's input."""
+        if self._samples is None:
+            first = (self._entries[self._first].shape or (None,))[0]
+            assert isinstance(first, _Samples)
+            size = self._graph.call_method("size", (self._inputs, 0))
+            size = self._graph.call_function(operator.sub, (size, first.more))
+            self._samples = self._graph.call_function(operator.floordiv, (size, first.each))
+        return self._samples
+
+
+def _of_mode(training: bool, value: Any, in_evaluation: Any) -> Any:
+    return value if training else in_evaluation
+
+
+fx.wrap("_of_mode")
+
+
+# The check ---------------------------------------------------------------------------------------
+
+
+def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: int) -> None:
+    """Compare blocks with the module on numbers that were not recorded, in two calls.
+
+    Raises:
+        CannotRecord: an output, gradient, buffer or the state of the generator differs.
+    """
+    weights = list(tensors_of(network))
+    if any(w.is_meta for w in weights) or sum(w.nbytes for w in weights) > _CHECKED_BYTES:
+        return
+    whole, other = copy_of(network).train(), copy_of(network).train()
+    blocks = _blocks_of(other.module, entries, returned).train()
+    with seeded(1):
+        batches = [made_up_inputs(spec, _CHECKED_SAMPLES, "cpu") for _ in range(2)]
+    expected, computed = (_seen(call, batches) for call in (whole, blocks))
+    _compare("its output", expected.outputs, computed.outputs)
+    if expected.state != computed.state:
+        raise CannotRecord("its blocks draw other random numbers than it does")
+    kept = (dict(m.named_parameters()) for m in (whole.module, other.module))
+    for (name, one), two in zip(next(kept).items(), next(kept).values(), strict=True):
+        _compare(f"the gradient of {name}", [one.grad], [two.grad])
+    buffers = (dict(m.named_buffers()) for m in (whole.module, other.module))
+    for (name, mine), theirs in zip(next(buffers).items(), next(buffers).values(), strict=True):
+        _compare(name, [mine], [theirs])
+
+
+@dataclass(frozen=True)
+class _Seen:
+    outputs: list[Tensor]
+    state: bytes
+
+
+def _seen(call: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> _Seen:
+    with seeded(2), torch.enable_grad():
+        outputs = []
+        for batch in batches:
+            output = call(batch.clone())
+            if output.requires_grad:
+                output.square().mean().backward()
+            outputs.append(output.detach())
+        return _Seen(outputs, torch.get_rng_state().numpy().tobytes())
+
+
+def _compare(what: str, ones: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> None:
+    for one, other in zip(ones, others, strict=True):
+        if (one is None) != (other is None):
+            raise CannotRecord(f"its blocks and the network differ ({what})")
+        if one is None or other is None or not one.is_floating_point():
+            if one is not None and other is not None and not torch.equal(one, other):
+                raise CannotRecord(f"its blocks and the network differ ({what})")
+            continue
+        scale = float(one.abs().max()) if one.numel() else 0.0
+        if one.shape != other.shape or not torch.allclose(
+            one, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale
+        ):
+            raise CannotRecord(f"its blocks and the network differ ({what})")

@@ -1,0 +1,323 @@
+"""Records one run of a module: its layers, the functions between them, and what depends on data.
+
+::
+
+    module            recording of a run of N samples                depends on the data
+    x -> conv -> +    0 input
+         |-> bn  -^   1 layer conv (0)                               yes
+                      2 layer bn (1)                                 yes
+                      3 function add (1, 2)                          yes
+                      4 function arange (2 N)                        no: computed again, never sent
+
+A layer is a module of ``torch.nn`` without children; its inner functions are not recorded. Python
+itself runs as always, so keyword arguments, dictionaries and loops cost nothing. Whoever reads a
+number of the data in Python (``if x.sum() > 0``) makes its module opaque: it becomes a layer, and
+the recording begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves, tree_map
+
+_READS = frozenset(
+    {
+        "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__len__",
+        "item", "tolist", "numpy", "__array__", "is_nonzero", "equal", "allclose", "__iter__",
+    }
+)  # fmt: skip
+_SHAPES = frozenset({"size", "dim", "numel", "stride", "__len__", "element_size", "ndimension"})
+_DRAWS = frozenset(
+    {
+        "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
+        "bernoulli", "multinomial", "normal",
+    }
+)  # fmt: skip
+
+
+class CannotRecord(Exception):  # noqa: N818 - a state of a module
+    """A run cannot be written down; the message is a clause."""
+
+
+class _Blamed(Exception):  # noqa: N818 - who is to blame
+    """A module reads its data, so that its inside cannot be recorded."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(why)
+        self.path, self.why = path, why
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for the value of an earlier entry, in arguments."""
+
+    entry: int
+
+
+@dataclass
+class Entry:
+    """One layer or function of a run.
+
+    Args:
+        kind: "input", "layer", "function", "attribute" (a parameter or buffer by its name), or
+            "part" (of what an entry returned: its place).
+        target: the layer's or attribute's name, the function, or the place.
+        arguments, named: with :class:`Ref` for values of earlier entries.
+        path: of the module that called it.
+        of_data: whether its value depends on the data, or on random numbers.
+        writes: whether it changed one of its arguments.
+        shape: of the tensor that it returned; None of anything else.
+    """
+
+    kind: str
+    target: Any
+    arguments: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+    path: str = ""
+    of_data: bool = False
+    writes: bool = False
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass
+class Recording:
+    """Everything that a run called, in order; the last entry is what it returned."""
+
+    entries: list[Entry]
+    returned: int
+    opaque: dict[str, str]
+
+
+def record(
+    module: nn.Module, inputs: Tensor, call: Callable[[Tensor], Tensor], opaque: Mapping[str, str]
+) -> Recording:
+    """Record ``call(inputs)``, which runs the module and picks its tensor.
+
+    Args:
+        module: whose layers are recorded.
+        inputs: on the module's device.
+        call: runs it.
+        opaque: modules that are taken as layers, and why.
+
+    Raises:
+        CannotRecord: the module as a whole reads its data, or returns another tensor.
+    """
+    known = dict(opaque)
+    while True:
+        try:
+            return _Recorder(module, known).run(inputs, call)
+        except _Blamed as blamed:
+            if not blamed.path or blamed.path in known:
+                raise CannotRecord(blamed.why) from None
+            known[blamed.path] = blamed.why
+
+
+class _Recorder(TorchFunctionMode):
+    """Sees every function of torch, and every call of a module, of one run."""
+
+    def __init__(self, module: nn.Module, opaque: Mapping[str, str]) -> None:
+        super().__init__()
+        self._module, self._opaque = module, dict(opaque)
+        self._paths = {id(one): name for name, one in module.named_modules()}
+        self._named = {
+            id(tensor): name
+            for group in (module.named_parameters(), module.named_buffers())
+            for name, tensor in group
+        }
+        self.entries: list[Entry] = []
+        self._of: dict[int, int] = {}  # entry of each tensor, by its identity
+        self._alive: list[Tensor] = []  # so that no identity is used twice
+        self._stack: list[str] = []
+        self._within_layer = 0
+
+    def run(self, inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Recording:
+        self._note(inputs, Entry("input", "inputs", of_data=True))
+        with self._calls_seen(), self:
+            returned = call(inputs)
+        if not isinstance(returned, Tensor) or id(returned) not in self._of:
+            raise CannotRecord("what it returns does not come from its layers")
+        return Recording(self.entries, self._of[id(returned)], self._opaque)
+
+    # Modules -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _calls_seen(self) -> Iterator[None]:
+        original = nn.Module.__call__
+
+        def called(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+            path = self._paths.get(id(module))
+            if path is None or self._within_layer:
+                return original(module, *arguments, **named)
+            if path and (path in self._opaque or _is_layer(module)):
+                return self._layer(path, original, module, arguments, named)
+            before = _plain(module)
+            self._stack.append(path)
+            try:
+                returned = original(module, *arguments, **named)
+            finally:
+                self._stack.pop()
+            if _plain(module) != before:
+                raise _Blamed(path, f"{path or 'it'} keeps what it counts in attributes")
+            return returned
+
+        nn.Module.__call__ = called  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    def _layer(
+        self,
+        path: str,
+        call: Callable[..., Any],
+        module: nn.Module,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Any:
+        entry = self._entry("layer", path, arguments, named)
+        entry.of_data = True  # its dropout or statistics may be
+        self._within_layer += 1
+        try:
+            returned = call(module, *arguments, **named)
+        finally:
+            self._within_layer -= 1
+        self._note_returned(returned, entry)
+        return returned
+
+    # Functions -----------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        if self._within_layer:
+            return func(*args, **named)
+        name = _name_of(func)
+        tensors = [one for one in tree_leaves((args, named)) if isinstance(one, Tensor)]
+        if name in _READS and name not in _SHAPES and any(map(self._is_data, tensors)):
+            where = self._stack[-1] if self._stack else ""
+            raise _Blamed(where, f"{where or 'it'} reads a value of its data (Tensor.{name})")
+        versions = [tensor._version for tensor in tensors]
+        returned = func(*args, **named)
+        made = [one for one in tree_leaves(returned) if isinstance(one, Tensor)]
+        writes = any(t._version != v for t, v in zip(tensors, versions, strict=True))
+        if not made and not writes:
+            return returned  # a shape, a type, a device
+        entry = self._entry("function", func, args, named)
+        entry.writes = writes
+        entry.of_data = entry.of_data or name in _DRAWS
+        self._note_returned(returned, entry)
+        if writes:
+            for tensor, version in zip(tensors, versions, strict=True):
+                if tensor._version != version:
+                    self._changed(tensor)
+        return returned
+
+    def _is_data(self, tensor: Tensor) -> bool:
+        entry = self._of.get(id(tensor))
+        return entry is not None and self.entries[entry].of_data
+
+    def _changed(self, tensor: Tensor) -> None:
+        """From now on a tensor that was written is what the last entry made of it."""
+        if id(tensor) in self._named:
+            raise _Blamed(
+                self._stack[-1] if self._stack else "",
+                f"{self._named[id(tensor)]} is changed by the forward pass",
+            )
+        self._of[id(tensor)] = len(self.entries) - 1
+
+    # Entries -------------------------------------------------------------------------------------
+
+    def _entry(
+        self, kind: str, target: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Entry:
+        """An entry whose tensors are replaced by references to the entries that made them."""
+        of_data = False
+
+        def reference(value: Any) -> Any:
+            nonlocal of_data
+            if not isinstance(value, Tensor):
+                return value
+            number = self._number_of(value)
+            of_data |= self.entries[number].of_data
+            return Ref(number)
+
+        refs = tree_map(reference, (arguments, dict(named)))
+        path = self._stack[-1] if self._stack else ""
+        return Entry(kind, target, tuple(refs[0]), refs[1], path, of_data)
+
+    def _number_of(self, tensor: Tensor) -> int:
+        if id(tensor) not in self._of:
+            name = self._named.get(id(tensor))
+            if name is None:
+                raise _Blamed(
+                    self._stack[-1] if self._stack else "",
+                    f"{(self._stack or ['it'])[-1] or 'it'} uses a tensor that no function of "
+                    "torch made",
+                )
+            self._note(tensor, Entry("attribute", name))
+        return self._of[id(tensor)]
+
+    def _note(self, tensor: Tensor, entry: Entry) -> None:
+        entry.shape = tuple(tensor.shape)
+        self.entries.append(entry)
+        self._of[id(tensor)] = len(self.entries) - 1
+        self._alive.append(tensor)
+
+    def _note_returned(self, returned: Any, entry: Entry) -> None:
+        """An entry, and one for each tensor of a tuple, list or dictionary that it returned."""
+        self.entries.append(entry)
+        whole = len(self.entries) - 1
+        if isinstance(returned, Tensor):
+            entry.shape = tuple(returned.shape)
+            self._of[id(returned)] = whole
+            self._alive.append(returned)
+            return
+        for place, tensor in _parts(returned):
+            part = Entry("part", place, (Ref(whole),), path=entry.path, of_data=entry.of_data)
+            self._note(tensor, part)
+
+
+def _parts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Tensors within tuples, lists and dictionaries, and the keys that lead to each."""
+    if isinstance(value, Tensor):
+        yield place, value
+    elif isinstance(value, tuple | list):
+        for number, one in enumerate(value):
+            yield from _parts(one, (*place, number))
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _parts(one, (*place, key))
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """A module of torch without children, or one whose inside is a kernel (attention, LSTM)."""
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return True
+    of_torch = type(module).__module__.startswith("torch.nn.modules.")
+    return of_torch and not any(True for _ in module.children())
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """Plain attributes whose change a recording would not repeat."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str | None)
+    }
+
+
+def _name_of(func: Any) -> str:
+    """Of a function of torch; that of a property's reader is ``__get__``."""
+    name = getattr(func, "__name__", "") or ""
+    return name or (resolve_name(func) or "").rpartition(".")[2]

@@ -1,0 +1,241 @@
+"""Models that give a strategy's step (:mod:`ddlbench.planning.step`) its seconds.
+
+They differ in what they hide and in which measured terms they count
+(:mod:`ddlbench.predict.step_costs`)::
+
+    model                                 messages beside computation   terms
+    sharded, linear-pairs, split-layers   where the step has them       all
+    ddp-all-reduce                        where the step has them       sweeps, k
+    ddp-buckets                           where the step has them       Eq. 1's ring
+    ddp-serial, horovod-serial,           none                          sweeps, k
+      averaged-weights
+
+The default predictor counts all terms of every step, too. No paper has these models. Their parts:
+the bucket timeline of Li et al. 2020, section 3.2; the slow-down of computation beside
+communication that simulators of GPUs have (Proteus, Echo); the order of FSDP's messages of Zhao et
+al. 2023, section 3.3; the messages of Shoeybi et al. 2019, section 3, in groups that split pairs of
+linear layers.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ddlbench.planning.step import LINK, Compute, Message, Step
+from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, NotPredictable, Prediction
+from ddlbench.predict.step_costs import ALL_TERMS, StepCosts, Terms
+from ddlbench.predict.step_replay import Replay
+
+
+class OfSteps(BuiltInPredictor):
+    """One worker's step, with its messages.
+
+    Class attributes:
+        terms: what is counted.
+        hides: messages run beside computation where the step has them so; else they follow it.
+        of: what has such steps, for messages.
+    """
+
+    terms: ClassVar[Terms] = ALL_TERMS
+    hides: ClassVar[bool] = True
+    of: ClassVar[str]
+
+    def covers(self, step: Step) -> bool:
+        """Whether the model is of such steps of a strategy that names it."""
+        return True
+
+    def model(self, inputs: CellInputs) -> Prediction:
+        step = inputs.step
+        if self.name not in inputs.strategy.predictors or not self.covers(step):
+            raise NotPredictable(f"{self.name} is of {self.of}; {inputs.cell.strategy} is not")
+        return predicted(inputs, step, self.terms, hides=self.hides)
+
+
+def predicted(
+    inputs: CellInputs, step: Step, terms: Terms = ALL_TERMS, *, hides: bool = True
+) -> Prediction:
+    """A step with the seconds of these terms.
+
+    Hiding never makes a step longer than sending everything once the gradients are there.
+    """
+    costs = StepCosts(inputs, step, terms)
+    behind_s = _messages_s(step, costs)
+    if hides:
+        replay = Replay(step, costs)
+        compute_s, sent_s = replay.compute_s, replay.communication_s
+        exposed_s = min(replay.exposed_s, behind_s)
+    else:
+        compute_s = sum(costs.compute_s(one) for one in step.tasks if isinstance(one, Compute))
+        sent_s = exposed_s = behind_s
+    compute_s, sent_s, exposed_s = (
+        seconds / step.rounds for seconds in (compute_s, sent_s, exposed_s)
+    )
+    return Prediction(
+        inputs.predictor,
+        compute_s=compute_s,
+        communication_s=sent_s,
+        exposed_communication_s=exposed_s,
+        limits=_limits(step, terms, hides=hides),
+        notes=costs.remarks,
+        interval_s=costs.interval(compute_s, exposed_s),
+    )
+
+
+def _messages_s(step: Step, costs: StepCosts) -> float:
+    """Seconds of all messages, if none of them leaves before the backward pass has ended."""
+    sums = [Message("all_reduce", size, LINK) for size in step.fused]
+    return sum(costs.message(message).whole_s for message in (*sums, *step.others))
+
+
+def _limits(step: Step, terms: Terms, *, hides: bool) -> tuple[str, ...]:
+    """What a model of such a step leaves out."""
+    limits = ["no straggling worker"]
+    if not hides:
+        limits.insert(0, "nothing is hidden behind computation")
+    elif not terms.all or any(message.lane == LINK for message in step.others):
+        limits.insert(0, "communication does not slow computation down")
+    if any(message.group for message in step.messages) and step.alone is None:
+        limits += [
+            "a layer of fewer features takes its share of the whole layer's time",
+            "what the host takes to start an operation of a split layer is not modelled",
+        ]
+    return tuple(limits)
+
+
+class _OfGradients(OfSteps):
+    """Of ranks that sum all gradients."""
+
+    of = "ranks that sum all gradients"
+
+    def covers(self, step: Step) -> bool:
+        return bool(step.gradients)
+
+
+class DdpBuckets(_OfGradients):
+    """DDP with the terms of Eq. 1 and no others: a ring over the slowest hop, k = 1.
+
+    So it compares with Horovod's predictors on equal terms. Buckets leave while backward runs::
+
+        backward    |---------------------------|
+        ready_k         |      |       |        |          when the bucket's last gradient is ready
+        all-reduce      |-b0-| |--b1--||--b2---||-b3-|     one after the other
+                                                |----|     exposed
+
+        start_k = max(ready_k, end_{k-1});  end_k = start_k + t(S_k)
+        T = k t_seq(B/W) + max(0, end_last - k t_backward)
+    """
+
+    name = "ddp-buckets"
+    source = "DDLBench, Eq. 1, a bucket at a time"
+    terms = Terms(ring=True, all=False)
+
+
+class DdpAllReduce(_OfGradients):
+    """The same with the fitted sweep of the all-reduce, k the slow-down of silent replicas."""
+
+    name = "ddp-all-reduce"
+    source = "measured all-reduce, a bucket at a time"
+    terms = Terms(all=False)
+
+
+class _Serial(OfSteps):
+    """Nothing is hidden: compute, then the measured sweep of every message.
+
+    ::
+
+        |------ k t(B/W) ------|-- t(S_1) --|-- t(S_2) --|        T = k t(B/W) + sum_i t(S_i)
+
+    It describes a device with a single core that computes and sends. On GPUs it is an upper bound.
+    """
+
+    terms = Terms(all=False)
+    hides = False
+
+
+class DdpSerial(_Serial, _OfGradients):
+    """DDP's buckets, through torch.distributed."""
+
+    name = "ddp-serial"
+    source = "measured all-reduce of every bucket, nothing hidden"
+
+
+class HorovodSerial(_Serial, _OfGradients):
+    """Horovod's fusion buffers, with its cycle and its copies."""
+
+    name = "horovod-serial"
+    source = "measured all-reduce of Horovod, nothing hidden"
+
+
+class AveragedWeights(_Serial):
+    """Ranks that train alone and average all weights once in H steps: the mean step of a round.
+
+    ::
+
+        | k t(B/W) | k t(B/W) | .. | k t(B/W) |-- t(S_1) --|-- t(S_2) --|      a round of H steps
+
+    The S_i are all weights in buckets. The outer optimiser's update is not modelled.
+    """
+
+    name = "averaged-weights"
+    source = "measured all-reduce of all weights, once a round"
+    of = "ranks that average all weights"
+
+
+class Sharded(OfSteps):
+    """Ranks that share the weights: the measured all-gather and reduce-scatter of every block.
+
+    ::
+
+        on CPUs     |-g1-| F1 |-g2-| F2 |-g3-| F3 | B3 |-r3-|-g2-| B2 |-r2-|-g1-| B1 |-r1-| update
+
+        on GPUs     compute     | F1 | F2 | F3 | B3 | B2   | B1   |          one block ahead,
+                    link   |-g1-|-g2-|-g3-|    |-g2-|-r3-|-g1-|-r2-|-r1-|    on one link
+
+    Messages are FSDP's own where these were swept, with copies and the cost of each tensor.
+    """
+
+    name = "sharded"
+    source = "measured collectives of every block, replayed"
+    of = "ranks that share the weights"
+
+    def covers(self, step: Step) -> bool:
+        return any(message.operation == "reduce_scatter" for message in step.messages)
+
+
+class LinearPairs(OfSteps):
+    """Groups of devices that split pairs of linear layers: measured all-reduces of every pair.
+
+    ::
+
+        group 0    | F | g | F | g | .. | B | f | B | f | .. | sum over groups | update |
+        group 1    | F | g | F | g | .. | B | f | B | f | .. |                 | update |
+
+        T = k (load(b) + s passes(b) + u update) + sum of T_AR,p(activations) + sum of T_AR,d(gradients)
+
+    p devices in each of d groups, b samples a group; s is the share of the passes that a device
+    computes, u that of the weights that it updates.
+    """  # noqa: E501 - the equation
+
+    name = "linear-pairs"
+    source = "measured all-reduces of every pair of linear layers"
+    of = "pairs of linear layers"
+
+
+class SplitLayers(OfSteps):
+    """Devices that compute each layer together: one of them measured alone, and its messages.
+
+    ::
+
+        measured alone   | part of layer 1 | part of layer 2 | .. | update |
+        a step           | part of layer 1 |-- messages --| part of layer 2 |-- messages --| ..
+
+        T = k s + sum over messages of (d + T(bytes))
+
+    s is a step of one device without its peers, with data loading and update (``alone`` of
+    profile.json). ParaDL (Kahira et al. 2021, Table III) instead takes a part of a layer to be as
+    efficient as the whole.
+    """
+
+    name = "split-layers"
+    source = "one device measured alone, and its measured messages"
+    of = "devices that compute each layer together"

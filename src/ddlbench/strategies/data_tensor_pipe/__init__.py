@@ -1,0 +1,1 @@
+"""Replicas of pipelines whose stages are groups of devices that split linear layers."""

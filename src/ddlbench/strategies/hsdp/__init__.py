@@ -1,0 +1,1 @@
+"""Hybrid sharding: groups of ranks share the weights, and groups have copies of them."""

@@ -1,0 +1,247 @@
+"""Any module becomes blocks that compute the same, or is refused with the reason."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.factory import build, skeleton
+from ddlbench.networks.recorded import cut_by_recording
+from ddlbench.networks.recording import CannotRecord
+from ddlbench.networks.whole import whole
+
+CIFAR10 = DATASETS["cifar10"]
+
+
+class Base(nn.Module):
+    """Three convolutions and a classifier; ``middle`` is what each test changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.c, self.fc = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 10)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """What a test adds."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.middle(torch.relu(self.a(images)))
+        return self.fc(self.c(x).mean((2, 3)))
+
+
+class Shortcut(Base):
+    def middle(self, x):
+        return x + self.norm(self.b(x))
+
+
+class InPlace(Base):
+    def middle(self, x):
+        y = self.b(x)
+        y += 1
+        y.relu_()
+        return self.norm(y)
+
+
+class InPlaceAtTheStart(Base):
+    def middle(self, x):
+        x = self.b(x)
+        x.mul_(2)
+        return self.norm(x)
+
+
+class Twice(Base):
+    def middle(self, x):
+        return self.norm(self.b(self.b(x)))
+
+
+class Tied(Base):
+    def prepare(self):
+        self.c.weight = self.b.weight
+
+    def middle(self, x):
+        return self.norm(self.b(x))
+
+
+class Dropout(Base):
+    def middle(self, x):
+        return functional.dropout(self.b(x), 0.3, self.training)
+
+
+class Noise(Base):
+    def middle(self, x):
+        return self.b(x) + torch.randn_like(x) * 0.1
+
+
+class Folded(Base):
+    def middle(self, x):
+        count = x.shape[0]
+        return self.b(x).reshape(count * 2, 4, *x.shape[2:]).reshape(count, 8, *x.shape[2:])
+
+
+class Positions(Base):
+    def prepare(self):
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+
+    def middle(self, x):
+        rows = torch.arange(x.shape[2], device=x.device).float()[:, None] * self.scale
+        return self.norm(self.b(x) + rows) + rows
+
+
+class Dictionary(Base):
+    def middle(self, x):
+        return self.b(x)
+
+    def forward(self, images):
+        return {"logits": super().forward(images)}
+
+
+class Two(Base):
+    def middle(self, x):
+        first, second = self.b(x).chunk(2, 1)
+        return torch.cat([second, first], 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Shortcut, ["a", "norm", "c", "fc"]),
+        (InPlace, ["a", "b", "norm", "c", "fc"]),
+        (InPlaceAtTheStart, ["a", "b", "norm", "c", "fc"]),
+        (Twice, ["a", "b", "norm", "c", "fc"]),
+        (Tied, ["a", "c", "fc"]),
+        (Dropout, ["a", "b", "c", "fc"]),
+        (Noise, ["a", "b", "c", "fc"]),
+        (Folded, ["a", "b", "c", "fc"]),
+        (Positions, ["a", "b", "norm", "c", "fc"]),
+        (Dictionary, ["a", "b", "c", "fc"]),
+        (Two, ["a", "b", "c", "fc"]),
+    ],
+)
+def test_blocks_compute_what_the_module_does(kind, names) -> None:
+    torch.manual_seed(0)
+    module = whole(kind(), "it is one block")[0]
+    other = copy.deepcopy(module)
+    blocks = cut_by_recording(other, CIFAR10)
+    assert list(blocks._modules) == names
+    for training in (True, False):
+        module.train(training), blocks.train(training)
+        for samples in (4, 1, 7):  # not those of the recording
+            inputs = torch.randn(samples, 3, 32, 32)
+            outputs = []
+            for call in (module, blocks):
+                torch.manual_seed(samples)
+                output = call(inputs.clone())
+                output.square().sum().backward()
+                outputs.append(output)
+            assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6)
+    used = {n for n, weight in module.module.named_parameters() if weight.grad is not None}
+    for name in used:
+        pair = (one.get_parameter(name).grad for one in (module.module, other.module))
+        assert torch.allclose(*pair, rtol=1e-4, atol=1e-5), name
+    state = {name.partition(".")[2] for name in blocks.state_dict()}
+    assert used <= state <= set(module.module.state_dict())
+
+
+class ReadsData(Base):
+    def middle(self, x):
+        return self.b(x) if x.sum() > 0 else self.norm(x)
+
+
+class ReadsItem(Base):
+    def middle(self, x):
+        return self.b(x) * x.mean().item()
+
+
+class ReadsTheBatch(Base):
+    def middle(self, x):
+        return self.b(x) if x.shape[0] % 2 else self.norm(self.b(x))
+
+
+class DropsLayers(Base):
+    def middle(self, x):
+        return x if torch.rand(()) < 0.5 and self.training else x + self.b(x)
+
+
+class Counts(Base):
+    def prepare(self):
+        self.calls = 0
+
+    def middle(self, x):
+        self.calls += 1
+        return self.b(x) * self.calls
+
+
+class WritesItsBuffer(Base):
+    def prepare(self):
+        self.register_buffer("sum", torch.zeros(1))
+
+    def middle(self, x):
+        self.sum += 1
+        return self.b(x) * self.sum
+
+
+class NewBuffer(WritesItsBuffer):
+    def middle(self, x):
+        self.sum = self.sum + 1
+        return self.b(x) * self.sum
+
+
+class FromNumpy(Base):
+    def middle(self, x):
+        return self.b(x) * torch.from_numpy(np.ones(1, dtype="float32"))
+
+
+class TwoPaths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, images):
+        return self.fc((self.a(images) * self.b(images)).mean((2, 3))) + images.mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (ReadsData, r"it reads a value of its data \(Tensor.__bool__\)"),
+        (ReadsItem, r"it reads a value of its data \(Tensor.item\)"),
+        (ReadsTheBatch, "calls other functions for 3 samples than for 2"),
+        (DropsLayers, "reads a value of its data"),
+        (Counts, "it keeps what it counts in attributes"),
+        (WritesItsBuffer, "sum is changed by the forward pass"),
+        (NewBuffer, "its blocks and the network differ"),
+        (FromNumpy, "uses a tensor that no function of torch made"),
+        (TwoPaths, "several of its tensors are alive wherever it could be cut"),
+    ],
+)
+def test_what_a_recording_would_get_wrong_is_refused(kind, why) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(CannotRecord, match=why):
+        cut_by_recording(whole(kind(), "it is one block")[0], CIFAR10)
+
+
+def test_a_module_that_reads_its_data_is_one_layer_of_others() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), ReadsData(), nn.Linear(10, 10))
+    network.register_buffer("outside", torch.ones(1))
+    blocks = cut_by_recording(whole(network, "it has a buffer outside of its blocks")[0], CIFAR10)
+    assert list(blocks._modules) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(("network", "count"), [("resnet18", 11), ("mobilenet_v2", 55)])
+def test_torchvision_s_networks_are_cut(network, count) -> None:
+    name = f"torchvision:{network}"
+    blocks = build(name, CIFAR10, seed=1)
+    assert len(blocks) == count
+    assert list(skeleton(name, CIFAR10)._modules) == list(blocks._modules)

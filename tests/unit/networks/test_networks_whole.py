@@ -1,0 +1,152 @@
+"""Networks that are one block: any module, and those of libraries."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.registry import STRATEGIES, load
+from ddlbench.networks.factory import build, skeleton, try_network
+from ddlbench.networks.whole import tensor_of, whole, why_uncut
+from ddlbench.planning.labels import network_label
+from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.pipeline_stages import StageOptions
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.trainable import why_not_cut
+
+CIFAR10, IMAGENET, TOKENS = (DATASETS[name] for name in ("cifar10", "imagenet", "tokens"))
+ONE = torch.ones(2, 10)
+Outputs = namedtuple("Outputs", "logits aux")
+
+
+class Returns(nn.Module):
+    """Hands on what it was made with."""
+
+    def __init__(self, returned: Any) -> None:
+        super().__init__()
+        self.returned = returned
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.returned
+
+
+class ByKeyword(nn.Module):
+    def forward(self, input_ids: Any = None, labels: Any = None) -> torch.Tensor:
+        assert labels is None
+        return input_ids + 1
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        ONE,
+        Outputs(ONE, None),
+        SimpleNamespace(logits=ONE),
+        {"logits": ONE, "hidden": torch.zeros(3)},
+        {"out": ONE, "aux": torch.zeros(3)},
+        (ONE, torch.zeros(3)),
+        [None, ONE],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_tensor_of_what_a_module_returns(returned: Any) -> None:
+    network = whole(Returns(returned), "it is one")
+    assert network(torch.zeros(2)) is ONE
+
+
+@pytest.mark.parametrize("returned", [None, 3, {}, {"loss": ONE}, (), ({},)])
+def test_what_is_no_tensor_is_one_sentence(returned: Any) -> None:
+    with pytest.raises(ConfigError, match="without a tensor called logits or out; return one"):
+        tensor_of(returned)
+
+
+def test_the_first_argument_is_given_by_keyword_where_libraries_want_it() -> None:
+    assert whole(ByKeyword(), "it is one")(torch.tensor([1, 2])).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_b_16", "googlenet"])
+def test_torchvision_s_networks_are_built_for_the_dataset(name: str) -> None:
+    tried = try_network(f"torchvision:{name}", CIFAR10 if name != "googlenet" else IMAGENET)
+    assert tried.operations > 0
+    assert not tried.traits.uncut
+    assert not tried.traits.unused
+
+
+def test_the_weights_are_the_library_s_and_follow_from_the_seed() -> None:
+    from ddlbench.networks.torchvision_compat import models
+
+    (first, second, other) = (build("torchvision:resnet18", CIFAR10, seed) for seed in (1, 1, 2))
+    names = {name.partition(".")[2] for name in first.state_dict()}
+    assert names == set(models.resnet18(num_classes=10).state_dict())
+    weights = [one.conv1.conv1.weight for one in (first, second, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert skeleton("torchvision:resnet18", CIFAR10).fc.fc.weight.is_meta
+
+
+@pytest.mark.parametrize(
+    ("network", "dataset", "sentence"),
+    [
+        ("torchvision:resnet5", CIFAR10, "torchvision has no network 'resnet5'; did you mean"),
+        ("torchvision:resnet18?depth=3", CIFAR10, "does not take these arguments: .*depth"),
+        ("torchvision:resnet18", TOKENS, "reads images, but dataset tokens has tokens"),
+        ("torchvision:resnet18", DATASETS["mnist"], "reads 3 channels, but dataset mnist has 1"),
+    ],
+)
+def test_a_name_or_dataset_that_does_not_fit_is_one_sentence(network, dataset, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        try_network(network, dataset)
+
+
+@pytest.mark.parametrize(("word", "package"), [("timm", "timm"), ("hf", "transformers")])
+def test_a_library_that_is_missing_is_named(word: str, package: str, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    with pytest.raises(ConfigError, match=f"{package} is not installed .*pip install {package}"):
+        load("ddlbench.networks", f"{word}:resnet50")
+
+
+def test_arguments_stand_behind_a_question_mark() -> None:
+    name = "torchvision:resnet18?zero_init_residual=true,width_per_group=32"
+    cell = Cell("cifar10", name, "ddp", 32, devices_per_node=2)
+    assert cell.id.split("/")[1].endswith("resnet18~~zero_init_residual=true~width_per_group=32")
+    assert Cell.from_id(cell.id) == cell
+    with pytest.raises(ConfigError, match="width_per_group"):  # basic blocks have one width
+        try_network(name, CIFAR10)
+    network = build("torchvision:resnet18?zero_init_residual=true", CIFAR10, seed=1)
+    assert not network.layer1_0.get_parameter("layer1.0.bn2.weight").any()
+
+
+@pytest.mark.parametrize(
+    "name", ["m:f?", "m:f?a", "m:f?a=", "m:f?=1", "m:f?a=1,", "m:f?a=1?b=2", "m:f?a=/x", "?a=1"]
+)
+def test_wrong_arguments_are_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot stand in a path: .*\?argument=value"):
+        Cell("cifar10", name, "ddp", 32)
+
+
+def test_labels_name_the_library() -> None:
+    assert network_label("torchvision:resnet50") == "resnet50 (torchvision)"
+    assert network_label("mine.models:unet") == "unet"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_only_strategies_with_stages_need_cuts(strategy: str) -> None:
+    uncut = NetworkTraits(blocks=("ResNet",), uncut=why_uncut(whole(nn.ReLU(), "it is one block")))
+    cell = Cell("cifar10", "torchvision:resnet18", strategy, 32, devices_per_node=2)
+    why = why_not_cut(uncut, cell)
+    if issubclass(strategy_of(strategy).options, StageOptions):
+        assert why is not None
+        assert why.code == "cannot_be_cut"
+        assert "it is one block" in why
+    else:
+        assert why is None
+    assert why_not_cut(NetworkTraits(), cell) is None
+    assert why_not_cut(uncut, cell.with_(devices_per_node=1)) is None
