@@ -24,6 +24,7 @@ from ddlbench.datasets.formats import FORMATS
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec
+from ddlbench.experiment.own_data import OwnDataset
 
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")
@@ -575,7 +576,7 @@ def test_a_copy_on_scratch_holds_the_same_images(
 ) -> None:
     saved = datasets.DatasetDict(train=pets(0, 20), validation=pets(20, 4), test=pets(0, 2))
     saved.save_to_disk(str(tmp_path / "photos"))
-    assert declared._format_of({"folder": "photos"}, tmp_path / "photos") == "huggingface"
+    assert declared._format_of(OwnDataset(folder="photos"), tmp_path / "photos") == "huggingface"
     spec = replace(PHOTOS, num_classes=3, source=str(tmp_path / "photos"))
     monkeypatch.setitem(DATASETS.built_in, "photos", spec)
     request = DataRequest("photos", source=spec.source)

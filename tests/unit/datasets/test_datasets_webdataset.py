@@ -24,6 +24,7 @@ from ddlbench.datasets.formats import FORMATS
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec
+from ddlbench.experiment.own_data import OwnDataset
 
 wds = pytest.importorskip("webdataset")
 
@@ -391,7 +392,7 @@ def test_a_copy_on_scratch_holds_the_same_images(
 ) -> None:
     write(tmp_path / "photos" / "train-0.tar", [sample(k) for k in range(20)])
     write(tmp_path / "photos" / "val-0.tar", [sample(k) for k in range(20, 24)])
-    assert declared._format_of({"folder": "photos"}, tmp_path / "photos") == "webdataset"
+    assert declared._format_of(OwnDataset(folder="photos"), tmp_path / "photos") == "webdataset"
     spec = replace(PHOTOS, num_classes=3, source=str(tmp_path / "photos"))
     monkeypatch.setitem(DATASETS.built_in, "photos", spec)
     request = DataRequest("photos", source=spec.source)

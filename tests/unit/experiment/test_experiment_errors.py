@@ -85,7 +85,7 @@ def test_the_configuration_itself_is_good() -> None:
         (
             "matrix.strategy",
             ["zzz"],
-            "known: channel, data-filter, data-spatial, data-tensor, ddp, ",
+            "known: channel, data-filter, data-spatial, data-tensor, data-tensor-pipe, ddp, ",
         ),
         ("matrix.strategy", ["no.where:To"], "my.yaml: cannot load 'no.where:To'"),
         ("matrix.strategy", ["ddlbench.planning.plan:Plan"], "must name a subclass of Strategy"),

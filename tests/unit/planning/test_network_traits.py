@@ -18,6 +18,8 @@ FOUR = ("pipe-interleaved", "pipe-zb", "pipe-zbv")
 def plan_of(strategy: str, batch_size: int = 16, **options) -> Plan:
     if strategy in BALANCE:
         options.setdefault("balance", "2+2")
+    if strategy == "data-tensor-pipe":
+        options = {"balance": "2+2", "group": 1, **options}
     if strategy in FOUR:
         options.setdefault("balance", "1+1+1+1")
     devices = {"sequential": 1, "parameter-server": 3}.get(strategy, 2)
@@ -35,21 +37,23 @@ def plan_of(strategy: str, batch_size: int = 16, **options) -> Plan:
 
 BLOCKS = ("a", "b", "c", "d")
 SPLITS = {"spatial", "filter", "channel", "data-filter", "data-spatial"}
-PIPELINES = {*BALANCE, *FOUR}
+SHARED = {"fsdp", "hsdp"}
+PIPELINES = {*BALANCE, *FOUR, "data-tensor-pipe"}
 REFUSED = {
-    "scalars": {"fsdp"},
-    "strided": {"fsdp", "horovod"},
+    "scalars": SHARED,
+    "strided": {*SHARED, "horovod"},
     "complex": {"horovod", "parameter-server"},
-    "sparse": {"fsdp", "ddp"},
-    "whole_numbers": {"fsdp"},
-    "mixed_types": {"fsdp"},
+    "sparse": {*SHARED, "ddp"},
+    "whole_numbers": SHARED,
+    "mixed_types": SHARED,
     "bfloat16": {"horovod"},
-    "irregular": {"horovod", "parameter-server", "fsdp", *SPLITS},
-    "written": {"fsdp", *SPLITS, *PIPELINES},
-    "borrowed": {"fsdp", *SPLITS, *PIPELINES},
+    "irregular": {"horovod", "parameter-server", *SHARED, *SPLITS},
+    "written": {*SHARED, *SPLITS, *PIPELINES},
+    "borrowed": {*SHARED, *SPLITS, *PIPELINES},
     "hooked": {
-        *("fsdp", "pipedream", "model-parallel-p2p", "spatial", "filter", "channel"),
-        *("data-filter", "data-spatial", "tensor-parallel", "data-tensor"),
+        *SHARED,
+        *("pipedream", "model-parallel-p2p", "spatial", "filter", "channel"),
+        *("data-filter", "data-spatial", "tensor-parallel", "data-tensor", "data-tensor-pipe"),
     },
     "unused": set(),
 }

@@ -13,7 +13,7 @@ from planning_factory import block, write_site
 
 from ddlbench.commands.plan_display import plan_lines
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.config import Profiling, parse_experiment
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
@@ -311,7 +311,7 @@ def test_predictions_need_profiles_too(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     rows = _rows(BASE, DDP)
     cost = estimate(rows, LOCAL, tmp_path)
-    settings = {"budget_s": 40 - START_S, "runs": 3}
+    settings = Profiling(budget_s=40 - START_S, runs=3)
     predicting = replace(EXPERIMENT, predict=True, profile=settings)
     told = " ".join(" ".join(plan_lines(cost, predicting, LOCAL, rows, [BASE, DDP])).split())
     assert "1 profile too, about 2.0 min each, and links, about " in told

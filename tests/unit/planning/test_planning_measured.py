@@ -97,7 +97,7 @@ def test_a_measured_balance_says_what_it_lacks() -> None:
     with pytest.raises(NeedsProfile, match=r"make it with: snakemake .*profile\.json"):
         make_plan(cell, SITE_NAME)
     write_site([block(0)])
-    with pytest.raises(ConfigError, match="has 1 blocks, too few for 2 stages"):
+    with pytest.raises(ConfigError, match="is one block, too few for 2 stages"):
         make_plan(cell, SITE_NAME)
 
 

@@ -175,13 +175,14 @@ def test_option_values_are_whole() -> None:
     assert values == {"chunks": 8, "checkpoint": "except_last", "balance": "time"}
 
 
+SHARED = ("fsdp", "hsdp", "deepspeed")
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_notes(name: str) -> None:
     assert strategy_of(name).note("cuda") is None
-    assert (strategy_of(name).note("emulated") is not None) == (name in ("fsdp", "deepspeed"))
-    assert (strategy_of(name).note("cpu") is not None) == (
-        name in (*ONE_PROCESS, "fsdp", "deepspeed")
-    )
+    assert (strategy_of(name).note("emulated") is not None) == (name in SHARED)
+    assert (strategy_of(name).note("cpu") is not None) == (name in (*ONE_PROCESS, *SHARED))
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class HybridSharded(FullyShardedDataParallel):
     label: ClassVar[str] = "HSDP"
     colour: ClassVar[str] = "#6F5FA8"
     marker: ClassVar[str] = "$\\circledast$"
+    not_compiled: ClassVar[str] = "its two axes have not been tried with torch.compile"
     executor: ClassVar[str] = "ddlbench.strategies.hsdp.executor:HsdpExecutor"
     options: ClassVar[type[Options]] = HsdpOptions
 
