@@ -23,6 +23,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.paper import PaperFile, read_papers
 from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
 from ddlbench.report import published
 from ddlbench.report.figure_results import FigureResults, kept_results
@@ -239,11 +240,24 @@ def _deviations(results: FigureResults, name: str) -> pd.DataFrame:
 
 
 def _micro_batches(results: FigureResults, name: str) -> pd.DataFrame:
+    """Rates of the emulated GPUs: measured ones are those of GPUs that were slowed down."""
     needed = (*_CASE, "strategy", "geometry", *_CUT, "measured_samples_per_s")
     rows = _measured(results, name, needed).drop_duplicates([*_CASE, *_CUT])
+    factors = {_slow_down(str(site)) for site in results.configurations["site"]}
+    if len(factors) == 1:
+        rows["measured_samples_per_s"] *= factors.pop()
     sizes = zip(rows["chunks"], rows["micro_batch"], strict=True)
     conditions = [micro_batches_text(*both) for both in sizes]
     return _ours(rows.assign(condition=conditions), RATE, "measured_samples_per_s")
+
+
+def _slow_down(site: str) -> float:
+    """By which a site slows its emulated devices down; 1 of real ones, and of a site elsewhere."""
+    try:
+        accelerator = load_site(site).accelerator
+    except ConfigError:
+        return 1.0
+    return accelerator.slow_down if accelerator is not None else 1.0
 
 
 def _choices(results: FigureResults, name: str) -> pd.DataFrame:
