@@ -41,7 +41,7 @@ def cell_of(strategy: str, **changes) -> Cell:
         strategy=strategy,
         batch_size=8,
         devices_per_node=2,
-        epochs=12,
+        epochs=10,  # whose last step has a checkpoint
         warmup_steps=2,
         data_scale=0.0008,
         checkpoint_every_steps=EVERY,

@@ -26,6 +26,7 @@ OPTIONS = {
     "pipedream": TWO_STAGES,
     "pipe-gpipe": TWO_STAGES,
     "pipe-1f1b": TWO_STAGES,
+    "data-tensor-pipe": {"balance": "3+4", "group": 1},
     "pipe-interleaved": FOUR_STAGES,
     "pipe-zb": FOUR_STAGES,
     "pipe-zbv": FOUR_STAGES,
@@ -33,7 +34,9 @@ OPTIONS = {
     "spatial": {"until": "drop0"},
     "data-spatial": {"until": "drop0"},
 }
-NETWORKS = dict.fromkeys(("tensor-parallel", "data-tensor"), "transformer-dropout")
+NETWORKS = dict.fromkeys(
+    ("tensor-parallel", "data-tensor", "data-tensor-pipe"), "transformer-dropout"
+)
 # Not in one process after another cell: they join once.
 ALONE = ("horovod", "deepspeed")
 
@@ -73,6 +76,8 @@ WORLDS = {
         cell_of("pipedream", 3, balance="3+3+4", vertical_sync=True),
     ],
     "4 ranks": [cell_of("data-tensor", 4, group=2)],
+    # In processes of its own: torch keeps the groups of an equal device mesh of an earlier cell.
+    "4 ranks in stages": [cell_of("data-tensor-pipe", 4, balance="3+4", group=2)],
     "horovod": [cell for cell in ALL if cell.strategy == "horovod"],
     "deepspeed": [cell for cell in ALL if cell.strategy == "deepspeed"],
 }

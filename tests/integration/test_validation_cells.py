@@ -37,6 +37,7 @@ OPTIONS = {
     "pipedream": THREE_AND_THREE,
     "pipe-gpipe": THREE_AND_THREE,
     "pipe-1f1b": THREE_AND_THREE,
+    "data-tensor-pipe": {**THREE_AND_THREE, "group": 1},
     "pipe-interleaved": FOUR_STAGES,
     "pipe-zb": FOUR_STAGES,
     "pipe-zbv": FOUR_STAGES,
