@@ -19,6 +19,8 @@ from ddlbench.common.project import project_root
 from ddlbench.experiment.cell import Cell
 
 ROOT = project_root()
+# A shell has what it starts in the background ignore Ctrl-C, and so all that this starts in turn.
+HEARS_CTRL_C = ("env", "--default-signal=INT")
 
 
 class Project:
@@ -84,7 +86,7 @@ class Project:
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start the workflow in the background."""
         return subprocess.Popen(
-            self.command(*arguments),
+            [*HEARS_CTRL_C, *self.command(*arguments)],
             cwd=self.folder,
             env=self.environment(),
             stdout=subprocess.DEVNULL,
@@ -95,7 +97,7 @@ class Project:
     def watch(self, *arguments: str, **variables: str) -> WatchedRun:
         """Start the workflow, and follow what it shows."""
         process = subprocess.Popen(
-            self.command(*arguments),
+            [*HEARS_CTRL_C, *self.command(*arguments)],
             cwd=self.folder,
             env={**self.environment(), **variables},
             stdin=subprocess.DEVNULL,
