@@ -17,8 +17,3 @@ def repository_above() -> Path | None:
         if (folder / "Snakefile").is_file() and (folder / "config" / "sites").is_dir():
             return folder
     return None
-
-
-def schema_file(name: str) -> Path:
-    """Path of the schema ``name`` ("platform")."""
-    return project_root() / "config" / "schemas" / f"{name}.schema.yaml"

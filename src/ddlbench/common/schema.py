@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 import sys
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Form, read_form, schema_of
-from ddlbench.common.project import schema_file
 from ddlbench.common.text import check_keys, parse_yaml
 
 if TYPE_CHECKING:
@@ -60,17 +58,6 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
 
 
 @cache
-def read_schema(name: str) -> dict[str, Any]:
-    """``config/schemas/<name>.schema.yaml``."""
-    return read_yaml(schema_file(name))
-
-
-def check_against(name: str, value: Any, where: str) -> None:
-    """Validate ``value`` against ``config/schemas/<name>.schema.yaml``."""
-    check(value, read_schema(name), where)
-
-
-@cache
 def file_schema(form: Any) -> Mapping[str, Any]:
     """The JSON schema of a file of the user that a dataclass declares."""
     return schema_of(form, inline=True)
@@ -99,17 +86,6 @@ def nearest(word: object, known: Iterable[str]) -> str:
     told = [word for at, word in enumerate(known) if len(", ".join(known[:at])) < _LONGEST_LIST]
     more = f" and {len(known) - len(told)} more" if len(told) < len(known) else ""
     return f"known: {', '.join(told)}{more}" if known else "there are none"
-
-
-def filled(schema: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    """``value`` with the defaults of a schema for missing keys."""
-    full = dict(value)
-    for key, sub in schema.get("properties", {}).items():
-        if key not in full and "default" in sub:
-            full[key] = json.loads(json.dumps(sub["default"]))
-        if "properties" in sub and isinstance(full.get(key), Mapping):
-            full[key] = filled(sub, full[key])
-    return full
 
 
 def _is_integer(_: object, value: object) -> bool:
