@@ -112,7 +112,6 @@ def fit(
     pull: Callable[[Array], Array],
     weights: Array | None = None,
     groups: Array | None = None,
-    step: float | None = None,
 ) -> Fit:
     """Fit every constant of a platform.
 
@@ -125,7 +124,6 @@ def fit(
         weights: of the steps, (n,); alike if left out.
         groups: numbers from 0 on, (n,): steps of one group err together. Left out, errors are taken
             as independent and equally large.
-        step: relative one of finite differences; scipy's if left out.
 
     Raises:
         ConfigError: there are fewer steps than constants.
@@ -154,7 +152,6 @@ def fit(
         np.minimum(priors, most - 1e-3),
         bounds=(-np.inf, most + 1e-9),
         x_scale=spreads,
-        diff_step=step,
     )
     if groups is None:
         errors = _independent_errors(solved.jac, solved.fun, count, soft)

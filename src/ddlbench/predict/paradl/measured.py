@@ -322,7 +322,6 @@ def calibrate(rows: pd.DataFrame, platform: Platform) -> Fit:
         rows["seconds_per_iteration"].to_numpy(dtype=float),
         soft=SOFT,
         pull=lambda spreads: soft_l1(PULL * spreads, SOFT),
-        step=1e-3,
     )
 
 
