@@ -39,7 +39,8 @@ def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
     try:
         table = pd.read_csv(path)
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as a CSV table: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read as a CSV table: {reason}") from None
     check_columns(table, needed, str(path))
     return table
 
@@ -109,7 +110,8 @@ def fit(
     measured_s: Array,
     *,
     soft: float,
-    pull: Callable[[Array], Array],
+    pull: float,
+    soft_pull: bool = False,
     weights: Array | None = None,
     groups: Array | None = None,
 ) -> Fit:
@@ -120,7 +122,8 @@ def fit(
         predicted_s: seconds of the n measured steps on a platform.
         measured_s: the same as measured, (n,).
         soft: error of a logarithm beyond which errors weigh less.
-        pull: residuals of constants that are so many spreads off their priors.
+        pull: residual of a constant that is off its prior by its spread.
+        soft_pull: a constant far from its prior is pulled less, as large errors weigh less.
         weights: of the steps, (n,); alike if left out.
         groups: numbers from 0 on, (n,): steps of one group err together. Left out, errors are taken
             as independent and equally large.
@@ -144,8 +147,10 @@ def fit(
     def residuals(logs: Array) -> Array:
         constants = dict(zip(names, np.exp(logs).tolist(), strict=True))
         errors = np.log(predicted_s(platform.with_constants(constants)) / measured_s)
-        # Soft by hand: weights do not move the soft end, and the pull has its own form.
-        return np.concatenate([roots * soft_l1(errors, soft), pull((logs - priors) / spreads)])
+        pulled = pull * (logs - priors) / spreads
+        # Soft by hand: weights do not move the soft end, and the pull may stay quadratic.
+        pulled = soft_l1(pulled, soft) if soft_pull else pulled
+        return np.concatenate([roots * soft_l1(errors, soft), pulled])
 
     solved = least_squares(
         residuals,

@@ -22,7 +22,7 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.predict.measured_steps import Fit, fit, read_table, refuse, soft_l1
+from ddlbench.predict.measured_steps import Fit, fit, read_table, refuse
 from ddlbench.predict.paradl.configuration import (
     HYBRIDS,
     STRATEGIES,
@@ -321,7 +321,8 @@ def calibrate(rows: pd.DataFrame, platform: Platform) -> Fit:
         lambda tried: projected(rows, tried, FITTED)["iteration"].to_numpy(),
         rows["seconds_per_iteration"].to_numpy(dtype=float),
         soft=SOFT,
-        pull=lambda spreads: soft_l1(PULL * spreads, SOFT),
+        pull=PULL,
+        soft_pull=True,
     )
 
 

@@ -9,6 +9,7 @@ cut err together: intervals count them as one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -173,7 +174,7 @@ def calibrate(runs: Runs, platform: Accelerators) -> Fit:
         runs.column("hidden_size"), return_inverse=True, return_counts=True
     )
     weights = 1 / counts[place]
-    strength = PULL * SOFT * np.sqrt(len(runs) / len(platform.fitted))
+    weights = weights / weights.mean()
     cuts = [runs.column(name) for name in ("hidden_size", "tensor", "data", "pipeline")]
     _, groups = np.unique(np.stack(cuts, axis=1), axis=0, return_inverse=True)
     return fit(
@@ -181,8 +182,8 @@ def calibrate(runs: Runs, platform: Accelerators) -> Fit:
         runs.predicted_s,
         runs.measured_s,
         soft=SOFT,
-        pull=lambda spreads: strength * spreads,
-        weights=weights / weights.mean(),
+        pull=PULL * SOFT * math.sqrt(weights.sum() / len(platform.fitted)),
+        weights=weights,
         groups=groups.ravel(),
     )
 
