@@ -77,9 +77,7 @@ def test_calibrated_constants_are_those_of_the_shipped_platform(tmp_path):
     assert set(found["constants"]) == set(shipped.fitted)
     for name, said in found["constants"].items():
         assert said["meaning"]
-        # The shipped ones were fitted by another solver; the rows hardly know some of them.
-        near = max(0.01, 0.1 * said["relative_error"])
-        assert said["value"] == pytest.approx(shipped.constant(name), rel=near)
+        assert said["value"] == pytest.approx(shipped.constant(name), rel=0.01)
         assert written.constant(name) == pytest.approx(said["value"])
     assert "constants from 38 iterations" in run("calibrate", MEASURED)
 
