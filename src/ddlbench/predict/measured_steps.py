@@ -99,9 +99,8 @@ class Fit:
 
 
 def soft_l1(errors: Array, soft: float) -> Array:
-    """Residuals whose squares grow as lines where an error is far larger than ``soft``."""
-    size = soft * np.sqrt(2 * (np.sqrt(1 + (errors / soft) ** 2) - 1))
-    return np.asarray(np.copysign(size, errors))
+    """Sizes of residuals whose squares grow as lines where an error is far above ``soft``."""
+    return np.asarray(soft * np.sqrt(2 * (np.sqrt(1 + (errors / soft) ** 2) - 1)))
 
 
 def fit(
