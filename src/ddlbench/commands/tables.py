@@ -29,10 +29,8 @@ from ddlbench.experiment.own_data import OwnDataset
 from ddlbench.experiment.registry import NETWORKS, STRATEGIES
 from ddlbench.experiment.settings import settings
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.predict.paradl.networks import PUBLISHED
 
 _PLANNING = "src/ddlbench/planning"
-_WORKLOADS = "src/ddlbench/predict/paradl/workloads"
 _END = "<!-- end of table -->"
 _FORMS: Mapping[str, Any] = {
     "experiment": ExperimentKeys, "profile": Profiling, "data": OwnDataset,
@@ -84,12 +82,6 @@ TABLES = (
     ),
     GeneratedTable(
         f"{_PLANNING}/transformer_shapes.csv", "ddlbench.networks.factory:transformer_table"
-    ),
-    *(
-        GeneratedTable(
-            f"{_WORKLOADS}/{name}.json", "ddlbench.predict.paradl.networks:workload_text", (name,)
-        )
-        for name in PUBLISHED
     ),
     GeneratedTable("docs/results.md", "ddlbench.report.results_page:results_page"),
     GeneratedTable("docs/oracle/oracle.csv", "ddlbench.report.figures.paradl:published_table"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from importlib.resources import files
-
 import pytest
 import torch
 from torch import nn
@@ -13,6 +10,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import load
 from ddlbench.networks import build, num_parameters
+from ddlbench.predict.paradl.workload import load_workload
 
 
 def _cube(side: int) -> DatasetSpec:
@@ -38,9 +36,8 @@ def test_alexnet_of_small_images(dataset: str, first: int) -> None:
 
 
 def test_cosmoflow_is_what_paradl_published() -> None:
-    """Weights, inputs and outputs of every layer, from the oracle's workload file."""
-    text = files("ddlbench.predict.paradl").joinpath("workloads/cosmoflow-256.json").read_text()
-    wanted = [layer for layer in json.loads(text)["layers"] if layer["kind"] != "relu"]
+    """Weights, inputs and outputs of every layer, from the oracle's workload."""
+    wanted = [layer for layer in load_workload("cosmoflow-256").layers if layer.kind != "relu"]
     network = _meta("cosmoflow", DATASETS["cosmoflow"])
     passing = torch.empty((1, *DATASETS["cosmoflow"].shape), device="meta")
     found = []
@@ -49,7 +46,7 @@ def test_cosmoflow_is_what_paradl_published() -> None:
         if not isinstance(block, nn.ReLU | nn.Flatten):
             extents = [*passing.shape[1:], *[1] * (5 - passing.dim())]
             found.append((name, num_parameters(block), extents))
-    assert found == [(layer["name"], layer["weights"], layer["output"]) for layer in wanted]
+    assert found == [(layer.name, layer.weights, [*layer.output]) for layer in wanted]
 
 
 @pytest.mark.parametrize("side", [4, 6, 9, 16, 32])
