@@ -72,6 +72,15 @@ def test_a_message_delays_computation_by_what_it_steals() -> None:
     assert replay(ddp(0.25, 1.0), stolen).exposed_s == pytest.approx(3.0)
 
 
+def test_a_message_that_needs_the_whole_core_gets_half_of_it_beside_computation() -> None:
+    whole = Costs({"backward": 4.0, "update": 1.0}, rest=MessageCost(0.0, stolen_s=1.0))
+    # Sent 1..3, beside half of the pass; so the pass ends at 5 and the last message at 6.
+    done = replay(ddp(0.25, 1.0), whole)
+    spans = [(span.begin_s, span.end_s) for span in done.spans if span.lane == LINK]
+    assert spans == [(1.0, 3.0), (5.0, 6.0)]
+    assert done.end_s == pytest.approx(done.compute_s + done.communication_s)  # work is conserved
+
+
 def test_gradients_that_wait_are_fused_up_to_the_buffer() -> None:
     tasks = ddp(0.25, 0.5, 0.75, 1.0)
     slow = Costs({"backward": 4.0}, carried_s=2.0)
