@@ -54,19 +54,17 @@ class MessageCost:
         copied_s: of copies around it, by the rank that computes.
         stolen_s: by which it delays computation beside all of it.
         later_s: from the end on its lane until it is there.
-        further_s: that count as communication and hold no lane.
     """
 
     carried_s: float
     copied_s: float = 0.0
     stolen_s: float = 0.0
     later_s: float = 0.0
-    further_s: float = 0.0
 
     @property
     def whole_s(self) -> float:
         """All that it costs a rank that waits for it."""
-        return self.carried_s + self.copied_s + self.further_s
+        return self.carried_s + self.copied_s
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ class StepCosts:
             return MessageCost(self._ring_s(message))
         if message.sums_gradients:
             return self._sum(message, group)
-        through, further_s = self._through(message.operation, group), 0.0
+        through = self._through(message.operation, group)
         times = self._collective(message.operation, group, through)
         carried_s = times.time_s(group.sharing * message.bytes)
         if self._terms.all:
@@ -199,8 +197,8 @@ class StepCosts:
                 carried_s += links.delay_s(message.operation, through, *shape)
             if self._step.library is not None and message.tensors > 1:
                 each_s = links.tensor_s(self._step.library, message.operation, *shape)
-                further_s = (message.tensors - 1) * each_s
-        return MessageCost(message.count * carried_s, further_s=message.count * further_s)
+                carried_s += (message.tensors - 1) * each_s
+        return MessageCost(message.count * carried_s)
 
     @cached_property
     def exchange(self) -> Exchange:
