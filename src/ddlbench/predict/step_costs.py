@@ -6,6 +6,8 @@
 * A message is a sweep of its operation at the shape of its group. Groups that share the links of a
   node each take as long as one with so many times the bytes. It is longer by ``delays`` of
   links.json where it follows a computation on CPUs: gloo's threads wait for a core that computes.
+  Swaps and broadcasts, whose delays are not measured, have those of an all-gather; of broadcasts
+  that take turns only the first one.
 * A library's own sweep holds its copies. Beside computation they are what it takes longer than a
   bare all-reduce over the devices of one node, half before a message and half after all of them.
 * A message beside computation takes the core for its processor time (``cpu_s`` and ``overlaps``):
@@ -22,7 +24,13 @@ from ddlbench.experiment.profile import LoneRun
 from ddlbench.planning.groups import Group
 from ddlbench.planning.step import Compute, Message, Step
 from ddlbench.planning.workload import Step as Phases
-from ddlbench.predict.collectives import ALL_GATHER, ALL_REDUCE, CollectiveTimes, Contention
+from ddlbench.predict.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    CollectiveTimes,
+    Contention,
+)
 from ddlbench.predict.links import Hop, places_of
 from ddlbench.predict.prediction import CellInputs, joined
 
@@ -190,15 +198,17 @@ class StepCosts:
             return self._sum(message, group)
         through = self._through(message.operation, group)
         times = self._collective(message.operation, group, through)
-        carried_s = times.time_s(group.sharing * message.bytes)
+        carried_s, delay_s = times.time_s(group.sharing * message.bytes), 0.0
         if self._terms.all:
-            links, shape = self._inputs.links, (group.nodes, group.devices_per_node)
             if message.follows:
-                carried_s += links.delay_s(message.operation, through, *shape)
+                delayed = 1 if message.operation == BROADCAST else message.count
+                delay_s = delayed * self._delay_s(message.operation, group, through)
             if self._step.library is not None and message.tensors > 1:
-                each_s = links.tensor_s(self._step.library, message.operation, *shape)
+                each_s = self._inputs.links.tensor_s(
+                    self._step.library, message.operation, group.nodes, group.devices_per_node
+                )
                 carried_s += (message.tensors - 1) * each_s
-        return MessageCost(message.count * carried_s)
+        return MessageCost(message.count * carried_s + delay_s)
 
     @cached_property
     def exchange(self) -> Exchange:
@@ -229,10 +239,13 @@ class StepCosts:
         if not self._terms.all:
             return MessageCost(carried_s)
         stolen_s = self._contention.stolen_s(int(message.bytes), carried_s)
-        begun_s = carried_s + self._inputs.links.delay_s(
-            ALL_REDUCE, self._step.transport, group.nodes, group.devices_per_node
-        )
-        return MessageCost(begun_s, self._copied_s(message.bytes), stolen_s)
+        carried_s += self._delay_s(ALL_REDUCE, group, self._step.transport)
+        return MessageCost(carried_s, self._copied_s(message.bytes), stolen_s)
+
+    def _delay_s(self, operation: str, group: Group, through: str) -> float:
+        measured = ALL_GATHER if operation in (BROADCAST, "swap") else operation
+        shape = (group.nodes, group.devices_per_node)
+        return self._inputs.links.delay_s(measured, through, *shape)
 
     @cached_property
     def _contention(self) -> Contention:
@@ -282,7 +295,7 @@ class StepCosts:
         return passes * max(hop.time_s(size) for hop in hops) if message.bytes else 0.0
 
     def _swap(self, message: Message, group: Group) -> MessageCost:
-        """Rows between neighbours: as long as the longest hop, delayed as an all-gather is."""
+        """Rows between neighbours: as long as the longest hop."""
         links, places = self._inputs.links, places_of(self._inputs.plan)
         size = group.sharing * message.bytes
         seconds = []
@@ -290,8 +303,7 @@ class StepCosts:
             hop, remark = links.hop("transport", places[source], places[target])
             seconds.append(hop.time_s(size))
             self._remarks.update(dict.fromkeys(joined(remark)))
-        shape = (group.nodes, group.devices_per_node)
-        delay_s = links.delay_s(ALL_GATHER, self._step.transport, *shape)
+        delay_s = self._delay_s(message.operation, group, self._step.transport)
         return MessageCost(message.count * (delay_s + max(seconds)))
 
     @property
