@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -45,25 +46,25 @@ class Ranking:
     recommender: str
     candidates: tuple[Candidate, ...]
 
-    @property
+    @cached_property
     def ranked(self) -> tuple[Candidate, ...]:
         return tuple(c for c in self.candidates if c.ranked)
 
-    @property
+    @cached_property
     def not_ranked(self) -> tuple[Candidate, ...]:
         return tuple(c for c in self.candidates if not c.ranked)
 
-    @property
+    @cached_property
     def best(self) -> Candidate | None:
         """The fastest that can run and is not known to be too large; None if there is none."""
         return next(iter(self.ranked), None)
 
-    @property
+    @cached_property
     def base(self) -> Candidate | None:
         """One device; None if nothing is known of it."""
         return next((c for c in self.ranked if c.strategy == BASE), None)
 
-    @property
+    @cached_property
     def tied(self) -> tuple[Candidate, ...]:
         """The best, and all that are faster than it with a probability of a quarter or more."""
         best = self.best

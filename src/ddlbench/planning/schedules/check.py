@@ -58,8 +58,8 @@ class _Run:
         if start == len(actions):
             return False
         end = start + 1
-        if self._synchronous and actions[start].communicates:
-            while end < len(actions) and actions[end].communicates:
+        if self._synchronous and actions[start].peer is not None:
+            while end < len(actions) and actions[end].peer is not None:
                 end += 1
         self._post(rank, end)
         if not all(self._can(rank, place) for place in range(start, end)):
@@ -72,12 +72,11 @@ class _Run:
 
     def _post(self, rank: int, end: int) -> None:
         """Announces the messages before ``end`` to the other side."""
-        actions = self._schedule.actions[rank]
+        actions, channels = self._schedule.actions[rank], self._schedule.channels[rank]
         for place in range(self._posted_until[rank], end):
-            action = actions[place]
-            if action.communicates:
+            action, channel = actions[place], channels[place]
+            if channel is not None:
                 counts = self._sends if action.kind.startswith("send") else self._receives
-                channel = action.channel(rank)
                 self._place[rank, place] = counts[channel]
                 counts[channel] += 1
             elif action.kind == "all_reduce":
@@ -85,11 +84,11 @@ class _Run:
         self._posted_until[rank] = max(end, self._posted_until[rank])
 
     def _can(self, rank: int, place: int) -> bool:
-        action = self._schedule.actions[rank][place]
-        if action.kind.startswith("receive"):
-            return self._place[rank, place] < self._sends[action.channel(rank)]
-        if action.kind.startswith("send"):
-            posted = self._receives[action.channel(rank)] + self._ahead
+        action, channel = self._schedule.actions[rank][place], self._schedule.channels[rank][place]
+        if channel is not None and action.kind.startswith("receive"):
+            return self._place[rank, place] < self._sends[channel]
+        if channel is not None:
+            posted = self._receives[channel] + self._ahead
             return not self._synchronous or self._place[rank, place] < posted
         if action.kind == "all_reduce":
             here = self._arrived[action.stage, action.micro_batch]
@@ -104,8 +103,10 @@ class _Run:
             neighbour = action.stage + 1
         else:
             return True
-        outside = not 0 <= neighbour < self._schedule.num_stages
-        if outside or self._schedule.rank_of(neighbour, action.micro_batch) != rank:
+        if not 0 <= neighbour < len(self._schedule.stage_ranks):
+            return True
+        ranks = self._schedule.stage_ranks[neighbour]
+        if ranks[action.micro_batch % len(ranks)] != rank:
             return True
         return (action.kind, neighbour, action.micro_batch) in self._done
 
@@ -194,12 +195,12 @@ def _check_messages(schedule: Schedule) -> None:
     sent: dict[Channel, list[Message]] = defaultdict(list)
     received: dict[Channel, list[Message]] = defaultdict(list)
     receivers = {"send_activation": 1, "send_gradient": -1}  # the next stage, the one before
-    for rank, actions in enumerate(schedule.actions):
-        for action in actions:
-            if action.communicates:
+    for actions, channels in zip(schedule.actions, schedule.channels, strict=True):
+        for action, name in zip(actions, channels, strict=True):
+            if name is not None:
                 messages = sent if action.kind in receivers else received
                 stage = action.stage + receivers.get(action.kind, 0)
-                messages[action.channel(rank)].append((stage, action.micro_batch))
+                messages[name].append((stage, action.micro_batch))
     for channel in sent.keys() | received.keys():
         content, source, target = channel
         if sent[channel] != received[channel]:

@@ -106,4 +106,4 @@ def _duration_s(event: Event, durations: Durations, links: Links) -> float:
     if event.role == "message":
         assert event.peer is not None
         return links(event.rank, event.peer, action)
-    return 0.0 if action.communicates else durations(action)
+    return 0.0 if action.peer is not None else durations(action)

@@ -39,11 +39,10 @@ zero bubble: Qi et al. 2024; PipeDream: Narayanan et al. 2019). The replay is th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from ddlbench.planning.pipeline import PipelineRun, Repeated
+from ddlbench.planning.pipeline import PipelineRun
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, EventGraph
 from ddlbench.planning.strategy import strategy_of
@@ -55,7 +54,7 @@ from ddlbench.predict.prediction import (
     Prediction,
     joined,
 )
-from ddlbench.predict.predictors.pipeline_links import Kinds, PipelineLinks
+from ddlbench.predict.predictors.pipeline_links import PipelineLinks
 
 
 @dataclass(frozen=True)
@@ -295,27 +294,10 @@ def _with_links(
     ranks = len(run.free.graph.lines)
     kinds = links.kinds(run.real_of(1).graph.keys, ranks, device_kind)
     real = run.real_of(len(kinds.first))
-    keys = [kinds.original(key) for key in real.graph.keys]
-    sent = [links.time_s(key, device_kind) for key in keys]
+    keys = kinds.originals(real.graph.keys)
+    sent, holds = links.times_s(keys, device_kind)
     costs = [slowdown * compute.of(key) + s for key, s in zip(keys, sent, strict=True)]
-    holds = [links.held(key) for key in keys]
     shared = Counter(link for held in holds if held for link in held.links)
     crowded = any(count > 1 for count in shared.values())
     period_s = real.period_s(costs, holds if crowded else None)
-    return period_s, _sent_s(real, sent, kinds)
-
-
-def _sent_s(repeated: Repeated, sent_s: Sequence[float], kinds: Kinds) -> float:
-    """Seconds of all communication of a mini-batch; of messages, the mean over pipelines."""
-    graph = repeated.graph
-    whole = sum(
-        count * seconds * (1.0 if _is_sum(key) else kinds.share(key))
-        for key, count, seconds in zip(graph.keys, graph.key_counts, sent_s, strict=True)
-        if key.role != "notice"
-    )
-    return whole / repeated.mini_batches
-
-
-def _is_sum(event: Event) -> bool:
-    """Whether all pipelines take part in it."""
-    return event.action is not None and event.action.kind == "all_reduce"
+    return period_s, kinds.sent_s(real.graph, sent) / real.mini_batches
