@@ -132,7 +132,6 @@ class StepCosts:
         self._collectives: dict[tuple[str, int, int, str], CollectiveTimes] = {}
         cell = inputs.cell
         self._shape = cell.nodes, cell.devices_per_node
-        self._block_s: dict[str, list[float]] = {}
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -169,7 +168,7 @@ class StepCosts:
         seconds = self.slowdown * float(getattr(phases, name))
         if task.blocks is None:
             return task.share * seconds
-        times = self._blocks_s(task.phase)
+        times = self._inputs.workload.passes_s(self._step.samples)[task.phase == "backward"]
         return seconds * sum(times[task.blocks.start : task.blocks.stop]) / (sum(times) or 1.0)
 
     def interval(self, compute_s: float, further_s: float) -> tuple[float, float] | None:
@@ -309,9 +308,3 @@ class StepCosts:
     @property
     def _alone(self) -> LoneRun:
         return self._inputs.workload.alone[str(self._step.alone)]
-
-    def _blocks_s(self, phase: str) -> list[float]:
-        if phase not in self._block_s:
-            blocks = self._inputs.workload.blocks
-            self._block_s[phase] = [getattr(b, phase).at(self._step.samples) for b in blocks]
-        return self._block_s[phase]

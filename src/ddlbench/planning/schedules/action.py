@@ -104,11 +104,6 @@ class Schedule:
             for rank, actions in enumerate(self.actions)
         )
 
-    def rank_of(self, stage: int, micro_batch: int) -> int:
-        """The rank that runs a micro-batch on a stage."""
-        ranks = self.stage_ranks[stage]
-        return ranks[micro_batch % len(ranks)]
-
     def computations(self, rank: int) -> tuple[Action, ...]:
         return tuple(action for action in self.actions[rank] if action.computes)
 

@@ -24,10 +24,10 @@ from ddlbench.planning.schedules.action import Action, Channel, InvalidSchedule,
 def blocked(schedule: Schedule, synchronous: bool) -> dict[int, Action]:
     """The ranks that never end, with the action each stops at; empty when all end."""
     run = _Run(schedule, synchronous)
-    moved = True
+    moved, ranks = True, range(schedule.world_size)
     while moved:
         moved = False
-        for rank in range(schedule.world_size):
+        for rank in ranks:
             while run.step(rank):
                 moved = True
     return run.unfinished()
@@ -114,8 +114,8 @@ class _Run:
 def check(schedule: Schedule) -> None:
     """Proves a schedule right by going through it.
 
-    Every micro-batch passes every stage once, forwards before backwards, on the rank that
-    ``rank_of`` names; every backward pass is followed by an update; each replica of a stage takes
+    Every micro-batch passes every stage once, forwards before backwards, on a rank of
+    that stage; every backward pass is followed by an update; each replica of a stage takes
     part in the same updates; each channel's messages are received once, in the order in which they
     are sent; no rank holds more than its ``in_flight``; and nothing deadlocks, with buffered or
     synchronous sends.
@@ -159,7 +159,8 @@ def _check_passes(schedule: Schedule) -> None:
     done: dict[tuple[int, int], list[Kind]] = defaultdict(list)
     for rank in range(schedule.world_size):
         for action in schedule.computations(rank):
-            if schedule.rank_of(action.stage, action.micro_batch) != rank:
+            ranks = schedule.stage_ranks[action.stage]
+            if ranks[action.micro_batch % len(ranks)] != rank:
                 raise _invalid(schedule, f"rank {rank} has {action} of stage {action.stage}")
             done[action.stage, action.micro_batch].append(action.kind)
     whole = (["forward", "backward"], ["forward", "backward_input", "backward_weight"])

@@ -39,14 +39,16 @@ zero bubble: Qi et al. 2024; PipeDream: Narayanan et al. 2019). The replay is th
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import mul
 
 from ddlbench.planning.pipeline import PipelineRun
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, EventGraph
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload
+from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,
@@ -116,9 +118,9 @@ def stage_times(
     step = workload.step(loaded)
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
     whole = sum(weights) or 1
-    in_order = iter(zip(factors.forward, factors.backward, strict=True))
-    scaled = [list(zip(blocks, islice(in_order, len(blocks)), strict=True)) for blocks in stages]
-    backward = [[back * block.backward.at(samples) for block, (_, back) in own] for own in scaled]
+    ahead_s, back_s = workload.passes_s(samples)
+    forward = _of_stages(map(mul, factors.forward, ahead_s), stages)
+    backward = _of_stages(map(mul, factors.backward, back_s), stages)
     input_halves = [
         sum(block.input_share * s for block, s in zip(blocks, seconds, strict=True))
         for blocks, seconds in zip(stages, backward, strict=True)
@@ -128,9 +130,7 @@ def stage_times(
         for blocks, seconds in zip(stages, backward, strict=True)
     ]
     return StageTimes(
-        forward_s=tuple(
-            sum(ahead * block.forward.at(samples) for block, (ahead, _) in own) for own in scaled
-        ),
+        forward_s=tuple(map(sum, forward)),
         backward_s=tuple(map(sum, backward)),
         # The first stage sends no gradient of its input: it computes all in the second half.
         input_s=(0.0, *input_halves[1:]),
@@ -139,6 +139,10 @@ def stage_times(
         load_s=step.load_s,
         notes=joined(_extrapolated(workload, samples), step.remark),
     )
+
+
+def _of_stages(blocks_s: Iterator[float], stages: Sequence[Sequence[Block]]) -> list[list[float]]:
+    return [[*islice(blocks_s, len(blocks))] for blocks in stages]
 
 
 def as_profiled(workload: Workload, samples: float) -> BlockFactors:
@@ -160,8 +164,7 @@ def as_whole_steps(workload: Workload, samples: float) -> BlockFactors:
 
 def _levels(workload: Workload, samples: float) -> tuple[float, float]:
     whole = workload.step(samples)
-    forward_s = sum(block.forward.at(samples) for block in workload.blocks)
-    backward_s = sum(block.backward.at(samples) for block in workload.blocks)
+    forward_s, backward_s = map(sum, workload.passes_s(samples))
     if not (whole.forward_s and whole.backward_s and forward_s and backward_s):
         return 1.0, 1.0
     return whole.forward_s / forward_s, whole.backward_s / backward_s
