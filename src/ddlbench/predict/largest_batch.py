@@ -153,10 +153,7 @@ def largest_batch(
         ended = done(cell) or measure(cell)
         if ended is None:
             raise ConfigError(f"{cell.id} left no result; look at its log.txt")
-        device_s = ended.elapsed_s * cell.devices
-        found.trials.append(
-            Trial(cell.strategy, cell.id, str(ended.status), ended.step_s, device_s)
-        )
+        found.trials.append(Trial.of(cell, ended))
         if ended.status == Status.OK:
             return found
         if ended.status != Status.OUT_OF_MEMORY:

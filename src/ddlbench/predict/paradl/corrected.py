@@ -282,7 +282,10 @@ def _spatial(workload: Workload, platform: Platform, config: Configuration) -> T
     split = workload.layers[: workload.spatial_layers]
     halo = sum(
         2
-        * (2 * link.latency_s + ITEM_BYTES * batch * layer.halo_rows * layer.row * link.s_per_byte)
+        * (
+            2 * link.latency_s
+            + ITEM_BYTES * batch * layer.halo_rows * layer.slice_items(1) * link.s_per_byte
+        )
         for layer in split
         if layer.halo_rows
     )

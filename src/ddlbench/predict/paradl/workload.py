@@ -79,11 +79,6 @@ class Layer(Form):
             return self.y * self.channels * window
         return self.x * self.y if self.kind == "linear" else 0
 
-    @property
-    def row(self) -> int:
-        """Items of one row of the input: a slice along the first spatial dimension."""
-        return self.slice_items(1)
-
     def slice_items(self, dim: int) -> int:
         """Items of a slice of the input with extent 1 along a dimension of its shape."""
         return self.x // self.input[dim]

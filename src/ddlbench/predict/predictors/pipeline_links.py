@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from ddlbench.planning.gradient_traffic import whole_buckets
-from ddlbench.planning.pipeline import Pipeline, PlannedStage
+from ddlbench.planning.groups import Group
+from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, EventGraph, Held
-from ddlbench.planning.workload import Block, Tensor, Workload
-from ddlbench.predict.collectives import CollectiveTimes
+from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.links import Hop, LinkTable, places_of
 
 
@@ -91,16 +91,15 @@ class PipelineLinks:
         *,
         ends: bool = False,
     ) -> None:
-        self._table, self._pipeline, self._ends = table, pipeline, ends
+        self._table, self._plan, self._pipeline, self._ends = table, plan, pipeline, ends
         self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
-        self._bucket_bytes = [
-            [
-                sum(bucket)
-                for bucket in whole_buckets(
-                    _of_stage(workload.tensors, stage), workload.bucket_bytes
-                )
-            ]
+        of_stages = [
+            [one for one in workload.tensors if stage.first <= one.block < stage.last]
             for stage in pipeline.stages
+        ]
+        self._bucket_bytes = [
+            [sum(bucket) for bucket in whole_buckets(tensors, workload.bucket_bytes)]
+            for tensors in of_stages
         ]
         self._places = places_of(plan)
         self._replica = {
@@ -214,20 +213,10 @@ class PipelineLinks:
 
     def _sum_s(self, stage: int, transport: str) -> float:
         """Seconds of the all-reduces of all buckets of a stage, one after the other."""
-        reduce = self._all_reduce(self._pipeline.stages[stage].ranks, transport)
+        group = Group.of(self._plan, self._pipeline.stages[stage].ranks)
+        reduce = self._table.all_reduce(group.nodes, group.devices_per_node, transport)
         self._remarks.update(dict.fromkeys(reduce.notes))
         return sum(reduce.time_s(size) for size in self._bucket_bytes[stage])
-
-    def _all_reduce(self, ranks: Sequence[int], transport: str) -> CollectiveTimes:
-        nodes = len({self._places[rank][0] for rank in ranks})
-        shape = (nodes, len(ranks) // nodes)
-        if len(ranks) % nodes:  # no such geometry was swept: as if each rank had a node of its own
-            shape = (len(ranks), 1)
-        return self._table.all_reduce(*shape, transport)
-
-
-def _of_stage(tensors: Sequence[Tensor], stage: PlannedStage) -> list[Tensor]:
-    return [tensor for tensor in tensors if stage.first <= tensor.block < stage.last]
 
 
 def _is_sum(event: Event) -> bool:
