@@ -22,7 +22,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.memory import Room, room_of
+from ddlbench.planning.memory import room_of
 from ddlbench.planning.planner import plan_at
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.candidate import Knowledge, predicted
@@ -269,7 +269,8 @@ def predictions(
             else:
                 record |= _predicted_columns(prediction, record["measured_step_s"])
                 room = room_of(workload, plan, prediction.memory_bytes, site)
-                record |= _memory_columns(room) if room else {}
+                if room:
+                    record |= {"predicted_memory_bytes": room.needed_bytes, "fits": room.fits}
             records.append(record)
     if reasons and len(reasons) == len(records):
         raise reasons[0]
@@ -320,7 +321,3 @@ def _predicted_columns(prediction: Prediction, measured_s: float | None) -> dict
         "limits": NOTE_BREAK.join(prediction.limits),
         "notes": NOTE_BREAK.join(prediction.notes),
     }
-
-
-def _memory_columns(room: Room) -> dict[str, Any]:
-    return {"predicted_memory_bytes": room.needed_bytes, "fits": room.fits}

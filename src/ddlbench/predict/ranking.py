@@ -137,19 +137,20 @@ def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
         for place, c in enumerate(told)
         if c.belief is not None and c.belief.basis == "measured"
     }
-    beliefs = iter(informed(expected, measured, alike([_family(c) for c in told])))
+    beliefs = iter(
+        informed(expected, measured, alike([known_strategy(c.strategy).family for c in told]))
+    )
     return [replace(c, belief=next(beliefs)) if c in told else c for c in candidates]
-
-
-def _family(candidate: Candidate) -> str:
-    return known_strategy(candidate.strategy).family
 
 
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates in order; those that are ranked with their chances."""
     base = next((c for c in candidates if c.strategy == BASE and c.ranked), None)
     ranked = sorted((c for c in candidates if c.ranked), key=lambda c: _place(c, base))
-    others = sorted((c for c in candidates if not c.ranked), key=_not_ranked_place)
+    # What would be known, but does not fit, goes first.
+    others = sorted(
+        (c for c in candidates if not c.ranked), key=lambda c: (c.belief is None, c.strategy)
+    )
     won = races(
         [c.belief for c in ranked if c.belief is not None],
         [_share(c) for c in ranked],
@@ -187,11 +188,6 @@ def _place(candidate: Candidate, base: Candidate | None) -> tuple[float, bool, f
     step_s = candidate.belief.step_s
     least_s = _share(candidate) * base.belief.step_s if base and base.belief else 0.0
     return (max(step_s, least_s), candidate.strategy != BASE, step_s)
-
-
-def _not_ranked_place(candidate: Candidate) -> tuple[bool, str]:
-    """What would be known, but does not fit, goes first."""
-    return (candidate.belief is None, candidate.strategy)
 
 
 def _by_the_rule(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -176,7 +176,9 @@ def _check_passes(schedule: Schedule) -> None:
 def _check_updates(schedule: Schedule) -> None:
     for stage, ranks in enumerate(schedule.stage_ranks):
         each = [[a for a in schedule.actions[rank] if a.stage == stage] for rank in ranks]
-        updates = [[(a.kind, a.micro_batch) for a in x if _is_update(a)] for x in each]
+        updates = [
+            [(a.kind, a.micro_batch) for a in x if a.kind in ("all_reduce", "update")] for x in each
+        ]
         if any(replica != updates[0] for replica in updates):
             raise _invalid(schedule, f"the replicas of stage {stage} update at different times")
         if len(ranks) > 1:
@@ -185,10 +187,6 @@ def _check_updates(schedule: Schedule) -> None:
                 raise _invalid(schedule, f"stage {stage} updates without its replicas' gradients")
         if any(not x or x[-1].kind != "update" for x in each):
             raise _invalid(schedule, f"stage {stage} does not end with an update")
-
-
-def _is_update(action: Action) -> bool:
-    return action.kind in ("all_reduce", "update")
 
 
 def _check_messages(schedule: Schedule) -> None:

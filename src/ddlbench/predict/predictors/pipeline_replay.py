@@ -262,8 +262,9 @@ class _Compute:
     def of(self, event: Event) -> float:
         """Seconds of an event; 0 of communication."""
         if event.role == "start":
-            at_first = not self.run.loads_each_pass and self._holds_first_stage(event.rank)
-            return self.times.load_s if at_first else 0.0
+            lines = self.run.free.graph.lines
+            first = any(placed.action.stage == 0 for placed in lines[event.rank % len(lines)])
+            return self.times.load_s if first and not self.run.loads_each_pass else 0.0
         if event.role != "action" or event.action is None:
             return 0.0
         kind, stage = event.action.kind, event.action.stage
@@ -280,10 +281,6 @@ class _Compute:
             count * self.of(key) for key, count in zip(graph.keys, graph.key_counts, strict=True)
         )
         return whole * self.run.pipelines / self.run.free.mini_batches
-
-    def _holds_first_stage(self, rank: int) -> bool:
-        lines = self.run.free.graph.lines
-        return any(placed.action.stage == 0 for placed in lines[rank % len(lines)])
 
 
 def _with_links(

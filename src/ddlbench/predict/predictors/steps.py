@@ -59,7 +59,7 @@ def predicted(
     if hides:
         replay = Replay(step, costs)
         compute_s, sent_s = replay.compute_s, replay.communication_s
-        exposed_s = replay.exposed_s
+        exposed_s = min(replay.exposed_s, sent_s)  # by rounding it may be longer
     else:
         compute_s = sum(costs.compute_s(one) for one in step.tasks if isinstance(one, Compute))
         # All gradients are there before the first message leaves.

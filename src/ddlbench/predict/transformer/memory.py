@@ -46,9 +46,17 @@ def state_bytes(asked: Configurations) -> Array:
 def working_bytes(asked: Configurations) -> Array:
     """Activations, of the fuller of the first and the last stage."""
     held = np.array(
-        [_held(row, count) for row, count in zip(asked.each(), asked.micro_batches, strict=True)]
-    )
-    kept = _kept(asked)
+        [
+            in_flight(name, int(ranks), chunks_of(name, int(chunks)), int(count))
+            for name, ranks, chunks, count in zip(
+                asked["schedule"], asked["pipeline"], asked["chunks"], asked.micro_batches,
+                strict=True,
+            )
+        ]
+    )  # fmt: skip
+    full, selective = asked.is_("recomputation", "full"), asked.is_("recomputation", "selective")
+    rest = np.where(selective, _of_layer(asked, "selective"), _of_layer(asked, "none"))
+    kept = np.where(full, _of_layer(asked, "full"), rest)  # of a micro-batch, by a layer
     layers = asked.stage_layers
     tokens = asked["micro_batch"] * asked["sequence_length"]
     logits = LOGIT_BYTES * tokens * asked.vocabulary / asked["tensor"]
@@ -59,13 +67,6 @@ def working_bytes(asked: Configurations) -> Array:
     last_held = np.where(asked.is_("schedule", "gpipe"), held, 1.0)
     last = last_held * layers * kept + np.maximum(going, logits)
     return np.maximum(first, last)
-
-
-def _kept(asked: Configurations) -> Array:
-    """Bytes that a layer keeps of a micro-batch."""
-    full, selective = asked.is_("recomputation", "full"), asked.is_("recomputation", "selective")
-    rest = np.where(selective, _of_layer(asked, "selective"), _of_layer(asked, "none"))
-    return np.where(full, _of_layer(asked, "full"), rest)
 
 
 def _of_layer(asked: Configurations, recomputation: str) -> Array:
@@ -79,9 +80,3 @@ def _of_layer(asked: Configurations, recomputation: str) -> Array:
         sequence_parallel=asked["sequence_parallel"] > 0,
     )
     return np.asarray(half * asked.bytes_of("item") / HALF)
-
-
-def _held(row: dict[str, int | str], micro_batches: float) -> float:
-    name = str(row["schedule"])
-    chunks = chunks_of(name, int(row["chunks"]))
-    return in_flight(name, int(row["pipeline"]), chunks, int(micro_batches))
