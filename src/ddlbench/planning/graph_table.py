@@ -203,10 +203,7 @@ class _Cutting:
         name = nodes[0].name if first == last else f"{nodes[0].name}_to_{nodes[-1].name}"
         passes = (
             Timing.through([(self.batch_size, sum(times) / 1e3)], name)
-            for times in (
-                [node.forward_ms for node in nodes],
-                [node.backward_ms for node in nodes],
-            )
+            for times in ([node.forward_ms for node in nodes], [node.backward_ms for node in nodes])
         )
         forward, backward = passes
         return Block(

@@ -406,7 +406,6 @@ def _missing_package(names: tuple[str, ...], install: str) -> str | None:
             path = Path(sys.prefix) / f"{name}-missing.txt"
             reason = f" ({path.read_text('utf-8').strip()})" if path.is_file() else ""
             return Reason(
-                "package_missing",
-                f"the package {name} is not installed here{reason}; {install}",
+                "package_missing", f"the package {name} is not installed here{reason}; {install}"
             )
     return None

@@ -51,11 +51,7 @@ def short_cell(cell: Cell) -> Cell:
     samples = (_WARMUP_STEPS + _STEPS) * cell.batch_size
     scale = ceil(1000 * samples / DATASETS[cell.dataset].num_train) / 1000
     return cell.with_(
-        epochs=1,
-        warmup_steps=_WARMUP_STEPS,
-        max_steps=_STEPS,
-        data_scale=min(1.0, scale),
-        repeat=0,
+        epochs=1, warmup_steps=_WARMUP_STEPS, max_steps=_STEPS, data_scale=min(1.0, scale), repeat=0
     )
 
 

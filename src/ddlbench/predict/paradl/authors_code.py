@@ -176,11 +176,7 @@ def _spatial(workload: Workload, platform: Platform, config: Configuration) -> T
     split = sum(time for _, time in _before_the_head(workload))
     rest = config.batch * max(0.0, workload.time_s - split)
     gradients = all_reduce_s(config.devices, _weight_bytes(workload), ring)
-    return {"layers": compute + rest}, {
-        "halo": halos,
-        "gather": behind,
-        "gradients": gradients,
-    }
+    return {"layers": compute + rest}, {"halo": halos, "gather": behind, "gradients": gradients}
 
 
 def _data_spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:

@@ -10,13 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddlbench.common.document import json_text
-from ddlbench.predict.paradl.workload import (
-    WORKLOAD_VERSION,
-    Layer,
-    Shape,
-    Stack,
-    WorkloadFile,
-)
+from ddlbench.predict.paradl.workload import WORKLOAD_VERSION, Layer, Shape, Stack, WorkloadFile
 
 IMAGE: Shape = (3, 226, 226)
 

@@ -69,8 +69,7 @@ class CarryForward(BuiltInPredictor):
                 f"no smaller {cell.strategy} cell of {cell.network} on {cell.dataset} is measured"
             )
         smallest = min(
-            smaller,
-            key=lambda m: (m.cell.devices, m.cell.fabric != cell.fabric, m.cell.batch_size),
+            smaller, key=lambda m: (m.cell.devices, m.cell.fabric != cell.fabric, m.cell.batch_size)
         ).cell
         note = None
         if smallest.fabric != cell.fabric:

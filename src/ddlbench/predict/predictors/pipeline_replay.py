@@ -229,14 +229,7 @@ def replayed(
     if plan.world_size > 1:
         stage_blocks = strategy.stage_blocks(workload, plan)
         ends = level and workload.device_kind == "cpu"  # a GPU's queue hides what its host does
-        links = PipelineLinks(
-            inputs.links,
-            plan,
-            pipeline,
-            stage_blocks,
-            workload,
-            ends=ends,
-        )
+        links = PipelineLinks(inputs.links, plan, pipeline, stage_blocks, workload, ends=ends)
         step_s, sent_s = _with_links(run, compute, slowdown, links, workload.device_kind)
         remarks = links.remarks
     exposed_s = max(0.0, step_s - slowdown * free_s)
@@ -284,11 +277,7 @@ class _Compute:
 
 
 def _with_links(
-    run: PipelineRun,
-    compute: _Compute,
-    slowdown: float,
-    links: PipelineLinks,
-    device_kind: str,
+    run: PipelineRun, compute: _Compute, slowdown: float, links: PipelineLinks, device_kind: str
 ) -> tuple[float, float]:
     """Seconds per mini-batch in the long run, and seconds of its messages and all-reduces."""
     ranks = len(run.free.graph.lines)

@@ -21,11 +21,7 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.measured_steps import Array, Fit, fit, read_table, refuse
 from ddlbench.predict.platform_file import Accelerators, HeldOut
-from ddlbench.predict.transformer.configurations import (
-    NEEDED,
-    Configurations,
-    configurations,
-)
+from ddlbench.predict.transformer.configurations import NEEDED, Configurations, configurations
 from ddlbench.predict.transformer.step import steps
 
 PUBLISHED = Path(str(files("ddlbench.predict.transformer").joinpath("published")))

@@ -28,10 +28,7 @@ import numpy as np
 from ddlbench.predict.measured_steps import Array
 from ddlbench.predict.platform_file import Accelerators
 from ddlbench.predict.transformer.configurations import Configurations
-from ddlbench.predict.transformer.counts import (
-    embedding_parameters,
-    layer_parameters,
-)
+from ddlbench.predict.transformer.counts import embedding_parameters, layer_parameters
 from ddlbench.predict.transformer.layer_time import (
     ATTENTION,
     HOST,
