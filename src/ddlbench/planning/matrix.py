@@ -368,13 +368,7 @@ def _memory_check(site: Site) -> Callable[[Cell], str | None]:
     def profiled(key: ProfileKey) -> bool:
         return profile_file(site.name, key.id).is_file()
 
-    def too_large(cell: Cell) -> str | None:
-        if not profiled(ProfileKey.of(cell)):
-            return None
-
-        return why_cell_too_large(cell, site)
-
-    return too_large
+    return lambda cell: why_cell_too_large(cell, site) if profiled(ProfileKey.of(cell)) else None
 
 
 @cache

@@ -80,8 +80,12 @@ def steps(asked: Configurations, platform: Accelerators) -> Steps:
     parts[SENDS] = sends_s
     parts[BUBBLE] = pipeline_s - sends_s - work.seconds
     parts[DATA] = _data_s(asked, platform, layer)
-    parts[EMBEDDING] = _tied_s(asked, platform)
-    parts[UPDATE] = _update_s(asked, platform)
+    rings = ends_rings(asked, platform.devices_per_node)
+    words = asked.vocabulary * asked["hidden_size"] / asked["tensor"]
+    parts[EMBEDDING] = all_reduce_s(rings, asked["gradient_bytes"] * words, platform)
+    rate = platform.device.memory_bytes_per_s * platform.constant("update_efficiency")
+    owners = np.where(asked["zero"] > 0, asked["data"], 1.0)
+    parts[UPDATE] = asked.bytes_of("update") * stage_parameters(asked) / owners / rate
     return Steps(parts)
 
 
@@ -165,15 +169,3 @@ def _data_s(asked: Configurations, platform: Accelerators, layer: Pass) -> Array
     pass_s = asked.stage_layers * layer.seconds / 2
     waited = 2 * asked.micro_batches * np.maximum(gather - pass_s, 0.0) + scatter
     return np.where(zero == 0, whole, np.where(zero < 3, scatter + gather, waited))
-
-
-def _tied_s(asked: Configurations, platform: Accelerators) -> Array:
-    rings = ends_rings(asked, platform.devices_per_node)
-    words = asked.vocabulary * asked["hidden_size"] / asked["tensor"]
-    return all_reduce_s(rings, asked["gradient_bytes"] * words, platform)
-
-
-def _update_s(asked: Configurations, platform: Accelerators) -> Array:
-    rate = platform.device.memory_bytes_per_s * platform.constant("update_efficiency")
-    owners = np.where(asked["zero"] > 0, asked["data"], 1.0)
-    return asked.bytes_of("update") * stage_parameters(asked) / owners / rate
