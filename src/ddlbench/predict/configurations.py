@@ -133,8 +133,7 @@ def configurations(
         one = dict(zip(values, chosen, strict=True))
         cell = _cell(question, strategy, one)
         found.setdefault(cell.id, (one, cell))
-    # One sentence names all that is missing.
-    known.inputs.workload(next(iter(found.values()))[1])
+    known.inputs.check([cell for _, cell in found.values()])
     base = assess(question.cell(BASE), known)
     return [Configuration(one, _limited(cell, base, known)) for one, cell in found.values()]
 

@@ -181,13 +181,16 @@ def lines(found: LargestBatch, memory: MemoryOfBatches) -> list[str]:
         f"{Cell.from_id(trial.cell_id).batch_size} samples: {trial.status}"
         for trial in found.trials
     ]
-    said = [f"Measured: {', '.join(tried)}."] if tried else []
+    measured = [f"Measured: {', '.join(tried)}."] if tried else []
     if not found.batch_size:
-        return [*said, "No batch was confirmed; predict a smaller one with --device-memory-bytes."]
+        return [
+            *measured,
+            "No batch was confirmed; predict a smaller one with --device-memory-bytes.",
+        ]
     assert found.needed_bytes is not None
     how = "confirmed by a cell" if found.confirmed else "predicted, not measured"
     return [
         f"Largest batch: {found.batch_size} samples a step ({how}); {GB.text(found.needed_bytes)} "
         f"of {capacity} predicted, limited by {found.limit}.",
-        *said,
+        *measured,
     ]

@@ -130,17 +130,17 @@ def rank(candidates: Sequence[Candidate], recommender: str, *, by_rule: bool = F
 
 def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates; the runs of those that were measured move what is believed of the others."""
-    told = [c for c in candidates if c.expected is not None and c.belief is not None]
-    expected = [c.expected for c in told if c.expected is not None]
+    known = [c for c in candidates if c.expected is not None and c.belief is not None]
+    expected = [c.expected for c in known if c.expected is not None]
     measured = {
         place: c.belief
-        for place, c in enumerate(told)
+        for place, c in enumerate(known)
         if c.belief is not None and c.belief.basis == "measured"
     }
     beliefs = iter(
-        informed(expected, measured, alike([known_strategy(c.strategy).family for c in told]))
+        informed(expected, measured, alike([known_strategy(c.strategy).family for c in known]))
     )
-    return [replace(c, belief=next(beliefs)) if c in told else c for c in candidates]
+    return [replace(c, belief=next(beliefs)) if c in known else c for c in candidates]
 
 
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -53,9 +53,7 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
         predictor_for(known_here.recommender, BASE, kind)  # the name must be known
     candidates = [_candidate(question, name, known_here) for name in known("ddlbench.strategies")]
     if not any(c.belief for c in candidates):
-        # One sentence names all that is missing.
-        cells = [candidate.cell for candidate in candidates]
-        known_here.inputs.workload(max(cells, key=lambda cell: cell.devices))
+        known_here.inputs.check([candidate.cell for candidate in candidates])
     return rank(candidates, known_here.recommender, by_rule=known_here.recommender == UNLESS_OOM)
 
 
@@ -115,8 +113,8 @@ def dividing_batches(
     near = {below, below + question.devices} - {0, question.batch_size}
     more = {}
     for size in sorted(near):
-        asked = question.with_batch(size)
-        more[size] = sum(_candidate(asked, c.strategy, known_here).ranked for c in uneven)
+        other = question.with_batch(size)
+        more[size] = sum(_candidate(other, c.strategy, known_here).ranked for c in uneven)
     best = max(more.values(), default=0)
     if not best:
         return None

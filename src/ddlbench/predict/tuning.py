@@ -231,11 +231,11 @@ def tune(
         tuning.stopped = _reason(tuning, following, limits, least)
         if tuning.stopped or following is None:
             return tuning
-        asked = study.ask(tuning, following[0])
-        if asked is None:
+        chosen = study.ask(tuning, following[0])
+        if chosen is None:
             tuning.stopped = f"the sampler {sampler} asks for nothing new"
             return tuning
-        one, trial = asked
+        one, trial = chosen
         cell = short_cell(one.cell)
         try:
             ended = measure(cell)

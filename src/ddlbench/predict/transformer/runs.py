@@ -154,8 +154,8 @@ def choices(runs: Runs, predicted_s: Array) -> Mapping[str, Any]:
 
 SOFT = 0.05
 PULL = 0.2
-"""How strongly priors pull. Of k constants one that is off by its spread costs as much as an error
-of SOFT x PULL in a k-th of the runs."""
+"""Weight of the priors: a constant that is one spread off its prior costs as much as an error of
+SOFT x PULL in n / k of the n runs, where k constants are fitted."""
 HOLD_OUTS = ("hidden_size", "devices", "layers")
 
 
