@@ -133,6 +133,7 @@ class Workload:
         self._shrink = float(profile.get("shrink") or 1.0)
         self.step = cache(self._step)
         self.passes_s = cache(self._passes_s)
+        self.extrapolated = cache(self._extrapolated)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -252,6 +253,12 @@ class Workload:
         """Seconds of the forward and of the backward pass of each block."""
         forward_s = tuple(block.forward.at(samples) for block in self.blocks)
         return forward_s, tuple(block.backward.at(samples) for block in self.blocks)
+
+    def _extrapolated(self, samples: float) -> str | None:
+        """A remark if some block was not timed around so many samples."""
+        timings = (timing for block in self.blocks for timing in (block.forward, block.backward))
+        outside = any(timing.extrapolates(samples) for timing in timings)
+        return f"times of blocks at {samples:g} samples are extrapolated" if outside else None
 
     def _step(self, batch_size: float) -> Step:
         """A sequential step with ``batch_size`` samples, data loading included.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from ddlbench.experiment.profile import LoneRun
 from ddlbench.planning.groups import Group
@@ -130,8 +130,8 @@ class StepCosts:
         self._inputs, self._step, self._terms = inputs, step, terms
         self._remarks: dict[str, None] = {}
         self._collectives: dict[tuple[str, int, int, str], CollectiveTimes] = {}
-        cell = inputs.cell
-        self._shape = cell.nodes, cell.devices_per_node
+        self._shape = inputs.cell.nodes, inputs.cell.devices_per_node
+        self._through, self._further_s = cache(self._swept_through), cache(self._measured_further_s)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -197,17 +197,10 @@ class StepCosts:
             return self._sum(message, group)
         through = self._through(message.operation, group)
         times = self._collective(message.operation, group, through)
-        carried_s, delay_s = times.time_s(group.sharing * message.bytes), 0.0
-        if self._terms.all:
-            if message.follows:
-                delayed = 1 if message.operation == BROADCAST else message.count
-                delay_s = delayed * self._delay_s(message.operation, group, through)
-            if self._step.library is not None and message.tensors > 1:
-                each_s = self._inputs.links.tensor_s(
-                    self._step.library, message.operation, group.nodes, group.devices_per_node
-                )
-                carried_s += (message.tensors - 1) * each_s
-        return MessageCost(message.count * carried_s + delay_s)
+        delay_s, tensor_s = self._further_s(message.operation, group, through)
+        carried_s = times.time_s(group.sharing * message.bytes) + (message.tensors - 1) * tensor_s
+        delays = 1 if message.operation == BROADCAST else message.count
+        return MessageCost(message.count * carried_s + message.follows * delays * delay_s)
 
     @cached_property
     def exchange(self) -> Exchange:
@@ -225,7 +218,7 @@ class StepCosts:
         at_once = self._inputs.strategy.is_synchronous(self._inputs.cell)
         return self.exchange.transfer_s(self.exchange.workers if at_once else 1)
 
-    def _through(self, operation: str, group: Group) -> str:
+    def _swept_through(self, operation: str, group: Group) -> str:
         """The library where its own messages were swept, else the transport below it."""
         library, links = self._step.library, self._inputs.links
         if library and self._terms.all and links.has_swept(library, group.nodes, operation):
@@ -238,13 +231,20 @@ class StepCosts:
         if not self._terms.all:
             return MessageCost(carried_s)
         stolen_s = self._contention.stolen_s(int(message.bytes), carried_s)
-        carried_s += self._delay_s(ALL_REDUCE, group, self._step.transport)
+        carried_s += self._further_s(ALL_REDUCE, group, self._step.transport)[0]
         return MessageCost(carried_s, self._copied_s(message.bytes), stolen_s)
 
-    def _delay_s(self, operation: str, group: Group, through: str) -> float:
+    def _measured_further_s(
+        self, operation: str, group: Group, through: str
+    ) -> tuple[float, float]:
+        """Seconds by which a message is longer after a computation, and by each further tensor."""
+        if not self._terms.all:
+            return 0.0, 0.0
+        links, shape = self._inputs.links, (group.nodes, group.devices_per_node)
         measured = ALL_GATHER if operation in (BROADCAST, "swap") else operation
-        shape = (group.nodes, group.devices_per_node)
-        return self._inputs.links.delay_s(measured, through, *shape)
+        library = self._step.library
+        tensor_s = links.tensor_s(library, operation, *shape) if library else 0.0
+        return links.delay_s(measured, through, *shape), tensor_s
 
     @cached_property
     def _contention(self) -> Contention:
@@ -302,7 +302,7 @@ class StepCosts:
             hop, remark = links.hop("transport", places[source], places[target])
             seconds.append(hop.time_s(size))
             self._remarks.update(dict.fromkeys(joined(remark)))
-        delay_s = self._delay_s(message.operation, group, self._step.transport)
+        delay_s, _ = self._further_s(message.operation, group, self._step.transport)
         return MessageCost(message.count * (delay_s + max(seconds)))
 
     @property

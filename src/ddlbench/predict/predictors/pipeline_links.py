@@ -108,6 +108,7 @@ class PipelineLinks:
         self._shape = plan.cell.nodes, plan.cell.devices_per_node
         self._remarks: dict[str, None] = {}
         self._hop, self._ends_s = cache(self._measured_hop), cache(self._measured_ends_s)
+        self._delay_s = cache(self._measured_delay_s)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -198,7 +199,7 @@ class PipelineLinks:
             self._remarks[remark] = None
         return hop
 
-    def _delay_s(self, source: int, target: int) -> float:
+    def _measured_delay_s(self, source: int, target: int) -> float:
         """By which a notice waits for a sender that computes: its thread needs the core, too."""
         if not self._ends:
             return 0.0

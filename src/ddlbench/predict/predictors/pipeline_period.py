@@ -60,9 +60,6 @@ class PipelinePeriod(BuiltInPredictor):
         period_s, sent_s = period_of(chain, stages, links, self.terms)
         free_s, _ = period_of(chain, stages, _NO_LINKS, self.terms)
         compute_s = float(chain.time_s[0, -1]) / plan.world_size
-        note = None
-        if any(block.forward.extrapolates(batch_size) for block in workload.blocks):
-            note = f"times of blocks at {batch_size} samples are extrapolated"
         return Prediction(
             self.name,
             compute_s=compute_s,
@@ -74,7 +71,7 @@ class PipelinePeriod(BuiltInPredictor):
                 "no data loading, no optimiser",
                 "devices do not slow each other down",
             ),
-            notes=joined(note),
+            notes=joined(workload.extrapolated(batch_size)),
         )
 
 

@@ -137,7 +137,7 @@ def stage_times(
         weight_s=(sum(backward[0]), *weight_halves[1:]),
         update_s=tuple(step.optimizer_s * size / whole for size in weights),
         load_s=step.load_s,
-        notes=joined(_extrapolated(workload, samples), step.remark),
+        notes=joined(workload.extrapolated(samples), step.remark),
     )
 
 
@@ -168,15 +168,6 @@ def _levels(workload: Workload, samples: float) -> tuple[float, float]:
     if not (whole.forward_s and whole.backward_s and forward_s and backward_s):
         return 1.0, 1.0
     return whole.forward_s / forward_s, whole.backward_s / backward_s
-
-
-def _extrapolated(workload: Workload, samples: float) -> str | None:
-    outside = any(
-        timing.extrapolates(samples)
-        for block in workload.blocks
-        for timing in (block.forward, block.backward)
-    )
-    return f"times of blocks at {samples:g} samples are extrapolated" if outside else None
 
 
 _LIMITS = (
