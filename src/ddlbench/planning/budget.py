@@ -98,7 +98,6 @@ class Budget:
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
         return {**asdict(self), "data": list(self.data), "warnings": list(self.warnings)}
 
 

@@ -181,7 +181,6 @@ class _Cutting:
         )
 
     def _output_bytes(self, node: int) -> float:
-        """Of a mini-batch."""
         if self.shapes_apart and self._is_shape(node):
             return self._entering_bytes(node)
         return self._nodes[node].output_bytes
@@ -230,7 +229,6 @@ def _kind(node: GraphNode) -> str:
 
 
 def _tensors_of(nodes: Sequence[GraphNode], path: Path) -> dict[str, int]:
-    """Parameter tensors of a block's layers and their bytes."""
     weighted = [node for node in nodes if node.parameter_bytes]
     tensors: dict[str, int] = {}
     for node in weighted:

@@ -46,7 +46,6 @@ class Options(PlanDetails):
 
     @classmethod
     def defaults(cls) -> dict[str, OptionValue]:
-        """The default of each option, by its name."""
         options: Any = cls  # a class has a hash, which mypy does not know of dataclasses
         return dict(_defaults(options))
 

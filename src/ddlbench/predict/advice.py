@@ -65,7 +65,6 @@ class Advice:
         return self.recommended.strategy if self.recommended else None
 
     def extended(self, sentences: Sequence[str]) -> Advice:
-        """The advice with further sentences."""
         return replace(self, sentences=(*self.sentences, *sentences))
 
 

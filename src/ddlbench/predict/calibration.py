@@ -117,7 +117,6 @@ class Constants(Form):
         return self.work * work_s + self.communication * sent_s + self.step_s
 
     def step_of(self, cell: CalibrationCell) -> float:
-        """Seconds of a step."""
         return cell.predicted_s + self.longer_s(cell.work_s, cell.sent_s)
 
 

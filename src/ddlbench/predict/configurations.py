@@ -50,7 +50,6 @@ class Configuration:
 
     @property
     def cell(self) -> Cell:
-        """The cell with this configuration's options."""
         return self.candidate.cell
 
     @property

@@ -157,7 +157,6 @@ class StepCosts:
         return max(1.0, slowdown) * idle
 
     def compute_s(self, task: Compute) -> float:
-        """Seconds of a computation."""
         phases = self._phases
         if task.phase == "alone":
             return self.slowdown * self._alone.step_s
@@ -204,7 +203,6 @@ class StepCosts:
 
     @cached_property
     def exchange(self) -> Exchange:
-        """What workers and servers send each other."""
         exchange = Exchange.of(self._inputs)
         self._remarks.update(dict.fromkeys(exchange.remarks))
         return exchange

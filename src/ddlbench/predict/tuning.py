@@ -138,7 +138,6 @@ class Tuning:
         return device_s_all(self.trials, others, devices)
 
     def to_dict(self, site: str, case: Mapping[str, Any]) -> dict[str, Any]:
-        """The content of tuning.json."""
         best = self.best
         return {
             "schema_version": VERSION,

@@ -64,7 +64,6 @@ class StageDurations:
     update_s: Sequence[float] = ()
 
     def __call__(self, action: Action) -> float:
-        """Seconds of an action."""
         seconds, share = {
             "forward": (self.forward_s, 1.0),
             "backward": (self.backward_s, 1.0),

@@ -99,7 +99,6 @@ class Projection:
 
     @property
     def bottleneck(self) -> str:
-        """Name of the longest term."""
         terms = {**self.computation, **self.communication}
         return max(terms, key=lambda name: terms[name])
 

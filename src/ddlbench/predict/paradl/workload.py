@@ -195,7 +195,6 @@ class Workload:
 
     @property
     def weights(self) -> int:
-        """Trained items of all layers."""
         return sum(layer.weights for layer in self.layers)
 
     def times_s(self, weight: Callable[[Layer], float]) -> Sequence[float]:

@@ -178,7 +178,6 @@ def _carried_s(cell: Cell, source: Cell, measured: list[Measured]) -> float:
 
 
 def _share(cell: Cell) -> float:
-    """Samples of one worker."""
     return cell.batch_size / workers_of(cell)
 
 

@@ -81,7 +81,6 @@ def predicted(
 
 
 def _limits(step: Step, terms: Terms, *, hides: bool) -> tuple[str, ...]:
-    """What a model of such a step leaves out."""
     limits = ["no straggling worker"]
     if not hides:
         limits.insert(0, "nothing is hidden behind computation")

@@ -48,7 +48,6 @@ class Runs:
         return len(self.configurations)
 
     def take(self, chosen: Any) -> Runs:
-        """Some of them: a mask, or their places."""
         return Runs(self.configurations.take(chosen), self.measured_s[chosen])
 
     def column(self, name: str) -> Array:
@@ -56,7 +55,6 @@ class Runs:
         return self.configurations.devices if name == "devices" else self.configurations[name]
 
     def predicted_s(self, platform: Accelerators) -> Array:
-        """Seconds of each step on a platform."""
         return steps(self.configurations, platform).seconds
 
 

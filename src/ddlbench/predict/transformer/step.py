@@ -58,7 +58,6 @@ class Steps:
 
     @property
     def seconds(self) -> Array:
-        """Of the whole step."""
         return np.asarray(np.sum([self.parts[name] for name in PARTS], axis=0))
 
 
