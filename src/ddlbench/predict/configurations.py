@@ -70,7 +70,11 @@ class Configuration:
     @property
     def label(self) -> str:
         """``chunks=8 balance=work``."""
-        return " ".join(f"{name}={_text(value)}" for name, value in self.values.items())
+        texts = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in self.values.items()
+        }
+        return " ".join(f"{name}={text}" for name, text in texts.items())
 
     def runs(self, history: History) -> tuple[float, ...]:
         """Seconds a sample of each of its runs at the site."""
@@ -164,7 +168,3 @@ def alike(found: Sequence[Configuration]) -> np.ndarray:
     )
     matrix: np.ndarray = _ONE_OPTION**differing
     return matrix
-
-
-def _text(value: OptionValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -288,14 +288,12 @@ class _Builder:
             issued, send = channel.issued[number]
             before = [issued, *channel.messages[-1:]]
             if rendezvous:
-                before.append(self._notice(channel.posted[number], source, target))
+                posted = channel.posted[number]
+                if self._events[posted].role != "start":  # else known long before it is needed
+                    posted = self._add(Event("notice", target, None, source), posted)
+                before.append(posted)
             message = self._add(Event("message", source, send, target), *before)
             channel.messages.append(message)
-
-    def _notice(self, posted: int, source: int, target: int) -> int:
-        if self._events[posted].role == "start":  # known long before it is needed
-            return posted
-        return self._add(Event("notice", target, None, source), posted)
 
     def _await_sends(self, rank: int) -> bool:
         """Makes a rank wait for all its messages; False if one of them does not exist yet."""

@@ -107,7 +107,10 @@ class Stack:
         bias: bool = True,
     ) -> None:
         """Add a convolution; ``pad="same"`` gives extent / stride, rounded up."""
-        extents = tuple(_extent(size, kernel, stride, pad) for size in self.shape[1:])
+        extents = tuple(
+            -(-size // stride) if isinstance(pad, str) else (size + 2 * pad - kernel) // stride + 1
+            for size in self.shape[1:]
+        )
         window = kernel ** len(extents)
         weights = self.shape[0] * filters * window + (filters if bias else 0)
         self._add(Layer(name, "conv", self.shape, (filters, *extents), weights, kernel, stride))
@@ -137,12 +140,6 @@ class Stack:
     def _add(self, layer: Layer) -> None:
         self.layers.append(layer)
         self.shape = layer.output
-
-
-def _extent(size: int, kernel: int, stride: int, pad: int | str) -> int:
-    if isinstance(pad, str):
-        return -(-size // stride)
-    return (size + 2 * pad - kernel) // stride + 1
 
 
 WORKLOAD_VERSION = 1

@@ -74,9 +74,10 @@ class CarryForward(BuiltInPredictor):
         note = None
         if smallest.fabric != cell.fabric:
             note = f"carried from fabric {smallest.fabric}"
+        steps_s = [m.step_s for m in smaller if m.cell.with_(repeat=0) == smallest.with_(repeat=0)]
         return Prediction(
             self.name,
-            compute_s=_carried_s(cell, smallest, smaller),
+            compute_s=median(steps_s) * _share(cell) / _share(smallest),
             limits=("further devices cost nothing",),
             notes=joined(note, f"carried from {smallest.geometry}, batch {smallest.batch_size}"),
         )
@@ -169,12 +170,6 @@ def _comparable(inputs: CellInputs, strategy: str = "") -> list[Measured]:
         cell = cell.with_(strategy=strategy, options=())
     kind = _kind_of(cell)
     return [measured for measured in inputs.history if _kind_of(measured.cell) == kind]
-
-
-def _carried_s(cell: Cell, source: Cell, measured: list[Measured]) -> float:
-    """Median step of ``source`` over its repeats, scaled by samples per worker."""
-    steps = [m.step_s for m in measured if m.cell.with_(repeat=0) == source.with_(repeat=0)]
-    return median(steps) * _share(cell) / _share(source)
 
 
 def _share(cell: Cell) -> float:

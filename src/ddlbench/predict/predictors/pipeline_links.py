@@ -154,7 +154,13 @@ class PipelineLinks:
         pipelines = len(self._places) // ranks
         if pipelines == 1:
             return Kinds((0,), (1,), ranks)
-        messages = [event for event in events if _is_message(event)]
+        # Times of these depend on where their ranks are.
+        messages = [
+            event
+            for event in events
+            if event.role in ("message", "notice")
+            or (event.action is not None and event.action.kind.startswith("receive"))
+        ]
         found: dict[tuple[Hashable, ...], list[int]] = {}
         users: Counter[Hashable] = Counter()
         for pipeline in range(pipelines):
@@ -223,9 +229,3 @@ class PipelineLinks:
 def _is_sum(event: Event) -> bool:
     """Whether all pipelines take part in it."""
     return event.action is not None and event.action.kind == "all_reduce"
-
-
-def _is_message(event: Event) -> bool:
-    """Whether its time depends on where its ranks are."""
-    receives = event.action is not None and event.action.kind.startswith("receive")
-    return receives or event.role in ("message", "notice")
