@@ -246,8 +246,8 @@ class _Compute:
     def of(self, event: Event) -> float:
         """Seconds of an event; 0 of communication."""
         if event.role == "start":
-            lines = self.run.free.graph.lines
-            first = any(placed.action.stage == 0 for placed in lines[event.rank % len(lines)])
+            graph = self.run.free.graph
+            first = event.rank % len(graph.lines) in graph.first_ranks
             return self.times.load_s if first and not self.run.loads_each_pass else 0.0
         if event.role != "action" or event.action is None:
             return 0.0
