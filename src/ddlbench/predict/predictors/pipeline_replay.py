@@ -121,20 +121,16 @@ def stage_times(
     ahead_s, back_s = workload.passes_s(samples)
     forward = _of_stages(map(mul, factors.forward, ahead_s), stages)
     backward = _of_stages(map(mul, factors.backward, back_s), stages)
-    input_halves = [
-        sum(block.input_share * s for block, s in zip(blocks, seconds, strict=True))
-        for blocks, seconds in zip(stages, backward, strict=True)
-    ]
-    weight_halves = [
-        sum(block.weight_share * s for block, s in zip(blocks, seconds, strict=True))
-        for blocks, seconds in zip(stages, backward, strict=True)
+    halves = [
+        [(block.input_share * s, block.weight_share * s) for block, s in zip(*of, strict=True)]
+        for of in zip(stages, backward, strict=True)
     ]
     return StageTimes(
         forward_s=tuple(map(sum, forward)),
         backward_s=tuple(map(sum, backward)),
         # The first stage sends no gradient of its input: it computes all in the second half.
-        input_s=(0.0, *input_halves[1:]),
-        weight_s=(sum(backward[0]), *weight_halves[1:]),
+        input_s=(0.0, *(sum(half for half, _ in own) for own in halves[1:])),
+        weight_s=(sum(backward[0]), *(sum(half for _, half in own) for own in halves[1:])),
         update_s=tuple(step.optimizer_s * size / whole for size in weights),
         load_s=step.load_s,
         notes=joined(workload.extrapolated(samples), step.remark),
