@@ -27,6 +27,10 @@ FAIR_SHARE = 0.5
 """Of a core that computes, what a message can get."""
 
 
+_Waiting = tuple[int, Message, float]
+"""Place in the list of tasks, the message, and when it is ready."""
+
+
 @dataclass(frozen=True)
 class Span:
     """A task, or messages that were fused, from ``begin_s`` to ``end_s`` on a lane."""
@@ -70,7 +74,7 @@ class Replay:
     communication_s: float = 0.0
     _free_s: dict[str, float] = field(default_factory=dict)
     _there_s: dict[int, float] = field(default_factory=dict)
-    _waiting: list[tuple[int, float]] = field(default_factory=list)
+    _waiting: list[_Waiting] = field(default_factory=list)
     _beside: _Sent | None = None
     _unpacked_s: float = 0.0
 
@@ -122,7 +126,7 @@ class Replay:
             copied_s = self.costs.message(message).copied_s / 2
             self._free_s[COMPUTE] = self._computed_s(self._free(COMPUTE), copied_s)
             self._unpacked_s += copied_s
-        self._waiting.append((place, self._free(COMPUTE)))
+        self._waiting.append((place, message, self._free(COMPUTE)))
 
     def _computed_s(self, now_s: float, work_s: float) -> float:
         """When ``work_s`` of computation from ``now_s`` on have ended, beside messages."""
@@ -166,19 +170,17 @@ class Replay:
         """When the first message that waits can leave; infinite if none waits."""
         if not self._waiting:
             return inf
-        place, ready_s = self._waiting[0]
-        task = self.step.tasks[place]
-        waited_s = [self._there_s[other] for other in task.waits_for]
-        return max(ready_s, self._free(task.lane), *waited_s)
+        _, message, ready_s = self._waiting[0]
+        waited_s = [self._there_s[other] for other in message.waits_for]
+        return max(ready_s, self._free(message.lane), *waited_s)
 
     def _depart(self) -> None:
         """Send the first messages that wait."""
         begin_s = self._begin_s()
-        first = self.step.tasks[self._waiting[0][0]]
-        assert isinstance(first, Message)
-        places = self._fused(begin_s)
-        del self._waiting[: len(places)]
-        message = replace(first, bytes=sum(self._bytes(place) for place in places))
+        count, filled = self._fused(begin_s)
+        message = replace(self._waiting[0][1], bytes=filled)
+        places = [place for place, _, _ in self._waiting[:count]]
+        del self._waiting[:count]
         cost = self.costs.message(message)
         self.communication_s += cost.whole_s
         self._beside = _Sent(message, places, cost, begin_s, begin_s, cost.carried_s)
@@ -190,22 +192,15 @@ class Replay:
         assert sent is not None
         self._end(sent.message, sent.places, sent.begin_s, end_s, sent.cost.later_s)
 
-    def _fused(self, begin_s: float) -> list[int]:
-        """Places of the messages that travel together; the first always fits."""
-        if self.step.fusion_bytes is None:
-            return [self._waiting[0][0]]
-        filled = 0.0
-        together: list[int] = []
-        for place, ready_s in self._waiting:
-            filled += self._bytes(place)
-            if together and (filled > self.step.fusion_bytes or ready_s > begin_s):
-                break
-            together.append(place)
-        return together
-
-    def _bytes(self, place: int) -> float:
-        task = self.step.tasks[place]
-        return task.bytes if isinstance(task, Message) else 0.0
+    def _fused(self, begin_s: float) -> tuple[int, float]:
+        """How many messages travel together, and their bytes; the first always fits."""
+        filled = self._waiting[0][1].bytes
+        for count, (_, message, ready_s) in enumerate(self._waiting[1:], start=1):
+            most = self.step.fusion_bytes
+            if most is None or filled + message.bytes > most or ready_s > begin_s:
+                return count, filled
+            filled += message.bytes
+        return len(self._waiting), filled
 
     def _free(self, lane: str) -> float:
         return self._free_s.get(lane, 0.0)
