@@ -53,7 +53,7 @@ def largest_batch(
     if candidate.beyond and not dry_run:
         raise ConfigError(f"{candidate.beyond}; --dry-run predicts it")
     workload = here.inputs.workload(cell)
-    capacity = device_memory_bytes or capacity_bytes(workload, site)
+    capacity = device_memory_bytes or capacity_bytes(workload.device_memory_bytes, site)
     if capacity is None:
         raise ConfigError(
             f"the memory of a device of site {site.name} is unknown; give --device-memory-bytes, "

@@ -98,7 +98,6 @@ class Budget:
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
         return {**asdict(self), "data": list(self.data), "warnings": list(self.warnings)}
 
 
@@ -121,7 +120,8 @@ def estimate(
     finished = finished or finished_rows(rows, site, results_root)
     unsupported = [row for row in rows if row.unsupported is not None]
     to_run = cells_to_run(rows, finished)
-    first = _measured_first(to_run, site, results_root)
+    # Files that their plans still wait for (`balance: profile`).
+    first = sum(not path.is_file() for path in _inputs(to_run, site, results_root))
     largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
     glances = _glances(rows, finished, site.name, results_root)
     known = ExpectedTime(glances, site, results_root, own)
@@ -204,11 +204,6 @@ def _glances(
                 seen = glance(path, site, cell_id)
                 found += [seen] if seen is not None and seen.status.is_result else []
     return found
-
-
-def _measured_first(cells: Iterable[Cell], site: Site, results_root: Path) -> int:
-    """How many files the plans of ``cells`` still wait for (``balance: profile``)."""
-    return sum(not path.is_file() for path in _inputs(cells, site, results_root))
 
 
 def faulty_inputs(cells: Iterable[Cell], site: Site, results_root: Path = RESULTS) -> Iterator[str]:

@@ -64,12 +64,10 @@ class DeviceTable:
 
     @property
     def parameter_bytes(self) -> int:
-        """Of all blocks."""
         return sum(block.parameter_bytes for block in self.blocks)
 
     @property
     def tensors(self) -> int:
-        """Number of parameter tensors."""
         return sum(map(len, self.parameters))
 
     def pass_s(self, batch_size: float) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.statistics import medians
@@ -86,16 +86,15 @@ class ExpectedTime:
         for likeness, key in self._keys(cell):
             if key in self._elapsed_s:
                 return likeness, self._elapsed_s[key]
-        for kind, step_s in (
-            ("steps", self._sample_s.get(_training(cell))),
+        sample_s = self._sample_s.get(_training(cell))
+        ways: tuple[tuple[Likeness, float | None], ...] = (
+            ("steps", None if sample_s is None else sample_s * cell.batch_size),
             ("profile", self._profiled_step_s(cell)),
             ("operations", self._counted_step_s(cell)),
-        ):
+        )
+        for kind, step_s in ways:
             if step_s is not None:
-                scale = cell.batch_size if kind == "steps" else 1
-                return cast("Likeness", kind), self.start_s(cell) + self._steps(
-                    cell
-                ) * step_s * scale
+                return kind, self.start_s(cell) + self._steps(cell) * step_s
         return None, 0.0
 
     def start_s(self, cell: Cell) -> float:

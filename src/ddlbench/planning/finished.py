@@ -34,7 +34,6 @@ class Finished:
     left: Mapping[str, str]
 
     def waiting(self, cell_ids: Iterable[str]) -> set[str]:
-        """The cells that are to be measured."""
         return {cell for cell in cell_ids if cell not in self.results and cell not in self.left}
 
     def remarks(self) -> Iterator[str]:

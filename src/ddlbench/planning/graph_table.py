@@ -181,7 +181,6 @@ class _Cutting:
         )
 
     def _output_bytes(self, node: int) -> float:
-        """Of a mini-batch."""
         if self.shapes_apart and self._is_shape(node):
             return self._entering_bytes(node)
         return self._nodes[node].output_bytes
@@ -203,10 +202,7 @@ class _Cutting:
         name = nodes[0].name if first == last else f"{nodes[0].name}_to_{nodes[-1].name}"
         passes = (
             Timing.through([(self.batch_size, sum(times) / 1e3)], name)
-            for times in (
-                [node.forward_ms for node in nodes],
-                [node.backward_ms for node in nodes],
-            )
+            for times in ([node.forward_ms for node in nodes], [node.backward_ms for node in nodes])
         )
         forward, backward = passes
         return Block(
@@ -233,7 +229,6 @@ def _kind(node: GraphNode) -> str:
 
 
 def _tensors_of(nodes: Sequence[GraphNode], path: Path) -> dict[str, int]:
-    """Parameter tensors of a block's layers and their bytes."""
     weighted = [node for node in nodes if node.parameter_bytes]
     tensors: dict[str, int] = {}
     for node in weighted:

@@ -37,7 +37,6 @@ class Group:
 
     @classmethod
     def of(cls, plan: Plan, ranks: Sequence[int]) -> Group:
-        """The group of some of a plan's ranks."""
         nodes = [plan.processes[rank].node for rank in ranks]
         spread = len(set(nodes))
         if spread == 1:

@@ -138,7 +138,7 @@ def cell_of(cell_id: str, site: Site) -> Cell:
     DATASETS.check(cell.dataset, cell_id)
     check_name("ddlbench.networks", cell.network, cell_id)
     check_name("ddlbench.strategies", cell.strategy, cell_id)
-    options = _strategy(cell.strategy).check_options(dict(cell.options), cell_id)
+    options = strategy_of(cell.strategy).check_options(dict(cell.options), cell_id)
     written = normalise(cell.with_(options=tuple(options.items())))
     if written != cell:
         raise ConfigError(f"{cell_id!r} is not how this cell is written: use {written.id!r}")
@@ -292,7 +292,7 @@ def _cell(point: Mapping[str, Any], where: str, accelerator: Accelerator | None 
     check_name("ddlbench.networks", network, where)
     check_name("ddlbench.strategies", name, where)
     try:
-        strategy = _strategy(name, accelerator)
+        strategy = strategy_of(name, accelerator)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     nodes, devices_per_node = parse_geometry(point["geometry"], where)
@@ -325,7 +325,7 @@ def _base(point: Mapping[str, Any], where: str) -> Cell | None:
 
 def why_unsupported(cell: Cell, site: Site) -> str | None:
     """Why a cell cannot run at a site, as far as is known before it runs; None if it can."""
-    strategy = _strategy(cell.strategy, site.accelerator)
+    strategy = strategy_of(cell.strategy, site.accelerator)
     images = DATASETS[cell.dataset].num_images("train", cell.data_scale)
     counted = cell.data_source == "synthetic" or bool(DATASETS[cell.dataset].source)
     if images < cell.batch_size and counted:
@@ -368,18 +368,7 @@ def _memory_check(site: Site) -> Callable[[Cell], str | None]:
     def profiled(key: ProfileKey) -> bool:
         return profile_file(site.name, key.id).is_file()
 
-    def too_large(cell: Cell) -> str | None:
-        if not profiled(ProfileKey.of(cell)):
-            return None
-
-        return why_cell_too_large(cell, site)
-
-    return too_large
-
-
-@cache
-def _strategy(name: str, accelerator: Accelerator | None = None) -> Strategy:
-    return strategy_of(name, accelerator)
+    return lambda cell: why_cell_too_large(cell, site) if profiled(ProfileKey.of(cell)) else None
 
 
 @cache
@@ -406,7 +395,6 @@ def _missing_package(names: tuple[str, ...], install: str) -> str | None:
             path = Path(sys.prefix) / f"{name}-missing.txt"
             reason = f" ({path.read_text('utf-8').strip()})" if path.is_file() else ""
             return Reason(
-                "package_missing",
-                f"the package {name} is not installed here{reason}; {install}",
+                "package_missing", f"the package {name} is not installed here{reason}; {install}"
             )
     return None

@@ -62,12 +62,8 @@ def memory_bytes(workload: Workload, plan: StrategyPlan) -> tuple[int, ...]:
     return plan.strategy.memory_bytes(workload, plan)
 
 
-def capacity_bytes(workload: Workload, site: Site) -> float | None:
-    """Memory of one device: from the profile, or on CPUs from the site; None if unknown."""
-    return _capacity(workload.device_memory_bytes, site)
-
-
-def _capacity(profiled_bytes: int | None, site: Site) -> float | None:
+def capacity_bytes(profiled_bytes: int | None, site: Site) -> float | None:
+    """Memory of one device: the profile's, or on CPUs from the site; None if unknown."""
     if profiled_bytes:
         return float(profiled_bytes)
     return site.memory_per_device_bytes if site.device == "cpu" else None
@@ -106,35 +102,16 @@ def room_of(
     """
     if not devices:
         return None
-    capacity = device_memory_bytes or capacity_bytes(workload, site)
-    fit = None if capacity is None else fits(workload, plan, devices, capacity)
-    return Room(fullest_bytes(workload, plan, devices), capacity, fit)
-
-
-def fullest_bytes(workload: Workload, plan: Plan, devices: Sequence[int]) -> int:
-    """Bytes of the fullest memory, to compare with a measured peak.
-
-    On CUDA that is a device; on CPU a process, with all partitions that it drives.
-    """
-    return max(needed for needed, _ in _memories(workload, plan, devices))
-
-
-def fits(workload: Workload, plan: Plan, devices: Sequence[int], capacity_bytes: float) -> bool:
-    """Whether no memory needs more than it has.
-
-    On CPU the devices of one process share their memory, as torchgpipe's partitions do.
-    """
-    memories = _memories(workload, plan, devices)
-    return all(needed <= count * capacity_bytes for needed, count in memories)
-
-
-def _memories(workload: Workload, plan: Plan, devices: Sequence[int]) -> list[tuple[int, int]]:
-    """Bytes needed in each separate memory, and the devices that share it."""
-    if workload.device_kind == "cuda":
-        return [(needed, 1) for needed in devices]
-    remaining = iter(devices)
-    counts = [len(process.devices) for process in plan.processes]
-    return [(sum(islice(remaining, count)), count) for count in counts]
+    capacity = device_memory_bytes or capacity_bytes(workload.device_memory_bytes, site)
+    memories = [(needed, 1) for needed in devices]  # bytes, and the devices that share a memory
+    if workload.device_kind != "cuda":  # devices of a process do, as torchgpipe's partitions
+        remaining = iter(devices)
+        counts = [len(process.devices) for process in plan.processes]
+        memories = [(sum(islice(remaining, count)), count) for count in counts]
+    fit = None
+    if capacity is not None:
+        fit = all(needed <= count * capacity for needed, count in memories)
+    return Room(max(needed for needed, _ in memories), capacity, fit)
 
 
 def persistent_bytes(blocks: Sequence[Block], momentum: float) -> float:
@@ -336,5 +313,5 @@ def _profile_and_capacity(cell: Cell, site: Site) -> tuple[Profile, float] | Non
         profile = profile_at(path)
     except InvalidProfile:  # whoever needs it says so
         return None
-    capacity = _capacity(profile.device_memory_bytes, site)
+    capacity = capacity_bytes(profile.device_memory_bytes, site)
     return None if capacity is None else (profile, capacity)

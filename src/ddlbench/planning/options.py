@@ -46,14 +46,19 @@ class Options(PlanDetails):
 
     @classmethod
     def defaults(cls) -> dict[str, OptionValue]:
-        """The default of each option, by its name."""
-        return {field.name: getattr(cls, field.name) for field in fields(cls)}
+        options: Any = cls  # a class has a hash, which mypy does not know of dataclasses
+        return dict(_defaults(options))
 
     @classmethod
     def schemas(cls) -> Mapping[str, Mapping[str, Any]]:
         """The JSON schema of each option, by its name; ``examples`` are what ``tune`` tries."""
         options: Any = cls  # a class has a hash, which mypy does not know of dataclasses
         return _schemas(options)
+
+
+@cache
+def _defaults(options: Any) -> Mapping[str, OptionValue]:
+    return {field.name: getattr(options, field.name) for field in fields(options)}
 
 
 @cache

@@ -178,9 +178,7 @@ class StageOptions(Options):
     """Options of every strategy that cuts a network into stages."""
 
     balance: Annotated[
-        str | int,
-        RuleText(r"^(work|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$"),
-        Tried("profile"),
+        str | int, RuleText(r"^(work|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$"), Tried("profile")
     ] = "work"
     """How blocks are dealt to stages: 'work' evens out floating-point operations, 'size'
     parameters, 'blocks' their number, 'profile' measured times, '5+9' says it by hand. A network

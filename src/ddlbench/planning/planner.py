@@ -51,10 +51,7 @@ def make_plan(
 
 
 def plan_at(
-    cell: Cell,
-    site: str,
-    results_root: Path = RESULTS,
-    accelerator: Accelerator | None = None,
+    cell: Cell, site: str, results_root: Path = RESULTS, accelerator: Accelerator | None = None
 ) -> StrategyPlan:
     """The plan that a cell ran with at a site, else the plan that it would run with.
 

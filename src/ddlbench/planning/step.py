@@ -126,7 +126,6 @@ class Step:
 
     @property
     def others(self) -> list[Message]:
-        """All other messages."""
         return [message for message in self.messages if not message.sums_gradients]
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,7 +16,7 @@ from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import check
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import BASE, load
+from ddlbench.experiment.registry import BASE, STRATEGIES, load
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.network_tables import BlockCost, blocks_of
@@ -312,6 +313,18 @@ def strategy_of(name: str, accelerator: Accelerator | None = None) -> Strategy:
     Raises:
         ConfigError: there is none, or it is no descriptor.
     """
+    target = STRATEGIES.get(name)
+    strategy = (_class_of(name) if target is None else _built_in(name, target))()
+    strategy.accelerator = accelerator
+    return strategy
+
+
+@cache
+def _built_in(name: str, _target: str) -> type[Strategy]:
+    return _class_of(name)
+
+
+def _class_of(name: str) -> type[Strategy]:
     loaded = load("ddlbench.strategies", name)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
         raise ConfigError(f"{shown(name)} is not a strategy: it must name a subclass of Strategy")
@@ -320,9 +333,7 @@ def strategy_of(name: str, accelerator: Accelerator | None = None) -> Strategy:
             f"strategy {shown(name)}: its options must be a subclass of Options "
             "(ddlbench.planning.options)"
         )
-    strategy = loaded()
-    strategy.accelerator = accelerator
-    return strategy
+    return loaded
 
 
 class MissingStrategy(Strategy):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -131,7 +131,9 @@ class Workload:
         self.fixed_memory_bytes: int = profile["fixed_memory_bytes"]
         self.device_memory_bytes: int | None = profile.get("device_memory_bytes")
         self._shrink = float(profile.get("shrink") or 1.0)
-        self._steps: dict[float, Step] = {}
+        self.step = cache(self._step)
+        self.passes_s = cache(self._passes_s)
+        self.extrapolated = cache(self._extrapolated)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -232,16 +234,6 @@ class Workload:
         name = f"layer {entry['name']}"
         return self._timing(entry["forward"], name), self._timing(entry["backward"], name)
 
-    def step(self, batch_size: float) -> Step:
-        """A sequential step with ``batch_size`` samples, data loading included.
-
-        If no whole step was measured (the network was profiled piece by piece), it is the sum of
-        the blocks' forward and backward times, and ``remark`` says so.
-        """
-        if batch_size not in self._steps:
-            self._steps[batch_size] = self._step(batch_size)
-        return self._steps[batch_size]
-
     def slowdown(self, replicas: float) -> float:
         """Step time of a replica among ``replicas`` on a node, over one alone, without messages.
 
@@ -257,11 +249,26 @@ class Workload:
         share = (replicas - below) / (above - below)
         return points[below] + share * (points[above] - points[below])
 
+    def _passes_s(self, samples: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Seconds of the forward and of the backward pass of each block."""
+        forward_s = tuple(block.forward.at(samples) for block in self.blocks)
+        return forward_s, tuple(block.backward.at(samples) for block in self.blocks)
+
+    def _extrapolated(self, samples: float) -> str | None:
+        """A remark if some block was not timed around so many samples."""
+        timings = (timing for block in self.blocks for timing in (block.forward, block.backward))
+        outside = any(timing.extrapolates(samples) for timing in timings)
+        return f"times of blocks at {samples:g} samples are extrapolated" if outside else None
+
     def _step(self, batch_size: float) -> Step:
+        """A sequential step with ``batch_size`` samples, data loading included.
+
+        If no whole step was measured (the network was profiled piece by piece), it is the sum of
+        the blocks' forward and backward times, and ``remark`` says so.
+        """
         entries = {entry["batch_size"]: entry for entry in self._profile["steps"]}
         if not entries:
-            forward_s = sum(block.forward.at(batch_size) for block in self.blocks)
-            backward_s = sum(block.backward.at(batch_size) for block in self.blocks)
+            forward_s, backward_s = map(sum, self.passes_s(batch_size))
             lack = "no whole step was measured: the sum of the blocks, without load and optimiser"
             return Step(forward_s + backward_s, 0.0, forward_s, backward_s, 0.0, None, None, lack)
         parts = {name: timing.at(batch_size) for name, timing in self._step_timings.items()}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import RESULTS, predictions_file
-from ddlbench.predict.documents import VERSION, PredictionsFile
+from ddlbench.predict.documents import VERSION, PredictedCell, PredictionsFile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,9 +139,13 @@ def read_predictions(path: Path) -> pd.DataFrame:
     Raises:
         InvalidPredictions: the file is missing, or is not of its form.
     """
+    return _frame(_read(path))
+
+
+def _read(path: Path) -> list[PredictedCell]:
     if not path.is_file():
         raise InvalidPredictions(f"{path}: no such file; make it with `ddlbench accuracy`")
-    return _frame(_DOCUMENT.read(path)["predictions"])
+    return _DOCUMENT.read(path)["predictions"]
 
 
 SignedErrors = Mapping[tuple[str, str], Sequence[float]]
@@ -153,14 +157,12 @@ def errors_at(site: str, results_root: Path = RESULTS) -> SignedErrors:
     errors: dict[tuple[str, str], dict[str, float]] = {}
     for path in sorted((results_root / site).glob("*/predictions.json")):
         try:
-            frame = read_predictions(path)
+            rows = _read(path)
         except ConfigError:  # of another version: `ddlbench accuracy` writes it anew
             continue
-        for row in frame.to_dict("records"):
-            error = row.get("signed_error")
-            if error is not None and math.isfinite(error):
-                pair = (str(row["predictor"]), str(row["strategy"]))
-                errors.setdefault(pair, {})[str(row["cell_id"])] = float(error)
+        for row in rows:
+            if (error := row["signed_error"]) is not None:
+                errors.setdefault((row["predictor"], row["strategy"]), {})[row["cell_id"]] = error
     return {pair: list(by_cell.values()) for pair, by_cell in errors.items()}
 
 

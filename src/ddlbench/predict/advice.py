@@ -65,7 +65,6 @@ class Advice:
         return self.recommended.strategy if self.recommended else None
 
     def extended(self, sentences: Sequence[str]) -> Advice:
-        """The advice with further sentences."""
         return replace(self, sentences=(*self.sentences, *sentences))
 
 
@@ -79,12 +78,15 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
     if base is not None and question.devices == 1:
         text = f"{question.geometry} is one device: train sequentially."
         return Advice(base, (text,), {})
-    if not others or _gainers_unknown(ranking, others):
+    hopeless = all(map(_cannot_gain, others))
+    lacking = (c for c in ranking.not_ranked if c.code == "no_prediction")
+    if not others or (hopeless and not all(map(_cannot_gain, lacking))):
         return Advice(None, (_nothing_compared(question, ranking, known),), {}).extended(notes)
     proven = next((c for c in others if c.basis == "measured" and _gains(c) >= 1 - TIE), None)
-    open_race = base is not None and (base in ranking.tied or all(map(_cannot_gain, others)))
+    open_race = base is not None and (base in ranking.tied or hopeless)
     if base is not None and open_race and proven is None:
-        likeliest = _likeliest(others)
+        able = [c for c in others if not _cannot_gain(c)]
+        likeliest = max(able, key=_gains, default=None)
         recommended, named = base, [likeliest] if likeliest else []
         sentences = [_stay(ranking, likeliest)]
     else:
@@ -96,14 +98,9 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
         ]
     why_not = _why_not(ranking, recommended)
     sentences += _highest(ranking, why_not, [c.strategy for c in named])
-    sentences += _beyond(others)
+    if beyond := next((c.beyond for c in others if c.beyond), ""):
+        sentences.append(f"Predicted beyond what can be measured: {beyond}.")
     return Advice(recommended, tuple(sentences), why_not).extended(notes)
-
-
-def _gainers_unknown(ranking: Ranking, others: Sequence[Candidate]) -> bool:
-    """Whether only strategies that can gain nothing are ranked, as the others lack predictions."""
-    lacking = any(c.code == "no_prediction" and not _cannot_gain(c) for c in ranking.not_ranked)
-    return lacking and all(map(_cannot_gain, others))
 
 
 def _fastest(
@@ -156,12 +153,6 @@ def _with_speedup(ranking: Ranking, candidate: Candidate) -> str:
     return (
         f"{candidate.label} ({speedup.basis}, {speedup.ratio:.2f}x)" if speedup else candidate.label
     )
-
-
-def _likeliest(others: Sequence[Candidate]) -> Candidate | None:
-    """The candidate that is most probably faster than one device; None if none can be."""
-    able = [c for c in others if not _cannot_gain(c)]
-    return max(able, key=_gains, default=None)
 
 
 def _stay(ranking: Ranking, likeliest: Candidate | None) -> str:
@@ -239,11 +230,6 @@ def _highest(ranking: Ranking, why_not: Mapping[str, str], named: Collection[str
 
 def _cannot_gain(candidate: Candidate) -> bool:
     return candidate.bound is not None and candidate.bound <= 1
-
-
-def _beyond(others: Sequence[Candidate]) -> list[str]:
-    beyond = next((c.beyond for c in others if c.beyond), "")
-    return [f"Predicted beyond what can be measured: {beyond}."] if beyond else []
 
 
 def batch_hint(question: Question, ranking: Ranking, known: Knowledge) -> list[str]:

@@ -117,7 +117,6 @@ class Constants(Form):
         return self.work * work_s + self.communication * sent_s + self.step_s
 
     def step_of(self, cell: CalibrationCell) -> float:
-        """Seconds of a step."""
         return cell.predicted_s + self.longer_s(cell.work_s, cell.sent_s)
 
 
@@ -150,9 +149,11 @@ def cells_of(predictions: pd.DataFrame, predictor: str) -> list[CalibrationCell]
             work_s=float(row["compute_s"]) + float(row["bubble_s"]),
             sent_s=float(row["communication_s"]),
             predicted_s=float(row["predicted_step_s"]),
-            measured_s=_known(row["measured_step_s"]),
+            measured_s=measured_s if math.isfinite(measured_s) else None,
         )
-        for row in rows.to_dict("records")
+        for row, measured_s in zip(
+            rows.to_dict("records"), rows["measured_step_s"].astype(float).tolist(), strict=True
+        )
     ]
 
 
@@ -242,10 +243,6 @@ def _family_of(strategy: str, cells: Iterable[CalibrationCell]) -> list[Calibrat
         return known_strategy(name).family
 
     return [cell for cell in cells if family(cell.strategy) == family(strategy)]
-
-
-def _known(seconds: float | None) -> float | None:
-    return None if seconds is None or math.isnan(seconds) else float(seconds)
 
 
 def ratio_of(cells: Sequence[CalibrationCell]) -> float | None:

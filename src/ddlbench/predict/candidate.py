@@ -206,10 +206,13 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
         return replace(candidate, reason=Reason(code_of(reason), f"cannot run: {reason}"))
     candidate = replace(candidate, bound=strategy.most_speedup(cell, site.compute_kind))
     plan = make_plan(cell, known.inputs.site, site.accelerator)
-    candidate = replace(candidate, label=_label(strategy, plan))
+    if ran_as := strategy.ran_as(cell, plan.details):
+        candidate = replace(candidate, label=f"{strategy.label} ({ran_as})")
     if other_update := _other_update(strategy, plan, known):
         return replace(candidate, reason=other_update)
-    predictor = _predictor(cell, known)
+    # A rule of thumb decides the order; the times beside it come from measured links.
+    named = MEASURED_LINKS if known.recommender == UNLESS_OOM else known.recommender
+    predictor = predictor_for(named, cell.strategy, site.compute_kind)
     if predictor is None:
         why = f"recommender {known.recommender} has no predictor for it on {site.compute_kind}"
         return replace(candidate, reason=Reason("no_prediction", f"no prediction: {why}"))
@@ -233,18 +236,6 @@ def predicted(
     cell, inputs = plan.cell, known.inputs
     prediction = ask(predictor_of(predictor), workload, inputs.links(cell), plan, known.history)
     return calibrated(prediction, cell.strategy, inputs.calibration)
-
-
-def _predictor(cell: Cell, known: Knowledge) -> str | None:
-    # A rule of thumb decides the order; the times beside it come from measured links.
-    by_rule = known.recommender == UNLESS_OOM
-    named = MEASURED_LINKS if by_rule else known.recommender
-    return predictor_for(named, cell.strategy, known.site.compute_kind)
-
-
-def _label(strategy: Strategy, plan: Plan) -> str:
-    ran_as = strategy.ran_as(plan.cell, plan.details)
-    return f"{strategy.label} ({ran_as})" if ran_as else strategy.label
 
 
 def _other_update(strategy: Strategy, plan: Plan, known: Knowledge) -> str:

@@ -51,11 +51,7 @@ def short_cell(cell: Cell) -> Cell:
     samples = (_WARMUP_STEPS + _STEPS) * cell.batch_size
     scale = ceil(1000 * samples / DATASETS[cell.dataset].num_train) / 1000
     return cell.with_(
-        epochs=1,
-        warmup_steps=_WARMUP_STEPS,
-        max_steps=_STEPS,
-        data_scale=min(1.0, scale),
-        repeat=0,
+        epochs=1, warmup_steps=_WARMUP_STEPS, max_steps=_STEPS, data_scale=min(1.0, scale), repeat=0
     )
 
 
@@ -89,6 +85,14 @@ class Trial:
     status: str
     step_s: float | None
     device_s: float
+
+    @classmethod
+    def of(cls, cell: Cell, ended: Glance | None) -> Trial:
+        """How a cell ended; None if it left no result."""
+        if ended is None:
+            return cls(cell.strategy, cell.id, NOT_MEASURED, None, 0.0)
+        device_s = ended.elapsed_s * cell.devices
+        return cls(cell.strategy, ended.cell.id, str(ended.status), ended.step_s, device_s)
 
 
 @dataclass
@@ -217,16 +221,9 @@ NOT_MEASURED = "not measured"
 
 
 def _keep(choice: Choice, cell: Cell, found: Glance | None, failed: set[str]) -> None:
-    if found is None:
+    if found is None or found.status != Status.OK:
         failed.add(cell.strategy)
-        choice.trials.append(Trial(cell.strategy, cell.id, NOT_MEASURED, None, 0.0))
-        return
-    if found.status != Status.OK:
-        failed.add(cell.strategy)
-    device_s = found.elapsed_s * cell.devices
-    choice.trials.append(
-        Trial(cell.strategy, found.cell.id, str(found.status), found.step_s, device_s)
-    )
+    choice.trials.append(Trial.of(cell, found))
 
 
 def likeliest_of(ranking: Ranking, tried: Collection[str] = ()) -> Candidate | None:

@@ -50,7 +50,6 @@ class Configuration:
 
     @property
     def cell(self) -> Cell:
-        """The cell with this configuration's options."""
         return self.candidate.cell
 
     @property
@@ -71,7 +70,11 @@ class Configuration:
     @property
     def label(self) -> str:
         """``chunks=8 balance=work``."""
-        return " ".join(f"{name}={_text(value)}" for name, value in self.values.items())
+        texts = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in self.values.items()
+        }
+        return " ".join(f"{name}={text}" for name, text in texts.items())
 
     def runs(self, history: History) -> tuple[float, ...]:
         """Seconds a sample of each of its runs at the site."""
@@ -133,8 +136,7 @@ def configurations(
         one = dict(zip(values, chosen, strict=True))
         cell = _cell(question, strategy, one)
         found.setdefault(cell.id, (one, cell))
-    # One sentence names all that is missing.
-    known.inputs.workload(next(iter(found.values()))[1])
+    known.inputs.check([cell for _, cell in found.values()])
     base = assess(question.cell(BASE), known)
     return [Configuration(one, _limited(cell, base, known)) for one, cell in found.values()]
 
@@ -166,7 +168,3 @@ def alike(found: Sequence[Configuration]) -> np.ndarray:
     )
     matrix: np.ndarray = _ONE_OPTION**differing
     return matrix
-
-
-def _text(value: OptionValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -209,10 +209,10 @@ class PredictedCell(TypedDict):
     """Over repeats; of the steps where there is one repeat."""
     repeats: Natural
     """Repeats that it is scored on."""
-    profile_runs: NotRequired[Count | None]
-    """Jobs that the network's profile is the median of."""
     repeat_spread: Amount | None
     """(longest - shortest) / median over repeats."""
+    profile_runs: NotRequired[Count | None]
+    """Jobs that the network's profile is the median of."""
     signed_error: Annotated[float, Ge(-1)] | None
     """(predicted - measured) / measured."""
     compute_s: Amount | None

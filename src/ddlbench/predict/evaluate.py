@@ -22,10 +22,11 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.departures import departures_in
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.memory import Room, room_of
+from ddlbench.planning.memory import room_of
 from ddlbench.planning.planner import plan_at
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.candidate import Knowledge, predicted
+from ddlbench.predict.documents import PredictedCell
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
     Departure,
@@ -209,14 +210,7 @@ def _result(path: Path, site: str, cell: Cell) -> Result | None:
 
 NOTE_BREAK = " | "
 
-COLUMNS = (
-    "predictor", "cell_id", "strategy", "dataset", "network", "nodes", "devices_per_node",
-    "batch_size", "fabric", "options", "synchronous", "baseline", "status", "predicted_step_s",
-    "predicted_low_s", "predicted_high_s", "measured_step_s", "measured_low_s", "measured_high_s",
-    "repeats", "repeat_spread", "profile_runs", "signed_error", "compute_s", "communication_s",
-    "exposed_communication_s", "bubble_s", "predicted_memory_bytes", "measured_memory_bytes",
-    "measured_wait_s", "fits", "base_step_s", "limits", "notes",
-)  # fmt: skip
+COLUMNS = tuple(PredictedCell.__annotations__)
 
 
 def predictions(
@@ -269,7 +263,8 @@ def predictions(
             else:
                 record |= _predicted_columns(prediction, record["measured_step_s"])
                 room = room_of(workload, plan, prediction.memory_bytes, site)
-                record |= _memory_columns(room) if room else {}
+                if room:
+                    record |= {"predicted_memory_bytes": room.needed_bytes, "fits": room.fits}
             records.append(record)
     if reasons and len(reasons) == len(records):
         raise reasons[0]
@@ -320,7 +315,3 @@ def _predicted_columns(prediction: Prediction, measured_s: float | None) -> dict
         "limits": NOTE_BREAK.join(prediction.limits),
         "notes": NOTE_BREAK.join(prediction.notes),
     }
-
-
-def _memory_columns(room: Room) -> dict[str, Any]:
-    return {"predicted_memory_bytes": room.needed_bytes, "fits": room.fits}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -70,6 +70,14 @@ class Inputs:
                 f"{making_command(self.site, missing)}"
             )
         return self.workload_of(ProfileKey.of(cell))
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Raise InvalidProfile, which names all that is missing, unless the cells have a profile.
+
+        Args:
+            cells: of one network; the largest needs all files that the others need.
+        """
+        self.workload(max(cells, key=lambda cell: cell.devices))
 
     def missing(self, cell: Cell) -> list[Path]:
         """Files that predictions of a cell need and that the workflow can make."""

@@ -153,10 +153,7 @@ def largest_batch(
         ended = done(cell) or measure(cell)
         if ended is None:
             raise ConfigError(f"{cell.id} left no result; look at its log.txt")
-        device_s = ended.elapsed_s * cell.devices
-        found.trials.append(
-            Trial(cell.strategy, cell.id, str(ended.status), ended.step_s, device_s)
-        )
+        found.trials.append(Trial.of(cell, ended))
         if ended.status == Status.OK:
             return found
         if ended.status != Status.OUT_OF_MEMORY:
@@ -184,13 +181,16 @@ def lines(found: LargestBatch, memory: MemoryOfBatches) -> list[str]:
         f"{Cell.from_id(trial.cell_id).batch_size} samples: {trial.status}"
         for trial in found.trials
     ]
-    said = [f"Measured: {', '.join(tried)}."] if tried else []
+    measured = [f"Measured: {', '.join(tried)}."] if tried else []
     if not found.batch_size:
-        return [*said, "No batch was confirmed; predict a smaller one with --device-memory-bytes."]
+        return [
+            *measured,
+            "No batch was confirmed; predict a smaller one with --device-memory-bytes.",
+        ]
     assert found.needed_bytes is not None
     how = "confirmed by a cell" if found.confirmed else "predicted, not measured"
     return [
         f"Largest batch: {found.batch_size} samples a step ({how}); {GB.text(found.needed_bytes)} "
         f"of {capacity} predicted, limited by {found.limit}.",
-        *said,
+        *measured,
     ]

@@ -72,7 +72,6 @@ class PlatformFile(Form):
         return self.fitted[name].value
 
     def with_constants(self, constants: Mapping[str, float]) -> Self:
-        """The same platform with other fitted constants."""
         changed = {
             name: replace(self.fitted[name], value=value) for name, value in constants.items()
         }

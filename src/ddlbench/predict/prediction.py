@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -157,7 +157,7 @@ class CellInputs:
     cell: Cell
     history: History
 
-    @property
+    @cached_property
     def strategy(self) -> Strategy:
         return strategy_of(self.cell.strategy)
 
@@ -175,7 +175,7 @@ class CellInputs:
             )
         return self.measured_links
 
-    @property
+    @cached_property
     def step(self) -> Step:
         """What a rank computes and sends.
 

@@ -148,7 +148,6 @@ class Question:
         }
 
     def all_options(self) -> dict[str, dict[str, Any]]:
-        """The options that are written, by strategy."""
         named = dict.fromkeys(self.options)
         if self.experiment is not None:
             named |= dict.fromkeys(self.experiment.strategies)

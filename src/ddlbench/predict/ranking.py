@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -45,25 +46,25 @@ class Ranking:
     recommender: str
     candidates: tuple[Candidate, ...]
 
-    @property
+    @cached_property
     def ranked(self) -> tuple[Candidate, ...]:
         return tuple(c for c in self.candidates if c.ranked)
 
-    @property
+    @cached_property
     def not_ranked(self) -> tuple[Candidate, ...]:
         return tuple(c for c in self.candidates if not c.ranked)
 
-    @property
+    @cached_property
     def best(self) -> Candidate | None:
         """The fastest that can run and is not known to be too large; None if there is none."""
         return next(iter(self.ranked), None)
 
-    @property
+    @cached_property
     def base(self) -> Candidate | None:
         """One device; None if nothing is known of it."""
         return next((c for c in self.ranked if c.strategy == BASE), None)
 
-    @property
+    @cached_property
     def tied(self) -> tuple[Candidate, ...]:
         """The best, and all that are faster than it with a probability of a quarter or more."""
         best = self.best
@@ -129,26 +130,27 @@ def rank(candidates: Sequence[Candidate], recommender: str, *, by_rule: bool = F
 
 def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates; the runs of those that were measured move what is believed of the others."""
-    told = [c for c in candidates if c.expected is not None and c.belief is not None]
-    expected = [c.expected for c in told if c.expected is not None]
+    known = [c for c in candidates if c.expected is not None and c.belief is not None]
+    expected = [c.expected for c in known if c.expected is not None]
     measured = {
         place: c.belief
-        for place, c in enumerate(told)
+        for place, c in enumerate(known)
         if c.belief is not None and c.belief.basis == "measured"
     }
-    beliefs = iter(informed(expected, measured, alike([_family(c) for c in told])))
-    return [replace(c, belief=next(beliefs)) if c in told else c for c in candidates]
-
-
-def _family(candidate: Candidate) -> str:
-    return known_strategy(candidate.strategy).family
+    beliefs = iter(
+        informed(expected, measured, alike([known_strategy(c.strategy).family for c in known]))
+    )
+    return [replace(c, belief=next(beliefs)) if c in known else c for c in candidates]
 
 
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates in order; those that are ranked with their chances."""
     base = next((c for c in candidates if c.strategy == BASE and c.ranked), None)
     ranked = sorted((c for c in candidates if c.ranked), key=lambda c: _place(c, base))
-    others = sorted((c for c in candidates if not c.ranked), key=_not_ranked_place)
+    # What would be known, but does not fit, goes first.
+    others = sorted(
+        (c for c in candidates if not c.ranked), key=lambda c: (c.belief is None, c.strategy)
+    )
     won = races(
         [c.belief for c in ranked if c.belief is not None],
         [_share(c) for c in ranked],
@@ -186,11 +188,6 @@ def _place(candidate: Candidate, base: Candidate | None) -> tuple[float, bool, f
     step_s = candidate.belief.step_s
     least_s = _share(candidate) * base.belief.step_s if base and base.belief else 0.0
     return (max(step_s, least_s), candidate.strategy != BASE, step_s)
-
-
-def _not_ranked_place(candidate: Candidate) -> tuple[bool, str]:
-    """What would be known, but does not fit, goes first."""
-    return (candidate.belief is None, candidate.strategy)
 
 
 def _by_the_rule(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -14,12 +14,11 @@ error moves what is believed of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE, known
@@ -54,8 +53,7 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
         predictor_for(known_here.recommender, BASE, kind)  # the name must be known
     candidates = [_candidate(question, name, known_here) for name in known("ddlbench.strategies")]
     if not any(c.belief for c in candidates):
-        # One sentence names all that is missing.
-        known_here.inputs.workload(max(_cells(candidates), key=lambda cell: cell.devices))
+        known_here.inputs.check([candidate.cell for candidate in candidates])
     return rank(candidates, known_here.recommender, by_rule=known_here.recommender == UNLESS_OOM)
 
 
@@ -72,10 +70,6 @@ def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Cand
         return assess(cell, known_here)
     where = replace(question, options={}, experiment=None).cell(BASE).with_(strategy=strategy)
     return Candidate(where, strategy_label(strategy), reason=reason)
-
-
-def _cells(candidates: Iterable[Candidate]) -> list[Cell]:
-    return [candidate.cell for candidate in candidates]
 
 
 def fitted_options(question: Question, ranking: Ranking) -> dict[str, list[Candidate]]:
@@ -117,16 +111,14 @@ def dividing_batches(
         return None
     below = question.batch_size // question.devices * question.devices
     near = {below, below + question.devices} - {0, question.batch_size}
-    more = {size: _ranked(question.with_batch(size), uneven, known_here) for size in sorted(near)}
+    more = {}
+    for size in sorted(near):
+        other = question.with_batch(size)
+        more[size] = sum(_candidate(other, c.strategy, known_here).ranked for c in uneven)
     best = max(more.values(), default=0)
     if not best:
         return None
     return DividingBatches(tuple(size for size in more if more[size] == best), best)
-
-
-def _ranked(question: Question, candidates: Sequence[Candidate], known_here: Knowledge) -> int:
-    """How many of the strategies would be ranked for the question."""
-    return sum(_candidate(question, c.strategy, known_here).ranked for c in candidates)
 
 
 _SIZE = ("dataset", "network", "nodes", "devices_per_node", "batch_size")

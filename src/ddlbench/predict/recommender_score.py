@@ -300,7 +300,6 @@ def _case(cell_id: str, kind: CaseKind) -> str:
 
 
 def _pick_columns(picked: Pick, outcomes: Outcomes) -> dict[str, Any]:
-    """Columns of Table 8.1 for one pick."""
     ran = _measured(outcomes)
     first = next(iter(outcomes.values()))
     strategies = dict.fromkeys(str(outcomes[cell_id]["strategy"]) for cell_id in picked.cell_ids)
@@ -377,7 +376,6 @@ def _rates(cases: pd.DataFrame) -> dict[str, Any]:
 
 
 def _measured(outcomes: Outcomes) -> Outcomes:
-    """Configurations with a step that was measured."""
     return {
         key: value
         for key, value in outcomes.items()

@@ -6,6 +6,8 @@
 * A message is a sweep of its operation at the shape of its group. Groups that share the links of a
   node each take as long as one with so many times the bytes. It is longer by ``delays`` of
   links.json where it follows a computation on CPUs: gloo's threads wait for a core that computes.
+  Swaps and broadcasts, whose delays are not measured, have those of an all-gather; of broadcasts
+  that take turns only the first one.
 * A library's own sweep holds its copies. Beside computation they are what it takes longer than a
   bare all-reduce over the devices of one node, half before a message and half after all of them.
 * A message beside computation takes the core for its processor time (``cpu_s`` and ``overlaps``):
@@ -16,13 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from ddlbench.experiment.profile import LoneRun
 from ddlbench.planning.groups import Group
 from ddlbench.planning.step import Compute, Message, Step
 from ddlbench.planning.workload import Step as Phases
-from ddlbench.predict.collectives import ALL_GATHER, ALL_REDUCE, CollectiveTimes, Contention
+from ddlbench.predict.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    CollectiveTimes,
+    Contention,
+)
 from ddlbench.predict.links import Hop, places_of
 from ddlbench.predict.prediction import CellInputs, joined
 
@@ -54,19 +62,17 @@ class MessageCost:
         copied_s: of copies around it, by the rank that computes.
         stolen_s: by which it delays computation beside all of it.
         later_s: from the end on its lane until it is there.
-        further_s: that count as communication and hold no lane.
     """
 
     carried_s: float
     copied_s: float = 0.0
     stolen_s: float = 0.0
     later_s: float = 0.0
-    further_s: float = 0.0
 
     @property
     def whole_s(self) -> float:
         """All that it costs a rank that waits for it."""
-        return self.carried_s + self.copied_s + self.further_s
+        return self.carried_s + self.copied_s
 
 
 @dataclass(frozen=True)
@@ -124,9 +130,8 @@ class StepCosts:
         self._inputs, self._step, self._terms = inputs, step, terms
         self._remarks: dict[str, None] = {}
         self._collectives: dict[tuple[str, int, int, str], CollectiveTimes] = {}
-        cell = inputs.cell
-        self._shape = cell.nodes, cell.devices_per_node
-        self._block_s: dict[str, list[float]] = {}
+        self._shape = inputs.cell.nodes, inputs.cell.devices_per_node
+        self._through, self._further_s = cache(self._swept_through), cache(self._measured_further_s)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -152,7 +157,6 @@ class StepCosts:
         return max(1.0, slowdown) * idle
 
     def compute_s(self, task: Compute) -> float:
-        """Seconds of a computation."""
         phases = self._phases
         if task.phase == "alone":
             return self.slowdown * self._alone.step_s
@@ -163,7 +167,7 @@ class StepCosts:
         seconds = self.slowdown * float(getattr(phases, name))
         if task.blocks is None:
             return task.share * seconds
-        times = self._blocks_s(task.phase)
+        times = self._inputs.workload.passes_s(self._step.samples)[task.phase == "backward"]
         return seconds * sum(times[task.blocks.start : task.blocks.stop]) / (sum(times) or 1.0)
 
     def interval(self, compute_s: float, further_s: float) -> tuple[float, float] | None:
@@ -190,21 +194,15 @@ class StepCosts:
             return MessageCost(self._ring_s(message))
         if message.sums_gradients:
             return self._sum(message, group)
-        through, further_s = self._through(message.operation, group), 0.0
+        through = self._through(message.operation, group)
         times = self._collective(message.operation, group, through)
-        carried_s = times.time_s(group.sharing * message.bytes)
-        if self._terms.all:
-            links, shape = self._inputs.links, (group.nodes, group.devices_per_node)
-            if message.follows:
-                carried_s += links.delay_s(message.operation, through, *shape)
-            if self._step.library is not None and message.tensors > 1:
-                each_s = links.tensor_s(self._step.library, message.operation, *shape)
-                further_s = (message.tensors - 1) * each_s
-        return MessageCost(message.count * carried_s, further_s=message.count * further_s)
+        delay_s, tensor_s = self._further_s(message.operation, group, through)
+        carried_s = times.time_s(group.sharing * message.bytes) + (message.tensors - 1) * tensor_s
+        delays = 1 if message.operation == BROADCAST else message.count
+        return MessageCost(message.count * carried_s + message.follows * delays * delay_s)
 
     @cached_property
     def exchange(self) -> Exchange:
-        """What workers and servers send each other."""
         exchange = Exchange.of(self._inputs)
         self._remarks.update(dict.fromkeys(exchange.remarks))
         return exchange
@@ -218,7 +216,7 @@ class StepCosts:
         at_once = self._inputs.strategy.is_synchronous(self._inputs.cell)
         return self.exchange.transfer_s(self.exchange.workers if at_once else 1)
 
-    def _through(self, operation: str, group: Group) -> str:
+    def _swept_through(self, operation: str, group: Group) -> str:
         """The library where its own messages were swept, else the transport below it."""
         library, links = self._step.library, self._inputs.links
         if library and self._terms.all and links.has_swept(library, group.nodes, operation):
@@ -231,10 +229,20 @@ class StepCosts:
         if not self._terms.all:
             return MessageCost(carried_s)
         stolen_s = self._contention.stolen_s(int(message.bytes), carried_s)
-        begun_s = carried_s + self._inputs.links.delay_s(
-            ALL_REDUCE, self._step.transport, group.nodes, group.devices_per_node
-        )
-        return MessageCost(begun_s, self._copied_s(message.bytes), stolen_s)
+        carried_s += self._further_s(ALL_REDUCE, group, self._step.transport)[0]
+        return MessageCost(carried_s, self._copied_s(message.bytes), stolen_s)
+
+    def _measured_further_s(
+        self, operation: str, group: Group, through: str
+    ) -> tuple[float, float]:
+        """Seconds by which a message is longer after a computation, and by each further tensor."""
+        if not self._terms.all:
+            return 0.0, 0.0
+        links, shape = self._inputs.links, (group.nodes, group.devices_per_node)
+        measured = ALL_GATHER if operation in (BROADCAST, "swap") else operation
+        library = self._step.library
+        tensor_s = links.tensor_s(library, operation, *shape) if library else 0.0
+        return links.delay_s(measured, through, *shape), tensor_s
 
     @cached_property
     def _contention(self) -> Contention:
@@ -284,7 +292,7 @@ class StepCosts:
         return passes * max(hop.time_s(size) for hop in hops) if message.bytes else 0.0
 
     def _swap(self, message: Message, group: Group) -> MessageCost:
-        """Rows between neighbours: as long as the longest hop, delayed as an all-gather is."""
+        """Rows between neighbours: as long as the longest hop."""
         links, places = self._inputs.links, places_of(self._inputs.plan)
         size = group.sharing * message.bytes
         seconds = []
@@ -292,16 +300,9 @@ class StepCosts:
             hop, remark = links.hop("transport", places[source], places[target])
             seconds.append(hop.time_s(size))
             self._remarks.update(dict.fromkeys(joined(remark)))
-        shape = (group.nodes, group.devices_per_node)
-        delay_s = links.delay_s(ALL_GATHER, self._step.transport, *shape)
+        delay_s, _ = self._further_s(message.operation, group, self._step.transport)
         return MessageCost(message.count * (delay_s + max(seconds)))
 
     @property
     def _alone(self) -> LoneRun:
         return self._inputs.workload.alone[str(self._step.alone)]
-
-    def _blocks_s(self, phase: str) -> list[float]:
-        if phase not in self._block_s:
-            blocks = self._inputs.workload.blocks
-            self._block_s[phase] = [getattr(b, phase).at(self._step.samples) for b in blocks]
-        return self._block_s[phase]

@@ -37,14 +37,7 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.predict.belief import Belief, from_runs
-from ddlbench.predict.choose import (
-    NOT_MEASURED,
-    Limits,
-    NotMeasured,
-    Trial,
-    device_s_all,
-    short_cell,
-)
+from ddlbench.predict.choose import Limits, NotMeasured, Trial, device_s_all, short_cell
 from ddlbench.predict.configurations import Configuration, alike
 from ddlbench.predict.documents import VERSION, TuningFile
 from ddlbench.predict.prediction import History
@@ -145,7 +138,6 @@ class Tuning:
         return device_s_all(self.trials, others, devices)
 
     def to_dict(self, site: str, case: Mapping[str, Any]) -> dict[str, Any]:
-        """The content of tuning.json."""
         best = self.best
         return {
             "schema_version": VERSION,
@@ -155,13 +147,12 @@ class Tuning:
             "stopped": self.stopped,
             "trials": [vars(trial) for trial in self.trials],
             "configurations": [_entry(one, belief) for one, belief in self.beliefs()],
-            "left_out": [{"values": dict(one.values), "why": one.why} for one in self._left_out()],
+            "left_out": [
+                {"values": dict(one.values), "why": one.why} for one in self.found if one.why
+            ],
             "device_s": self.device_s,
             "device_s_all": self.device_s_all(),
         }
-
-    def _left_out(self) -> list[Configuration]:
-        return [one for one in self.found if one.why]
 
 
 def _entry(one: Configuration, belief: Belief) -> dict[str, Any]:
@@ -231,7 +222,7 @@ def tune(
     tuning, study = Tuning(found, history()), _Study(found, sampler)
     for one in tuning.open:
         if (before := done(short_cell(one.cell))) is not None:
-            tuning.trials.append(_trial(before))
+            tuning.trials.append(Trial.of(before.cell, before))
             study.tell(study.enqueued(one), before)
     while True:
         following = next_of(tuning)
@@ -239,29 +230,20 @@ def tune(
         tuning.stopped = _reason(tuning, following, limits, least)
         if tuning.stopped or following is None:
             return tuning
-        asked = study.ask(tuning, following[0])
-        if asked is None:
+        chosen = study.ask(tuning, following[0])
+        if chosen is None:
             tuning.stopped = f"the sampler {sampler} asks for nothing new"
             return tuning
-        one, trial = asked
+        one, trial = chosen
+        cell = short_cell(one.cell)
         try:
-            ended = measure(short_cell(one.cell))
+            ended = measure(cell)
         except NotMeasured as error:  # says nothing of the options
             tuning.stopped = str(error)
             return tuning
         study.tell(trial, ended)
-        tuning.trials.append(_trial(ended) if ended else _not_measured(one.cell))
+        tuning.trials.append(Trial.of(cell, ended))
         tuning.history = history()
-
-
-def _trial(ended: Glance) -> Trial:
-    cell = ended.cell
-    device_s = ended.elapsed_s * cell.devices
-    return Trial(cell.strategy, cell.id, str(ended.status), ended.step_s, device_s)
-
-
-def _not_measured(cell: Cell) -> Trial:
-    return Trial(cell.strategy, short_cell(cell).id, NOT_MEASURED, None, 0.0)
 
 
 def _reason(

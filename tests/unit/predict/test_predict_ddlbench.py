@@ -147,16 +147,12 @@ def test_horovod_sends_what_is_ready_when_it_is_free():
 
 @pytest.mark.parametrize("hidden_share", [None, 0.0, 0.5, 1.0])
 @pytest.mark.parametrize("latency_s", [1e-5, 0.01, 0.5, 5.0])
-def test_hiding_never_takes_longer_than_sending_everything_at_the_end(latency_s, hidden_share):
-    """At the end of the pass all 100 MB are one message; earlier they are several, each late."""
+def test_hiding_takes_at_most_a_pass_and_a_message_longer(latency_s, hidden_share):
+    """All 100 MB are one message after the pass; the pass runs at half speed, and one is sent."""
     swept = make.sweep(latency_s, 1e9, 4, transport="horovod")
     found = predicted("horovod", table(BARE, swept, hidden_share=hidden_share))
-    at_the_end_s = latency_s + 0.1
-    assert found.exposed_communication_s <= at_the_end_s * (1 + 1e-9)
-    assert found.exposed_communication_s <= found.communication_s * (1 + 1e-9)
-    if latency_s >= 0.5 and not hidden_share:  # it is the end that pays
-        assert found.exposed_communication_s == pytest.approx(at_the_end_s)
-        assert found.step_s == pytest.approx(1.6 * 0.18 + at_the_end_s)
+    at_the_end_s, backward_s = latency_s + 0.1, 0.6 * found.compute_s
+    assert found.exposed_communication_s <= (backward_s + 2 * at_the_end_s) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import predict_factory as make
 import pytest
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.planning.memory import fits, fullest_bytes, memory_bytes
+from ddlbench.planning.memory import Room, memory_bytes, room_of
 
 # Two blocks of 1000 and 500 bytes of weights; a sample keeps 30 and 40 bytes, 10 enter, 20 cross.
 BLOCKS = [
@@ -198,15 +198,14 @@ def test_model_parallel_is_one_micro_batch_of_a_partition():
 
 
 def test_partitions_of_one_process_share_its_memory_on_cpu_only():
-    plan = make.plan("gpipe", "1x2", 8)
     cpu, gpu = workload(), workload(device_kind="cuda")
-    assert fullest_bytes(cpu, plan, (30, 10)) == 40
-    assert fullest_bytes(gpu, plan, (30, 10)) == 30
-    assert fits(cpu, plan, (30, 10), 20)
-    assert not fits(gpu, plan, (30, 10), 20)
-    ddp = make.plan("ddp", "1x2", 8)
-    assert fullest_bytes(cpu, ddp, (30, 10)) == 30
-    assert not fits(cpu, ddp, (30, 10), 20)
+
+    def room(profile, strategy):
+        return room_of(profile, make.plan(strategy, "1x2", 8), (30, 10), make.site(), 20)
+
+    assert room(cpu, "gpipe") == Room(40, 20, True)
+    assert room(gpu, "gpipe") == Room(30, 20, False)
+    assert room(cpu, "ddp") == Room(30, 20, False)
 
 
 STAGED = {"network": "my.module:net", "options": {"balance": "1+1"}}

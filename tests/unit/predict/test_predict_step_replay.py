@@ -26,13 +26,14 @@ class Costs:
 
     phases: dict[str, float] = field(default_factory=dict)
     carried_s: float = 1.0
+    fixed_s: float = 0.0
     rest: MessageCost = field(default_factory=lambda: MessageCost(0.0))
 
     def compute_s(self, task: Compute) -> float:
         return task.share * self.phases.get(task.phase, 0.0)
 
     def message(self, message: Message) -> MessageCost:
-        carried_s = self.carried_s * message.bytes
+        carried_s = self.fixed_s + self.carried_s * message.bytes
         return MessageCost(
             carried_s, self.rest.copied_s, self.rest.stolen_s * carried_s, self.rest.later_s
         )
@@ -70,6 +71,15 @@ def test_a_message_delays_computation_by_what_it_steals() -> None:
     stolen = Costs({"backward": 4.0}, carried_s=2.0, rest=MessageCost(0.0, stolen_s=0.5))
     # A message 1..3 beside computation steals 1 s: the next is ready at 5, not 4, and ends at 7.
     assert replay(ddp(0.25, 1.0), stolen).exposed_s == pytest.approx(3.0)
+
+
+def test_a_message_that_needs_the_whole_core_gets_half_of_it_beside_computation() -> None:
+    whole = Costs({"backward": 4.0, "update": 1.0}, rest=MessageCost(0.0, stolen_s=1.0))
+    # Sent 1..3, beside half of the pass; so the pass ends at 5 and the last message at 6.
+    done = replay(ddp(0.25, 1.0), whole)
+    spans = [(span.begin_s, span.end_s) for span in done.spans if span.lane == LINK]
+    assert spans == [(1.0, 3.0), (5.0, 6.0)]
+    assert done.end_s == pytest.approx(done.compute_s + done.communication_s)  # work is conserved
 
 
 def test_gradients_that_wait_are_fused_up_to_the_buffer() -> None:
@@ -144,3 +154,14 @@ def test_where_nothing_runs_beside_computation_every_message_holds_up_its_rank()
 def test_a_step_of_one_device_has_no_messages() -> None:
     done = replay(summed_gradients(worker_tasks(2), ()), Costs({"forward": 1, "backward": 2}))
     assert (done.compute_s, done.end_s) == (6.0, 6.0)
+
+
+def test_messages_of_many_tensors_never_starve_the_computation() -> None:
+    # Each of 100 tensors could leave alone, and messages want the whole core.
+    many = ddp(*((index + 1) / 100 for index in range(100)), size=0.01)
+    costs = Costs({"backward": 1.0}, 0.0, fixed_s=0.1, rest=MessageCost(0.0, stolen_s=1.0))
+    done = replay(many, costs, fusion_bytes=10)
+    sent = [span for span in done.spans if span.lane == LINK]
+    # At half speed a message takes 0.2 s, so ten leave in the pass, and the last after it.
+    assert len(sent) == 11
+    assert done.end_s == pytest.approx(1.0 + 11 * 0.1, abs=0.02)

@@ -1,13 +1,10 @@
+# ruff: noqa: F401 - the names of the package
 """Where to cut a network into pipeline stages, and how often to replicate each."""
 
 from ddlbench.planning.partition.chain import Chain, MemoryLimit, Node
 from ddlbench.planning.partition.cost import COST_MODELS, Level
 from ddlbench.planning.partition.graph import LayerGraph
-from ddlbench.planning.partition.profiles import (
-    chain_of_profile,
-    read_chain,
-    read_network,
-)
+from ddlbench.planning.partition.profiles import chain_of_profile, read_chain, read_network
 from ddlbench.planning.partition.stages import (
     Partition,
     Stage,
@@ -16,21 +13,3 @@ from ddlbench.planning.partition.stages import (
     partition_graph,
     stage_memory_bytes,
 )
-
-__all__ = [
-    "COST_MODELS",
-    "Chain",
-    "LayerGraph",
-    "Level",
-    "MemoryLimit",
-    "Node",
-    "Partition",
-    "Stage",
-    "balance",
-    "chain_of_profile",
-    "partition",
-    "partition_graph",
-    "read_chain",
-    "read_network",
-    "stage_memory_bytes",
-]

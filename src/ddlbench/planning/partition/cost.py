@@ -100,10 +100,6 @@ def _paper_stage(time: Array, weights: Array, r: int, level: Level) -> Array:
     return np.maximum(time, 2 * (r - 1) * weights / level.bandwidth_bytes_per_s) / r
 
 
-def _paper_first(time: Array, weights: Array, r: int, level: Level, inner: int) -> Array:
-    return _paper_stage(time, weights, r, level)
-
-
 def _paper_other(time: Array, weights: Array, r: int, level: Level, cuts: Cuts) -> Array:
     stage = _paper_stage(time, weights, r, level)
     return np.maximum(stage, 2 * cuts[0] / level.bandwidth_bytes_per_s)
@@ -111,5 +107,7 @@ def _paper_other(time: Array, weights: Array, r: int, level: Level, cuts: Cuts) 
 
 COST_MODELS = {
     "released": CostModel(_released_first, _released_other, antichains=True),
-    "paper": CostModel(_paper_first, _paper_other),
+    "paper": CostModel(
+        lambda time, weights, r, level, _: _paper_stage(time, weights, r, level), _paper_other
+    ),
 }

@@ -145,9 +145,7 @@ def _number_last(name: str) -> list[tuple[int, str]]:
 
 
 def _run_order(
-    readers: Sequence[Collection[int]],
-    inputs: Sequence[int],
-    urgency: Callable[[int, int], int],
+    readers: Sequence[Collection[int]], inputs: Sequence[int], urgency: Callable[[int, int], int]
 ) -> Iterator[int]:
     """Nodes whose inputs are there, the least urgency of (node, turn it became ready at) first."""
     missing = list(inputs)

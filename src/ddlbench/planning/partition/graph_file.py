@@ -68,7 +68,6 @@ class GraphFile:
 
     @property
     def inputs(self) -> list[GraphNode]:
-        """Inputs of the network."""
         read = {reader for _, reader in self.edges}
         return [n for n in self.nodes.values() if n.name not in read and is_input(n.layer)]
 

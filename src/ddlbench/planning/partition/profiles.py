@@ -23,6 +23,7 @@ from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.partition.chain import Chain, Node
 from ddlbench.planning.partition.graph import LayerGraph
 from ddlbench.planning.partition.graph_file import FIELDS, graph_of, is_input, number_of
+from ddlbench.planning.workload import Block
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,18 +64,22 @@ def read_network(path: Path, batch_size: int | None = None) -> Chain | LayerGrap
 
 def chain_of_table(table: DeviceTable, batch_size: int | None = None) -> Chain:
     """The blocks of a device's table at a batch size; the largest timed one if left out."""
-    images = batch_size or table.batch_sizes[-1]
+    return chain_of_blocks(table.blocks, batch_size or table.batch_sizes[-1])
+
+
+def chain_of_blocks(blocks: Sequence[Block], samples: int) -> Chain:
+    """Blocks with the times of passes of so many samples."""
     return Chain(
         tuple(
             Node(
                 name=block.name,
-                time_s=block.forward.at(images) + block.backward.at(images),
-                output_bytes=block.output_bytes * images,
-                saved_bytes=block.saved_bytes * images,
+                time_s=block.forward.at(samples) + block.backward.at(samples),
+                output_bytes=block.output_bytes * samples,
+                saved_bytes=block.saved_bytes * samples,
                 parameter_bytes=float(block.parameter_bytes),
                 buffer_bytes=float(block.buffer_bytes),
             )
-            for block in table.blocks
+            for block in blocks
         )
     )
 

@@ -20,13 +20,7 @@ from itertools import islice
 import numpy as np
 
 from ddlbench.planning.partition.graph import LayerGraph
-from ddlbench.planning.partition.states import (
-    GraphStates,
-    graph_states,
-    lowest,
-    next_nodes,
-    packed,
-)
+from ddlbench.planning.partition.states import GraphStates, graph_states, lowest, next_nodes, packed
 
 _ROUNDS = 12
 _REFINED = 2  # beginnings that are followed further

@@ -1,3 +1,4 @@
+# ruff: noqa: F401 - the names of the package
 """Pipeline schedules as data: who does what, in which order, without torch."""
 
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Schedule
@@ -16,34 +17,3 @@ from ddlbench.planning.schedules.replay import (
     replay,
 )
 from ddlbench.planning.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_v
-
-__all__ = [
-    "EAGER",
-    "Action",
-    "Durations",
-    "Event",
-    "EventGraph",
-    "Held",
-    "InvalidSchedule",
-    "Links",
-    "Messaging",
-    "Schedule",
-    "StageDurations",
-    "Timeline",
-    "blocked",
-    "check",
-    "events_of",
-    "gpipe",
-    "interleaved_1f1b",
-    "interleaved_zero_bubble",
-    "messaging_of",
-    "model_parallel",
-    "most_held",
-    "no_links",
-    "one_f_one_b",
-    "pipedream",
-    "replay",
-    "replicate",
-    "weight_version",
-    "zero_bubble_v",
-]

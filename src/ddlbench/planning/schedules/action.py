@@ -6,6 +6,7 @@ The runtime executes the same list that the replay times and a figure draws.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from ddlbench.common.errors import ConfigError
@@ -55,12 +56,7 @@ class Action:
 
     @property
     def communicates(self) -> bool:
-        return self.kind.startswith(("send", "receive"))
-
-    def channel(self, rank: int) -> Channel:
-        assert self.peer is not None
-        direction, content = self.kind.split("_")
-        return (content, rank, self.peer) if direction == "send" else (content, self.peer, rank)
+        return self.peer is not None
 
     def __str__(self) -> str:
         letter = LETTERS.get(self.kind)
@@ -100,10 +96,20 @@ class Schedule:
     def num_stages(self) -> int:
         return len(self.stage_ranks)
 
-    def rank_of(self, stage: int, micro_batch: int) -> int:
-        """The rank that runs a micro-batch on a stage."""
-        ranks = self.stage_ranks[stage]
-        return ranks[micro_batch % len(ranks)]
+    @cached_property
+    def channels(self) -> tuple[tuple[Channel | None, ...], ...]:
+        """The channel of each rank's actions; None of one that is no message."""
+        return tuple(
+            tuple(_channel(action, rank) for action in actions)
+            for rank, actions in enumerate(self.actions)
+        )
 
     def computations(self, rank: int) -> tuple[Action, ...]:
         return tuple(action for action in self.actions[rank] if action.computes)
+
+
+def _channel(action: Action, rank: int) -> Channel | None:
+    if action.peer is None:
+        return None
+    direction, content = action.kind.split("_")
+    return (content, rank, action.peer) if direction == "send" else (content, action.peer, rank)

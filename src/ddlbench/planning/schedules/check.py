@@ -24,10 +24,10 @@ from ddlbench.planning.schedules.action import Action, Channel, InvalidSchedule,
 def blocked(schedule: Schedule, synchronous: bool) -> dict[int, Action]:
     """The ranks that never end, with the action each stops at; empty when all end."""
     run = _Run(schedule, synchronous)
-    moved = True
+    moved, ranks = True, range(schedule.world_size)
     while moved:
         moved = False
-        for rank in range(schedule.world_size):
+        for rank in ranks:
             while run.step(rank):
                 moved = True
     return run.unfinished()
@@ -58,8 +58,8 @@ class _Run:
         if start == len(actions):
             return False
         end = start + 1
-        if self._synchronous and actions[start].communicates:
-            while end < len(actions) and actions[end].communicates:
+        if self._synchronous and actions[start].peer is not None:
+            while end < len(actions) and actions[end].peer is not None:
                 end += 1
         self._post(rank, end)
         if not all(self._can(rank, place) for place in range(start, end)):
@@ -72,12 +72,11 @@ class _Run:
 
     def _post(self, rank: int, end: int) -> None:
         """Announces the messages before ``end`` to the other side."""
-        actions = self._schedule.actions[rank]
+        actions, channels = self._schedule.actions[rank], self._schedule.channels[rank]
         for place in range(self._posted_until[rank], end):
-            action = actions[place]
-            if action.communicates:
+            action, channel = actions[place], channels[place]
+            if channel is not None:
                 counts = self._sends if action.kind.startswith("send") else self._receives
-                channel = action.channel(rank)
                 self._place[rank, place] = counts[channel]
                 counts[channel] += 1
             elif action.kind == "all_reduce":
@@ -85,11 +84,11 @@ class _Run:
         self._posted_until[rank] = max(end, self._posted_until[rank])
 
     def _can(self, rank: int, place: int) -> bool:
-        action = self._schedule.actions[rank][place]
-        if action.kind.startswith("receive"):
-            return self._place[rank, place] < self._sends[action.channel(rank)]
-        if action.kind.startswith("send"):
-            posted = self._receives[action.channel(rank)] + self._ahead
+        action, channel = self._schedule.actions[rank][place], self._schedule.channels[rank][place]
+        if channel is not None and action.kind.startswith("receive"):
+            return self._place[rank, place] < self._sends[channel]
+        if channel is not None:
+            posted = self._receives[channel] + self._ahead
             return not self._synchronous or self._place[rank, place] < posted
         if action.kind == "all_reduce":
             here = self._arrived[action.stage, action.micro_batch]
@@ -104,8 +103,10 @@ class _Run:
             neighbour = action.stage + 1
         else:
             return True
-        outside = not 0 <= neighbour < self._schedule.num_stages
-        if outside or self._schedule.rank_of(neighbour, action.micro_batch) != rank:
+        if not 0 <= neighbour < len(self._schedule.stage_ranks):
+            return True
+        ranks = self._schedule.stage_ranks[neighbour]
+        if ranks[action.micro_batch % len(ranks)] != rank:
             return True
         return (action.kind, neighbour, action.micro_batch) in self._done
 
@@ -113,8 +114,8 @@ class _Run:
 def check(schedule: Schedule) -> None:
     """Proves a schedule right by going through it.
 
-    Every micro-batch passes every stage once, forwards before backwards, on the rank that
-    ``rank_of`` names; every backward pass is followed by an update; each replica of a stage takes
+    Every micro-batch passes every stage once, forwards before backwards, on a rank of
+    that stage; every backward pass is followed by an update; each replica of a stage takes
     part in the same updates; each channel's messages are received once, in the order in which they
     are sent; no rank holds more than its ``in_flight``; and nothing deadlocks, with buffered or
     synchronous sends.
@@ -158,7 +159,8 @@ def _check_passes(schedule: Schedule) -> None:
     done: dict[tuple[int, int], list[Kind]] = defaultdict(list)
     for rank in range(schedule.world_size):
         for action in schedule.computations(rank):
-            if schedule.rank_of(action.stage, action.micro_batch) != rank:
+            ranks = schedule.stage_ranks[action.stage]
+            if ranks[action.micro_batch % len(ranks)] != rank:
                 raise _invalid(schedule, f"rank {rank} has {action} of stage {action.stage}")
             done[action.stage, action.micro_batch].append(action.kind)
     whole = (["forward", "backward"], ["forward", "backward_input", "backward_weight"])
@@ -174,7 +176,9 @@ def _check_passes(schedule: Schedule) -> None:
 def _check_updates(schedule: Schedule) -> None:
     for stage, ranks in enumerate(schedule.stage_ranks):
         each = [[a for a in schedule.actions[rank] if a.stage == stage] for rank in ranks]
-        updates = [[(a.kind, a.micro_batch) for a in x if _is_update(a)] for x in each]
+        updates = [
+            [(a.kind, a.micro_batch) for a in x if a.kind in ("all_reduce", "update")] for x in each
+        ]
         if any(replica != updates[0] for replica in updates):
             raise _invalid(schedule, f"the replicas of stage {stage} update at different times")
         if len(ranks) > 1:
@@ -185,21 +189,17 @@ def _check_updates(schedule: Schedule) -> None:
             raise _invalid(schedule, f"stage {stage} does not end with an update")
 
 
-def _is_update(action: Action) -> bool:
-    return action.kind in ("all_reduce", "update")
-
-
 def _check_messages(schedule: Schedule) -> None:
     Message = tuple[int, int]  # stage that receives, micro-batch  # noqa: N806
     sent: dict[Channel, list[Message]] = defaultdict(list)
     received: dict[Channel, list[Message]] = defaultdict(list)
     receivers = {"send_activation": 1, "send_gradient": -1}  # the next stage, the one before
-    for rank, actions in enumerate(schedule.actions):
-        for action in actions:
-            if action.communicates:
+    for actions, channels in zip(schedule.actions, schedule.channels, strict=True):
+        for action, name in zip(actions, channels, strict=True):
+            if name is not None:
                 messages = sent if action.kind in receivers else received
                 stage = action.stage + receivers.get(action.kind, 0)
-                messages[action.channel(rank)].append((stage, action.micro_batch))
+                messages[name].append((stage, action.micro_batch))
     for channel in sent.keys() | received.keys():
         content, source, target = channel
         if sent[channel] != received[channel]:

@@ -116,6 +116,12 @@ class EventGraph:
         return tuple(counts[number] for number in range(len(self.keys)))
 
     @cached_property
+    def first_ranks(self) -> frozenset[int]:
+        """Those that hold the first stage."""
+        lines = enumerate(self.lines)
+        return frozenset(rank for rank, line in lines if any(p.action.stage == 0 for p in line))
+
+    @cached_property
     def _after(self) -> tuple[tuple[int, ...], ...]:
         """For each event, the numbers of those that wait for it."""
         after: list[list[int]] = [[] for _ in self.events]

@@ -35,7 +35,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ddlbench.planning.schedules.action import Action, Channel, InvalidSchedule, Schedule
+from ddlbench.planning.schedules.action import LETTERS, Action, Channel, InvalidSchedule, Schedule
 from ddlbench.planning.schedules.event_graph import Event, EventGraph, Placed
 from ddlbench.planning.schedules.lowering import posted_receives
 
@@ -129,10 +129,10 @@ class _Builder:
         self._here: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}  # -> meeting, sum
         self._to_receive = Counter(
-            action.channel(rank)
-            for rank, actions in enumerate(schedule.actions)
-            for action in actions
-            if action.kind.startswith("receive")
+            channel
+            for actions, channels in zip(schedule.actions, schedule.channels, strict=True)
+            for action, channel in zip(actions, channels, strict=True)
+            if channel is not None and action.kind.startswith("receive")
         )
         for channel, count in self._to_receive.items():
             self._post(channel, min(count, messaging.receives_ahead or 0))
@@ -151,10 +151,10 @@ class _Builder:
         }
 
     def build(self) -> EventGraph:
-        moved = True
+        moved, ranks = True, range(self._schedule.world_size)
         while moved:
             moved = False
-            for rank in range(self._schedule.world_size):
+            for rank in ranks:
                 while self._step(rank):
                     moved = True
         pairs = zip(self._placed, self._schedule.actions, strict=True)
@@ -184,7 +184,7 @@ class _Builder:
 
     def _compute(self, rank: int, action: Action) -> bool:
         self._line[rank] = self._add(Event("action", rank, action), self._line[rank])
-        self._passes[rank] += action.computes
+        self._passes[rank] += action.kind in LETTERS
         self._post_listed(rank)
         return True
 
@@ -196,8 +196,8 @@ class _Builder:
             self._post(channel, len(self._channels[channel].posted) + 1)
 
     def _send(self, rank: int, action: Action) -> bool:
-        name = action.channel(rank)
-        channel, paired = self._channels[name], self._paired_receive(rank)
+        name, answer = self._name(rank), self._paired_receive(rank)
+        channel = self._channels[name]
         if not self._begun[rank]:
             if self._messaging.paired and not self._await_sends(rank):
                 return False
@@ -205,13 +205,12 @@ class _Builder:
             self._sending[rank][name] = channel
             channel.issued.append((self._line[rank], action))
             self._deliver(name)
-            if paired is not None:
-                answer = paired.channel(rank)
+            if answer is not None:
                 self._post(answer, self._channels[answer].taken + 1)
-        return paired is None or self._await_sends(rank)
+        return answer is None or self._await_sends(rank)
 
     def _receive(self, rank: int, action: Action) -> bool:
-        name = action.channel(rank)
+        name = self._name(rank)
         channel = self._channels[name]
         if not self._begun[rank] and self._messaging.receives_ahead is not None:
             self._begun[rank] = True
@@ -257,14 +256,20 @@ class _Builder:
         numbers = [action.micro_batch - 1] if action.micro_batch else []
         return [*numbers, action.micro_batch] if action is last else numbers
 
-    def _paired_receive(self, rank: int) -> Action | None:
-        """The receive that is posted together with the send that comes next."""
+    def _name(self, rank: int) -> Channel:
+        """The channel of a rank's next action, a message."""
+        name = self._schedule.channels[rank][len(self._placed[rank])]
+        assert name is not None
+        return name
+
+    def _paired_receive(self, rank: int) -> Channel | None:
+        """The channel of the receive that is posted together with the send that comes next."""
         actions, place = self._schedule.actions[rank], len(self._placed[rank])
         if not self._messaging.paired or place + 1 == len(actions):
             return None
         other = {"send_activation": "receive_gradient", "send_gradient": "receive_activation"}
-        following = actions[place + 1]
-        return following if following.kind == other[actions[place].kind] else None
+        paired = actions[place + 1].kind == other[actions[place].kind]
+        return self._schedule.channels[rank][place + 1] if paired else None
 
     def _post(self, name: Channel, until: int) -> None:
         """Posts receives of a channel up to ``until`` in all."""
@@ -283,14 +288,12 @@ class _Builder:
             issued, send = channel.issued[number]
             before = [issued, *channel.messages[-1:]]
             if rendezvous:
-                before.append(self._notice(channel.posted[number], source, target))
+                posted = channel.posted[number]
+                if self._events[posted].role != "start":  # else known long before it is needed
+                    posted = self._add(Event("notice", target, None, source), posted)
+                before.append(posted)
             message = self._add(Event("message", source, send, target), *before)
             channel.messages.append(message)
-
-    def _notice(self, posted: int, source: int, target: int) -> int:
-        if self._events[posted].role == "start":  # known long before it is needed
-            return posted
-        return self._add(Event("notice", target, None, source), posted)
 
     def _await_sends(self, rank: int) -> bool:
         """Makes a rank wait for all its messages; False if one of them does not exist yet."""

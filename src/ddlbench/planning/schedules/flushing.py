@@ -48,6 +48,8 @@ rounds for micro-batches that p does not divide is torch.distributed.pipelining'
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ddlbench.planning.schedules.action import Action, InvalidSchedule, Kind, Schedule
 from ddlbench.planning.schedules.assemble import passes, positive, with_messages, with_update
 
@@ -114,30 +116,27 @@ def interleaved_1f1b(ranks: int, chunks: int, micro_batches: int) -> Schedule:
     Raises:
         InvalidSchedule: a count does not fit.
     """
-    size = round_size(ranks, chunks, micro_batches)
-    orders, in_flight = [], []
-    for rank in range(ranks):
-        stages = range(rank, ranks * chunks, ranks)
-        forwards = round_order("forward", list(stages), micro_batches, size)
-        backwards = round_order("backward", list(stages)[::-1], micro_batches, size)
-        warmup = looped_warmup(rank, ranks, chunks, size, hop=2)
-        orders.append(with_update(alternate(forwards, backwards, warmup), stages))
-        in_flight.append(min(warmup + 1, len(forwards)))
-    return Schedule(
-        name="interleaved-1f1b",
-        micro_batches=micro_batches,
-        stage_ranks=looped_ranks(ranks, chunks),
-        actions=with_messages(orders, looped_ranks(ranks, chunks)),
-        in_flight=tuple(in_flight),
-        receives_ahead=1,
-    )
+    return looped(ranks, chunks, micro_batches, backward="backward", hop=2)
 
 
-def round_size(ranks: int, chunks: int, micro_batches: int) -> int:
-    """Micro-batches of one round.
+def looped(
+    ranks: int,
+    chunks: int,
+    micro_batches: int,
+    *,
+    backward: Kind,
+    hop: int,
+    finish: Callable[[list[Action], int], list[Action]] | None = None,
+) -> Schedule:
+    """Chunks of a rank in rounds of micro-batches.
 
-    Raises:
-        InvalidSchedule: a count is below 1, or the rounds do not come out even.
+    Args:
+        ranks: as of :func:`interleaved_1f1b`, whose errors it raises.
+        chunks: likewise.
+        micro_batches: likewise.
+        backward: the pass that follows each forward pass in turn.
+        hop: further forward passes before the first backward, for each rank before the last.
+        finish: adds passes to the order of a rank, which then holds as many more as its number.
     """
     positive(ranks=ranks, chunks=chunks, micro_batches=micro_batches)
     rounds = max(1, micro_batches // ranks)
@@ -146,10 +145,23 @@ def round_size(ranks: int, chunks: int, micro_batches: int) -> int:
             f"{micro_batches} micro-batches do not divide into {rounds} rounds for {ranks} ranks; "
             f"write a multiple of {ranks}"
         )
-    return micro_batches // rounds
+    size, stage_ranks = micro_batches // rounds, looped_ranks(ranks, chunks)
+    orders, in_flight = [], []
+    for rank in range(ranks):
+        stages = range(rank, ranks * chunks, ranks)
+        forwards = _round_order("forward", stages, micro_batches, size)
+        backwards = _round_order(backward, stages[::-1], micro_batches, size)
+        warmup = (chunks - 1) * size + hop * (ranks - 1 - rank)
+        order = alternate(forwards, backwards, warmup)
+        orders.append(with_update(finish(order, rank) if finish else order, stages))
+        in_flight.append(min(warmup + 1 + (rank if finish else 0), len(forwards)))
+    actions = with_messages(orders, stage_ranks)
+    return Schedule(
+        "interleaved-1f1b", micro_batches, stage_ranks, actions, tuple(in_flight), receives_ahead=1
+    )
 
 
-def round_order(kind: Kind, stages: list[int], micro_batches: int, size: int) -> list[Action]:
+def _round_order(kind: Kind, stages: range, micro_batches: int, size: int) -> list[Action]:
     """Passes round by round; each round goes through all stages of a rank."""
     return [
         Action(kind, stage, first + number)
@@ -157,11 +169,6 @@ def round_order(kind: Kind, stages: list[int], micro_batches: int, size: int) ->
         for stage in stages
         for number in range(size)
     ]
-
-
-def looped_warmup(rank: int, ranks: int, chunks: int, size: int, hop: int) -> int:
-    """Forward passes before the first backward; ``hop`` more for each rank before the last."""
-    return (chunks - 1) * size + hop * (ranks - 1 - rank)
 
 
 def looped_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:

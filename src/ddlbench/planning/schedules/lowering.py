@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ddlbench.planning.schedules.action import Action, Channel, InvalidSchedule, Schedule
+from ddlbench.planning.schedules.action import LETTERS, Action, Channel, InvalidSchedule, Schedule
 
 _UNSHARDED = 3  # stages whose weights torch keeps at hand
 
@@ -48,7 +48,7 @@ def posted_receives(schedule: Schedule) -> tuple[tuple[tuple[int, Channel], ...]
     Raises:
         InvalidSchedule: some pass waits for a message that nobody sends.
     """
-    waiting = [deque(_entries(rank, actions)) for rank, actions in enumerate(schedule.actions)]
+    waiting = [deque(_entries(*of)) for of in zip(schedule.actions, schedule.channels, strict=True)]
     done = [0] * schedule.world_size
     posted: list[list[tuple[int, Channel]]] = [[] for _ in waiting]
     listed: Counter[Channel] = Counter()
@@ -69,21 +69,21 @@ def posted_receives(schedule: Schedule) -> tuple[tuple[tuple[int, Channel], ...]
     return tuple(map(tuple, posted))
 
 
-def _entries(rank: int, actions: Sequence[Action]) -> Iterator[_Entry]:
+def _entries(actions: Sequence[Action], channels: Sequence[Channel | None]) -> Iterator[_Entry]:
     """The list of a rank before messages are added to it."""
-    passes = [action for action in actions if action.computes]
+    passes = [action for action in actions if action.kind in LETTERS]
     left = Counter(action.stage for action in passes if action.kind.startswith("backward"))
     left -= Counter(action.stage for action in passes if action.kind == "backward_input")
     received: Counter[Channel] = Counter()
     entry, at_hand, place = _Entry(), frozenset[int](), 0
     ready: list[_Entry] = []
     following = _next_stages(passes)
-    for action in actions:
-        if action.kind.startswith("receive"):
-            received[action.channel(rank)] += 1
-        elif action.kind.startswith("send"):
-            entry.sends.append(action.channel(rank))
-        elif action.computes:
+    for action, channel in zip(actions, channels, strict=True):
+        if channel is not None and action.kind.startswith("receive"):
+            received[channel] += 1
+        elif channel is not None:
+            entry.sends.append(channel)
+        elif action.kind in LETTERS:
             wanted = following[place]
             ready += [_Entry() for stage in at_hand - wanted]
             ready += [_Entry() for stage in wanted - at_hand]

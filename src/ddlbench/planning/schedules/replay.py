@@ -64,7 +64,6 @@ class StageDurations:
     update_s: Sequence[float] = ()
 
     def __call__(self, action: Action) -> float:
-        """Seconds of an action."""
         seconds, share = {
             "forward": (self.forward_s, 1.0),
             "backward": (self.backward_s, 1.0),
@@ -106,4 +105,4 @@ def _duration_s(event: Event, durations: Durations, links: Links) -> float:
     if event.role == "message":
         assert event.peer is not None
         return links(event.rank, event.peer, action)
-    return 0.0 if action.communicates else durations(action)
+    return 0.0 if action.peer is not None else durations(action)

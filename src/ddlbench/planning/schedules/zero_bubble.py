@@ -34,37 +34,21 @@ torch.distributed.pipelining (``ScheduleZBVZeroBubble``).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from ddlbench.planning.schedules.action import Action, Kind, Schedule
 from ddlbench.planning.schedules.assemble import positive, with_messages, with_update
-from ddlbench.planning.schedules.flushing import (
-    alternate,
-    looped_ranks,
-    looped_warmup,
-    round_order,
-    round_size,
-)
+from ddlbench.planning.schedules.flushing import looped
 
 
 def interleaved_zero_bubble(ranks: int, chunks: int, micro_batches: int) -> Schedule:
     """The schedule of one optimizer step; arguments and errors as of ``interleaved_1f1b``."""
-    size = round_size(ranks, chunks, micro_batches)
-    orders, in_flight = [], []
-    for rank in range(ranks):
-        stages = range(rank, ranks * chunks, ranks)
-        forwards = round_order("forward", list(stages), micro_batches, size)
-        inputs = round_order("backward_input", list(stages)[::-1], micro_batches, size)
-        warmup = looped_warmup(rank, ranks, chunks, size, hop=1)
-        order = _with_weights(alternate(forwards, inputs, warmup), waiting=rank)
-        orders.append(with_update(order, stages))
-        in_flight.append(min(warmup + 1 + rank, len(forwards)))
-    return Schedule(
+    return replace(
+        looped(
+            ranks, chunks, micro_batches, backward="backward_input", hop=1, finish=_with_weights
+        ),
         name="interleaved-zero-bubble",
-        micro_batches=micro_batches,
-        stage_ranks=looped_ranks(ranks, chunks),
-        actions=with_messages(orders, looped_ranks(ranks, chunks)),
-        in_flight=tuple(in_flight),
         receives_ahead=ranks - 1,
     )
 

@@ -44,7 +44,9 @@ def cut_evenly(times_s: Sequence[float], stages: int) -> list[int]:
                 high = middle
     else:
         high = low
-    return _with_more(_filled(times_s, high), stages)
+    ends = _filled(times_s, high)
+    free = [end for end in range(1, len(times_s)) if end not in ends]
+    return sorted([*ends, *free[: stages - len(ends)]])  # more ends make no stage slower
 
 
 def _filled(times_s: Sequence[float], most_s: float) -> list[int]:
@@ -56,13 +58,6 @@ def _filled(times_s: Sequence[float], most_s: float) -> list[int]:
             held = 0.0
         held += time
     return [*ends, len(times_s)]
-
-
-def _with_more(ends: list[int], stages: int) -> list[int]:
-    """Add ends until there are ``stages``; this makes no stage slower."""
-    missing = stages - len(ends)
-    free = [end for end in range(1, ends[-1]) if end not in ends]
-    return sorted([*ends, *free[:missing]]) if missing > 0 else ends
 
 
 def send_s(size_bytes: float, link: Link) -> float:
@@ -133,10 +128,6 @@ def _weight_bytes(workload: Workload) -> float:
     return ITEM_BYTES * sum(kernel_weights(layer) for layer, _ in layers_of(workload))
 
 
-def _serial(workload: Workload, _: Platform, config: Configuration) -> Terms:
-    return {"layers": config.batch * workload.time_s}, {}
-
-
 def _data(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     ring = platform.level(config.devices)
     gradients = all_reduce_s(config.devices, _weight_bytes(workload), ring)
@@ -185,11 +176,7 @@ def _spatial(workload: Workload, platform: Platform, config: Configuration) -> T
     split = sum(time for _, time in _before_the_head(workload))
     rest = config.batch * max(0.0, workload.time_s - split)
     gradients = all_reduce_s(config.devices, _weight_bytes(workload), ring)
-    return {"layers": compute + rest}, {
-        "halo": halos,
-        "gather": behind,
-        "gradients": gradients,
-    }
+    return {"layers": compute + rest}, {"halo": halos, "gather": behind, "gradients": gradients}
 
 
 def _data_spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
@@ -220,7 +207,7 @@ def _pipeline(workload: Workload, platform: Platform, config: Configuration) -> 
 
 
 TERMS: dict[str, Callable[[Workload, Platform, Configuration], Terms]] = {
-    "serial": _serial,
+    "serial": lambda workload, _, config: ({"layers": config.batch * workload.time_s}, {}),
     "data": _data,
     "spatial": _spatial,
     "filter": _layer_split,

@@ -99,9 +99,15 @@ class Projection:
 
     @property
     def bottleneck(self) -> str:
-        """Name of the longest term."""
         terms = {**self.computation, **self.communication}
         return max(terms, key=lambda name: terms[name])
+
+
+def groups_of(strategy: str, devices: int, devices_per_node: int) -> int:
+    """p1: replicas that share no layer; of a hybrid the nodes."""
+    if strategy == "data":
+        return devices
+    return max(1, devices // devices_per_node) if strategy in HYBRIDS else 1
 
 
 def configuration_of(
@@ -118,14 +124,11 @@ def configuration_of(
         raise ConfigError(f"{devices} device(s) and a batch of {batch:g}: write numbers above 0")
     if strategy == "serial" and devices != 1:
         raise ConfigError(f"serial runs on 1 device, not on {devices}")
-    groups = 1
-    if strategy == "data":
-        groups = devices
-    elif strategy in HYBRIDS:
-        if devices > devices_per_node and devices % devices_per_node:
-            raise ConfigError(
-                f"{strategy} cuts layers within a node of {devices_per_node} devices; "
-                f"write a multiple of that, not {devices} devices"
-            )
-        groups = max(1, devices // devices_per_node)
+    uneven = devices > devices_per_node and devices % devices_per_node
+    if strategy in HYBRIDS and uneven:
+        raise ConfigError(
+            f"{strategy} cuts layers within a node of {devices_per_node} devices; "
+            f"write a multiple of that, not {devices} devices"
+        )
+    groups = groups_of(strategy, devices, devices_per_node)
     return Configuration(strategy, devices, groups, batch / groups, segments or devices)

@@ -207,13 +207,13 @@ def weight_shares(workload: Workload, config: Configuration) -> list[float]:
     """A device's share of each layer's filters or channels; 1 if the layer is whole."""
     if config.own is not None:
         return list(config.own.shares)
-    return [1 / config.inside if _is_split(layer, config) else 1.0 for layer in workload.layers]
-
-
-def _is_split(layer: Layer, config: Configuration) -> bool:
-    """Whether filter or channel parallelism splits this layer: a wide enough convolution."""
-    width = layer.channels if config.strategy == "channel" else layer.filters
-    return layer.kind == "conv" and config.inside > 1 and width >= config.inside
+    width = "channels" if config.strategy == "channel" else "filters"
+    return [
+        1 / config.inside
+        if layer.kind == "conv" and getattr(layer, width) >= config.inside
+        else 1.0
+        for layer in workload.layers
+    ]
 
 
 def _serial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
@@ -282,7 +282,10 @@ def _spatial(workload: Workload, platform: Platform, config: Configuration) -> T
     split = workload.layers[: workload.spatial_layers]
     halo = sum(
         2
-        * (2 * link.latency_s + ITEM_BYTES * batch * layer.halo_rows * layer.row * link.s_per_byte)
+        * (
+            2 * link.latency_s
+            + ITEM_BYTES * batch * layer.halo_rows * layer.slice_items(1) * link.s_per_byte
+        )
         for layer in split
         if layer.halo_rows
     )

@@ -28,6 +28,7 @@ from ddlbench.predict.paradl.configuration import (
     STRATEGIES,
     Configuration,
     configuration_of,
+    groups_of,
 )
 from ddlbench.predict.paradl.oracle import VARIANTS, project
 from ddlbench.predict.paradl.workload import Workload, load_workload
@@ -97,11 +98,9 @@ def question_of(row: dict[Any, Any], platform: Platform) -> Configuration:
         ConfigError: the batch column of its strategy is empty.
     """
     strategy, devices = row["strategy"], int(row["gpus"])
-    column, groups = "batch_global", 1
-    if strategy == "data":
-        column, groups = "batch_per_gpu", devices
-    elif strategy in HYBRIDS:
-        column, groups = "batch_per_group", max(1, devices // platform.devices_per_node)
+    groups = groups_of(strategy, devices, platform.devices_per_node)
+    column = "batch_per_group" if strategy in HYBRIDS else "batch_global"
+    column = "batch_per_gpu" if strategy == "data" else column
     batches = (row[column] * groups, row["batch_global"], row["batch_per_group"] * groups)
     batch = next((batch for batch in batches if batch > 0), None)
     if batch is None:

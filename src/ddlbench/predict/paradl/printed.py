@@ -19,12 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddlbench.predict.paradl import authors_code
-from ddlbench.predict.paradl.authors_code import (
-    ITEM_BYTES,
-    Terms,
-    all_reduce_s,
-    kernel_weights,
-)
+from ddlbench.predict.paradl.authors_code import ITEM_BYTES, Terms, all_reduce_s, kernel_weights
 from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.workload import Layer, Workload
 from ddlbench.predict.platform_file import Link, Platform
@@ -73,18 +68,15 @@ def _data_filter(workload: Workload, platform: Platform, config: Configuration) 
 def _spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     compute, communication = _data(workload, platform, config)
     ring = platform.level(config.devices)
-    halos = 2 * sum(
-        2 * ring.latency_s + ITEM_BYTES * config.batch * _halo(layer) * ring.s_per_byte
-        for layer in workload.layers[: workload.spatial_layers]
-        if layer.kernel > 1 and not layer.shortcut
-    )
+    halos = 0.0
+    for layer in workload.layers[: workload.spatial_layers]:
+        if layer.kernel > 1 and not layer.shortcut:
+            # Of one sample the input's rows cross a border, and those of the output's gradient.
+            rows = (layer.kernel - 1) // 2
+            items = rows * (layer.x // layer.input[1] + layer.y // layer.output[1])
+            size = ITEM_BYTES * config.batch * items
+            halos += 2 * (2 * ring.latency_s + size * ring.s_per_byte)
     return compute, {**communication, "halo": halos}
-
-
-def _halo(layer: Layer) -> int:
-    """Items of one sample that cross a border: of the input, and of the output's gradient."""
-    rows = (layer.kernel - 1) // 2
-    return rows * (layer.x // layer.input[1] + layer.y // layer.output[1])
 
 
 TERMS: dict[str, Callable[[Workload, Platform, Configuration], Terms]] = {

@@ -9,7 +9,13 @@ from functools import cached_property
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.units import doubled
-from ddlbench.predict.paradl.configuration import HYBRIDS, STRATEGIES, Projection, configuration_of
+from ddlbench.predict.paradl.configuration import (
+    HYBRIDS,
+    STRATEGIES,
+    Projection,
+    configuration_of,
+    groups_of,
+)
 from ddlbench.predict.paradl.oracle import project, refused
 from ddlbench.predict.paradl.workload import Workload, load_workload
 from ddlbench.predict.platform_file import Platform
@@ -149,11 +155,7 @@ def _scaling(question: Question, strategy: str) -> Iterator[Answer]:
     for devices in doubled(1, most):
         if not _suits(strategy, devices, platform):
             continue
-        groups = 1
-        if strategy == "data":
-            groups = devices
-        elif strategy in HYBRIDS:
-            groups = devices // platform.devices_per_node
+        groups = groups_of(strategy, devices, platform.devices_per_node)
         one = _answer(question, strategy, devices, question.batch_size * groups)
         yield one
         if devices > one.projection.max_devices:

@@ -82,11 +82,6 @@ class Layer(Form):
             return self.y * self.channels * window
         return self.x * self.y if self.kind == "linear" else 0
 
-    @property
-    def row(self) -> int:
-        """Items of one row of the input: a slice along the first spatial dimension."""
-        return self.slice_items(1)
-
     def slice_items(self, dim: int) -> int:
         """Items of a slice of the input with extent 1 along a dimension of its shape."""
         return self.x // self.input[dim]
@@ -115,7 +110,10 @@ class Stack:
         bias: bool = True,
     ) -> None:
         """Add a convolution; ``pad="same"`` gives extent / stride, rounded up."""
-        extents = tuple(_extent(size, kernel, stride, pad) for size in self.shape[1:])
+        extents = tuple(
+            -(-size // stride) if isinstance(pad, str) else (size + 2 * pad - kernel) // stride + 1
+            for size in self.shape[1:]
+        )
         window = kernel ** len(extents)
         weights = self.shape[0] * filters * window + (filters if bias else 0)
         self._add(Layer(name, "conv", self.shape, (filters, *extents), weights, kernel, stride))
@@ -145,12 +143,6 @@ class Stack:
     def _add(self, layer: Layer) -> None:
         self.layers.append(layer)
         self.shape = layer.output
-
-
-def _extent(size: int, kernel: int, stride: int, pad: int | str) -> int:
-    if isinstance(pad, str):
-        return -(-size // stride)
-    return (size + 2 * pad - kernel) // stride + 1
 
 
 WORKLOAD_VERSION = 1
@@ -202,7 +194,6 @@ class Workload:
 
     @property
     def weights(self) -> int:
-        """Trained items of all layers."""
         return sum(layer.weights for layer in self.layers)
 
     def times_s(self, weight: Callable[[Layer], float]) -> Sequence[float]:

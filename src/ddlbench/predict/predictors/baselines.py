@@ -69,15 +69,15 @@ class CarryForward(BuiltInPredictor):
                 f"no smaller {cell.strategy} cell of {cell.network} on {cell.dataset} is measured"
             )
         smallest = min(
-            smaller,
-            key=lambda m: (m.cell.devices, m.cell.fabric != cell.fabric, m.cell.batch_size),
+            smaller, key=lambda m: (m.cell.devices, m.cell.fabric != cell.fabric, m.cell.batch_size)
         ).cell
         note = None
         if smallest.fabric != cell.fabric:
             note = f"carried from fabric {smallest.fabric}"
+        steps_s = [m.step_s for m in smaller if m.cell.with_(repeat=0) == smallest.with_(repeat=0)]
         return Prediction(
             self.name,
-            compute_s=_carried_s(cell, smallest, smaller),
+            compute_s=median(steps_s) * _share(cell) / _share(smallest),
             limits=("further devices cost nothing",),
             notes=joined(note, f"carried from {smallest.geometry}, batch {smallest.batch_size}"),
         )
@@ -172,14 +172,7 @@ def _comparable(inputs: CellInputs, strategy: str = "") -> list[Measured]:
     return [measured for measured in inputs.history if _kind_of(measured.cell) == kind]
 
 
-def _carried_s(cell: Cell, source: Cell, measured: list[Measured]) -> float:
-    """Median step of ``source`` over its repeats, scaled by samples per worker."""
-    steps = [m.step_s for m in measured if m.cell.with_(repeat=0) == source.with_(repeat=0)]
-    return median(steps) * _share(cell) / _share(source)
-
-
 def _share(cell: Cell) -> float:
-    """Samples of one worker."""
     return cell.batch_size / workers_of(cell)
 
 

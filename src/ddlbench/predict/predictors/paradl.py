@@ -143,7 +143,6 @@ class _Paradl(BuiltInPredictor):
         )
 
     def memory(self, projected_bytes: int, devices: int) -> tuple[int, ...]:
-        """Bytes of each device."""
         return (projected_bytes,) * devices
 
 

@@ -10,15 +10,16 @@ are alike do the same at the same time, so one of each kind is replayed::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ddlbench.planning.gradient_traffic import whole_buckets
-from ddlbench.planning.pipeline import Pipeline, PlannedStage
+from ddlbench.planning.groups import Group
+from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.schedules import Event, Held
-from ddlbench.planning.workload import Block, Tensor, Workload
-from ddlbench.predict.collectives import CollectiveTimes
+from ddlbench.planning.schedules import Event, EventGraph, Held
+from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.links import Hop, LinkTable, places_of
 
 
@@ -40,14 +41,24 @@ class Kinds:
     def pipelines(self) -> int:
         return sum(self.counts)
 
-    def original(self, event: Event) -> Event:
-        """The event as its own pipeline has it, from a run of one pipeline a kind."""
-        kind = event.rank // self.ranks
-        return _moved(event, (self.first[kind] - kind) * self.ranks)
+    def originals(self, events: Iterable[Event]) -> list[Event]:
+        """Events as their own pipelines have them, from a run of one pipeline a kind."""
+        kinds = ((event, event.rank // self.ranks) for event in events)
+        return [_moved(event, (self.first[kind] - kind) * self.ranks) for event, kind in kinds]
 
-    def share(self, event: Event) -> float:
-        """Share of all pipelines that are of the event's kind."""
-        return self.counts[event.rank // self.ranks] / self.pipelines
+    def sent_s(self, graph: EventGraph, sent_s: Sequence[float]) -> float:
+        """Seconds of all messages, the mean over pipelines, and of the sums that all take part in.
+
+        Args:
+            graph: of a run of one pipeline a kind.
+            sent_s: seconds of each of its keys.
+        """
+        shares = [count / self.pipelines for count in self.counts]
+        return sum(
+            count * seconds * (1.0 if _is_sum(key) else shares[key.rank // self.ranks])
+            for key, count, seconds in zip(graph.keys, graph.key_counts, sent_s, strict=True)
+            if key.role != "notice"
+        )
 
 
 def _moved(event: Event, by: int) -> Event:
@@ -80,16 +91,15 @@ class PipelineLinks:
         *,
         ends: bool = False,
     ) -> None:
-        self._table, self._pipeline, self._ends = table, pipeline, ends
+        self._table, self._plan, self._pipeline, self._ends = table, plan, pipeline, ends
         self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
-        self._bucket_bytes = [
-            [
-                sum(bucket)
-                for bucket in whole_buckets(
-                    _of_stage(workload.tensors, stage), workload.bucket_bytes
-                )
-            ]
+        of_stages = [
+            [one for one in workload.tensors if stage.first <= one.block < stage.last]
             for stage in pipeline.stages
+        ]
+        self._bucket_bytes = [
+            [sum(bucket) for bucket in whole_buckets(tensors, workload.bucket_bytes)]
+            for tensors in of_stages
         ]
         self._places = places_of(plan)
         self._replica = {
@@ -97,11 +107,20 @@ class PipelineLinks:
         }
         self._shape = plan.cell.nodes, plan.cell.devices_per_node
         self._remarks: dict[str, None] = {}
+        self._hop, self._ends_s = cache(self._measured_hop), cache(self._measured_ends_s)
+        self._delay_s = cache(self._measured_delay_s)
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Which links stand in for unmeasured ones; each remark once, in order of occurrence."""
         return tuple(self._remarks)
+
+    def times_s(
+        self, events: Sequence[Event], device_kind: str
+    ) -> tuple[list[float], list[Held | None]]:
+        """Seconds of each event, and the links that it holds; as :meth:`time_s`, :meth:`held`."""
+        times = [self.time_s(event, device_kind) for event in events]
+        return times, [self.held(event) for event in events]
 
     def time_s(self, event: Event, device_kind: str) -> float:
         """Seconds of a message, of the notice of a posted receive, or of an all-reduce; else 0."""
@@ -135,7 +154,13 @@ class PipelineLinks:
         pipelines = len(self._places) // ranks
         if pipelines == 1:
             return Kinds((0,), (1,), ranks)
-        messages = [event for event in events if _is_message(event)]
+        # Times of these depend on where their ranks are.
+        messages = [
+            event
+            for event in events
+            if event.role in ("message", "notice")
+            or (event.action is not None and event.action.kind.startswith("receive"))
+        ]
         found: dict[tuple[Hashable, ...], list[int]] = {}
         users: Counter[Hashable] = Counter()
         for pipeline in range(pipelines):
@@ -174,20 +199,20 @@ class PipelineLinks:
             wire_s = size / self._hop(event.rank, peer).bandwidth_bytes_per_s
         return Held((("out", source), ("in", target)), wire_s)
 
-    def _hop(self, source: int, target: int) -> Hop:
+    def _measured_hop(self, source: int, target: int) -> Hop:
         hop, remark = self._table.hop("transport", self._places[source], self._places[target])
         if remark:
             self._remarks[remark] = None
         return hop
 
-    def _delay_s(self, source: int, target: int) -> float:
+    def _measured_delay_s(self, source: int, target: int) -> float:
         """By which a notice waits for a sender that computes: its thread needs the core, too."""
         if not self._ends:
             return 0.0
         nodes = 1 if self._places[source][0] == self._places[target][0] else self._shape[0]
         return self._table.delay_s("p2p", "gloo", nodes, self._shape[1])
 
-    def _ends_s(self, source: int, target: int, size: float) -> float:
+    def _measured_ends_s(self, source: int, target: int, size: float) -> float:
         """Processor seconds of both ends of a message; a rank sends as many as it receives."""
         places = self._places[source], self._places[target]
         ends_s = self._table.message_ends_s(*places) if self._ends else None
@@ -195,23 +220,12 @@ class PipelineLinks:
 
     def _sum_s(self, stage: int, transport: str) -> float:
         """Seconds of the all-reduces of all buckets of a stage, one after the other."""
-        reduce = self._all_reduce(self._pipeline.stages[stage].ranks, transport)
+        group = Group.of(self._plan, self._pipeline.stages[stage].ranks)
+        reduce = self._table.all_reduce(group.nodes, group.devices_per_node, transport)
         self._remarks.update(dict.fromkeys(reduce.notes))
         return sum(reduce.time_s(size) for size in self._bucket_bytes[stage])
 
-    def _all_reduce(self, ranks: Sequence[int], transport: str) -> CollectiveTimes:
-        nodes = len({self._places[rank][0] for rank in ranks})
-        shape = (nodes, len(ranks) // nodes)
-        if len(ranks) % nodes:  # no such geometry was swept: as if each rank had a node of its own
-            shape = (len(ranks), 1)
-        return self._table.all_reduce(*shape, transport)
 
-
-def _of_stage(tensors: Sequence[Tensor], stage: PlannedStage) -> list[Tensor]:
-    return [tensor for tensor in tensors if stage.first <= tensor.block < stage.last]
-
-
-def _is_message(event: Event) -> bool:
-    """Whether its time depends on where its ranks are."""
-    receives = event.action is not None and event.action.kind.startswith("receive")
-    return receives or event.role in ("message", "notice")
+def _is_sum(event: Event) -> bool:
+    """Whether all pipelines take part in it."""
+    return event.action is not None and event.action.kind == "all_reduce"

@@ -19,12 +19,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ddlbench.planning.partition import Chain, Node, Stage
-from ddlbench.planning.partition.stages import PlacedStage, StageLinks, period_of
-from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.partition.profiles import chain_of_blocks
+from ddlbench.planning.partition.stages import PlacedStage, Stage, StageLinks, period_of
 from ddlbench.planning.pipeline_stages import Reach, bandwidth_of
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.workload import Workload
 from ddlbench.predict.links import LinkTable, Place, places_of
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
@@ -50,14 +48,18 @@ class PipelinePeriod(BuiltInPredictor):
         if pipeline is None:
             raise NotPredictable(f"the plan of {inputs.cell.strategy} holds no stages")
         pipeline.check_blocks(len(workload.blocks))
-        chain, stages = _chain(workload, batch_size), _placed_stages(plan, pipeline)
+        chain = chain_of_blocks(workload.blocks, batch_size)
+        stages = [
+            PlacedStage(
+                Stage(stage.first, stage.last, len(stage.ranks)),
+                tuple(plan.processes[rank].node for rank in stage.ranks),
+            )
+            for stage in pipeline.stages
+        ]
         links = _stage_links(inputs.links, plan) if plan.world_size > 1 else _NO_LINKS
         period_s, sent_s = period_of(chain, stages, links, self.terms)
         free_s, _ = period_of(chain, stages, _NO_LINKS, self.terms)
         compute_s = float(chain.time_s[0, -1]) / plan.world_size
-        note = None
-        if any(block.forward.extrapolates(batch_size) for block in workload.blocks):
-            note = f"times of blocks at {batch_size} samples are extrapolated"
         return Prediction(
             self.name,
             compute_s=compute_s,
@@ -69,7 +71,7 @@ class PipelinePeriod(BuiltInPredictor):
                 "no data loading, no optimiser",
                 "devices do not slow each other down",
             ),
-            notes=joined(note),
+            notes=joined(workload.extrapolated(batch_size)),
         )
 
 
@@ -79,32 +81,6 @@ class PipelinePeriodPaper(PipelinePeriod):
     name = "pipeline-period-paper"
     source = "PipeDream, section 3.1, measured links"
     terms = "paper"
-
-
-def _chain(workload: Workload, samples: int) -> Chain:
-    return Chain(
-        tuple(
-            Node(
-                name=block.name,
-                time_s=block.forward.at(samples) + block.backward.at(samples),
-                output_bytes=block.output_bytes * samples,
-                saved_bytes=block.saved_bytes * samples,
-                parameter_bytes=float(block.parameter_bytes),
-            )
-            for block in workload.blocks
-        )
-    )
-
-
-def _placed_stages(plan: Plan, pipeline: Pipeline) -> list[PlacedStage]:
-    nodes = [process.node for process in plan.processes]
-    return [
-        PlacedStage(
-            Stage(stage.first, stage.last, len(stage.ranks)),
-            tuple(nodes[rank] for rank in stage.ranks),
-        )
-        for stage in pipeline.stages
-    ]
 
 
 def _stage_links(table: LinkTable, plan: Plan) -> StageLinks:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.spans import TRACE_FILE, spans_in
 from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
@@ -84,14 +83,10 @@ def _recorded_for(inputs: CellInputs) -> _Recorded | None:
     runs = (
         _recorded(measured, inputs.workload)
         for measured in inputs.history
-        if _alike(measured.cell, inputs.cell)
+        if measured.cell.strategy != inputs.cell.strategy
+        and all(getattr(measured.cell, name) == getattr(inputs.cell, name) for name in _ALIKE)
     )
     return max((run for run in runs if run), key=lambda run: run.stages, default=None)
-
-
-def _alike(measured: Cell, wanted: Cell) -> bool:
-    same = all(getattr(measured, name) == getattr(wanted, name) for name in _ALIKE)
-    return same and measured.strategy != wanted.strategy
 
 
 def _recorded(measured: Measured, workload: Workload) -> _Recorded | None:

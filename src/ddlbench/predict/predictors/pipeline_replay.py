@@ -39,15 +39,16 @@ zero bubble: Qi et al. 2024; PipeDream: Narayanan et al. 2019). The replay is th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import mul
 
-from ddlbench.planning.pipeline import PipelineRun, Repeated
+from ddlbench.planning.pipeline import PipelineRun
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, EventGraph
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Workload
+from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,
@@ -55,7 +56,7 @@ from ddlbench.predict.prediction import (
     Prediction,
     joined,
 )
-from ddlbench.predict.predictors.pipeline_links import Kinds, PipelineLinks
+from ddlbench.predict.predictors.pipeline_links import PipelineLinks
 
 
 @dataclass(frozen=True)
@@ -117,29 +118,27 @@ def stage_times(
     step = workload.step(loaded)
     weights = [sum(block.parameter_bytes for block in blocks) for blocks in stages]
     whole = sum(weights) or 1
-    in_order = iter(zip(factors.forward, factors.backward, strict=True))
-    scaled = [list(zip(blocks, islice(in_order, len(blocks)), strict=True)) for blocks in stages]
-    backward = [[back * block.backward.at(samples) for block, (_, back) in own] for own in scaled]
-    input_halves = [
-        sum(block.input_share * s for block, s in zip(blocks, seconds, strict=True))
-        for blocks, seconds in zip(stages, backward, strict=True)
-    ]
-    weight_halves = [
-        sum(block.weight_share * s for block, s in zip(blocks, seconds, strict=True))
-        for blocks, seconds in zip(stages, backward, strict=True)
+    ahead_s, back_s = workload.passes_s(samples)
+    forward = _of_stages(map(mul, factors.forward, ahead_s), stages)
+    backward = _of_stages(map(mul, factors.backward, back_s), stages)
+    halves = [
+        [(block.input_share * s, block.weight_share * s) for block, s in zip(*of, strict=True)]
+        for of in zip(stages, backward, strict=True)
     ]
     return StageTimes(
-        forward_s=tuple(
-            sum(ahead * block.forward.at(samples) for block, (ahead, _) in own) for own in scaled
-        ),
+        forward_s=tuple(map(sum, forward)),
         backward_s=tuple(map(sum, backward)),
         # The first stage sends no gradient of its input: it computes all in the second half.
-        input_s=(0.0, *input_halves[1:]),
-        weight_s=(sum(backward[0]), *weight_halves[1:]),
+        input_s=(0.0, *(sum(half for half, _ in own) for own in halves[1:])),
+        weight_s=(sum(backward[0]), *(sum(half for _, half in own) for own in halves[1:])),
         update_s=tuple(step.optimizer_s * size / whole for size in weights),
         load_s=step.load_s,
-        notes=joined(_extrapolated(workload, samples), step.remark),
+        notes=joined(workload.extrapolated(samples), step.remark),
     )
+
+
+def _of_stages(blocks_s: Iterator[float], stages: Sequence[Sequence[Block]]) -> list[list[float]]:
+    return [[*islice(blocks_s, len(blocks))] for blocks in stages]
 
 
 def as_profiled(workload: Workload, samples: float) -> BlockFactors:
@@ -161,20 +160,10 @@ def as_whole_steps(workload: Workload, samples: float) -> BlockFactors:
 
 def _levels(workload: Workload, samples: float) -> tuple[float, float]:
     whole = workload.step(samples)
-    forward_s = sum(block.forward.at(samples) for block in workload.blocks)
-    backward_s = sum(block.backward.at(samples) for block in workload.blocks)
+    forward_s, backward_s = map(sum, workload.passes_s(samples))
     if not (whole.forward_s and whole.backward_s and forward_s and backward_s):
         return 1.0, 1.0
     return whole.forward_s / forward_s, whole.backward_s / backward_s
-
-
-def _extrapolated(workload: Workload, samples: float) -> str | None:
-    outside = any(
-        timing.extrapolates(samples)
-        for block in workload.blocks
-        for timing in (block.forward, block.backward)
-    )
-    return f"times of blocks at {samples:g} samples are extrapolated" if outside else None
 
 
 _LIMITS = (
@@ -227,14 +216,7 @@ def replayed(
     if plan.world_size > 1:
         stage_blocks = strategy.stage_blocks(workload, plan)
         ends = level and workload.device_kind == "cpu"  # a GPU's queue hides what its host does
-        links = PipelineLinks(
-            inputs.links,
-            plan,
-            pipeline,
-            stage_blocks,
-            workload,
-            ends=ends,
-        )
+        links = PipelineLinks(inputs.links, plan, pipeline, stage_blocks, workload, ends=ends)
         step_s, sent_s = _with_links(run, compute, slowdown, links, workload.device_kind)
         remarks = links.remarks
     exposed_s = max(0.0, step_s - slowdown * free_s)
@@ -260,8 +242,9 @@ class _Compute:
     def of(self, event: Event) -> float:
         """Seconds of an event; 0 of communication."""
         if event.role == "start":
-            at_first = not self.run.loads_each_pass and self._holds_first_stage(event.rank)
-            return self.times.load_s if at_first else 0.0
+            graph = self.run.free.graph
+            first = event.rank % len(graph.lines) in graph.first_ranks
+            return self.times.load_s if first and not self.run.loads_each_pass else 0.0
         if event.role != "action" or event.action is None:
             return 0.0
         kind, stage = event.action.kind, event.action.stage
@@ -279,43 +262,18 @@ class _Compute:
         )
         return whole * self.run.pipelines / self.run.free.mini_batches
 
-    def _holds_first_stage(self, rank: int) -> bool:
-        lines = self.run.free.graph.lines
-        return any(placed.action.stage == 0 for placed in lines[rank % len(lines)])
-
 
 def _with_links(
-    run: PipelineRun,
-    compute: _Compute,
-    slowdown: float,
-    links: PipelineLinks,
-    device_kind: str,
+    run: PipelineRun, compute: _Compute, slowdown: float, links: PipelineLinks, device_kind: str
 ) -> tuple[float, float]:
     """Seconds per mini-batch in the long run, and seconds of its messages and all-reduces."""
     ranks = len(run.free.graph.lines)
     kinds = links.kinds(run.real_of(1).graph.keys, ranks, device_kind)
     real = run.real_of(len(kinds.first))
-    keys = [kinds.original(key) for key in real.graph.keys]
-    sent = [links.time_s(key, device_kind) for key in keys]
+    keys = kinds.originals(real.graph.keys)
+    sent, holds = links.times_s(keys, device_kind)
     costs = [slowdown * compute.of(key) + s for key, s in zip(keys, sent, strict=True)]
-    holds = [links.held(key) for key in keys]
     shared = Counter(link for held in holds if held for link in held.links)
     crowded = any(count > 1 for count in shared.values())
     period_s = real.period_s(costs, holds if crowded else None)
-    return period_s, _sent_s(real, sent, kinds)
-
-
-def _sent_s(repeated: Repeated, sent_s: Sequence[float], kinds: Kinds) -> float:
-    """Seconds of all communication of a mini-batch; of messages, the mean over pipelines."""
-    graph = repeated.graph
-    whole = sum(
-        count * seconds * (1.0 if _is_sum(key) else kinds.share(key))
-        for key, count, seconds in zip(graph.keys, graph.key_counts, sent_s, strict=True)
-        if key.role != "notice"
-    )
-    return whole / repeated.mini_batches
-
-
-def _is_sum(event: Event) -> bool:
-    """Whether all pipelines take part in it."""
-    return event.action is not None and event.action.kind == "all_reduce"
+    return period_s, kinds.sent_s(real.graph, sent) / real.mini_batches

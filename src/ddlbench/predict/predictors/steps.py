@@ -54,19 +54,18 @@ class OfSteps(BuiltInPredictor):
 def predicted(
     inputs: CellInputs, step: Step, terms: Terms = ALL_TERMS, *, hides: bool = True
 ) -> Prediction:
-    """A step with the seconds of these terms.
-
-    Hiding never makes a step longer than sending everything once the gradients are there.
-    """
+    """A step with the seconds of these terms."""
     costs = StepCosts(inputs, step, terms)
-    behind_s = _messages_s(step, costs)
     if hides:
         replay = Replay(step, costs)
         compute_s, sent_s = replay.compute_s, replay.communication_s
-        exposed_s = min(replay.exposed_s, behind_s)
+        exposed_s = min(replay.exposed_s, sent_s)  # by rounding it may be longer
     else:
         compute_s = sum(costs.compute_s(one) for one in step.tasks if isinstance(one, Compute))
-        sent_s = exposed_s = behind_s
+        # All gradients are there before the first message leaves.
+        sums = [Message("all_reduce", size, LINK) for size in step.fused]
+        sent_s = sum(costs.message(message).whole_s for message in (*sums, *step.others))
+        exposed_s = sent_s
     compute_s, sent_s, exposed_s = (
         seconds / step.rounds for seconds in (compute_s, sent_s, exposed_s)
     )
@@ -81,14 +80,7 @@ def predicted(
     )
 
 
-def _messages_s(step: Step, costs: StepCosts) -> float:
-    """Seconds of all messages, if none of them leaves before the backward pass has ended."""
-    sums = [Message("all_reduce", size, LINK) for size in step.fused]
-    return sum(costs.message(message).whole_s for message in (*sums, *step.others))
-
-
 def _limits(step: Step, terms: Terms, *, hides: bool) -> tuple[str, ...]:
-    """What a model of such a step leaves out."""
     limits = ["no straggling worker"]
     if not hides:
         limits.insert(0, "nothing is hidden behind computation")

@@ -1,4 +1,4 @@
-"""What is asked of the oracle: shapes of transformers, and how each is cut over devices.
+"""Tables that the oracle reads: shapes of transformers, and how each is cut over devices.
 
 A table has one configuration a row::
 

@@ -97,14 +97,14 @@ class LayerTimes:
     input_share: Array
 
 
-def layer_times(asked: Configurations, platform: Accelerators) -> LayerTimes:
+def layer_times(table: Configurations, platform: Accelerators) -> LayerTimes:
     """Passes of each configuration's layers."""
-    device = _Device(asked, platform)
+    device = _Device(table, platform)
     forward = device.layer(1.0)
     backward = device.layer(BACKWARD)
     again = device.attention_again()
     everything, nothing = forward, forward.times(0.0)
-    full, selective = asked.is_("recomputation", "full"), asked.is_("recomputation", "selective")
+    full, selective = table.is_("recomputation", "full"), table.is_("recomputation", "selective")
     repeated = Pass(
         {
             name: np.where(
@@ -153,18 +153,18 @@ def _ring_pass_s(
 class _Device:
     """One device's share of a micro-batch."""
 
-    def __init__(self, asked: Configurations, platform: Accelerators) -> None:
-        self._asked, self._platform = asked, platform
-        self._tokens = asked["micro_batch"] * asked["sequence_length"]
-        self._hidden, self._tensor = asked["hidden_size"], asked["tensor"]
-        self._rings = tensor_rings(asked, platform.devices_per_node)
+    def __init__(self, table: Configurations, platform: Accelerators) -> None:
+        self._table, self._platform = table, platform
+        self._tokens = table["micro_batch"] * table["sequence_length"]
+        self._hidden, self._tensor = table["hidden_size"], table["tensor"]
+        self._rings = tensor_rings(table, platform.devices_per_node)
         self._score_items = (
-            asked["micro_batch"] * asked["attention_heads"] * asked["sequence_length"] ** 2
+            table["micro_batch"] * table["attention_heads"] * table["sequence_length"] ** 2
         ) / self._tensor
 
     def layer(self, work: float) -> Pass:
         """A pass of ``work`` forward passes; the host takes as long for a backward pass."""
-        asked, constant = self._asked, self._platform.constant
+        table, constant = self._table, self._platform.constant
         hidden, part = self._hidden, self._hidden / self._tensor
         products = (
             self._product_s(3 * part, hidden)
@@ -173,12 +173,12 @@ class _Device:
             + self._product_s(hidden, 4 * part)
         )
         kernels = KERNELS * constant("kernel_s")
-        shared = np.where(asked["sequence_parallel"] > 0, 1 / self._tensor, 1.0)
+        shared = np.where(table["sequence_parallel"] > 0, 1 / self._tensor, 1.0)
         moved = (
             self._tokens * hidden * (SHARED_BYTES * shared + SPLIT_BYTES / self._tensor)
             + SCORE_BYTES * self._score_items
         )
-        unfused = (asked["micro_batch"] * asked["attention_heads"] / self._tensor) % _FUSED != 0
+        unfused = (table["micro_batch"] * table["attention_heads"] / self._tensor) % _FUSED != 0
         return self._pass(
             {
                 MATMUL: products * work,
@@ -196,10 +196,10 @@ class _Device:
         kernels = 4 * self._platform.constant("kernel_s")
         return self._pass(
             {
-                MATMUL: np.zeros(len(self._asked)),
+                MATMUL: np.zeros(len(self._table)),
                 ATTENTION: self._attention_s(),
                 MEMORY: self._memory_s(SCORE_BYTES * self._score_items) + kernels,
-                TENSOR: np.zeros(len(self._asked)),
+                TENSOR: np.zeros(len(self._table)),
             },
             0.25 * self._platform.constant("host_layer_s"),
         )
@@ -208,8 +208,8 @@ class _Device:
         """Look-up of words and its gradient; with tensor parallelism an all-reduce."""
         return self._pass(
             {
-                MATMUL: np.zeros(len(self._asked)),
-                ATTENTION: np.zeros(len(self._asked)),
+                MATMUL: np.zeros(len(self._table)),
+                ATTENTION: np.zeros(len(self._table)),
                 MEMORY: self._memory_s(2 * EMBEDDING_BYTES * self._tokens * self._hidden),
                 TENSOR: self._all_reduce_s(),
             },
@@ -218,14 +218,14 @@ class _Device:
 
     def head(self) -> Pass:
         """Logits, loss and their gradients."""
-        words = self._asked.vocabulary / self._tensor
+        words = self._table.vocabulary / self._tensor
         uneven = self._platform.constant("uneven_vocabulary")
         slower = np.where(words % _ALIGNED == 0, 1.0, uneven)
         kernels = (1 + BACKWARD) * HEAD_KERNELS * self._platform.constant("kernel_s")
         return self._pass(
             {
                 MATMUL: (1 + BACKWARD) * self._product_s(words, self._hidden) * slower,
-                ATTENTION: np.zeros(len(self._asked)),
+                ATTENTION: np.zeros(len(self._table)),
                 MEMORY: self._memory_s(HEAD_BYTES * self._tokens * words) + kernels,
                 TENSOR: self._all_reduce_s(),
             },
@@ -248,16 +248,16 @@ class _Device:
         return operations * longer / rate
 
     def _attention_s(self) -> Array:
-        asked, platform = self._asked, self._platform
+        table, platform = self._table, self._platform
         _, operations = layer_forward_operations(
-            asked["micro_batch"], asked["sequence_length"], self._hidden / self._tensor
+            table["micro_batch"], table["sequence_length"], self._hidden / self._tensor
         )
         rate = platform.device.flops_per_s * platform.constant("attention_efficiency")
         return np.asarray(operations / rate)
 
     def _memory_s(self, bytes_: Array) -> Array:
         rate = self._platform.device.memory_bytes_per_s
-        longer = self._asked.bytes_of("item") / HALF
+        longer = self._table.bytes_of("item") / HALF
         return bytes_ * longer / (rate * self._platform.constant("memory_efficiency"))
 
     def _all_reduce_s(self) -> Array:
@@ -267,5 +267,5 @@ class _Device:
         """
         halvings = np.log2(np.maximum(self._platform.devices_per_node / self._tensor, 1.0))
         share = self._platform.constant("half_node_share") ** halvings
-        bytes_ = self._asked.bytes_of("item") * self._tokens * self._hidden
+        bytes_ = self._table.bytes_of("item") * self._tokens * self._hidden
         return all_reduce_s(self._rings, bytes_, self._platform, share)

@@ -27,61 +27,56 @@ LOGIT_BYTES = 10.0
 """In half precision, in single precision, and their gradient."""
 
 
-def memory_bytes(asked: Configurations) -> Array:
+def memory_bytes(table: Configurations) -> Array:
     """Bytes of each configuration's fullest device."""
-    return state_bytes(asked) + working_bytes(asked)
+    return state_bytes(table) + working_bytes(table)
 
 
-def state_bytes(asked: Configurations) -> Array:
+def state_bytes(table: Configurations) -> Array:
     """Weights, gradients and the optimizer's state; each of ZeRO's stages divides one more."""
-    zero, data = asked["zero"], asked["data"]
+    zero, data = table["zero"], table["data"]
     each = (
-        asked.bytes_of("optimizer") / np.where(zero >= 1, data, 1.0)
-        + asked.bytes_of("gradient") / np.where(zero >= 2, data, 1.0)
-        + asked.bytes_of("weight") / np.where(zero >= 3, data, 1.0)
+        table.bytes_of("optimizer") / np.where(zero >= 1, data, 1.0)
+        + table.bytes_of("gradient") / np.where(zero >= 2, data, 1.0)
+        + table.bytes_of("weight") / np.where(zero >= 3, data, 1.0)
     )
-    return stage_parameters(asked) * each
+    return stage_parameters(table) * each
 
 
-def working_bytes(asked: Configurations) -> Array:
+def working_bytes(table: Configurations) -> Array:
     """Activations, of the fuller of the first and the last stage."""
     held = np.array(
-        [_held(row, count) for row, count in zip(asked.each(), asked.micro_batches, strict=True)]
-    )
-    kept = _kept(asked)
-    layers = asked.stage_layers
-    tokens = asked["micro_batch"] * asked["sequence_length"]
-    logits = LOGIT_BYTES * tokens * asked.vocabulary / asked["tensor"]
-    alone = asked["pipeline"] == 1
+        [
+            in_flight(name, int(ranks), chunks_of(name, int(chunks)), int(count))
+            for name, ranks, chunks, count in zip(
+                table["schedule"], table["pipeline"], table["chunks"], table.micro_batches,
+                strict=True,
+            )
+        ]
+    )  # fmt: skip
+    full, selective = table.is_("recomputation", "full"), table.is_("recomputation", "selective")
+    rest = np.where(selective, _of_layer(table, "selective"), _of_layer(table, "none"))
+    kept = np.where(full, _of_layer(table, "full"), rest)  # of a micro-batch, by a layer
+    layers = table.stage_layers
+    tokens = table["micro_batch"] * table["sequence_length"]
+    logits = LOGIT_BYTES * tokens * table.vocabulary / table["tensor"]
+    alone = table["pipeline"] == 1
     # While a layer goes backward, what it recomputed is there as a whole.
-    going = np.where(asked.is_("recomputation", "none"), 0.0, _of_layer(asked, "none") - kept)
+    going = np.where(table.is_("recomputation", "none"), 0.0, _of_layer(table, "none") - kept)
     first = held * layers * kept + np.maximum(going, np.where(alone, logits, 0.0))
-    last_held = np.where(asked.is_("schedule", "gpipe"), held, 1.0)
+    last_held = np.where(table.is_("schedule", "gpipe"), held, 1.0)
     last = last_held * layers * kept + np.maximum(going, logits)
     return np.maximum(first, last)
 
 
-def _kept(asked: Configurations) -> Array:
-    """Bytes that a layer keeps of a micro-batch."""
-    full, selective = asked.is_("recomputation", "full"), asked.is_("recomputation", "selective")
-    rest = np.where(selective, _of_layer(asked, "selective"), _of_layer(asked, "none"))
-    return np.where(full, _of_layer(asked, "full"), rest)
-
-
-def _of_layer(asked: Configurations, recomputation: str) -> Array:
+def _of_layer(table: Configurations, recomputation: str) -> Array:
     half = activation_bytes(
-        asked["micro_batch"],
-        asked["sequence_length"],
-        asked["hidden_size"],
-        asked["attention_heads"],
-        asked["tensor"],
+        table["micro_batch"],
+        table["sequence_length"],
+        table["hidden_size"],
+        table["attention_heads"],
+        table["tensor"],
         recomputation=recomputation,
-        sequence_parallel=asked["sequence_parallel"] > 0,
+        sequence_parallel=table["sequence_parallel"] > 0,
     )
-    return np.asarray(half * asked.bytes_of("item") / HALF)
-
-
-def _held(row: dict[str, int | str], micro_batches: float) -> float:
-    name = str(row["schedule"])
-    chunks = chunks_of(name, int(row["chunks"]))
-    return in_flight(name, int(row["pipeline"]), chunks, int(micro_batches))
+    return np.asarray(half * table.bytes_of("item") / HALF)

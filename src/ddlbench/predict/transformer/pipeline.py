@@ -15,17 +15,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ddlbench.planning.schedules import (
-    Event,
-    EventGraph,
-    Schedule,
-    events_of,
-    gpipe,
-    interleaved_1f1b,
-    interleaved_zero_bubble,
-    one_f_one_b,
-    zero_bubble_v,
-)
+from ddlbench.planning import schedules
+from ddlbench.planning.schedules import Event, EventGraph
 from ddlbench.predict.measured_steps import Array
 
 FORMULA = ("1f1b", "gpipe")
@@ -34,16 +25,17 @@ _V = 2
 """Chunks of a device in the schedule that is laid out as a V."""
 
 
-def schedule_of(name: str, ranks: int, chunks: int, micro_batches: int) -> Schedule:
+def schedule_of(name: str, ranks: int, chunks: int, micro_batches: int) -> schedules.Schedule:
     """The schedule of one step; InvalidSchedule if the numbers do not fit."""
     if name == "gpipe":
-        return gpipe(ranks, micro_batches)
+        return schedules.gpipe(ranks, micro_batches)
     if name == "1f1b":
-        return one_f_one_b(ranks, micro_batches)
+        return schedules.one_f_one_b(ranks, micro_batches)
     if name == "zero-bubble-v":
-        return zero_bubble_v(ranks, micro_batches)
-    make = interleaved_1f1b if name == "interleaved-1f1b" else interleaved_zero_bubble
-    return make(ranks, chunks, micro_batches)
+        return schedules.zero_bubble_v(ranks, micro_batches)
+    if name == "interleaved-1f1b":
+        return schedules.interleaved_1f1b(ranks, chunks, micro_batches)
+    return schedules.interleaved_zero_bubble(ranks, chunks, micro_batches)
 
 
 def chunks_of(name: str, chunks: int) -> int:
@@ -93,7 +85,7 @@ def replayed_s(
 
 @lru_cache(maxsize=64)
 def _graph(name: str, ranks: int, chunks: int, micro_batches: int) -> EventGraph:
-    return events_of(schedule_of(name, ranks, chunks, micro_batches))
+    return schedules.events_of(schedule_of(name, ranks, chunks, micro_batches))
 
 
 def _end_s(graph: EventGraph, forward_s: Array, backward_s: Array, input_share: Array) -> Array:

@@ -36,33 +36,33 @@ class Rings:
     sharing: Array
 
 
-def tensor_rings(asked: Configurations, devices_per_node: int) -> Rings:
+def tensor_rings(table: Configurations, devices_per_node: int) -> Rings:
     """Rings of the all-reduces of activations."""
-    tensor = asked["tensor"]
-    return Rings(tensor, tensor > devices_per_node, np.ones(len(asked)))
+    tensor = table["tensor"]
+    return Rings(tensor, tensor > devices_per_node, np.ones(len(table)))
 
 
-def data_rings(asked: Configurations, devices_per_node: int) -> Rings:
+def data_rings(table: Configurations, devices_per_node: int) -> Rings:
     """Rings of the all-reduces of gradients."""
-    tensor, data = asked["tensor"], asked["data"]
+    tensor, data = table["tensor"], table["data"]
     crosses = (tensor * data > devices_per_node) & (data > 1)
     sharing = np.where(crosses, np.minimum(tensor, devices_per_node), 1.0)
     return Rings(data, crosses, sharing)
 
 
-def hop_senders(asked: Configurations, devices_per_node: int) -> tuple[Array, Array]:
+def hop_senders(table: Configurations, devices_per_node: int) -> tuple[Array, Array]:
     """Messages between neighbouring stages.
 
     Returns:
         whether some stage's neighbour lies on another node, and how many devices of a node then
         send at the same time.
     """
-    stage = asked["tensor"] * asked["data"]
-    crosses = (stage * asked["pipeline"] > devices_per_node) & (asked["pipeline"] > 1)
+    stage = table["tensor"] * table["data"]
+    crosses = (stage * table["pipeline"] > devices_per_node) & (table["pipeline"] > 1)
     return crosses, np.where(crosses, np.minimum(stage, devices_per_node), 1.0)
 
 
-def ends_rings(asked: Configurations, devices_per_node: int) -> Rings:
+def ends_rings(table: Configurations, devices_per_node: int) -> Rings:
     """Pairs of the first and last stage, which sum the gradient of the embedding that both hold."""
-    crosses, senders = hop_senders(asked, devices_per_node)
-    return Rings(np.where(asked["pipeline"] > 1, 2.0, 1.0), crosses, senders)
+    crosses, senders = hop_senders(table, devices_per_node)
+    return Rings(np.where(table["pipeline"] > 1, 2.0, 1.0), crosses, senders)

@@ -22,11 +22,7 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.measured_steps import Array, Fit, fit, read_table, refuse
 from ddlbench.predict.platform_file import Accelerators, HeldOut
-from ddlbench.predict.transformer.configurations import (
-    NEEDED,
-    Configurations,
-    configurations,
-)
+from ddlbench.predict.transformer.configurations import NEEDED, Configurations, configurations
 from ddlbench.predict.transformer.step import steps
 
 PUBLISHED = Path(str(files("ddlbench.predict.transformer").joinpath("published")))
@@ -53,7 +49,6 @@ class Runs:
         return len(self.configurations)
 
     def take(self, chosen: Any) -> Runs:
-        """Some of them: a mask, or their places."""
         return Runs(self.configurations.take(chosen), self.measured_s[chosen])
 
     def column(self, name: str) -> Array:
@@ -61,7 +56,6 @@ class Runs:
         return self.configurations.devices if name == "devices" else self.configurations[name]
 
     def predicted_s(self, platform: Accelerators) -> Array:
-        """Seconds of each step on a platform."""
         return steps(self.configurations, platform).seconds
 
 
@@ -159,8 +153,8 @@ def choices(runs: Runs, predicted_s: Array) -> Mapping[str, Any]:
 
 SOFT = 0.05
 PULL = 0.2
-"""How strongly priors pull. Of k constants one that is off by its spread costs as much as an error
-of SOFT x PULL in a k-th of the runs."""
+"""Weight of the priors: a constant that is one spread off its prior costs as much as an error of
+SOFT x PULL in n / k of the n runs, where k constants are fitted."""
 HOLD_OUTS = ("hidden_size", "devices", "layers")
 
 

@@ -213,7 +213,7 @@ class DistributedDataParallel(DataParallel):
         own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         at_once = _GLOO_THREADS if self.transport(workload.device_kind) == "gloo" else 1
         turns = turns_of_broadcasts([process.node for process in plan.processes], at_once)
-        return Message("broadcast", max(own), count=turns, follows=False)
+        return Message("broadcast", max(own), count=turns)
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
         """Buckets that copy all gradients, unless these lie in them; and what hooks hold.

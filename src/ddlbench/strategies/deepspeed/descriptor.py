@@ -105,7 +105,7 @@ class DeepSpeed(DataParallel):
         if DeepSpeedOptions.of(plan).stage == 0 or plan.world_size == 1:
             return None
         part = -(-workload.parameter_bytes // plan.world_size)
-        return Message("all_gather", part, follows=False)
+        return Message("all_gather", part)
 
     def step(self, workload: Workload, plan: Plan) -> Step | None:
         """In stage 3 every block's weights are gathered twice, also the last block's.

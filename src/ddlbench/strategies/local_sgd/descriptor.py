@@ -100,8 +100,8 @@ class LocalSgd(Strategy):
         rounds = self.round_steps(plan.cell)
         alone = summed_gradients(worker_tasks(), ())
         averaged = [
-            Message("all_reduce", sum(bucket), follows=False)
-            for bucket in whole_buckets(workload.tensors, workload.bucket_bytes)
+            Message("all_reduce", sum(bucket), follows=index == 0)
+            for index, bucket in enumerate(whole_buckets(workload.tensors, workload.bucket_bytes))
         ]
         return Step(
             (*alone * rounds, *averaged),

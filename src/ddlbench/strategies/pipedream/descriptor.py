@@ -307,28 +307,34 @@ class PipeDream(StagedStrategy):
     def details_of(self, cell: Cell, stages: Stages) -> dict[str, Any]:
         details = super().details_of(cell, stages)
         counts = _counts(details)
-        waiting = warmups(counts, int(details["extra_warmup"]))
+        settings = {
+            name: details[name] for name in ("extra_warmup", "vertical_sync", "stage_all_reduce")
+        }
         return {
             **details,
-            "warmups": list(waiting),
-            "weight_versions": [self._held(details, stage) for stage in range(len(counts))],
+            "warmups": list(warmups(counts, int(details["extra_warmup"]))),
+            "weight_versions": [*_versions_held(counts, **settings)],
             "learning_rates": [cell.learning_rate * count / counts[0] for count in counts],
         }
 
-    def _held(self, details: dict[str, Any], stage: int) -> int:
-        """Most versions held at once: from the oldest in-flight mini-batch's to the newest."""
-        schedule = self.schedule(details, 1)  # warm-ups do not depend on the length of a run
-        latest = {**details, "vertical_sync": False}
-        steady = 3 * max(
-            count * (waiting + 1)
-            for count, waiting in zip(_counts(details), schedule.warmups, strict=True)
-        )
-        under_way = _counts(details)[stage] * schedule.warmups[stage]
-        return 1 + max(
-            self.version(latest, schedule, stage, number)
-            - self.version(details, schedule, stage, max(0, number - under_way))
+
+@lru_cache(maxsize=64)
+def _versions_held(counts: tuple[int, ...], **settings: int | str) -> list[int]:
+    """Most versions of each stage at once: from the oldest in-flight mini-batch's to the newest."""
+    strategy, details = PipeDream(), {"stages": [(0, 0, count) for count in counts], **settings}
+    latest = {**details, "vertical_sync": False}
+    schedule = strategy.schedule(details, 1)  # warm-ups do not depend on the length of a run
+    under_way = [n * waiting for n, waiting in zip(counts, schedule.warmups, strict=True)]
+    steady = 3 * max(n + more for n, more in zip(counts, under_way, strict=True))
+    return [
+        1
+        + max(
+            strategy.version(latest, schedule, stage, number)
+            - strategy.version(details, schedule, stage, max(0, number - more))
             for number in range(steady)
         )
+        for stage, more in enumerate(under_way)
+    ]
 
 
 @lru_cache(maxsize=64)
