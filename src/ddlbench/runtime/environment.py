@@ -37,7 +37,9 @@ _PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TOR
 def driver_provenance(seed: int) -> dict[str, Any]:
     """What the supervisor knows without running anything: source, packages, kernel and time."""
     # Only changed code makes it dirty. What is measured is in the result.
-    code = [f":(top){name}" for name in ("src", "workflow", "rules", "Snakefile", "envs")]
+    code = [
+        f":(top){name}" for name in ("src", "plugins", "workflow", "rules", "Snakefile", "envs")
+    ]
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

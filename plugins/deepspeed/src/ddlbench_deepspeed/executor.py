@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
-from ddlbench.strategies.deepspeed.compiled import compile_operation
-from ddlbench.strategies.deepspeed.descriptor import DeepSpeed, DeepSpeedOptions
 from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.training import make_optimizer
+from ddlbench_deepspeed.compiled import compile_operation
+from ddlbench_deepspeed.descriptor import DeepSpeed, DeepSpeedOptions
 
 _FLOAT_BYTES = 4
 _MOMENTUM = "momentum_buffer"  # of torch's SGD
