@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
-from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+from ddlbench.strategies.executor import Executor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.training import make_optimizer
 from ddlbench_deepspeed.compiled import compile_operation
@@ -35,7 +35,7 @@ _FLOAT_BYTES = 4
 _MOMENTUM = "momentum_buffer"  # of torch's SGD
 
 
-class DeepSpeedExecutor(StepwiseExecutor):
+class DeepSpeedExecutor(Executor):
     """One process a device, and a DeepSpeed engine around the network.
 
     Batch-norm statistics stay each process's own, as with DDP.

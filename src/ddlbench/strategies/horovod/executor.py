@@ -27,7 +27,7 @@ from torch import nn
 
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan, Process
-from ddlbench.strategies.executor import Context, RunRecord, StepwiseExecutor, Unsupported
+from ddlbench.strategies.executor import Context, Executor, RunRecord, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodOptions
 from ddlbench.strategies.horovod.rendezvous import (
     HorovodPlace,
@@ -39,7 +39,7 @@ from ddlbench.strategies.horovod.tuning import TuningLog, set_tuning
 from ddlbench.strategies.timing import SpanRecorder
 
 
-class HorovodExecutor(StepwiseExecutor):
+class HorovodExecutor(Executor):
     """One replica for each process, and ``hvd.DistributedOptimizer``."""
 
     rendezvous: Rendezvous | None = None  # keeps rank 0's server alive

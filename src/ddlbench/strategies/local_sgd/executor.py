@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.gradient_sum import GradientSum
 from ddlbench.strategies.local_sgd.descriptor import LocalSgdOptions
 from ddlbench.strategies.process_group import join_all
 
 
-class LocalSgdExecutor(StepwiseExecutor):
+class LocalSgdExecutor(Executor):
     """One replica for each process; its weights become the mean of all once a round.
 
     Momentum and batch-norm statistics stay the replica's own.

@@ -28,7 +28,7 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.strategies.dry_run import dry_run
-from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
+from ddlbench.strategies.executor import Context, DataStream, Executor, RunRecord
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerOptions
 from ddlbench.strategies.parameter_server.layout import Layout
 from ddlbench.strategies.parameter_server.server import (
@@ -54,7 +54,7 @@ from ddlbench.strategies.training import make_optimizer, set_learning_rate
 _KEPT_MINI_BATCHES = 200
 
 
-class ParameterServerExecutor(StepwiseExecutor):
+class ParameterServerExecutor(Executor):
     """One server or one worker.
 
     ``module`` is the network of a worker; a server's holds its messages as parameters. Each worker

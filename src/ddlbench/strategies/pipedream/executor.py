@@ -32,9 +32,9 @@ from ddlbench.strategies.dry_run import dry_run
 from ddlbench.strategies.executor import (
     Context,
     DataStream,
+    Executor,
     MiniBatch,
     RunRecord,
-    StepwiseExecutor,
     Unsupported,
 )
 from ddlbench.strategies.pipedream.channels import (
@@ -56,7 +56,7 @@ from ddlbench.strategies.training import make_optimizer, set_learning_rate
 KEPT_MINI_BATCHES = 200
 
 
-class PipeDreamExecutor(StepwiseExecutor):
+class PipeDreamExecutor(Executor):
     """One replica of one stage."""
 
     groups: Groups

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.schedules import Action, Schedule
-from ddlbench.strategies.executor import MiniBatch, StepwiseExecutor, Unsupported
+from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_forms, sample_form
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
@@ -34,7 +34,7 @@ from ddlbench.strategies.timing import SpanRecorder
 _KEPT_STEPS = 20
 
 
-class PipelineExecutor(StepwiseExecutor):
+class PipelineExecutor(Executor):
     """The stages of one process, and torch's schedule that runs them."""
 
     def place(self, network: nn.Sequential) -> nn.Module:

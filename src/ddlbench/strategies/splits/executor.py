@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import sample_form
 from ddlbench.strategies.process_group import join_all
@@ -47,7 +47,7 @@ from ddlbench.strategies.timing import SpanRecorder
 _KEPT_STEPS = 5
 
 
-class SplitExecutor(StepwiseExecutor):
+class SplitExecutor(Executor):
     """Base of the splits: groups of ranks, and the average over groups."""
 
     def place(self, network: nn.Sequential) -> nn.Module:

@@ -36,7 +36,7 @@ from ddlbench.planning.pipeline_stages import (
 )
 from ddlbench.planning.plan import Process
 from ddlbench.planning.schedules import Action, gpipe
-from ddlbench.planning.strategy import Strategy
+from ddlbench.planning.strategy import PARADL, Strategy
 from ddlbench.strategies.torchgpipe.partitions import partition_bytes, partitions_of
 
 if TYPE_CHECKING:
@@ -111,15 +111,7 @@ class TorchGPipe(Strategy):
         return why_no_stages(cell, rule, (1,) * cell.devices, self.blocks_of(cell))
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        return (
-            Process(
-                rank=0,
-                role="driver",
-                node=0,
-                local_rank=0,
-                devices=tuple(range(cell.devices_per_node)),
-            ),
-        )
+        return (Process(0, "driver", 0, 0, devices=tuple(range(cell.devices_per_node))),)
 
     def plan(
         self, cell: Cell, site: str | None = None
@@ -161,8 +153,8 @@ class TorchGPipe(Strategy):
         return partition_bytes(workload, plan.cell, partitions, details.chunks, details.checkpoint)
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        measured = TorchGPipeOptions.of_cell(cell).balance == "profile"
-        return measured_files(cell, site) if measured else ()
+        options = TorchGPipeOptions.of_cell(cell)
+        return measured_files(cell, site) if options.balance == "profile" else ()
 
     def note(self, compute_kind: ComputeKind) -> str | None:
         if compute_kind != "cpu":
@@ -181,10 +173,7 @@ class GPipe(TorchGPipe):
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:GPipeExecutor"
     not_compiled: ClassVar[str] = _THREADS
     parallelism: ClassVar[str | None] = "pipeline"
-    predictors: ClassVar[tuple[str, ...]] = (
-        *("ddlbench-eq2", "thesis-6", "torchgpipe-turns", "torchgpipe-replay"),
-        *("paradl-authors", "paradl-corrected"),
-    )
+    predictors = ("ddlbench-eq2", "thesis-6", "torchgpipe-turns", "torchgpipe-replay", *PARADL)
     # On CPU torchgpipe's partitions take turns; on GPUs and emulated devices they compute at once.
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "torchgpipe-turns",
@@ -237,9 +226,7 @@ class ModelParallel(TorchGPipe):
     family: ClassVar[str] = "model"
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:ModelParallelExecutor"
     not_compiled: ClassVar[str] = _THREADS
-    predictors: ClassVar[tuple[str, ...]] = (
-        *("ddlbench-eq2", "model-parallel", "torchgpipe-turns", "torchgpipe-replay"),
-    )
+    predictors = ("ddlbench-eq2", "model-parallel", "torchgpipe-turns", "torchgpipe-replay")
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "torchgpipe-turns",
         "emulated": "torchgpipe-replay",
