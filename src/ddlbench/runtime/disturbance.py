@@ -61,14 +61,7 @@ class Disturbance:
 def disturbance_of(
     cell: Cell, reports: Sequence[RankReport], *, lossy: bool, suspended_s: float | None
 ) -> Disturbance:
-    """Judge the measured steps of a cell.
-
-    Args:
-        cell: that was measured.
-        reports: of all ranks.
-        lossy: whether its emulated links lose packets.
-        suspended_s: seconds for which SLURM suspended the job meanwhile; None if unknown.
-    """
+    """Judge the measured steps of a cell."""
     step_s = np.max([report.step_s for report in reports], axis=0)
     load_s = np.max([report.load_s for report in reports], axis=0)
     measured_s = float(step_s.sum())

@@ -56,11 +56,6 @@ class RaplCounter:
 class EnergyMeter:
     """The counters that one rank reads.
 
-    Args:
-        devices: of the rank.
-        of_host: whether the rank reads its host's counters, too.
-        powercap: folder of RAPL's counters.
-
     Attributes:
         missing: why GPUs or the host have no counter; a sentence each.
     """

@@ -88,9 +88,6 @@ def ranks_differ(provenances: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Numbers of cores, and software, that ranks of one cell had otherwise than the others.
 
     The report compares their processors, which a result keeps rank by rank.
-
-    Args:
-        provenances: of :func:`rank_provenance`, of each rank.
     """
     cores = sorted({one["cpu_count"] for one in provenances if one.get("cpu_count")})
     software: dict[str, set[str]] = {}

@@ -130,21 +130,8 @@ def measure(
 ) -> Measurement:
     """Warm up, wait for the other ranks, and run the measured epochs.
 
-    They follow without a pause, but for checkpoints and validation.
-
-    Args:
-        executor: prepared.
-        extent: steps to run.
-        devices: of this process.
-        threads: of this process.
-        barrier: returns once all processes have warmed up.
-        checkpoints: None for a cell without checkpoints.
-        validation: None for a cell without validation.
-        traffic: counts the bytes of the measured steps.
-        energy: counts the energy of the measured steps.
-        times: notes when the measured steps ran.
-        segment_done: called with the number of steps of each call of the executor's ``run``, whose
-            progress counts from one.
+    They follow without a pause, but for checkpoints and validation. ``barrier`` returns once all
+    processes have warmed up; ``segment_done`` gets the steps of each call of ``run``.
     """
     if checkpoints is not None and checkpoints.resumes:
         # At least one step: torch's DDP rebuilds its buckets after the first.

@@ -84,10 +84,6 @@ class _Tick(NamedTuple):
 class PauseMeter:
     """Notes the pauses of a process while the block runs.
 
-    Args:
-        state: of the process.
-        clock: in seconds.
-
     Attributes:
         pauses: those that have ended; after the block all.
     """

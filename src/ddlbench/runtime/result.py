@@ -18,8 +18,6 @@ time, with a note.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -28,6 +26,7 @@ from typing import Any, cast
 import numpy as np
 
 from ddlbench.common.chrome_trace import Piece, chrome_trace
+from ddlbench.common.document import csv_text
 from ddlbench.experiment.result import (
     Attempt,
     Communication,
@@ -240,7 +239,7 @@ def steps_csv(reports: Sequence[RankReport]) -> str:
             seconds = (f"{step_s[index]:.9g}", f"{load_s[index]:.9g}")
             mean_loss = f"{loss[index]:.6g}" if loss else ""
             rows.append([epoch, step, int(phase == "warmup"), *seconds, mean_loss])
-    return _csv(["epoch", "step", "warmup", "step_s", "load_s", "loss"], rows)
+    return csv_text([["epoch", "step", "warmup", "step_s", "load_s", "loss"], *rows])
 
 
 def partitions_csv(reports: Sequence[RankReport]) -> str:
@@ -253,13 +252,8 @@ def partitions_csv(reports: Sequence[RankReport]) -> str:
         for report in reports
         for partition, kind, micro_batch, start_s, end_s in report.partition_spans
     ]
-    return _csv(["partition", "kind", "micro_batch", "start_s", "end_s"], rows) if rows else ""
-
-
-def _csv(header: list[str], rows: list[list[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue()
+    header = ["partition", "kind", "micro_batch", "start_s", "end_s"]
+    return csv_text([header, *rows]) if rows else ""
 
 
 def trace_json(reports: Sequence[RankReport]) -> str:

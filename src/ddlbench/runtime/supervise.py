@@ -392,10 +392,8 @@ def _ending(
 def _first_cause(failures: list[RankFailure], missing: set[int], outcome: Outcome) -> Reason:
     """What broke first: a killed rank breaks the others' connections, also if they report first.
 
-    Args:
-        failures: in the order of their reports.
-        missing: ranks without a report.
-        outcome: tells who had reported before we ended the ranks that were left over by SIGTERM.
+    Failures are in the order of their reports. ``outcome`` tells who had reported before we ended
+    the ranks that were left over by SIGTERM.
     """
     killed = [failure for failure in failures if failure.signal is not None]
     for failure in killed:

@@ -42,6 +42,7 @@ from ddlbench.strategies.training import (
     make_loss,
     make_optimizer,
     set_learning_rate,
+    state_tensors,
 )
 
 _LEFT: list[dist.ProcessGroup | None] = []
@@ -309,8 +310,7 @@ class Executor:
             if parameter.grad is not None:
                 yield parameter.grad
         yield from self.module.buffers()
-        for state in self.optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield from state_tensors(self.optimizer)
 
     @property
     def transport(self) -> str | None:

@@ -255,12 +255,7 @@ def turns_of_broadcasts(roots: Sequence[int], at_once: int) -> int:
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Bytes of the tensors that each rank updates, as torch deals them.
-
-    Args:
-        sizes: bytes of the tensors, in any order.
-        ranks: that share them.
-    """
+    """Bytes of the tensors that each rank updates, as torch deals them."""
     own = [0] * ranks
     for size in sorted(sizes, reverse=True):
         own[own.index(min(own))] += size

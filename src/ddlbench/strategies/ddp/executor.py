@@ -32,7 +32,7 @@ from ddlbench.strategies.ddp.hooks import Hook, LowRank, average, called, halved
 from ddlbench.strategies.executor import Executor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
-from ddlbench.strategies.training import sgd_settings
+from ddlbench.strategies.training import sgd_settings, state_tensors
 
 
 class DdpExecutor(Executor):
@@ -130,8 +130,7 @@ class DdpExecutor(Executor):
         if self.low_rank is not None:
             yield from self.low_rank.tensors()
         if self.own_optimizer is not self.optimizer:
-            for state in self.own_optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, Tensor))
+            yield from state_tensors(self.own_optimizer)
 
     def details(self) -> dict[str, Any]:
         first_bytes, _ = DdpOptions.of(self.plan).caps(Accelerator.shrunk)

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -103,21 +102,17 @@ class HorovodExecutor(Executor):
             yield
 
     def details(self) -> dict[str, Any]:
-        hvd = self.hvd
         built = {
-            "gloo": bool(hvd.gloo_built()),
-            "mpi": bool(hvd.mpi_built()),
-            "nccl": bool(hvd.nccl_built()),
+            name: bool(getattr(self.hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl")
         }
         tuned = {} if self.tuning_log is None else self.tuning_log.details()
         return {**super().details(), "horovod_built_with": built, **tuned}
 
     def run(self, first: int, count: int) -> RunRecord:
+        record = super().run(first, count)
         if self.tuning_log is not None and first < self.plan.cell.warmup_steps:
-            record = super().run(first, count)
             self.tuning_log.end_warmup()
-            return record
-        return super().run(first, count)
+        return record
 
     def buffer_bytes(self) -> int:
         """The fusion buffer, which is no larger than all gradients."""
@@ -152,10 +147,6 @@ def why_not_on(device: torch.device, hvd: Any) -> str | None:
 
     On GPUs, Horovod without NCCL copies gradients to the host and all-reduces them there with gloo.
     Its times would not be those of Horovod on GPUs as users know it.
-
-    Args:
-        device: of a rank.
-        hvd: the module ``horovod.torch``, before or after ``hvd.init()``.
     """
     if device.type != "cuda" or hvd.nccl_built():
         return None
@@ -237,11 +228,6 @@ class MessageWatcher:
     Horovod does not report which gradients it fuses, but those of one message complete together. So
     a thread polls every tenth of a millisecond, and all-reduces that complete between two polls
     count as one message. It begins when its first gradient was submitted.
-
-    Args:
-        hvd: the module ``horovod.torch``.
-        optimizer: ``hvd.DistributedOptimizer``, whose hooks submit all-reduces.
-        spans: gets one span for each message.
     """
 
     def __init__(self, hvd: Any, optimizer: Any, spans: SpanRecorder) -> None:
@@ -270,12 +256,7 @@ class MessageWatcher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Stop the thread and unwrap the function."""
         self._stop.set()
         self._thread.join()

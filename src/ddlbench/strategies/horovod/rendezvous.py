@@ -58,13 +58,7 @@ class Rendezvous:
 
 
 def set_place(place: HorovodPlace, rendezvous: Rendezvous | None, interface: str | None) -> None:
-    """Set the variables that Horovod's launcher would set.
-
-    Args:
-        place: of this process.
-        rendezvous: None where the process is alone.
-        interface: network interface; None lets gloo choose.
-    """
+    """Set the variables that Horovod's launcher would set."""
     values = {
         "HOROVOD_RANK": place.rank,
         "HOROVOD_SIZE": place.size,
@@ -108,13 +102,7 @@ def join_rendezvous(
 
 
 def _serve(hosts: Sequence[str], address: str, secret: str) -> tuple[Any, int]:
-    """Start Horovod's rendezvous server for ranks on these hosts; return it and its port.
-
-    Args:
-        hosts: of all ranks.
-        address: at which it listens.
-        secret: first part of the paths that it answers, before a colon and the port.
-    """
+    """Start Horovod's rendezvous server for ranks on these hosts; return it and its port."""
     assign = importlib.import_module("horovod.runner.common.util.hosts")
     http = importlib.import_module("horovod.runner.http.http_server")
 

@@ -13,6 +13,7 @@ from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.gradient_sum import GradientSum
 from ddlbench.strategies.local_sgd.descriptor import LocalSgdOptions
 from ddlbench.strategies.process_group import join_all
+from ddlbench.strategies.training import state_tensors
 
 
 class LocalSgdExecutor(Executor):
@@ -95,8 +96,7 @@ class LocalSgdExecutor(Executor):
         yield from super().persistent_tensors()
         yield from self.anchors
         if self.outer is not None:
-            for entry in self.outer.state.values():
-                yield from (value for value in entry.values() if isinstance(value, Tensor))
+            yield from state_tensors(self.outer)
 
     def filling(self) -> int:
         """Steps to the end of the round: averaging needs memory of its own."""

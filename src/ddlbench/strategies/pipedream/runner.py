@@ -31,21 +31,13 @@ from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 @dataclass
 class StageParts:
-    """The state of a process that outlives a run.
-
-    Args:
-        number: of its stage.
-        stage, versions: its computation, and its weights.
-        replica_group: the replicas of the stage; None for a single one.
-        asynchronous: whether an update waits for the sum of the one before.
-        context: gets the progress.
-    """
+    """The state of a process that outlives a run."""
 
     number: int
     stage: Stage
     versions: WeightVersions
-    replica_group: dist.ProcessGroup | None
-    asynchronous: bool
+    replica_group: dist.ProcessGroup | None  # None for a single replica
+    asynchronous: bool  # whether an update waits for the sum of the one before
     context: Context
 
 

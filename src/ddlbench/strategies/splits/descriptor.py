@@ -70,12 +70,7 @@ class DataSpatialOptions(SpatialOptions, GroupOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitDetails(SpatialOptions):
-    """Plan details of a split; only one into rows has the options.
-
-    Args:
-        group: devices that compute the same samples.
-        replicas: number of groups.
-    """
+    """Plan details of a split; only one into rows has the options."""
 
     group: int
     replicas: int

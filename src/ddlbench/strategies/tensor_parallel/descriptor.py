@@ -46,12 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorDetails(PlanDetails):
-    """Plan details of tensor parallelism.
-
-    Args:
-        group: devices that compute the same samples.
-        replicas: number of groups.
-    """
+    """Plan details of tensor parallelism."""
 
     group: int
     replicas: int

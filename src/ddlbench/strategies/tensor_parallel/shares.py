@@ -34,14 +34,7 @@ _ITEM_BYTES = 4
 
 
 class DeviceShare:
-    """What one of ``group`` devices keeps, computes and sends.
-
-    Args:
-        workload: the profile, with the shapes of its layers.
-        group: devices that compute the same samples.
-        replicas: number of groups.
-        samples: of a group.
-    """
+    """What one of ``group`` devices keeps, computes and sends."""
 
     def __init__(self, workload: Workload, group: int, replicas: int, samples: float) -> None:
         self._workload, self._group, self._replicas = workload, group, replicas

@@ -240,7 +240,7 @@ class ModelParallel(TorchGPipe):
 
 
 def torchgpipe_step(devices: int, chunks: int, recomputed: int) -> PlannedSchedule:
-    """One step of torchgpipe: GPipe's with recomputation.
+    """One step of torchgpipe: GPipe's, whose first ``recomputed`` micro-batches run twice.
 
     ::
 
@@ -248,11 +248,6 @@ def torchgpipe_step(devices: int, chunks: int, recomputed: int) -> PlannedSchedu
         device 1      F0 F1 B1 R0 B0           for that micro-batch's gradient
 
     Source: torchgpipe 0.0.7, ``checkpoint.py``, on recomputation that precedes the gradient.
-
-    Args:
-        devices: with one partition each.
-        chunks: micro-batches.
-        recomputed: the number of micro-batches, counted from the first, that are computed twice.
     """
     schedule = gpipe(devices, chunks)
 
