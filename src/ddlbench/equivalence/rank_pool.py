@@ -186,12 +186,7 @@ class _Rank:
 
 
 def run_ranks(
-    work: Work,
-    items: Sequence[Any],
-    world_size: int,
-    limit_s: float = 120,
-    *,
-    quiet: bool = False,
+    work: Work, items: Sequence[Any], world_size: int, limit_s: float = 120, *, quiet: bool = False
 ) -> list[list[Any]]:
     """Do every item in one world of ranks.
 

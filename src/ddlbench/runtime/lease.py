@@ -28,13 +28,7 @@ from typing import Literal
 from ddlbench.common.document import whole_file
 from ddlbench.common.owner import NOBODY, Owner, owner_in, seems_to_live
 from ddlbench.common.run_id import run_began_s
-from ddlbench.experiment.result import (
-    InvalidResult,
-    NewerResult,
-    Result,
-    read_result,
-    write_result,
-)
+from ddlbench.experiment.result import InvalidResult, NewerResult, Result, read_result, write_result
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.slurm import jobs
 

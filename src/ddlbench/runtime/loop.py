@@ -30,6 +30,8 @@ from ddlbench.runtime.energy import EnergyMeter
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
 from ddlbench.runtime.pauses import MeasuredTimes
 from ddlbench.runtime.rank_report import Score
+from ddlbench.runtime.tcp_traffic import TcpTraffic
+from ddlbench.runtime.validation import Validator
 from ddlbench.strategies.executor import Executor, RunRecord
 
 
@@ -80,26 +82,6 @@ class Measurement:
         )
 
 
-class Traffic(Protocol):
-    """A counter of bytes, as the loop uses it."""
-
-    def start(self, done_steps: int) -> None:
-        """Begin counting before the next measured step; ``done_steps`` are complete."""
-
-    def stop(self, done_steps: int) -> None:
-        """End counting after the last measured step."""
-
-
-class Validation(Protocol):
-    """A validation, as the loop uses it."""
-
-    def score(self, executor: Executor, steps: int, traffic: Traffic | None) -> tuple[Score, ...]:
-        """Classify the validation split after ``steps`` measured steps.
-
-        No byte of it is counted. It returns once all ranks may go on: rank 0's score, else nothing.
-        """
-
-
 class Checkpoints(Protocol):
     """Checkpoints, as the loop uses them."""
 
@@ -122,8 +104,8 @@ def measure(
     barrier: Callable[[], None] = lambda: None,
     *,
     checkpoints: Checkpoints | None = None,
-    validation: Validation | None = None,
-    traffic: Traffic | None = None,
+    validation: Validator | None = None,
+    traffic: TcpTraffic | None = None,
     energy: EnergyMeter | None = None,
     times: MeasuredTimes | None = None,
     segment_done: Callable[[int], None] = lambda _steps: None,

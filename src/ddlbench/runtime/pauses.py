@@ -89,9 +89,7 @@ class PauseMeter:
     """
 
     def __init__(
-        self,
-        state: Callable[[], ProcessState | None],
-        clock: Callable[[], float] = clock_s,
+        self, state: Callable[[], ProcessState | None], clock: Callable[[], float] = clock_s
     ) -> None:
         self.pauses: list[Pause] = []
         self._state, self._clock = state, clock

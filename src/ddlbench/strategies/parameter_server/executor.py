@@ -39,13 +39,7 @@ from ddlbench.strategies.parameter_server.server import (
     SyncServer,
     pieces,
 )
-from ddlbench.strategies.parameter_server.worker import (
-    PULL,
-    PUSH,
-    Groups,
-    Worker,
-    channels_between,
-)
+from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups, Worker, channels_between
 from ddlbench.strategies.process_group import connect, every_rank, join_all
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer, set_learning_rate

@@ -160,10 +160,7 @@ class Server:
     def _send(self, place: int, worker: int, weights: Tensor) -> dist.Work:
         """Start to send weights, which must not change until the send is complete."""
         work = dist.isend(
-            weights,
-            self._ranks[worker],
-            group=self._groups[PULL],
-            tag=self._messages[place].number,
+            weights, self._ranks[worker], group=self._groups[PULL], tag=self._messages[place].number
         )
         assert work is not None
         return work

@@ -29,13 +29,7 @@ from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.strategies.dry_run import dry_run
-from ddlbench.strategies.executor import (
-    Context,
-    DataStream,
-    Executor,
-    RunRecord,
-    Unsupported,
-)
+from ddlbench.strategies.executor import Context, DataStream, Executor, RunRecord, Unsupported
 from ddlbench.strategies.pipedream.channels import (
     Channels,
     Groups,

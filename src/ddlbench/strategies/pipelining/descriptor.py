@@ -40,12 +40,7 @@ from ddlbench.planning.pipeline import (
     flushing,
     repeated,
 )
-from ddlbench.planning.pipeline_stages import (
-    StageOptions,
-    measured_files,
-    stages_of,
-    why_no_stages,
-)
+from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
 from ddlbench.planning.plan import Process, needs_of, process_at
 from ddlbench.planning.schedules import (
     InvalidSchedule,

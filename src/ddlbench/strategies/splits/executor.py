@@ -23,13 +23,7 @@ from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import sample_form
 from ddlbench.strategies.process_group import join_all
-from ddlbench.strategies.splits.convert import (
-    Grid,
-    Rows,
-    WeightShards,
-    split_rows,
-    split_weights,
-)
+from ddlbench.strategies.splits.convert import Grid, Rows, WeightShards, split_rows, split_weights
 from ddlbench.strategies.splits.descriptor import SplitDetails, grid_of
 from ddlbench.strategies.splits.shard_group import (
     GridAxis,

@@ -21,13 +21,7 @@ from ddlbench.networks.copying import has_hooks
 from ddlbench.planning.network_tables import DIMENSIONS, LIMIT_COLUMNS
 from ddlbench.strategies.pipelining.cutting import sample_form
 from ddlbench.strategies.splits.row_layers import CONVOLUTIONS
-from ddlbench.strategies.splits.trace import (
-    DROPOUTS,
-    POINTWISE,
-    BlockTrace,
-    head_of,
-    trace,
-)
+from ddlbench.strategies.splits.trace import DROPOUTS, POINTWISE, BlockTrace, head_of, trace
 from ddlbench.strategies.splits.weights import features_of
 
 # Layers whose weights are split by filters or channels.

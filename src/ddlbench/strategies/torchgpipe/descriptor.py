@@ -51,9 +51,7 @@ class TorchGPipeOptions(Options):
     """Options of every strategy that torchgpipe runs."""
 
     balance: Annotated[
-        str | int,
-        RuleText(r"^(time|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$"),
-        Tried("profile"),
+        str | int, RuleText(r"^(time|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$"), Tried("profile")
     ] = "time"
     """How blocks are dealt to devices: 'time' and 'size' let torchgpipe profile the network,
     'profile' evens out the times of the site's profile, 'blocks' gives each device as many blocks,

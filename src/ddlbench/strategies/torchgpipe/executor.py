@@ -116,11 +116,7 @@ class ModelParallelExecutor(GPipeExecutor):
 
 
 def choose_balance(
-    rule: str,
-    network: nn.Sequential,
-    sample: Tensor,
-    devices: list[torch.device],
-    chunks: int,
+    rule: str, network: nn.Sequential, sample: Tensor, devices: list[torch.device], chunks: int
 ) -> list[int]:
     """Blocks of each device.
 
