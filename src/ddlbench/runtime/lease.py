@@ -87,7 +87,7 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
                 return taken
             continue
         if not announced:
-            _announce_wait(owner)
+            print(f"ddlbench: {owner.label} measures this cell; waiting for it", file=sys.stderr)
             announced = True
         time.sleep(pause_s)
         if (owner.host, owner.job_id) != (me.host, me.job_id):
@@ -144,10 +144,6 @@ def _take_over(
         reason = Reason("time_limit_job", f"SLURM ended job {owner.job_id} at its time limit")
         return Claim("concluded", status=Status.TIMEOUT, reason=reason)
     return Claim("mine")
-
-
-def _announce_wait(owner: Owner) -> None:
-    print(f"ddlbench: {owner.label} measures this cell; waiting for it", file=sys.stderr)
 
 
 def _take(folder: Path, me: Owner) -> bool:

@@ -25,15 +25,10 @@ import torch
 from torch import nn
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Plan
 from ddlbench.strategies.executor import Context, Executor, RunRecord, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodOptions
-from ddlbench.strategies.horovod.rendezvous import (
-    HorovodPlace,
-    Rendezvous,
-    join_rendezvous,
-    set_place,
-)
+from ddlbench.strategies.horovod.rendezvous import Rendezvous, join_rendezvous, set_place
 from ddlbench.strategies.horovod.tuning import TuningLog, set_tuning
 from ddlbench.strategies.timing import SpanRecorder
 
@@ -58,7 +53,7 @@ class HorovodExecutor(Executor):
             again = "`ddlbench forget --state unsupported` then lets this cell run again"
             raise Unsupported(f"{reason}; {again}", code="device_unsupported")
         if not (_started_by_mpi() and self.hvd.mpi_built()):
-            self.rendezvous = _set_environment(self.plan, self.process, self.context)
+            self.rendezvous = _set_environment(self.plan, self.process.rank, self.context)
         set_tuning(self.plan)
         if HorovodOptions.of(self.plan).autotune:
             os.environ["HOROVOD_AUTOTUNE"] = "1"
@@ -156,37 +151,20 @@ def why_not_on(device: torch.device, hvd: Any) -> str | None:
     )
 
 
-def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvous | None:
+def _set_environment(plan: Plan, rank: int, context: Context) -> Rendezvous | None:
     """Set Horovod's variables; return the rendezvous unless the process is alone."""
-    nodes = sorted({p.node for p in plan.processes})
-    place = HorovodPlace(
-        rank=process.rank,
-        size=plan.world_size,
-        local_rank=process.local_rank,
-        local_size=len(plan.on_node(process.node)),
-        node=nodes.index(process.node),
-        nodes=len(nodes),
-        host=_host(process),
-    )
+    # A name for each node of the plan: on one machine, several nodes have the same host name.
+    hosts = [f"node{process.node}" for process in plan.processes]
     rendezvous = None
     if plan.world_size > 1:
         assert context.store is not None
         rendezvous = join_rendezvous(
-            context.store,
-            process.rank,
-            [_host(p) for p in plan.processes],
-            context.local_address,
-            context.secret,
+            context.store, rank, hosts, context.local_address, context.secret
         )
-    set_place(place, rendezvous, context.interface)
+    set_place(rank, hosts, rendezvous, context.interface)
     # An all-reduce over a bad link may take longer than Horovod's default of 30 s.
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(context.patience_s))
     return rendezvous
-
-
-def _host(process: Process) -> str:
-    """A name for each node of the plan; on one machine, several nodes have the same host name."""
-    return f"node{process.node}"
 
 
 def check_host_name() -> None:

@@ -27,22 +27,6 @@ from torch.distributed import Store
 
 
 @dataclass(frozen=True)
-class HorovodPlace:
-    """The place of a process among all ranks, on its node, and of its node among all nodes.
-
-    Horovod tells nodes apart by the name ``host``: two nodes of one name would wait for each other.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    node: int
-    nodes: int
-    host: str
-
-
-@dataclass(frozen=True)
 class Rendezvous:
     """Horovod's rendezvous server; rank 0 keeps ``server`` itself alive by this reference.
 
@@ -57,25 +41,33 @@ class Rendezvous:
     server: Any
 
 
-def set_place(place: HorovodPlace, rendezvous: Rendezvous | None, interface: str | None) -> None:
-    """Set the variables that Horovod's launcher would set."""
-    values = {
-        "HOROVOD_RANK": place.rank,
-        "HOROVOD_SIZE": place.size,
-        "HOROVOD_LOCAL_RANK": place.local_rank,
-        "HOROVOD_LOCAL_SIZE": place.local_size,
-        "HOROVOD_CROSS_RANK": place.node,
-        "HOROVOD_CROSS_SIZE": place.nodes,
-        "HOROVOD_HOSTNAME": place.host,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
+def set_place(
+    rank: int, hosts: Sequence[str], rendezvous: Rendezvous | None, interface: str | None
+) -> None:
+    """Set the variables that Horovod's launcher would set.
+
+    Horovod tells nodes apart by the names in ``hosts``, of each rank: two nodes of one name would
+    wait for each other. An interface of None lets gloo choose.
+    """
+    nodes = list(dict.fromkeys(hosts))
+    local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    values: dict[str, int | str] = {
+        "RANK": rank,
+        "SIZE": len(hosts),
+        "LOCAL_RANK": local.index(rank),
+        "LOCAL_SIZE": len(local),
+        "CROSS_RANK": nodes.index(hosts[rank]),
+        "CROSS_SIZE": len(nodes),
+        "HOSTNAME": hosts[rank],
+        "CONTROLLER": "gloo",
+        "CPU_OPERATIONS": "gloo",
     }
     if interface is not None:
-        values["HOROVOD_GLOO_IFACE"] = interface
+        values["GLOO_IFACE"] = interface
     if rendezvous is not None:
-        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = rendezvous.address
-        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = rendezvous.port
-    os.environ.update({name: str(value) for name, value in values.items()})
+        values["GLOO_RENDEZVOUS_ADDR"] = rendezvous.address
+        values["GLOO_RENDEZVOUS_PORT"] = rendezvous.port
+    os.environ.update({f"HOROVOD_{name}": str(value) for name, value in values.items()})
 
 
 def join_rendezvous(

@@ -105,7 +105,8 @@ class ParameterServerExecutor(Executor):
         trained = [p for p in network.parameters() if p.requires_grad]
         details = ParameterServerOptions.of(self.plan)
         self.layout = Layout(trained, len(servers), details.message_cap(Accelerator.shrunk))
-        self._join()
+        join_all(self.context, self.process, self.plan.world_size)
+        self.groups = {direction: every_rank(self.context) for direction in (PUSH, PULL)}
         if self.process.role != "server":
             return network.to(device)
         own = servers.index(self.process.rank)
@@ -242,8 +243,3 @@ class ParameterServerExecutor(Executor):
             report["mean_staleness"] = sum(k * n for k, n in stale.items()) / stale.total()
             report["max_staleness"] = max(stale)
         return report
-
-    def _join(self) -> None:
-        """Join the group of all ranks, and one for each direction."""
-        join_all(self.context, self.process, self.plan.world_size)
-        self.groups = {direction: every_rank(self.context) for direction in (PUSH, PULL)}
