@@ -73,7 +73,7 @@ class RanksFailedError(AssertionError):
 
     Args:
         message: of all ranks.
-        hung: whether no rank had said anything for too long.
+        hung: whether no rank gave a sign of life for too long.
         ends: of the ranks that failed.
     """
 

@@ -47,7 +47,7 @@ class Disturbance:
 
     Args:
         pauses: of the rank that stood still for longest.
-        suspended_s: SLURM's; None where it was not asked.
+        suspended_s: SLURM's; None if unknown.
         stalled_steps: numbers of the measured steps that stalled; the first step is 1.
         sentence: why the cell cannot be used; None if it can.
     """

@@ -86,11 +86,11 @@ def join_rendezvous(
     if rank == 0:
         path = secret or secrets.token_hex(16)
         server, port = _serve(hosts, local_address, path)
-        # The store has no password, so it tells no secret that ranks have by another way.
-        told = "" if secret else path
-        store.set("horovod/rendezvous", f"{local_address} {port} {told}")
-    address, port_text, told = store.get("horovod/rendezvous").decode().split(" ")
-    return Rendezvous(f"{address}:{port_text}/{secret or told}", int(port_text), server)
+        # The store has no password, so it gets no secret that ranks have by another way.
+        sent = "" if secret else path
+        store.set("horovod/rendezvous", f"{local_address} {port} {sent}")
+    address, port_text, sent = store.get("horovod/rendezvous").decode().split(" ")
+    return Rendezvous(f"{address}:{port_text}/{secret or sent}", int(port_text), server)
 
 
 def _serve(hosts: Sequence[str], address: str, secret: str) -> tuple[Any, int]:

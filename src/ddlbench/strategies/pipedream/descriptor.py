@@ -194,7 +194,7 @@ class StagedStrategy(Strategy):
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))
 
     def details_of(self, cell: Cell, stages: Stages) -> dict[str, Any]:
-        """Options, stages ``[first block, behind the last, replicas]``, ranks of each stage."""
+        """Options, stages ``[first block, end, replicas]``, ranks of each stage."""
         counts = [stage.replicas for stage in stages]
         return {
             **self.option_values(cell),

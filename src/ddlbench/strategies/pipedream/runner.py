@@ -49,7 +49,7 @@ class ScheduleRunner:
         parts: of the process.
         schedule: of the run.
         version: number of this run's updates in the weights for a mini-batch.
-        set_rate: told the number of a mini-batch before its update.
+        set_rate: gets the number of a mini-batch before its update.
         batches: this process's data, in its order.
         messages, spans, clock: of this run.
 

@@ -82,7 +82,7 @@ class SplitStrategy(Strategy):
     family: ClassVar[str] = "split"
     not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
     predictors: ClassVar[tuple[str, ...]] = ("split-layers", *PARADL)
-    # Not asked on CPUs: its steps are a third to two thirds too short there, so splits would win
+    # None on CPUs: its steps are a third to two thirds too short there, so splits would win
     # where they lose (docs/validation/README.md, splits).
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "paradl-corrected"}
     by: ClassVar[By]

@@ -2,7 +2,7 @@
 
 ::
 
-    group 0   rank 0 | forward | backward, with an all-reduce behind each pair | sum   | update
+    group 0   rank 0 | forward | backward, with an all-reduce after each pair  | sum   | update
               rank 1 |   of the same samples                                   | over  | update
     group 1   rank 2 | ... of other samples                                    | groups| update
               rank 3 |                                                         |       | update
