@@ -24,10 +24,7 @@ _HEADER = pytest.StashKey[str]()
 
 def pytest_configure(config):
     """Go to a project with the shipped configuration, where the user has edited it."""
-    # Before torch is loaded. Its threads spin while they wait for each other, and the processes of
-    # a test run share the cores.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    plugged.plug_in(config)
+    plugged.pytest_configure(config)
     if shipped.is_edited():
         folder = tempfile.TemporaryDirectory(prefix="ddlbench-tests-")
         config.add_cleanup(folder.cleanup)

@@ -34,8 +34,11 @@ def write_entry_points(
     (facts / "entry_points.txt").write_text("\n".join(lines))
 
 
-def plug_in(config) -> None:
+def pytest_configure(config) -> None:
     """Put plug-ins that are not installed on the path of this process and of its children."""
+    # Before torch is loaded. Its threads spin while they wait for each other, and the processes of
+    # a test run share the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     missing = [path for path in PLUGINS if not _is_installed(f"ddlbench-{path.parent.name}")]
     if not missing:
         return
