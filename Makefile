@@ -16,9 +16,9 @@ SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
 TEST_PROCESSES ?= 2
 # Unit tests that take over three seconds lie in these.
-SLOW := $(shell grep -rl 'mark\.slow' tests/unit)
+SLOW := $(shell grep -rl 'mark\.slow' tests/unit plugins/*/tests/unit)
 # Not the modules that you keep beside them.
-OURS := src tests workflow validation benchmarks
+OURS := src plugins tests workflow validation benchmarks
 GPU_PYTHON ?= python3
 GPU_RESULTS ?= gpu-results
 GPU_OPTIONS ?=
@@ -55,15 +55,15 @@ lint: setup
 	snakemake --lint
 
 unit: setup
-	pytest tests/unit -m "not exhaustive and not slow" -n $(TEST_PROCESSES) --dist worksteal
+	pytest tests/unit plugins/*/tests/unit -m "not exhaustive and not slow" -n $(TEST_PROCESSES) --dist worksteal
 
 integration: setup
 	pytest $(SLOW) -m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
-	pytest tests/workflow tests/integration -m "not exhaustive" -n $(TEST_PROCESSES) --dist loadfile \
-		--no-loadscope-reorder
+	pytest tests/workflow tests/integration $(wildcard plugins/*/tests/integration) -m "not exhaustive" \
+		-n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-exhaustive: setup
-	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration tests/workflow -m "exhaustive or hypothesis"
+	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration tests/workflow plugins -m "exhaustive or hypothesis"
 	pytest tests/cluster -m exhaustive
 
 test-cluster: setup

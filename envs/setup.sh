@@ -16,7 +16,7 @@ env=${DDLBENCH_ENV:-.venv}
 cache=${DDLBENCH_CACHE:-$HOME/.cache/ddlbench}
 stamp=$env/.ddlbench-ready
 # The folder itself counts too: a clone elsewhere must not use this one's package.
-wanted=$( (pwd; cat pyproject.toml envs/constraints.txt envs/setup.sh envs/*horovod*.sh) | sha256sum | cut -d' ' -f1)
+wanted=$( (pwd; cat pyproject.toml plugins/*/pyproject.toml envs/constraints.txt envs/setup.sh envs/*horovod*.sh) | sha256sum | cut -d' ' -f1)
 
 is_ready() {
     local sum="" had="" option
@@ -79,10 +79,13 @@ pip install --constraint envs/constraints.txt --upgrade pip setuptools wheel
 say "2/5 torch, the $build build: the largest download (DDLBENCH_TORCH=cpu or cuda chooses)"
 pip install "${torch_index[@]}" --constraint envs/constraints.txt torch torchvision
 
-say "3/5 torchgpipe, Snakemake and the libraries"
+say "3/5 torchgpipe, Snakemake, the libraries and the plug-ins"
 # torchgpipe's last release predates build isolation: it needs the setuptools that is here.
 pip install --constraint envs/constraints.txt --no-build-isolation --no-deps torchgpipe
 pip install --constraint envs/constraints.txt --no-build-isolation --editable '.[measure,dev]'
+for plugin in plugins/*/; do
+    pip install --no-build-isolation --no-deps --editable "./$plugin"
+done
 # One way to read own data; all else works without it.
 if ! (pip install --constraint envs/constraints.txt --no-build-isolation --editable '.[data]'); then
     say "Hugging Face datasets, Parquet files and WebDataset shards cannot be read; all else can. Later: pip install 'ddlbench[data]'" >&2

@@ -5,6 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import plugged
 import pytest
 import shipped
 from cases import fault_table
@@ -23,9 +24,7 @@ _HEADER = pytest.StashKey[str]()
 
 def pytest_configure(config):
     """Go to a project with the shipped configuration, where the user has edited it."""
-    # Before torch is loaded. Its threads spin while they wait for each other, and the processes of
-    # a test run share the cores.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    plugged.pytest_configure(config)
     if shipped.is_edited():
         folder = tempfile.TemporaryDirectory(prefix="ddlbench-tests-")
         config.add_cleanup(folder.cleanup)
@@ -62,15 +61,13 @@ def third_party(tmp_path, monkeypatch):
 
     def install(module: str, source: str, groups: dict[str, dict[str, str]]) -> None:
         folder = tmp_path / f"site-{module}"
-        facts = folder / f"{module}-1.dist-info"
-        facts.mkdir(parents=True)
+        folder.mkdir()
         (folder / f"{module}.py").write_text(source)
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
-        lines = [
-            f"[{group}]\n" + "".join(f"{name} = {module}:{what}\n" for name, what in names.items())
+        targets = {
+            group: {name: f"{module}:{what}" for name, what in names.items()}
             for group, names in groups.items()
-        ]
-        (facts / "entry_points.txt").write_text("\n".join(lines))
+        }
+        plugged.write_entry_points(folder, module, targets)
         monkeypatch.syspath_prepend(folder)
         forget()
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import GradientMessage
-from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.process_group import join_all
 
 
@@ -27,7 +27,7 @@ class ToyAveraging(DataParallel):
         return [GradientMessage(tensor.bytes) for tensor in workload.tensors]
 
 
-class ToyExecutor(StepwiseExecutor):
+class ToyExecutor(Executor):
     """One replica a process."""
 
     def place(self, network: nn.Sequential) -> nn.Module:

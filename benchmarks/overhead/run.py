@@ -34,7 +34,7 @@ from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.networks import build
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.progress import Reporter
-from ddlbench.strategies.executor import Context, StepwiseExecutor
+from ddlbench.strategies.executor import Context, Executor
 
 
 class Null(nn.Module):
@@ -109,7 +109,7 @@ def _loops(case: Case, scratch: Path, device: torch.device) -> dict[str, Callabl
         device=device,
     )
     stream = EpochStream(feed, 0, feed.steps_per_epoch)
-    executor = StepwiseExecutor()
+    executor = Executor()
     context = Context((device,), progress=Reporter(10**9, case.batch_size))
     executor.prepare(plan, plan.processes[0], case.network, stream, context)
     batch = next(iter(stream.batches(0, 1)))

@@ -1,19 +1,23 @@
 """The ``ddlbench`` command: what a person asks beside the workflow.
 
 A command's module is imported when the command runs, so that ``ddlbench --help`` is quick. A new
-command is one line of the table below, and its module in ``commands/``.
+command is one line of the table below, and its module in ``commands/``. Another package adds one by
+an entry point of the group ``ddlbench.commands``, whose help is the summary of that package.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from functools import cache
+from importlib.metadata import entry_points
 from io import TextIOWrapper
 
 import click
 
 from ddlbench import __version__
-from ddlbench.common.errors import ConfigError, file_fault, shown
+from ddlbench.common.entry_points import load_target, third_party
+from ddlbench.common.errors import ConfigError, file_fault
 from ddlbench.common.screen import say_error
 
 # Heading -> name of a command -> the first sentence of its help. A command is the function of its
@@ -40,7 +44,6 @@ COMMANDS = {
     },
     "Published": {
         "papers": "List the published figures and tables, and how to make each.",
-        "claims": "Test the published claims on what was measured.",
     },
     "Cluster": {
         "init": "Write a site file from what SLURM says of this cluster.",
@@ -61,20 +64,39 @@ _MODULES = {
 }
 
 
+GROUP = "ddlbench.commands"
+_BUILT_IN = frozenset(name for commands in COMMANDS.values() for name in commands)
+
+
+@cache
+def _added() -> dict[str, str]:
+    """Commands of other packages, and the summary of each one's package."""
+    names = third_party(GROUP, _BUILT_IN)
+    return {
+        entry.name: entry.dist.metadata["Summary"] if entry.dist else ""
+        for entry in entry_points(group=GROUP)
+        if names.get(entry.name) == entry.value
+    }
+
+
 class _LazyCommands(click.Group):
     """Commands under the headings of what they are for, each imported when it is wanted."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, in the order of the help text."""
-        return [name for commands in COMMANDS.values() for name in commands]
+        return [*(name for commands in COMMANDS.values() for name in commands), *_added()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if there is none of that name."""
-        if cmd_name not in self.list_commands(ctx):
+        command: click.Command
+        if cmd_name in _added():
+            command = load_target(cmd_name, third_party(GROUP, _BUILT_IN)[cmd_name])
+            return command
+        if cmd_name not in _BUILT_IN:
             return None
         name = cmd_name.replace("-", "_")
         module = importlib.import_module(f"ddlbench.commands.{_MODULES.get(cmd_name, name)}")
-        command: click.Command = getattr(module, name)
+        command = getattr(module, name)
         return command
 
     def resolve_command(
@@ -83,14 +105,15 @@ class _LazyCommands(click.Group):
         """Find the command of the arguments; a wrong name ends with the nearest right one."""
         names = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in names:
-            from ddlbench.common.schema import nearest  # noqa: PLC0415 - of a mistake only
+            from ddlbench.experiment.registry import unknown  # noqa: PLC0415 - of a mistake only
 
-            raise ConfigError(f"{shown(args[0])} is no command; {nearest(args[0], names)}")
+            raise ConfigError(unknown(GROUP, args[0], names))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands; no command is imported for it."""
-        for heading, commands in COMMANDS.items():
+        added = {"Plug-ins": _added()} if _added() else {}
+        for heading, commands in {**COMMANDS, **added}.items():
             with formatter.section(heading):
                 formatter.write_dl([*commands.items()])
 

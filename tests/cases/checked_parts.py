@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 from ddlbench.strategies.ddp.executor import DdpExecutor
-from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+from ddlbench.strategies.executor import Executor, Unsupported
 
 HERE = "cases.checked_parts"
 
@@ -138,7 +138,7 @@ class Wrapped(_Faulty):
     executor = f"{HERE}:WrappedExecutor"
 
 
-class WrappedExecutor(StepwiseExecutor):
+class WrappedExecutor(Executor):
     def run(self, first: int, count: int):
         if self.process.rank == 0:
             time.sleep(30)  # waits for the other
@@ -152,7 +152,7 @@ class Killed(_Faulty):
     executor = f"{HERE}:KilledExecutor"
 
 
-class KilledExecutor(StepwiseExecutor):
+class KilledExecutor(Executor):
     def run(self, first: int, count: int):
         if self.process.rank == 1:
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -163,7 +163,7 @@ class Hanging(_Faulty):
     executor = f"{HERE}:HangingExecutor"
 
 
-class HangingExecutor(StepwiseExecutor):
+class HangingExecutor(Executor):
     def run(self, first: int, count: int):
         time.sleep(60)
 
@@ -172,7 +172,7 @@ class Refusing(_Faulty):
     executor = f"{HERE}:RefusingExecutor"
 
 
-class RefusingExecutor(StepwiseExecutor):
+class RefusingExecutor(Executor):
     def place(self, network: nn.Sequential) -> nn.Module:
         raise Unsupported("block 3 cannot be cut")
 

@@ -14,7 +14,7 @@ from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import Strategy
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 from ddlbench.strategies.ddp.executor import DdpExecutor
-from ddlbench.strategies.executor import RunRecord, StepwiseExecutor
+from ddlbench.strategies.executor import Executor, RunRecord
 
 QUIET_PASSES = 3  # as many as the inspection of a network makes of its copy
 
@@ -162,7 +162,7 @@ class TwoRoles(Strategy):
         return worker, server
 
 
-class TwoRolesExecutor(StepwiseExecutor):
+class TwoRolesExecutor(Executor):
     """Gradients go to the server, weights come back, as plain bytes through the store."""
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:

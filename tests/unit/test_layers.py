@@ -6,7 +6,7 @@
                   |            |                           |
                   |         strategies ------------------ runtime -- profiling, interconnect --
                   |            |   slurm, emulation --------'        cluster, equivalence -- testing
-                  '-- planning +-- predict -- claims -- report -- commands, workflow
+                  '-- planning +-- predict -- report -- commands, workflow
 """
 
 import ast
@@ -47,13 +47,11 @@ BELOW = {
     "interconnect": {"experiment", "networks", "planning", "strategies", "runtime"},
     "cluster": {"experiment", "slurm", "planning", "runtime", "interconnect"},
     "predict": {"experiment", "planning", "strategies"},
-    "report": {"experiment", "slurm", "planning", "strategies", "predict", "claims"},
-    "claims": {"experiment", "predict"},
+    "report": {"experiment", "slurm", "planning", "strategies", "predict"},
     "commands": {
         "experiment",
         "planning",
         "predict",
-        "claims",
         "report",
         "interconnect",
         "emulation",
@@ -78,7 +76,6 @@ WITHOUT_TORCH = (
     "slurm",
     "planning",
     "predict",
-    "claims",
     "report",
     "commands",
 )

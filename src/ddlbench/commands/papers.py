@@ -14,7 +14,6 @@ import click
 import pandas as pd
 
 from ddlbench import __version__
-from ddlbench.claims.kept import KeptVerdict, kept_verdicts
 from ddlbench.commands.experiment_options import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
@@ -37,6 +36,7 @@ from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.report.comparison import compared
 from ddlbench.report.figure_results import shown_results
+from ddlbench.report.kept_verdicts import KeptVerdict, kept_verdicts
 from ddlbench.report.papers_page import (
     Exhibit,
     beside_of,

@@ -26,7 +26,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import ExperimentKeys, Profiling
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.own_data import OwnDataset
-from ddlbench.experiment.registry import NETWORKS, STRATEGIES
+from ddlbench.experiment.registry import NETWORKS, SHIPPED_STRATEGIES
 from ddlbench.experiment.settings import settings
 from ddlbench.planning.strategy import strategy_of
 
@@ -164,8 +164,8 @@ def axis_table() -> str:
             "|---|---|",
             f"| `dataset` | {datasets} |",
             f"| `network` | {_names(NETWORKS.built_in)}, or `package.module:callable` |",
-            f"| `strategy` | {_names(STRATEGIES)}, or `package.module:Class`. Keep `sequential`: "
-            "it is the base of every speed-up |",
+            f"| `strategy` | {_names(SHIPPED_STRATEGIES)}, or `package.module:Class`. "
+            "Keep `sequential`: it is the base of every speed-up |",
             "| `geometry` | `<nodes>x<devices per node>`, for example `1x4` or `2x4` |",
         ]
     )
@@ -229,7 +229,7 @@ _LIMITS = {
 def option_table() -> str:
     """One row an option, as Markdown; strategies that share an option share the row."""
     rows: dict[tuple[str, str, str], list[str]] = {}
-    for strategy in STRATEGIES:
+    for strategy in SHIPPED_STRATEGIES:
         for option, schema in strategy_of(strategy).options.schemas().items():
             default = json.dumps(schema["default"]).strip('"')
             rows.setdefault((option, default, _meaning(schema)), []).append(strategy)
@@ -238,7 +238,7 @@ def option_table() -> str:
         f"| {_names(strategies)} | `{option}` | `{default}` | {meaning} |"
         for (option, default, meaning), strategies in rows.items()
     ]
-    without = [name for name in STRATEGIES if not strategy_of(name).options.defaults()]
+    without = [name for name in SHIPPED_STRATEGIES if not strategy_of(name).options.defaults()]
     return "\n".join([*lines, "", f"Without options: {_names(without)}."])
 
 

@@ -10,11 +10,13 @@ read. Writes are atomic: to a temporary file, flushed to disk, renamed.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -48,6 +50,13 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the first error counts
             beside.unlink()
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV, each of which ends in a line feed."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -29,13 +29,7 @@ _LOST = "connection_lost"
 
 
 class TrialError(WorkError):
-    """Why a rank did not train.
-
-    Args:
-        outcome: what it means for the strategy.
-        reason: one sentence.
-        code: of the reason.
-    """
+    """Why a rank did not train."""
 
     def __init__(self, outcome: Outcome, reason: str, code: str = "exception") -> None:
         super().__init__(outcome, reason, code)
@@ -62,12 +56,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def explain(failure: RanksFailedError, limit_s: float) -> TrialError:
-    """Why a world of ranks ended: the rank that failed first by itself, not those that lost it.
-
-    Args:
-        failure: of the world.
-        limit_s: how long ranks may say nothing.
-    """
+    """Why a world of ranks ended: the rank that failed first by itself, not those that lost it."""
     if failure.hung and not failure.ends:
         return TrialError(Kind.FAILED, f"the ranks hang: no end after {limit_s:.0f} s", "hang")
     return min((_of_rank(end) for end in failure.ends), key=_urgency)

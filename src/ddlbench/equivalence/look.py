@@ -83,14 +83,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Expected:
-    """What ranks are compared with.
-
-    Args:
-        trained: by one device.
-        noise: of its training.
-        floating: type of floats.
-        steps: of the training.
-    """
+    """What ranks are compared with."""
 
     trained: Trained
     noise: Noise

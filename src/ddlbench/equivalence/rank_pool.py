@@ -73,7 +73,7 @@ class RanksFailedError(AssertionError):
 
     Args:
         message: of all ranks.
-        hung: whether no rank had said anything for too long.
+        hung: whether no rank gave a sign of life for too long.
         ends: of the ranks that failed.
     """
 
@@ -186,12 +186,7 @@ class _Rank:
 
 
 def run_ranks(
-    work: Work,
-    items: Sequence[Any],
-    world_size: int,
-    limit_s: float = 120,
-    *,
-    quiet: bool = False,
+    work: Work, items: Sequence[Any], world_size: int, limit_s: float = 120, *, quiet: bool = False
 ) -> list[list[Any]]:
     """Do every item in one world of ranks.
 

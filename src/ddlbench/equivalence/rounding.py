@@ -126,12 +126,7 @@ def change(value: Tensor, initial: Tensor) -> Tensor:
 
 
 def tolerance(expected: Tensor, moved: float) -> float:
-    """Largest difference that rounding explains.
-
-    Args:
-        expected: the tensor.
-        moved: how much its change differs if weights are moved.
-    """
+    """Largest difference that rounding explains."""
     if not _is_number(expected):
         return 0.0
     info = torch.finfo(expected.dtype)

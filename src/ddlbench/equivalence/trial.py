@@ -22,13 +22,7 @@ from ddlbench.strategies.executor import Context, executor_of
 
 @dataclass(frozen=True)
 class Trial:
-    """What all ranks of a cell do.
-
-    Args:
-        cell: of the strategy.
-        steps: mini-batches.
-        floating: type of floats.
-    """
+    """What all ranks of a cell do."""
 
     cell: Cell
     steps: int

@@ -84,14 +84,7 @@ class _Gap:
 
 
 def compare(cell: Cell, expected: Expected, ranks: Sequence[RankTraining], scope: Scope) -> Verdict:
-    """The verdict of a strategy whose ranks all trained.
-
-    Args:
-        cell: that they trained.
-        expected: what one device trains.
-        ranks: what each rank ended with.
-        scope: what is compared.
-    """
+    """The verdict of a strategy whose ranks all trained."""
     if expected.noise.start:
         return Verdict(
             cell,

@@ -8,12 +8,14 @@ give ``package.module:attribute`` directly. The registry of datasets is in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ddlbench.common.entry_points import Registry, kind_of, load_target, third_party
 from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.schema import nearest
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec, Kind
 from ddlbench.experiment.status import Reason
 
@@ -116,7 +118,6 @@ STRATEGIES: dict[str, str] = {
     "ddp": "ddlbench.strategies.ddp.descriptor:DistributedDataParallel",
     "fsdp": "ddlbench.strategies.fsdp.descriptor:FullyShardedDataParallel",
     "hsdp": "ddlbench.strategies.hsdp.descriptor:HybridSharded",
-    "deepspeed": "ddlbench.strategies.deepspeed.descriptor:DeepSpeed",
     "local-sgd": "ddlbench.strategies.local_sgd.descriptor:LocalSgd",
     "parameter-server": "ddlbench.strategies.parameter_server.descriptor:ParameterServer",
     "gpipe": "ddlbench.strategies.torchgpipe.descriptor:GPipe",
@@ -137,6 +138,15 @@ STRATEGIES: dict[str, str] = {
     "tensor-parallel": "ddlbench.strategies.tensor_parallel.descriptor:TensorParallel",
     "data-tensor": "ddlbench.strategies.tensor_parallel.descriptor:DataTensor",
 }
+
+PLUGINS: dict[str, dict[str, str]] = {
+    "ddlbench.strategies": {"deepspeed": "plugins/deepspeed"},
+    "ddlbench.commands": {"claims": "plugins/claims"},
+}
+"""Parts of this repository that are packages of their own: the folder of each, by group and name.
+They come in by entry points as those of others do; here they are named for whoever lacks them."""
+
+SHIPPED_STRATEGIES = (*STRATEGIES, *PLUGINS["ddlbench.strategies"])
 
 BASE = "sequential"
 """The base of every speed-up: the one strategy of a single device."""
@@ -190,6 +200,17 @@ def known(group: str) -> dict[str, str]:
     return {**built_in, **third_party(group, frozenset(built_in))}
 
 
+def unknown(group: str, name: str, names: Iterable[str]) -> str:
+    """The sentence for a part that is not among ``names``: its plug-in, or the likely spelling."""
+    plugins = PLUGINS.get(group, {})
+    if folder := plugins.get(name):
+        return (
+            f"{kind_of(group)} {name} needs the plug-in {folder}: "
+            f"python -m pip install --no-build-isolation ./{folder}"
+        )
+    return f"unknown {kind_of(group)} {shown(name)}; {nearest(name, {*names, *plugins})}"
+
+
 LIBRARIES: dict[str, str] = {
     word: f"{_NETWORKS}.libraries:{word}" for word in ("torchvision", "timm", "hf")
 }
@@ -207,6 +228,8 @@ def load(group: str, name: str) -> Any:
         return load_target(word, LIBRARIES[word])(rest)
     target = known(group).get(name, name)
     if ":" not in target:
+        if name in PLUGINS.get(group, {}):
+            raise ConfigError(unknown(group, name, ()))
         raise ConfigError(
             f"unknown {kind_of(group)} {shown(name)}; known: {', '.join(known(group))}, "
             "or write package.module:attribute"

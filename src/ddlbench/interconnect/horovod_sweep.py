@@ -36,11 +36,7 @@ from ddlbench.planning.plan import Process
 from ddlbench.runtime.network_address import SECRET, address_of
 from ddlbench.runtime.parent_death import end_with_parent
 from ddlbench.strategies.horovod.descriptor import HorovodOptions
-from ddlbench.strategies.horovod.rendezvous import (
-    HorovodPlace,
-    join_rendezvous,
-    set_place,
-)
+from ddlbench.strategies.horovod.rendezvous import join_rendezvous, set_place
 
 
 @contextmanager
@@ -53,18 +49,7 @@ def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
     rendezvous = join_rendezvous(
         group.store, group.rank, hosts, address_of(group.interface), os.environ.get(SECRET)
     )
-    names = list(dict.fromkeys(hosts))
-    local = [rank for rank, name in enumerate(hosts) if name == hosts[group.rank]]
-    place = HorovodPlace(
-        rank=group.rank,
-        size=size,
-        local_rank=local.index(group.rank),
-        local_size=len(local),
-        node=names.index(hosts[group.rank]),
-        nodes=len(names),
-        host=hosts[group.rank],
-    )
-    set_place(place, rendezvous, group.interface)
+    set_place(group.rank, hosts, rendezvous, group.interface)
     options = HorovodOptions()
     threshold = Accelerator.shrunk(options.fusion_threshold_bytes)
     os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold)

@@ -16,7 +16,7 @@ from ddlbench.common.form import Natural
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Process, process_at
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -81,16 +81,9 @@ def larger_groups(cell: Cell) -> Iterator[int]:
 
 def placement_of_groups(cell: Cell, size: int) -> tuple[Process, ...]:
     """One process a device; a group is a replica and has neighbouring ranks."""
+    count = cell.devices // size
+    groups = [rank // size for rank in range(cell.devices)]
     return tuple(
-        Process(
-            rank=rank,
-            role="worker",
-            node=rank // cell.devices_per_node,
-            local_rank=rank % cell.devices_per_node,
-            devices=(rank % cell.devices_per_node,),
-            replica=rank // size,
-            shard=rank // size,
-            num_shards=cell.devices // size,
-        )
-        for rank in range(cell.devices)
+        process_at(cell, rank, "worker", replica=group, shard=group, num_shards=count)
+        for rank, group in enumerate(groups)
     )

@@ -23,7 +23,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ddlbench.common.entry_points import kind_of
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell, parse_geometry
@@ -32,7 +31,7 @@ from ddlbench.experiment.dataset_spec import DATASETS, format_problem
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
-from ddlbench.experiment.registry import BASE, known, mismatch
+from ddlbench.experiment.registry import BASE, known, mismatch, unknown
 from ddlbench.experiment.settings import NAMED
 from ddlbench.experiment.site import Accelerator, Site, load_site
 from ddlbench.experiment.status import Reason
@@ -375,8 +374,7 @@ def _memory_check(site: Site) -> Callable[[Cell], str | None]:
 def check_name(group: str, name: str, where: str) -> None:
     """Raises ConfigError unless ``name`` is registered, or names an attribute of a module."""
     if name not in known(group) and ":" not in name:
-        remark = nearest(name, known(group))
-        raise ConfigError(f"{where}: unknown {kind_of(group)} {shown(name)}; {remark}")
+        raise ConfigError(f"{where}: {unknown(group, name, known(group))}")
 
 
 @cache

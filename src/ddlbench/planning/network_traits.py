@@ -10,7 +10,7 @@ Built-in networks have none of these traits, so that nothing is inspected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddlbench.common.form import Form
@@ -74,6 +74,11 @@ class NetworkTraits(Form):
 def unsupported_weights(library: str, names: Iterable[str], why: str, instead: str) -> Reason:
     """The refusal of weights by a strategy's library."""
     return Reason("weights_unsupported", f"{library} {why} ({named(names)}); {instead}")
+
+
+def first_unsupported(library: str, *cases: tuple[Sequence[str], str, str]) -> Reason | None:
+    """The refusal of the first weights that there are: (names, why, what to do instead)."""
+    return next((unsupported_weights(library, *case) for case in cases if case[0]), None)
 
 
 def borrowing(traits: NetworkTraits) -> Reason:

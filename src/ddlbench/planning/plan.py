@@ -56,6 +56,17 @@ class Process(Form):
     needs: tuple[Needs, ...] = ("inputs", "labels")
 
 
+def process_at(cell: Cell, rank: int, role: str, **further: Any) -> Process:
+    """The process of a rank that drives one device; ranks are numbered node by node."""
+    node, local_rank = divmod(rank, cell.devices_per_node)
+    return Process(rank, role, node, local_rank, (local_rank,), **further)
+
+
+def needs_of(inputs: bool, labels: bool) -> tuple[Needs, ...]:
+    """What a process reads of a batch."""
+    return (*(("inputs",) if inputs else ()), *(("labels",) if labels else ()))
+
+
 @dataclass(frozen=True)
 class Plan:
     """A cell's processes, and the other values that its strategy fixes."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 DeviceKind = Literal["cpu", "cuda"]
+PARADL = ("paradl-authors", "paradl-corrected")
+"""The two variants of ParaDL's predictor."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import BASE, known, mismatch
+from ddlbench.experiment.registry import BASE, known, mismatch, unknown
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.fitting import fitted
 from ddlbench.planning.matrix import written_points
@@ -81,8 +81,8 @@ class Question:
             )
         for strategy in self.options:
             if strategy not in known("ddlbench.strategies") and ":" not in strategy:
-                remark = nearest(strategy, known("ddlbench.strategies"))
-                raise ConfigError(f"options: unknown strategy {strategy!r}; {remark}")
+                names = known("ddlbench.strategies")
+                raise ConfigError(f"options: {unknown('ddlbench.strategies', strategy, names)}")
         if (reason := mismatch(self.network, self.dataset)) is not None:
             raise ConfigError(reason)
 

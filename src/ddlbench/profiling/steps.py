@@ -58,7 +58,7 @@ from ddlbench.profiling.timers import (
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, restart_peaks
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.alone import MessageLog
-from ddlbench.strategies.executor import Context, StepwiseExecutor, executor_of
+from ddlbench.strategies.executor import Context, Executor, executor_of
 from ddlbench.strategies.training import with_precision
 
 
@@ -134,7 +134,7 @@ class StepRunner:
         )
         self._feed.start()
         stream = EpochStream(self._feed, cell.warmup_steps, self._feed.steps_per_epoch)
-        self.executor: StepwiseExecutor = executor_of(cell)
+        self.executor: Executor = executor_of(cell)
         self.next_id = 0
         try:
             self.executor.prepare(plan, process, running, stream, Context((device,), alone=alone))
@@ -225,7 +225,7 @@ _POINTS = ("forward", "backward", "optimizer", "end")
 
 
 @contextmanager
-def _listening(executor: StepwiseExecutor, marks: Marks) -> Iterator[dict[str, list[int]]]:
+def _listening(executor: Executor, marks: Marks) -> Iterator[dict[str, list[int]]]:
     """Marks where the parts of each step begin, by hooks: the step itself does not change."""
     points: dict[str, list[int]] = {name: [] for name in _POINTS}
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.claims.beds import device_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.paper import PaperFile, read_papers
@@ -26,6 +25,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
 from ddlbench.report import published
+from ddlbench.report.beds import device_of
 from ddlbench.report.figure_results import FigureResults, kept_results
 from ddlbench.report.labels import variant_labels
 from ddlbench.report.printed_values import (

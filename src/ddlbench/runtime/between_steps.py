@@ -18,10 +18,7 @@ from ddlbench.runtime.rank_report import RankReport
 
 
 def checkpointing(
-    cell: Cell,
-    reports: Sequence[RankReport],
-    timing: Timing,
-    earlier: Sequence[Attempt],
+    cell: Cell, reports: Sequence[RankReport], timing: Timing, earlier: Sequence[Attempt]
 ) -> Checkpointing | None:
     """The ``checkpointing`` part of a result; None for a cell without checkpoints."""
     if not cell.checkpoint_every_steps:
@@ -58,34 +55,30 @@ def checkpoint_notes(part: Checkpointing | None) -> list[str]:
 
 def drain_notes(cell: Cell, synchronous: bool, validations: int = 0) -> list[str]:
     """Notes on work under way that checkpoints and ``validations`` of a cell wait for."""
-    if synchronous:
-        return []
-    notes = []
+    moments = []
     if cell.checkpoint_every_steps:
-        notes.append(
-            f"every {cell.checkpoint_every_steps} steps all that is under way is finished for a "
-            "checkpoint; that wait is in the steps' times"
-        )
+        moments.append((f"every {cell.checkpoint_every_steps} steps", "a checkpoint"))
     if validations > 1:
-        notes.append(
-            "behind every epoch all that is under way is finished for the validation; that wait "
-            "is in the steps' times"
-        )
-    return notes
+        moments.append(("behind every epoch", "the validation"))
+    return [
+        f"{when} all that is under way is finished for {what}; that wait is in the steps' times"
+        for when, what in ([] if synchronous else moments)
+    ]
 
 
 def accuracies(reports: Sequence[RankReport], timing: Timing) -> tuple[EpochAccuracy, ...]:
     """The ``validation`` part of a result; empty for a cell without validation."""
     elapsed_s = [epoch.elapsed_s for epoch in timing.epochs]
+    scores = [score for report in reports for score in report.scores]
+    epochs = [score.steps // timing.steps_per_epoch for score in scores]
     return tuple(
         EpochAccuracy(
-            epoch=(epochs := score.steps // timing.steps_per_epoch),
-            training_s=sum(elapsed_s[:epochs]),
+            epoch=epoch,
+            training_s=sum(elapsed_s[:epoch]),
             samples=score.samples,
             correct=score.correct,
             accuracy=score.correct / score.samples,
             loss=score.loss,
         )
-        for report in reports
-        for score in report.scores
+        for epoch, score in zip(epochs, scores, strict=True)
     )

@@ -73,14 +73,7 @@ def compile_ahead(
 ) -> CompileCost | None:
     """Train some steps, in the first of which torch compiles, and undo them; all ranks together.
 
-    Args:
-        executor: prepared.
-        context: of the executor; it hears of no progress meanwhile.
-        cell: without ``compile`` nothing happens.
-        sign: whether to give the watchdog a sign of life.
-
-    Returns:
-        None for a cell that is not compiled.
+    None for a cell that is not compiled. With ``sign`` the watchdog gets a sign of life.
 
     Raises:
         Unsupported: torch cannot compile this network.

@@ -47,7 +47,7 @@ class Disturbance:
 
     Args:
         pauses: of the rank that stood still for longest.
-        suspended_s: SLURM's; None where it was not asked.
+        suspended_s: SLURM's; None if unknown.
         stalled_steps: numbers of the measured steps that stalled; the first step is 1.
         sentence: why the cell cannot be used; None if it can.
     """
@@ -61,14 +61,7 @@ class Disturbance:
 def disturbance_of(
     cell: Cell, reports: Sequence[RankReport], *, lossy: bool, suspended_s: float | None
 ) -> Disturbance:
-    """Judge the measured steps of a cell.
-
-    Args:
-        cell: that was measured.
-        reports: of all ranks.
-        lossy: whether its emulated links lose packets.
-        suspended_s: seconds for which SLURM suspended the job meanwhile; None if unknown.
-    """
+    """Judge the measured steps of a cell."""
     step_s = np.max([report.step_s for report in reports], axis=0)
     load_s = np.max([report.load_s for report in reports], axis=0)
     measured_s = float(step_s.sum())

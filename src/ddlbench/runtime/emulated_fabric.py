@@ -170,13 +170,6 @@ def emulated_fabric(
 ) -> Iterator[EmulatedFabric]:
     """Emulate nodes for the time of a ``with``, and check their links first.
 
-    Args:
-        name: of the fabric.
-        condition: of its links.
-        geometry: nodes, and devices of each.
-        device_kind: of these devices.
-        share_gpu: whether they are one GPU.
-
     Raises:
         FabricUnsupported: this machine cannot emulate nodes, or not with such links.
         FabricUnfit: delay or rate miss the setting, or the emulation broke down.

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,6 @@ class RaplCounter:
 
 class EnergyMeter:
     """The counters that one rank reads.
-
-    Args:
-        devices: of the rank.
-        of_host: whether the rank reads its host's counters, too.
-        powercap: folder of RAPL's counters.
 
     Attributes:
         missing: why GPUs or the host have no counter; a sentence each.
@@ -101,7 +97,7 @@ class EnergyMeter:
                 self.missing.append(f"GPUs: NVML counts no energy here ({error})")
                 return
             text = name.decode() if isinstance(name, bytes) else str(name)
-            self._counters[f"nvml {text}"] = _nvml_joules(handle)
+            self._counters[f"nvml {text}"] = partial(_nvml_joules, handle)
 
     def _open_host(self, powercap: Path) -> None:
         folders = sorted(powercap.glob("intel-rapl:*")) if powercap.is_dir() else []
@@ -130,13 +126,10 @@ class EnergyMeter:
                     counter.joules()
 
 
-def _nvml_joules(handle: Any) -> Callable[[], float]:
-    def joules() -> float:
-        import pynvml  # noqa: PLC0415 - only where a GPU is
+def _nvml_joules(handle: Any) -> float:
+    import pynvml  # noqa: PLC0415 - only where a GPU is
 
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-
-    return joules
+    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
 
 def taken(before: Joules, after: Joules) -> dict[str, float]:

@@ -37,7 +37,9 @@ _PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TOR
 def driver_provenance(seed: int) -> dict[str, Any]:
     """What the supervisor knows without running anything: source, packages, kernel and time."""
     # Only changed code makes it dirty. What is measured is in the result.
-    code = [f":(top){name}" for name in ("src", "workflow", "rules", "Snakefile", "envs")]
+    code = [
+        f":(top){name}" for name in ("src", "plugins", "workflow", "rules", "Snakefile", "envs")
+    ]
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -86,9 +88,6 @@ def ranks_differ(provenances: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Numbers of cores, and software, that ranks of one cell had otherwise than the others.
 
     The report compares their processors, which a result keeps rank by rank.
-
-    Args:
-        provenances: of :func:`rank_provenance`, of each rank.
     """
     cores = sorted({one["cpu_count"] for one in provenances if one.get("cpu_count")})
     software: dict[str, set[str]] = {}

@@ -31,14 +31,7 @@ _KEY = "initial weights"
 
 @dataclass(frozen=True)
 class InitialState:
-    """What a rank begins with.
-
-    Args:
-        network: the whole network on the CPU, with its initial weights.
-        traits: of the network.
-        digest: of the weights.
-        settings: of torch.
-    """
+    """What a rank begins with."""
 
     network: nn.Sequential
     traits: NetworkTraits

@@ -183,7 +183,7 @@ class Launch:
 def _ignored(number: signal.Signals) -> Iterator[None]:
     """Have children ignore a signal from their first moment until they install their handler.
 
-    A child that was asked for its stacks while Python started would end otherwise.
+    A child that gets it while Python starts would end otherwise.
     """
     if threading.current_thread() is not threading.main_thread():  # others may set no handlers
         yield

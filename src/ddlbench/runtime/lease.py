@@ -28,13 +28,7 @@ from typing import Literal
 from ddlbench.common.document import whole_file
 from ddlbench.common.owner import NOBODY, Owner, owner_in, seems_to_live
 from ddlbench.common.run_id import run_began_s
-from ddlbench.experiment.result import (
-    InvalidResult,
-    NewerResult,
-    Result,
-    read_result,
-    write_result,
-)
+from ddlbench.experiment.result import InvalidResult, NewerResult, Result, read_result, write_result
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.slurm import jobs
 
@@ -71,14 +65,14 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
     """
     folder.mkdir(parents=True, exist_ok=True)
     pause_s, announced = poll_s, False
-    found = _changed_ns(folder)
+    seen_ns = _changed_ns(folder)
     while True:
-        kept = _kept_since(folder, me.run_began, found)
+        kept = _kept_since(folder, me.run_began, seen_ns)
         if kept is not None:
             return _adopted(kept)
         if _take(folder, me):
             # Its owner may have kept a result and left since the look above.
-            kept = _kept_since(folder, me.run_began, found)
+            kept = _kept_since(folder, me.run_began, seen_ns)
             if kept is None:
                 return Claim("mine")
             release(folder, me)
@@ -88,12 +82,12 @@ def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float
             continue
         ended, state = _ending(owner, me, folder)
         if ended:
-            taken = _take_over(folder, owner, state, me, found)
+            taken = _take_over(folder, owner, state, me, seen_ns)
             if taken is not None:
                 return taken
             continue
         if not announced:
-            _announce_wait(owner)
+            print(f"ddlbench: {owner.label} measures this cell; waiting for it", file=sys.stderr)
             announced = True
         time.sleep(pause_s)
         if (owner.host, owner.job_id) != (me.host, me.job_id):
@@ -135,10 +129,10 @@ def _ending(owner: Owner, me: Owner, folder: Path) -> tuple[bool, str | None]:
 
 
 def _take_over(
-    folder: Path, owner: Owner, state: str | None, me: Owner, found: int | None
+    folder: Path, owner: Owner, state: str | None, me: Owner, seen_ns: int | None
 ) -> Claim | None:
     """Claim the cell of an owner that has ended; None if another claimant was faster."""
-    kept = _kept_since(folder, me.run_began, found)
+    kept = _kept_since(folder, me.run_began, seen_ns)
     if kept is not None:
         return _adopted(kept)
     if not (_put_aside(folder, owner, me) and _take(folder, me)):
@@ -150,10 +144,6 @@ def _take_over(
         reason = Reason("time_limit_job", f"SLURM ended job {owner.job_id} at its time limit")
         return Claim("concluded", status=Status.TIMEOUT, reason=reason)
     return Claim("mine")
-
-
-def _announce_wait(owner: Owner) -> None:
-    print(f"ddlbench: {owner.label} measures this cell; waiting for it", file=sys.stderr)
 
 
 def _take(folder: Path, me: Owner) -> bool:
@@ -209,14 +199,14 @@ def _adopted(kept: Result | NewerResult) -> Claim:
     return Claim("adopted", result=None if isinstance(kept, NewerResult) else kept)
 
 
-def _kept_since(folder: Path, when_s: float, found: int | None) -> Result | NewerResult | None:
-    """The kept result if it came after ``when_s``, or after what the claimant first ``found``.
+def _kept_since(folder: Path, when_s: float, seen_ns: int | None) -> Result | NewerResult | None:
+    """The kept result if it came after ``when_s``, or after what the claimant saw first.
 
     One that a newer ddlbench wrote is the error that says so. What came while we waited needs no
     clock, which may be set meanwhile.
     """
     changed = _changed_ns(folder)
-    if changed is None or (changed <= when_s * 1e9 and changed == found):
+    if changed is None or (changed <= when_s * 1e9 and changed == seen_ns):
         return None
     try:
         return read_result(folder / _KEPT)

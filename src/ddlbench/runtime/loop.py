@@ -30,6 +30,8 @@ from ddlbench.runtime.energy import EnergyMeter
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
 from ddlbench.runtime.pauses import MeasuredTimes
 from ddlbench.runtime.rank_report import Score
+from ddlbench.runtime.tcp_traffic import TcpTraffic
+from ddlbench.runtime.validation import Validator
 from ddlbench.strategies.executor import Executor, RunRecord
 
 
@@ -80,26 +82,6 @@ class Measurement:
         )
 
 
-class Traffic(Protocol):
-    """A counter of bytes, as the loop uses it."""
-
-    def start(self, done_steps: int) -> None:
-        """Begin counting before the next measured step; ``done_steps`` are complete."""
-
-    def stop(self, done_steps: int) -> None:
-        """End counting after the last measured step."""
-
-
-class Validation(Protocol):
-    """A validation, as the loop uses it."""
-
-    def score(self, executor: Executor, steps: int, traffic: Traffic | None) -> tuple[Score, ...]:
-        """Classify the validation split after ``steps`` measured steps.
-
-        No byte of it is counted. It returns once all ranks may go on: rank 0's score, else nothing.
-        """
-
-
 class Checkpoints(Protocol):
     """Checkpoints, as the loop uses them."""
 
@@ -122,29 +104,16 @@ def measure(
     barrier: Callable[[], None] = lambda: None,
     *,
     checkpoints: Checkpoints | None = None,
-    validation: Validation | None = None,
-    traffic: Traffic | None = None,
+    validation: Validator | None = None,
+    traffic: TcpTraffic | None = None,
     energy: EnergyMeter | None = None,
     times: MeasuredTimes | None = None,
     segment_done: Callable[[int], None] = lambda _steps: None,
 ) -> Measurement:
     """Warm up, wait for the other ranks, and run the measured epochs.
 
-    They follow without a pause, but for checkpoints and validation.
-
-    Args:
-        executor: prepared.
-        extent: steps to run.
-        devices: of this process.
-        threads: of this process.
-        barrier: returns once all processes have warmed up.
-        checkpoints: None for a cell without checkpoints.
-        validation: None for a cell without validation.
-        traffic: counts the bytes of the measured steps.
-        energy: counts the energy of the measured steps.
-        times: notes when the measured steps ran.
-        segment_done: called with the number of steps of each call of the executor's ``run``, whose
-            progress counts from one.
+    They follow without a pause, but for checkpoints and validation. ``barrier`` returns once all
+    processes have warmed up; ``segment_done`` gets the steps of each call of ``run``.
     """
     if checkpoints is not None and checkpoints.resumes:
         # At least one step: torch's DDP rebuilds its buckets after the first.

@@ -162,10 +162,7 @@ def device_memory(
     if devices[0].type == "cpu":
         name = "cpu" if len(devices) == 1 else f"cpu ({len(devices)} partitions together)"
         return [_memory(name, peak_bytes=cpu_peak)]
-    entries = [
-        _cuda_memory(device, handle)
-        for device, handle in zip(devices, handles_of(devices), strict=False)
-    ]
+    entries = [_cuda_memory(*pair) for pair in zip(devices, handles_of(devices), strict=False)]
     for entry, earlier in zip(entries, measured, strict=False):
         entry["peak_bytes"] = max(earlier, entry["peak_bytes"])
     for entry, earlier in zip(entries, before, strict=False):

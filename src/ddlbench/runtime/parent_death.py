@@ -5,7 +5,7 @@
     supervisor  --killed-->  guard of each rank  --killed-->  rank
 
 Linux sends the signal (``PR_SET_PDEATHSIG``, prctl(2)); elsewhere nothing happens. A parent that
-ended before this was asked for has closed its end of the pipe that it reads our output from. Its
+ended before this call has closed its end of the pipe that it reads our output from. Its
 process id would say less: in a container the parent may be number 1, and outside another process
 than number 1 may adopt us.
 """

@@ -84,18 +84,12 @@ class _Tick(NamedTuple):
 class PauseMeter:
     """Notes the pauses of a process while the block runs.
 
-    Args:
-        state: of the process.
-        clock: in seconds.
-
     Attributes:
         pauses: those that have ended; after the block all.
     """
 
     def __init__(
-        self,
-        state: Callable[[], ProcessState | None],
-        clock: Callable[[], float] = clock_s,
+        self, state: Callable[[], ProcessState | None], clock: Callable[[], float] = clock_s
     ) -> None:
         self.pauses: list[Pause] = []
         self._state, self._clock = state, clock

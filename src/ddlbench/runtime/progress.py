@@ -32,10 +32,6 @@ _INDENT = " " * 8  # under the names of the run's table
 class Reporter:
     """Counts completed steps of a process and prints a marked line every half second.
 
-    Args:
-        total_steps: warm-up and measured steps.
-        batch_size: samples of one step over all workers.
-
     Attributes:
         on_step: called after each step with its number in the whole run.
     """

@@ -27,15 +27,15 @@ def measured_by_rank(
     """
     if Accelerator.of_this_process() is not None:
         return {"efficiency_missing": _EMULATED}
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     try:
         if process.shard >= 0:
-            found["peak_flops_per_s"] = peak_flops_per_s(devices, cell.precision)
+            measured["peak_flops_per_s"] = peak_flops_per_s(devices, cell.precision)
         if process.rank == 0:
-            found["sample_flops"] = training_flops(cell.network, DATASETS[cell.dataset])
+            measured["sample_flops"] = training_flops(cell.network, DATASETS[cell.dataset])
     except Exception as error:  # whatever a network of users or a full device raises
         traceback.print_exc()
         text = " ".join(str(error).split())[:200]
-        what = "operations were not counted" if "peak_flops_per_s" in found else "no peak"
-        found["efficiency_missing"] = f"{what}: {type(error).__name__}: {text}"
-    return found
+        what = "operations were not counted" if "peak_flops_per_s" in measured else "no peak"
+        measured["efficiency_missing"] = f"{what}: {type(error).__name__}: {text}"
+    return measured

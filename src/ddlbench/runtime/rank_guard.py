@@ -62,40 +62,42 @@ def main(job_path: str) -> int:
     return code
 
 
+def _run_of(job_path: str) -> tuple[Path, int]:
+    """The folder of the run, and the rank."""
+    job = Job.load(Path(job_path))
+    return job.run_dir, own_process(job.plan.processes).rank
+
+
 def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
     """Have the rank dump its stacks into a file, and print that file."""
     # In one piece: srun would label every small write of the rank as a line of its own.
     child.send_signal(signal.SIGUSR1)
     time.sleep(_DUMP_S)
-    job = Job.load(Path(job_path))
-    path = stacks_file(job.run_dir, own_process(job.plan.processes).rank)
+    path = stacks_file(*_run_of(job_path))
     if path.is_file():
         print(path.read_text(encoding="utf-8", errors="replace"), flush=True)
 
 
 def _add_pauses(job_path: str, pauses: Sequence[Pause]) -> None:
     """Write those of the measured steps into the rank's report, if it measured some."""
-    job = Job.load(Path(job_path))
-    path = report_file(job.run_dir, own_process(job.plan.processes).rank)
+    path = report_file(*_run_of(job_path))
     report = read_rank_report(path) if path.exists() else None
     if isinstance(report, RankReport):
         write_rank_report(path, replace(report, pauses=within(pauses, report.measured_at)))
 
 
 def _report_signal(job_path: str, number: int, for_memory: bool) -> None:
-    job = Job.load(Path(job_path))
-    process = own_process(job.plan.processes)
+    folder, rank = _run_of(job_path)
     status, code = Status.FAILED, "rank_killed"
     reason = f"killed by signal {number} ({signal.Signals(number).name})"
     if number == signal.SIGKILL and for_memory:
         status, code = Status.OUT_OF_MEMORY, "out_of_memory_killed"
         reason = "the kernel killed the rank because memory ran out"
-    report = RankFailure(
-        rank=process.rank, status=status, reason=reason, reason_code=code, signal=number
-    )
-    path = report_file(job.run_dir, process.rank)
-    if not path.exists():
-        write_rank_report(path, report)
+    if not (path := report_file(folder, rank)).exists():
+        failure = RankFailure(
+            rank=rank, status=status, reason=reason, reason_code=code, signal=number
+        )
+        write_rank_report(path, failure)
 
 
 def oom_kills() -> int:

@@ -88,11 +88,12 @@ def run_rank_job(
         RankJobFailed: a process crashed, hung, or ran into the site's time limit.
     """
     nodes, devices_per_node = geometry
+    count = nodes * devices_per_node
+    places = [divmod(rank, devices_per_node) for rank in range(count)]
     processes = [
-        Process(rank, "worker", rank // devices_per_node, rank % devices_per_node,
-                (rank % devices_per_node,), shard=rank, num_shards=nodes * devices_per_node)
-        for rank in range(nodes * devices_per_node)
-    ]  # fmt: skip
+        Process(rank, "worker", node, local, (local,), shard=rank, num_shards=count)
+        for rank, (node, local) in enumerate(places)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     run_dir = (folder / f".run-{time.time_ns()}").resolve()
     run_dir.mkdir()
@@ -108,9 +109,13 @@ def run_rank_job(
         "settings": settings,
     }
     write_json(run_dir / "task.json", task)
-    command = tuple(python_command(site, "-m", module, str(run_dir / "task.json")))
     step = Step(
-        *(command, processes, nodes, devices_per_node, threads, rendezvous.interface),
+        command=tuple(python_command(site, "-m", module, str(run_dir / "task.json"))),
+        processes=processes,
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        threads=threads,
+        interface=rendezvous.interface,
         variables=device_variables(site),
     )
     launch = fabric.launch(step, rendezvous)

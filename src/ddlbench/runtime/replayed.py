@@ -38,15 +38,7 @@ def replayed_losses(
     device: torch.device,
     alive: Callable[[], None],
 ) -> tuple[float, ...]:
-    """Mean losses of the first mini-batches; none where there is no replay, or it fails.
-
-    Args:
-        job: of the cell.
-        extent: of its steps.
-        build: makes the network with its initial weights.
-        device: where the replay computes.
-        alive: gives a sign of life.
-    """
+    """Mean losses of the first mini-batches; none where there is no replay, or it fails."""
     plan = job.plan
     strategy, replay = plan.strategy, replay_of(plan.strategy)
     if replay is None or strategy.is_synchronous(plan.cell, plan.details):

@@ -18,8 +18,6 @@ time, with a note.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -28,6 +26,7 @@ from typing import Any, cast
 import numpy as np
 
 from ddlbench.common.chrome_trace import Piece, chrome_trace
+from ddlbench.common.document import csv_text
 from ddlbench.experiment.result import (
     Attempt,
     Communication,
@@ -50,12 +49,7 @@ from ddlbench.runtime.environment import driver_provenance, ranks_differ
 from ddlbench.runtime.placement import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import RankFailure, RankReport
 from ddlbench.runtime.step_times import rounds_note, timing_of
-from ddlbench.runtime.training_record import (
-    divergence,
-    loss_summary,
-    mean_over_ranks,
-    training_of,
-)
+from ddlbench.runtime.training_record import divergence, loss_summary, mean_over_ranks, training_of
 from ddlbench.slurm.suspension import suspended_s
 
 _STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
@@ -76,31 +70,21 @@ def assemble(
 ) -> Result:
     """The result of a cell that is done.
 
-    Args:
-        plan: what ran.
-        site: where.
-        status: ok, out_of_memory, unsupported or timeout.
-        reason: why it is not ok.
-        reports: of the ranks that left one.
-        staging: report of ``stage_cell``.
-        link: report of an emulated fabric; None for the site's own network.
-        earlier: attempts before the one that was measured; see ``restart.py``.
-        measured: digests of the files that the plan was made from; None reads them now.
-        suspended: what ``scontrol --oneliner show job`` says of the job after the ranks have
-            ended; None outside SLURM.
+    ``staging`` and ``link`` are reports of ``stage_cell`` and of an emulated fabric, ``earlier``
+    attempts before the one that was measured, ``measured`` digests of the files that the plan was
+    made from (None reads them now), ``suspended`` what SLURM says of the job afterwards.
     """
     cell, strategy = plan.cell, plan.strategy
     ok = sorted((r for r in reports if isinstance(r, RankReport)), key=lambda r: r.rank)
     complete = status == Status.OK
     timing = None
     if complete:
-        timing = timing_of(
-            cell,
-            ok,
-            site.device,
-            lossy=link is not None and link["setting"]["loss"] > 0,
-            suspended_s=_suspended_s(suspended, ok),
-        )
+        lossy = link is not None and link["setting"]["loss"] > 0
+        away_s = _suspended_s(suspended, ok)
+        timing = timing_of(cell, ok, site.device, lossy=lossy, suspended_s=away_s)
+    staged = None
+    if staging is not None:
+        staged = Staging(**{name: staging[name] for name in _STAGING if name in staging})
     saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
     compiled = compilation(ok) if complete else None
     scored = () if timing is None else accuracies(ok, timing)
@@ -137,7 +121,7 @@ def assemble(
         ranks=tuple(rank_entry(r) for r in ok),
         ranks_differ=ranks_differ([report.provenance for report in ok]),
         timing=timing,
-        staging=None if staging is None else _staging(staging),
+        staging=staged,
         loss=loss_summary(ok, ok[0].steps_per_epoch) if complete else None,
         communication=communication(ok) if complete else None,
         efficiency=None if timing is None else efficiency(cell, ok, timing),
@@ -157,10 +141,6 @@ def _suspended_s(answer: str | None, reports: Sequence[RankReport]) -> float | N
     """Seconds for which SLURM suspended the job after the first measured step began."""
     begun_s = [report.measured_from_s for report in reports if report.measured_from_s is not None]
     return None if answer is None or not begun_s else suspended_s(answer, min(begun_s))
-
-
-def _staging(report: Mapping[str, Any]) -> Staging:
-    return Staging(**{name: report[name] for name in _STAGING if name in report})
 
 
 def _notes(strategy: Strategy, site: Site, plan: StrategyPlan) -> list[str]:
@@ -240,7 +220,7 @@ def steps_csv(reports: Sequence[RankReport]) -> str:
             seconds = (f"{step_s[index]:.9g}", f"{load_s[index]:.9g}")
             mean_loss = f"{loss[index]:.6g}" if loss else ""
             rows.append([epoch, step, int(phase == "warmup"), *seconds, mean_loss])
-    return _csv(["epoch", "step", "warmup", "step_s", "load_s", "loss"], rows)
+    return csv_text([["epoch", "step", "warmup", "step_s", "load_s", "loss"], *rows])
 
 
 def partitions_csv(reports: Sequence[RankReport]) -> str:
@@ -253,13 +233,8 @@ def partitions_csv(reports: Sequence[RankReport]) -> str:
         for report in reports
         for partition, kind, micro_batch, start_s, end_s in report.partition_spans
     ]
-    return _csv(["partition", "kind", "micro_batch", "start_s", "end_s"], rows) if rows else ""
-
-
-def _csv(header: list[str], rows: list[list[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue()
+    header = ["partition", "kind", "micro_batch", "start_s", "end_s"]
+    return csv_text([header, *rows]) if rows else ""
 
 
 def trace_json(reports: Sequence[RankReport]) -> str:
@@ -287,10 +262,10 @@ def trace_json(reports: Sequence[RankReport]) -> str:
         for kind, number, start_s, end_s in report.spans
     ]
     nodes = {report.node: f"node {report.node} ({report.host})" for report in ranks}
-    rows = {(report.node, report.rank): _rank_label(report) for report in ranks}
+    parts = [f"stage {report.stage}, replica {report.replica}" for report in ranks]
+    rows = {
+        (report.node, report.rank): f"rank {report.rank}: "
+        + ("server" if report.role == "server" else part)
+        for report, part in zip(ranks, parts, strict=True)
+    }
     return json.dumps(chrome_trace(pieces, nodes, rows))
-
-
-def _rank_label(report: RankReport) -> str:
-    part = f"stage {report.stage}, replica {report.replica}"
-    return f"rank {report.rank}: {'server' if report.role == 'server' else part}"

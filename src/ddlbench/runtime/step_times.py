@@ -49,15 +49,7 @@ def timing_of(
     lossy: bool = False,
     suspended_s: float | None = None,
 ) -> Timing:
-    """The ``timing`` part of a result, from the reports of all ranks.
-
-    Args:
-        cell: that was measured.
-        reports: of all ranks.
-        device_kind: of its devices.
-        lossy: whether its emulated links lose packets.
-        suspended_s: seconds for which SLURM suspended the job meanwhile; None if unknown.
-    """
+    """The ``timing`` part of a result, from the reports of all ranks."""
     rank_step_s = np.array([report.step_s for report in reports])  # (ranks, steps of all epochs)
     round_steps = strategy_of(cell.strategy).round_steps(cell)
     step_s = np.max([round_means(own_s, round_steps) for own_s in rank_step_s], axis=0)

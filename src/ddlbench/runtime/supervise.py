@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,15 +44,7 @@ from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.heart import Heart
 from ddlbench.runtime.job import Job, kept_folder, log_file, report_file
 from ddlbench.runtime.launch import Step, python_command
-from ddlbench.runtime.lease import (
-    Claim,
-    claim,
-    copy_kept,
-    holds,
-    keep,
-    release,
-    this_supervisor,
-)
+from ddlbench.runtime.lease import Claim, claim, copy_kept, holds, keep, release, this_supervisor
 from ddlbench.runtime.placement import device_variables
 from ddlbench.runtime.preconditions import why_not_started
 from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
@@ -64,7 +56,7 @@ from ddlbench.slurm.output import why_nodes_failed, words_of_tasks
 # Ranks wait for each other longer than a cell may last, so that only the supervisor ends it.
 _LONGER_S = 600.0
 
-_Reports = list[RankReport | RankFailure]
+_Reports = Sequence[RankReport | RankFailure]
 
 
 class CellFailed(RuntimeError):  # noqa: N818 - what happened to the cell
@@ -95,50 +87,21 @@ def run_cell(
     Raises:
         CellFailed: a rank crashed; failure.json and log.txt say why.
     """
-    writer = Writer.here(attempt)
-    _refuse_to_repeat(cell, cell_folder, writer)
-    me = this_supervisor()
+    run = _Run(cell, site, cell_folder, staging, Writer.here(attempt), this_supervisor())
+    run.refuse_to_repeat()
     with _file_fault_named(cell, cell_folder):
-        claimed = claim(cell_folder, me)
+        claimed = claim(cell_folder, run.me)
         if claimed.kind == "adopted":
             copy_kept(cell_folder)
             return claimed.result
         # The lease is released while the heart still beats: it counts as left over without.
         with Heart(cell_folder):
             try:
-                return _finish(
-                    cell, site, cell_folder, staging, claimed=claimed, me=me, writer=writer
-                )
+                return run.finish(claimed)
             except _Terminated as ended:
-                reason = Reason("supervisor_ended", f"its supervisor was ended by {ended}")
-                _fail(cell, cell_folder, reason, [], writer)
+                run.fail(Reason("supervisor_ended", f"its supervisor was ended by {ended}"))
             finally:
-                release(cell_folder, me)
-
-
-def _finish(
-    cell: Cell,
-    site: Site,
-    cell_folder: Path,
-    staging: dict[str, Any] | None,
-    *,
-    claimed: Claim,
-    me: Owner,
-    writer: Writer,
-) -> Result:
-    """Make and keep the result of a cell whose lease we hold."""
-    with _terminable(me):
-        if claimed.kind == "concluded":
-            result = _concluded(cell, site, claimed, staging)
-        else:
-            try:
-                result = _measure(cell, site, cell_folder, staging, me=me, writer=writer)
-            except TooFewBlocks as error:  # the profile did not exist when the matrix was read
-                result = _without_stages(cell, site, staging, error)
-        keep(cell_folder, result)
-        write_result(cell_folder / "result.json", result)
-        forget_checkpoints(cell, site, cell_folder, result.status)
-    return result
+                release(cell_folder, run.me)
 
 
 class _Terminated(Exception):  # noqa: N818 - not an error
@@ -186,153 +149,166 @@ def _file_fault_named(cell: Cell, cell_folder: Path) -> Iterator[None]:
         raise CellFailed(f"{cell.id}: {sentence}") from error
 
 
-def _without_stages(
-    cell: Cell, site: Site, staging: dict[str, Any] | None, why: TooFewBlocks
-) -> Result:
-    """The result of a cell whose network has fewer blocks than stages, which a profile tells."""
-    strategy = strategy_of(cell.strategy, site.accelerator)
-    plan = StrategyPlan(cell, data_parallel_placement(cell), {}, strategy)
-    few = Reason("too_few_blocks", str(why))
-    return assemble(plan, site, Status.UNSUPPORTED, few, reports=[], staging=staging)
+@dataclass(frozen=True)
+class _Run:
+    """One run of a cell; ``me`` holds its lease while it measures."""
 
+    cell: Cell
+    site: Site
+    folder: Path
+    staging: dict[str, Any] | None
+    writer: Writer
+    me: Owner
 
-def _measure(
-    cell: Cell,
-    site: Site,
-    cell_folder: Path,
-    staging: dict[str, Any] | None,
-    *,
-    me: Owner,
-    writer: Writer,
-) -> Result:
-    started = time.monotonic()
-    measured = measured_digests(cell, site.name)
-    plan = make_plan(cell, site.name, site.accelerator)
-    (cell_folder / FAILURE_FILE).unlink(missing_ok=True)
-    write_json(cell_folder / "plan.json", plan.to_dict())
-    too_large = why_too_large(plan, site)
-    if too_large is not None:  # the profile did not exist yet when the matrix was read
-        return assemble(plan, site, Status.UNSUPPORTED, too_large, reports=[], staging=staging)
-    broken = why_not_started(plan)
-    if broken is not None:
-        _fail(cell, cell_folder, broken, [], writer)
-    for left_over in cell_folder.glob(".run-*"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    run_dir = cell_folder / f".run-{time.time_ns()}"
-    run_dir.mkdir()
-    digest = None if staging is None else staging["digest"]
-    restart = restart_of(plan, site, cell_folder, digest, run_dir.name.removeprefix(".run-"))
-    outcome = Outcome()
-    reports: _Reports = []
-    link: dict[str, Any] | None = None
-    reason: Reason | None
-    try:
-        with fabric_up(site, cell.fabric, (cell.nodes, cell.devices_per_node)) as fabric:
-            outcome = _launch_and_watch(plan, site, run_dir, fabric, restart.order)
-            link = fabric.report()
-        reports = _read_reports(plan, run_dir)
-        status, reason = _judge(plan, reports, outcome, link)
-        if fault_of(link) is not None:  # the checkpoints hold steps over the unfit link
-            forget_checkpoints(cell, site, cell_folder, Status.FAILED)
-    except FabricUnsupported as error:
-        status, reason = Status.UNSUPPORTED, reason_of(error, "emulation_unavailable")
-    except FabricUnfit as error:
-        status, reason = Status.FAILED, reason_of(error, "link_unfit")
-    finally:
-        if holds(cell_folder, me):
-            _keep_files(run_dir, cell_folder)
-        shutil.rmtree(run_dir, ignore_errors=True)
-    if not holds(cell_folder, me):  # this machine slept, or its file system did not answer
-        raise CellFailed(
-            f"{cell.id}: this run gave no sign of life for too long, and another one measures the "
-            "cell now; run again to adopt its result"
+    def finish(self, claimed: Claim) -> Result:
+        """Make and keep the result of the cell."""
+        with _terminable(self.me):
+            if claimed.kind == "concluded":  # its supervisor was ended together with its job
+                assert claimed.status is not None
+                plan = make_plan(self.cell, self.site.name, self.site.accelerator)
+                result = self._result(plan, claimed.status, claimed.reason)
+            else:
+                try:
+                    result = self.measure()
+                except TooFewBlocks as error:  # no profile existed when the matrix was read
+                    strategy = strategy_of(self.cell.strategy, self.site.accelerator)
+                    plan = StrategyPlan(self.cell, data_parallel_placement(self.cell), {}, strategy)
+                    few = Reason("too_few_blocks", str(error))
+                    result = self._result(plan, Status.UNSUPPORTED, few)
+            keep(self.folder, result)
+            write_result(self.folder / "result.json", result)
+            forget_checkpoints(self.cell, self.site, self.folder, result.status)
+        return result
+
+    def _result(
+        self,
+        plan: StrategyPlan,
+        status: Status,
+        reason: Reason | str | None,
+        reports: _Reports = (),
+        **further: Any,
+    ) -> Result:
+        given = {"reports": reports, "staging": self.staging, **further}
+        return assemble(plan, self.site, status, reason, **given)
+
+    def measure(self) -> Result:
+        """Measure the cell, once more from its start if a checkpoint cannot be used."""
+        while True:
+            result = self._measure_once()
+            if result is not None:
+                return result
+
+    def _measure_once(self) -> Result | None:
+        """The result; None if a rank refused its checkpoint, of which none is left then."""
+        started = time.monotonic()
+        cell, site = self.cell, self.site
+        measured = measured_digests(cell, site.name)
+        plan = make_plan(cell, site.name, site.accelerator)
+        (self.folder / FAILURE_FILE).unlink(missing_ok=True)
+        write_json(self.folder / "plan.json", plan.to_dict())
+        too_large = why_too_large(plan, site)
+        if too_large is not None:  # the profile did not exist yet when the matrix was read
+            return self._result(plan, Status.UNSUPPORTED, too_large)
+        if (broken := why_not_started(plan)) is not None:
+            self.fail(broken)
+        for left_over in self.folder.glob(".run-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        run_dir = self.folder / f".run-{time.time_ns()}"
+        run_dir.mkdir()
+        digest = None if self.staging is None else self.staging["digest"]
+        restart = restart_of(plan, site, self.folder, digest, run_dir.name.removeprefix(".run-"))
+        outcome = Outcome()
+        reports: list[RankReport | RankFailure] = []
+        link: dict[str, Any] | None = None
+        reason: Reason | None
+        try:
+            with fabric_up(site, cell.fabric, (cell.nodes, cell.devices_per_node)) as fabric:
+                outcome = _launch_and_watch(plan, site, run_dir, fabric, restart.order)
+                link = fabric.report()
+            reports = _read_reports(plan, run_dir)
+            status, reason = _judge(plan, reports, outcome, link)
+            if fault_of(link) is not None:  # the checkpoints hold steps over the unfit link
+                forget_checkpoints(cell, site, self.folder, Status.FAILED)
+        except FabricUnsupported as error:
+            status, reason = Status.UNSUPPORTED, reason_of(error, "emulation_unavailable")
+        except FabricUnfit as error:
+            status, reason = Status.FAILED, reason_of(error, "link_unfit")
+        finally:
+            if holds(self.folder, self.me):
+                self._keep_files(run_dir)
+            shutil.rmtree(run_dir, ignore_errors=True)
+        if not holds(self.folder, self.me):  # this machine slept, or its file system did not answer
+            raise CellFailed(
+                f"{cell.id}: this run gave no sign of life for too long, and another one measures "
+                "the cell now; run again to adopt its result"
+            )
+        if restart.was_refused(reports):
+            return None
+        tail = () if status == Status.OK else tuple(outcome.tail)
+        if status == Status.FAILED:
+            assert reason is not None
+            self.fail(reason, reports, tail=tail, link=link)
+        result = self._result(
+            plan,
+            status,
+            reason,
+            reports,
+            link=link,
+            earlier=restart.earlier,
+            measured=measured,
+            suspended=jobs.description(self.me.job_id),
         )
-    if restart.was_refused(reports):
-        # From the start: no checkpoint is left.
-        return _measure(cell, site, cell_folder, staging, me=me, writer=writer)
-    tail = [] if status == Status.OK else list(outcome.tail)
-    if status == Status.FAILED:
-        assert reason is not None
-        _fail(cell, cell_folder, reason, reports, writer, tail=tail, link=link)
-    result = assemble(
-        plan,
-        site,
-        status,
-        reason,
-        reports=reports,
-        staging=staging,
-        link=link,
-        earlier=restart.earlier,
-        measured=measured,
-        suspended=jobs.description(me.job_id),
-    )
-    result = replace(result, log_tail=tuple(tail), elapsed_s=time.monotonic() - started)
-    if status == Status.OK:
-        _write_tables(cell_folder, reports)
-    return result
+        if status == Status.OK:
+            self._write_tables(reports)
+        return replace(result, log_tail=tail, elapsed_s=time.monotonic() - started)
 
+    def _keep_files(self, run_dir: Path) -> None:
+        """Copy the log, and what the strategy wrote for readers, beside the result."""
+        written = [log_file(run_dir), *kept_folder(run_dir).glob("*")]
+        for path in filter(Path.is_file, written):
+            shutil.copyfile(path, self.folder / path.name)
 
-def _keep_files(run_dir: Path, cell_folder: Path) -> None:
-    """Copy the log, and what the strategy wrote for readers, beside the result."""
-    written = [log_file(run_dir), *kept_folder(run_dir).glob("*")]
-    for path in filter(Path.is_file, written):
-        shutil.copyfile(path, cell_folder / path.name)
+    def _write_tables(self, reports: _Reports) -> None:
+        done = [report for report in reports if isinstance(report, RankReport)]
+        write_text(self.folder / "steps.csv", steps_csv(done))
+        tables = {"partitions.csv": partitions_csv(done), "trace.json": trace_json(done)}
+        for name, text in tables.items():
+            if text:
+                write_text(self.folder / name, text)
 
+    def fail(
+        self,
+        reason: Reason,
+        reports: _Reports = (),
+        *,
+        tail: Sequence[str] = (),
+        link: dict[str, Any] | None = None,
+    ) -> NoReturn:
+        """Write failure.json and end the run."""
+        cause = cause_of([r for r in _failures(reports) if r.status == Status.FAILED])
+        Failure(self.cell.id, cause, reason, self.writer, log_tail=tail, link=link).write(
+            self.folder
+        )
+        log = self.folder / "log.txt"
+        place = f"; the log is {log}" if log.is_file() else ""
+        raise CellFailed(f"{self.cell.id}: {reason}{place}")
 
-def _write_tables(cell_folder: Path, reports: _Reports) -> None:
-    done = [report for report in reports if isinstance(report, RankReport)]
-    write_text(cell_folder / "steps.csv", steps_csv(done))
-    tables = {"partitions.csv": partitions_csv(done), "trace.json": trace_json(done)}
-    for name, text in tables.items():
-        if text:
-            write_text(cell_folder / name, text)
-
-
-def _fail(
-    cell: Cell,
-    cell_folder: Path,
-    reason: Reason,
-    reports: _Reports,
-    writer: Writer,
-    *,
-    tail: Sequence[str] = (),
-    link: dict[str, Any] | None = None,
-) -> NoReturn:
-    Failure(
-        cell_id=cell.id,
-        cause=cause_of([r for r in _failures(reports) if r.status == Status.FAILED]),
-        reason=reason,
-        writer=writer,
-        log_tail=tail,
-        link=link,
-    ).write(cell_folder)
-    log = cell_folder / "log.txt"
-    raise CellFailed(f"{cell.id}: {reason}" + (f"; the log is {log}" if log.is_file() else ""))
-
-
-def _refuse_to_repeat(cell: Cell, cell_folder: Path, writer: Writer) -> None:
-    """End a repeat of what a program broke; an earlier run's failure is none of ours."""
-    try:
-        failure = Failure.read(cell_folder)
-    except UnreadableJson:  # it says nothing
-        return
-    if failure is None or not writer.comes_after(failure.writer):
-        return
-    if failure.cause == "program":
-        sentence = f"{failure.reason.removesuffix(_NO_REPEAT)}{_NO_REPEAT}"
-        reason = Reason(failure.reason.code, sentence)
-        replace(failure, reason=reason, writer=writer).write(cell_folder)
-        raise CellFailed(f"{cell.id}: {reason}")
+    def refuse_to_repeat(self) -> None:
+        """End a repeat of what a program broke; an earlier run's failure is none of ours."""
+        try:
+            failure = Failure.read(self.folder)
+        except UnreadableJson:  # it says nothing
+            return
+        if failure is None or not self.writer.comes_after(failure.writer):
+            return
+        if failure.cause == "program":
+            sentence = f"{failure.reason.removesuffix(_NO_REPEAT)}{_NO_REPEAT}"
+            reason = Reason(failure.reason.code, sentence)
+            replace(failure, reason=reason, writer=self.writer).write(self.folder)
+            raise CellFailed(f"{self.cell.id}: {reason}")
 
 
 _NO_REPEAT = " (not tried again: it would crash again)"
-
-
-def _concluded(cell: Cell, site: Site, claimed: Claim, staging: dict[str, Any] | None) -> Result:
-    """The result of a cell whose supervisor was ended together with its job."""
-    assert claimed.status is not None
-    plan = make_plan(cell, site.name, site.accelerator)
-    return assemble(plan, site, claimed.status, claimed.reason, reports=[], staging=staging)
 
 
 def _launch_and_watch(
@@ -372,7 +348,7 @@ def _launch_and_watch(
     )
 
 
-def _read_reports(plan: StrategyPlan, run_dir: Path) -> _Reports:
+def _read_reports(plan: StrategyPlan, run_dir: Path) -> list[RankReport | RankFailure]:
     """Reports of the ranks, the earliest first; a rank whose node was lost has none."""
     paths = [report_file(run_dir, process.rank) for process in plan.processes]
     written = sorted((p for p in paths if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
@@ -416,10 +392,8 @@ def _ending(
 def _first_cause(failures: list[RankFailure], missing: set[int], outcome: Outcome) -> Reason:
     """What broke first: a killed rank breaks the others' connections, also if they report first.
 
-    Args:
-        failures: in the order of their reports.
-        missing: ranks without a report.
-        outcome: tells who had reported before we ended the ranks that were left over by SIGTERM.
+    Failures are in the order of their reports. ``outcome`` tells who had reported before we ended
+    the ranks that were left over by SIGTERM.
     """
     killed = [failure for failure in failures if failure.signal is not None]
     for failure in killed:

@@ -21,12 +21,7 @@ from ddlbench.runtime.rank_report import RankReport, as_written
 
 
 def training_of(plan: StrategyPlan, reports: Sequence[RankReport]) -> Training:
-    """The ``training`` part of a cell that is ok.
-
-    Args:
-        plan: what ran.
-        reports: of all ranks, at least one.
-    """
+    """The ``training`` part of a cell that is ok."""
     digests = sorted({r.initial_digest for r in reports if r.initial_digest is not None})
     replayed = mean_over_ranks([report.replayed_loss for report in reports])
     return Training(

@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.datasets.loader import ImageDataset, normalise
-from ddlbench.runtime.loop import Traffic
 from ddlbench.runtime.meters import restart_peaks
 from ddlbench.runtime.rank_report import Score
 from ddlbench.runtime.rendezvous import barrier
+from ddlbench.runtime.tcp_traffic import TcpTraffic
 from ddlbench.strategies.executor import Executor, Unsupported
 
 _CHUNK_BYTES = 4 << 20  # the store refuses messages of more than 8 MiB
@@ -72,15 +72,18 @@ class Validator:
         self._rank, self._world_size, self._store = rank, world_size, store
         self._devices, self._batch, self._alive = devices, batch, alive
 
-    def score(self, executor: Executor, steps: int, traffic: Traffic | None) -> tuple[Score, ...]:
-        """Validate after ``steps`` measured steps; rank 0 has a score.
+    def score(
+        self, executor: Executor, steps: int, traffic: TcpTraffic | None
+    ) -> tuple[Score, ...]:
+        """Validate after ``steps`` measured steps; rank 0 has a score. No byte of it is counted.
 
         Raises:
             Unsupported: the executor does not give its weights, or some are on no rank.
         """
         if traffic is not None:
             traffic.stop(steps)
-        self._keep_peaks()
+        peaks = restart_peaks(self._devices)
+        self.peaks = [max(pair) for pair in zip(peaks, self.peaks or peaks, strict=True)]
         self._wait(f"stopped {steps}")  # from here on, no rank counts
         scores = self._score(executor, steps)
         self._wait(f"validated {steps}")
@@ -102,19 +105,14 @@ class Validator:
             assert self._store is not None
             send_parts(own, self._store, self._rank, f"validation/{steps}")
             return ()
-        network = self._build()
+        network, device = self._build(), self._devices[0]
         fill(network, own, f"validation/{steps}", self._store, self._world_size)
-        correct, loss, labels = classify(
-            network.to(self._devices[0]), self._dataset, self._devices[0], self._batch, self._alive
-        )
+        network.to(device)
+        correct, loss, labels = classify(network, self._dataset, device, self._batch, self._alive)
         return (Score(steps, labels, correct, loss),)
 
     def _wait(self, moment: str) -> None:
         barrier(self._store, moment, self._world_size)
-
-    def _keep_peaks(self) -> None:
-        peaks = restart_peaks(self._devices)
-        self.peaks = [max(pair) for pair in zip(peaks, self.peaks or peaks, strict=True)]
 
 
 def send_parts(

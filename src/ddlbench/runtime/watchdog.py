@@ -50,13 +50,8 @@ def watch(
 ) -> Outcome:
     """Follow ``launch`` until it ends or must be stopped; no process is left when this returns.
 
-    Args:
-        launch: running processes.
-        log_path: gets every line; the ranks' reports appear beside it, and progress.json.
-        title: of the progress bar.
-        timeout_s: time limit of the cell.
-        hang_timeout_s: longest time without progress.
-        display: shows progress; a bar of a cell's steps if None.
+    The log gets every line; the ranks' reports appear beside it. Without a display, a bar shows
+    progress. ``hang_timeout_s`` is the longest time without any.
     """
     outcome = Outcome()
     display = display or Display(title, folder=log_path.parent)

@@ -1,4 +1,4 @@
-"""The executor protocol of every strategy, and the step loop that most of them share.
+"""The executor of every strategy, with the step loop that most of them share.
 
 ::
 
@@ -42,6 +42,7 @@ from ddlbench.strategies.training import (
     make_loss,
     make_optimizer,
     set_learning_rate,
+    state_tensors,
 )
 
 _LEFT: list[dist.ProcessGroup | None] = []
@@ -154,92 +155,10 @@ class RunRecord:
         )
 
 
-class Executor(Protocol):
-    """The life of a strategy in one process."""
+class Executor:
+    """The life of a strategy in one process; as it stands, plain training on one device.
 
-    def prepare(
-        self,
-        plan: StrategyPlan,
-        process: Process,
-        network: nn.Sequential,
-        data: DataStream | None,
-        context: Context,
-    ) -> None:
-        """Place the network and join the other processes."""
-        ...
-
-    def run(self, first: int, count: int) -> RunRecord:
-        """Train mini-batches ``first`` to ``first + count - 1``."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and optimiser state of this process, under the names of the plain network."""
-        ...
-
-    def checkpoint_state(self) -> dict[str, Any]:
-        """The state that this process's next step depends on, between two calls of ``run``.
-
-        It holds tensors, numbers and texts in mappings and lists. The caller saves random
-        generators and the position in the data.
-        """
-        ...
-
-    def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`checkpoint_state` of this or another process.
-
-        Steps that this executor trained before leave no effect.
-        """
-        ...
-
-    def details(self) -> dict[str, Any]:
-        """Settings that only the run fixes (balance, buckets), as JSON values."""
-        ...
-
-    def persistent_tensors(self) -> Iterator[Tensor]:
-        """Tensors that live from step to step: weights, gradients, optimiser state."""
-        ...
-
-    def filling(self) -> int:
-        """Number of mini-batches after which memory no longer grows."""
-        ...
-
-    def threaded_modules(self) -> list[nn.Module]:
-        """Modules whose forward pass runs in another thread than the loop."""
-        ...
-
-    def buffer_bytes(self) -> int:
-        """Bytes that a communication library holds and torch does not count."""
-        ...
-
-    def record_step(self, mini_batch: int) -> list[Span]:
-        """Train one more step, which is not measured, and return its spans.
-
-        They are empty where ``run`` records spans itself. All processes of a cell call this
-        together, after everything else.
-        """
-        ...
-
-    def partition_spans(self, mini_batch: int) -> Sequence[tuple[Any, ...]]:
-        """Spans of one more step of the partitions that this process drives; empty without any.
-
-        Each is (partition, kind, micro-batch, start_s, end_s).
-        """
-        ...
-
-    @property
-    def transport(self) -> str | None:
-        """Transport of messages to other ranks: "tcp" (gloo) or "nccl"; None if unknown."""
-        ...
-
-    def close(self) -> None:
-        """Leave the process groups and end threads."""
-        ...
-
-
-class StepwiseExecutor:
-    """An executor that trains one mini-batch after the other: plain training on one device.
-
-    Subclasses override the parts of a step that differ.
+    Strategies override the parts that differ.
     """
 
     spans: SpanRecorder  # off outside record_step, unless a strategy records measured steps, too
@@ -254,6 +173,7 @@ class StepwiseExecutor:
         data: DataStream | None,
         context: Context,
     ) -> None:
+        """Place the network and join the other processes."""
         self.plan, self.process, self.context = plan, process, context
         self.data = data
         self.loss_function = make_loss(plan.cell)
@@ -312,14 +232,13 @@ class StepwiseExecutor:
         return [self.step(batch.inputs, batch.labels)]
 
     def run(self, first: int, count: int) -> RunRecord:
-        """Time the loop: wait for data, step, read the clock."""
+        """Train mini-batches ``first`` to ``first + count - 1``: wait for data, step, mark."""
         clock = StepClock(self.context.devices)
         losses: list[Tensor] = []
         load_s: list[float] = []
-        progress = self.context.progress
-        batches: Iterator[MiniBatch | None] = repeat(None)
-        if self.data is not None:
-            batches = self.data.batches(first, count)
+        progress, data = self.context.progress, self.data
+        batches: Iterator[MiniBatch | None]
+        batches = repeat(None) if data is None else data.batches(first, count)
         self.spans.begin_run(first)
         clock.start()
         for done in range(1, count + 1):
@@ -332,17 +251,14 @@ class StepwiseExecutor:
             progress(done)
         step_s = clock.finish()
         loss = torch.stack(losses).tolist() if losses else []
-        return RunRecord(
-            list(range(first, first + count)),
-            step_s,
-            load_s,
-            loss,
-            spans=self.spans.spans(),
-            communication_wait_s=self.spans.wait_s,
-        )
+        ids = list(range(first, first + count))
+        return RunRecord(ids, step_s, load_s, loss, self.spans.spans(), self.spans.wait_s)
 
     def record_step(self, mini_batch: int) -> list[Span]:
-        """Train one step with the recorder on, within :meth:`watched`."""
+        """Spans of one more step, which is not measured; empty where ``run`` records them itself.
+
+        All processes of a cell call this together, after everything else.
+        """
         if self.spans.enabled:
             return []
         self.spans.enabled = True
@@ -352,6 +268,10 @@ class StepwiseExecutor:
         return spans
 
     def partition_spans(self, mini_batch: int) -> Sequence[tuple[Any, ...]]:
+        """Spans of one more step of the partitions that this process drives; empty without any.
+
+        Each is (partition, kind, micro-batch, start_s, end_s).
+        """
         return []
 
     def watched(self) -> AbstractContextManager[None]:
@@ -359,41 +279,54 @@ class StepwiseExecutor:
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
+        """Weights and optimiser state of this process, under the names of the plain network."""
         return {"network": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def checkpoint_state(self) -> dict[str, Any]:
+        """The state that this process's next step depends on, between two calls of ``run``.
+
+        It holds tensors, numbers and texts in mappings and lists. The caller saves random
+        generators and the position in the data.
+        """
         return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`checkpoint_state`; steps that were trained before leave no effect."""
         self.module.load_state_dict(state["module"])  # in place: views of the weights stay valid
         self.optimizer.load_state_dict(state["optimizer"])
 
     def details(self) -> dict[str, Any]:
+        """Settings that only the run fixes (balance, buckets), as JSON values."""
         return dict(self.plan.details)
 
     def buffer_bytes(self) -> int:
+        """Bytes that a communication library holds and torch does not count."""
         return 0
 
     def persistent_tensors(self) -> Iterator[Tensor]:
+        """Tensors that live from step to step: weights, gradients, optimiser state."""
         for parameter in self.module.parameters():
             yield parameter
             if parameter.grad is not None:
                 yield parameter.grad
         yield from self.module.buffers()
-        for state in self.optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield from state_tensors(self.optimizer)
 
     @property
     def transport(self) -> str | None:
+        """Transport of messages to other ranks: "tcp" (gloo) or "nccl"; None if unknown."""
         return "tcp" if self.context.devices[0].type == "cpu" else "nccl"
 
     def filling(self) -> int:
+        """Number of mini-batches after which memory no longer grows."""
         return 1
 
     def threaded_modules(self) -> list[nn.Module]:
+        """Modules whose forward pass runs in another thread than the loop."""
         return []
 
     def close(self) -> None:
+        """Leave the process groups and end threads."""
         if dist.is_initialized():
             _LEFT.append(dist.group.WORLD)
             dist.destroy_process_group()

@@ -75,11 +75,7 @@ def connect(
 ) -> None:
     """Send one element over every channel of this rank.
 
-    Args:
-        channels: those of all ranks. The order is the same on all, so that no ranks deadlock.
-        rank: of this process.
-        groups: the process group of each kind of message.
-        device: where messages lie.
+    All ranks give the channels of all, in the same order, so that none deadlock.
     """
     for kind, source, target in channels:
         greeting = torch.zeros(1, device=device)

@@ -38,11 +38,7 @@ class Replay(Protocol):
     ) -> Iterator[tuple[float, ...]]:
         """Train the networks in place; yield the loss of each mini-batch on each of them.
 
-        Args:
-            plan: of a cell of the strategy.
-            networks: as many as ``Strategy.replayed_networks`` says, with equal weights.
-            runs: what each call of ``run`` trains.
-            loss_function: of the cell.
+        They have equal weights, and are as many as ``Strategy.replayed_networks`` says.
         """
         ...
 

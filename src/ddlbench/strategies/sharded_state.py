@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.executor import Executor
 
 
-class ShardedStateExecutor(StepwiseExecutor):
+class ShardedStateExecutor(Executor):
     """Base of executors some of whose parameters are DTensors; the others are plain tensors."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -53,6 +53,12 @@ def make_optimizer(
     # A stage or a server may hold no weights, and torch's optimisers take no empty list.
     trained = list(parameters) or [nn.Parameter(torch.empty(0))]
     return torch.optim.SGD(trained, **settings)
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """What an optimiser keeps from step to step."""
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def sgd_settings(cell: Cell) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def odd() -> nn.Sequential:
 
 
 def normed() -> nn.Sequential:
-    """Batch norm behind a convolution."""
+    """Batch norm after a convolution."""
     return _blocks(
         shrink=nn.AvgPool2d(4),
         stem=nn.Conv2d(1, 6, 3, padding=1, bias=False),
@@ -105,7 +105,7 @@ def normed() -> nn.Sequential:
 
 
 def transformer() -> nn.Sequential:
-    """Two layers of four heads, behind patches and positions."""
+    """Two layers of four heads, after patches and positions."""
     return _blocks(
         patches=Patches(DATASETS["mnist"], 7, 16),
         layer_0=TransformerBlock(16, 4, 24, 1e-6),

@@ -146,7 +146,9 @@ def checkout(machine, tmp_path):
     """As much of the project as set-up reads, with an environment that has a Python already."""
     folder = tmp_path / "checkout"
     shutil.copytree(ENVS, folder / "envs")
-    (folder / "pyproject.toml").touch()
+    (folder / "plugins" / "toy").mkdir(parents=True)
+    for place in (folder, folder / "plugins" / "toy"):
+        (place / "pyproject.toml").touch()
     (folder / "envs" / "build_horovod.sh").write_text("exit 0\n")
     (folder / ".venv" / "bin").mkdir(parents=True)
     shutil.copy(machine.python, folder / ".venv" / "bin" / "python")
@@ -161,6 +163,7 @@ def test_set_up_runs_again_only_for_more(machine, checkout):
         return "-m pip" in machine.calls.read_text().replace("--disable", "")
 
     assert set_up()
+    assert "--editable ./plugins/toy/" in machine.calls.read_text()
     assert not set_up()
     assert set_up(HOROVOD_WITH_MPI="1")
     assert not set_up(HOROVOD_WITH_MPI="1")

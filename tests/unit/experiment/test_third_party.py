@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
+import re
+import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from ddlbench import cli
+from ddlbench.common import entry_points
+from ddlbench.common.entry_points import kind_of
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.project import project_root
 from ddlbench.datasets import DataRequest, stage
 from ddlbench.datasets.loading import make_feed
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, estimate_bytes
-from ddlbench.experiment.registry import NETWORKS, known, load, mismatch, pairs
+from ddlbench.experiment.registry import NETWORKS, PLUGINS, known, load, mismatch, pairs
 from ddlbench.experiment.site import load_site
+from ddlbench.planning import matrix
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.planning.matrix import expand
 from ddlbench.report.style import dataset_look
@@ -175,3 +183,35 @@ def test_a_built_in_name_stays_built_in_and_the_other_is_told(third_party, caplo
     (line,) = [r.getMessage() for r in caplog.records if "thief" in r.getMessage()]
     assert f"{name!r} (thief:PART) is left out" in line
     assert "is built in; rename its entry point" in line
+
+
+def test_a_command_of_another_package_is_listed_with_its_summary_and_runs(third_party):
+    source = "import click\n@click.command()\ndef greet():\n    click.echo('hello')\n"
+    third_party("toy_command", source, {"ddlbench.commands": {"greet": "greet", "plan": "greet"}})
+    cli._added.cache_clear()
+    listed = CliRunner().invoke(cli.commands, ["--help"]).output
+    assert re.search(r"Plug-ins:\n(?:  .*\n)*  greet", listed)
+    assert "toy_command" not in sys.modules
+    assert CliRunner().invoke(cli.commands, ["greet"]).output == "hello\n"
+    assert "hello" not in CliRunner().invoke(cli.commands, ["plan", "--help"]).output
+    cli._added.cache_clear()
+
+
+@pytest.mark.parametrize(("group", "name"), [(g, n) for g in PLUGINS for n in PLUGINS[g]])
+def test_whoever_lacks_a_plug_in_is_told_how_to_install_it(group, name, monkeypatch):
+    assert (project_root() / PLUGINS[group][name] / "pyproject.toml").is_file()
+    told = rf"{kind_of(group)} {name} needs the plug-in .*pip install .*\./{PLUGINS[group][name]}"
+    monkeypatch.setattr(entry_points, "entry_points", lambda group: ())
+    for cache in (entry_points.third_party, known, cli._added, matrix.check_name):
+        cache.cache_clear()
+    monkeypatch.setattr(cli, "entry_points", lambda group: ())
+    with pytest.raises(ConfigError, match=told):
+        if group == "ddlbench.commands":
+            CliRunner().invoke(cli.commands, [name], catch_exceptions=False)
+        elif group == "ddlbench.strategies":
+            matrix.check_name(group, name, "test")
+    if group == "ddlbench.strategies":
+        with pytest.raises(ConfigError, match=told):
+            load(group, name)
+    for cache in (entry_points.third_party, known, cli._added, matrix.check_name):
+        cache.cache_clear()

@@ -13,7 +13,7 @@ from torch import nn
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import STRATEGIES, load
+from ddlbench.experiment.registry import SHIPPED_STRATEGIES, load
 from ddlbench.networks.factory import build, skeleton, try_network
 from ddlbench.networks.whole import tensor_of, whole, why_uncut
 from ddlbench.planning.labels import network_label
@@ -137,7 +137,7 @@ def test_labels_name_the_library() -> None:
     assert network_label("mine.models:unet") == "unet"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SHIPPED_STRATEGIES)
 def test_only_strategies_with_stages_need_cuts(strategy: str) -> None:
     uncut = NetworkTraits(blocks=("ResNet",), uncut=why_uncut(whole(nn.ReLU(), "it is one block")))
     cell = Cell("cifar10", "torchvision:resnet18", strategy, 32, devices_per_node=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.experiment.registry import SHIPPED_STRATEGIES
 from ddlbench.planning.network_traits import NetworkTraits, named
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan
@@ -64,7 +64,7 @@ def test_a_trait_is_refused_by_those_that_cannot_train_it(trait):
     traits = NetworkTraits(blocks=BLOCKS, **{trait: ("b.weight",)})
     refusing = {
         strategy
-        for strategy in STRATEGIES
+        for strategy in SHIPPED_STRATEGIES
         if strategy != "deepspeed" and why_not_trained(traits, plan_of(strategy)) is not None
     }
     assert refusing == REFUSED[trait]

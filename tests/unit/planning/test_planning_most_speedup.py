@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.experiment.registry import SHIPPED_STRATEGIES
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.strategy import strategy_of
 
@@ -77,6 +77,6 @@ def test_partitions_of_one_process_take_turns_on_cpus() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "emulated"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SHIPPED_STRATEGIES)
 def test_nobody_gains_more_than_there_are_devices(strategy: str, device: ComputeKind) -> None:
     assert 1 <= most_speedup(_cell(strategy), device) <= 4

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.experiment.registry import SHIPPED_STRATEGIES
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import Strategy, known_strategy, normalise, strategy_of
 from ddlbench.strategies.pipelining.descriptor import PipeliningOptions
@@ -42,7 +42,9 @@ def _placement(strategy: str, nodes: int, devices: int) -> tuple[Process, ...]:
 
 
 # A parameter server has a device too many for that.
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "parameter-server"])
+@pytest.mark.parametrize(
+    "strategy", [name for name in SHIPPED_STRATEGIES if name != "parameter-server"]
+)
 def test_one_device(strategy: str) -> None:
     (process,) = _placement(strategy, 1, 1)
     assert process == Process(
@@ -88,7 +90,7 @@ def test_one_process_drives_a_node(strategy: str) -> None:
     assert (process.shard, process.num_shards) == (0, 1)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SHIPPED_STRATEGIES)
 @given(nodes=st.integers(1, 5), devices=st.integers(1, 5))
 def test_placements_are_whole(strategy: str, nodes: int, devices: int) -> None:
     cell = normalise(_cell(strategy, nodes, devices, batch=nodes * devices * 4))
@@ -151,7 +153,7 @@ def test_the_baseline_has_one_form() -> None:
 # Options and labels ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", SHIPPED_STRATEGIES)
 def test_descriptors_are_complete(name: str) -> None:
     strategy = strategy_of(name)
     assert strategy.name == name
@@ -178,7 +180,7 @@ def test_option_values_are_whole() -> None:
 SHARED = ("fsdp", "hsdp", "deepspeed")
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", SHIPPED_STRATEGIES)
 def test_notes(name: str) -> None:
     assert strategy_of(name).note("cuda") is None
     assert (strategy_of(name).note("emulated") is not None) == (name in SHARED)
@@ -204,7 +206,7 @@ def test_results_of_a_strategy_that_is_not_here_can_be_read() -> None:
         strategy_of(cell.strategy)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SHIPPED_STRATEGIES)
 def test_an_option_is_a_field_with_a_default_and_a_text(strategy: str) -> None:
     options = strategy_of(strategy).options
     schemas, defaults = options.schemas(), options.defaults()
@@ -233,8 +235,8 @@ def test_planning_needs_no_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "import ddlbench.planning.budget, ddlbench.planning.matrix, ddlbench.planning.plan\n"
-        "from ddlbench.experiment.registry import STRATEGIES\n"
+        "from ddlbench.experiment.registry import SHIPPED_STRATEGIES\n"
         "from ddlbench.planning.strategy import strategy_of\n"
-        "[strategy_of(name) for name in STRATEGIES]\n"
+        "[strategy_of(name) for name in SHIPPED_STRATEGIES]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

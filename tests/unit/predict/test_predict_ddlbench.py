@@ -8,7 +8,7 @@ import predict_factory as make
 import pytest
 
 from ddlbench.experiment.links import LibraryBackground, LinkOverlap, MessageDelay, SweepPoint
-from ddlbench.experiment.registry import STRATEGIES
+from ddlbench.experiment.registry import SHIPPED_STRATEGIES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import NotPredictable, ask, predictor_of
 
@@ -197,7 +197,9 @@ def test_blocks_give_the_shares_of_a_stage_and_whole_steps_the_level():
     assert found.compute_s == pytest.approx(step.step_s / 4)  # the work of all ranks, on average
 
 
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "parameter-server"])
+@pytest.mark.parametrize(
+    "strategy", [name for name in SHIPPED_STRATEGIES if name != "parameter-server"]
+)
 def test_every_strategy_has_an_answer_or_a_reason(strategy):
     sweeps = (BARE, make.sweep(0.01, 1e9, 4, transport="horovod"))
     descriptor = strategy_of(strategy)

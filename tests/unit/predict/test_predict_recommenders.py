@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from ddlbench.commands.recommend import recommend
 from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.registry import PREDICTORS, STRATEGIES
+from ddlbench.experiment.registry import PREDICTORS, SHIPPED_STRATEGIES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import modelled_strategies, predictor_of
 from ddlbench.predict.recommenders import (
@@ -19,19 +19,23 @@ from ddlbench.predict.recommenders import (
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_predictor_speaks_of_the_strategy_that_it_is_asked_about(device):
     for recommender in RECOMMENDERS:
-        for strategy in STRATEGIES:
+        for strategy in SHIPPED_STRATEGIES:
             name = predictor_for(recommender, strategy, device)
             if name is not None:
                 assert strategy in modelled_strategies(predictor_of(name)), (recommender, strategy)
 
 
 def test_the_default_asks_one_predictor_for_every_strategy():
-    asked = {predictor_for(DEFAULT_RECOMMENDER, s, d) for s in STRATEGIES for d in ("cpu", "cuda")}
+    asked = {
+        predictor_for(DEFAULT_RECOMMENDER, s, d)
+        for s in SHIPPED_STRATEGIES
+        for d in ("cpu", "cuda")
+    }
     assert asked == {"ddlbench"}
 
 
 def test_measured_links_speaks_of_every_strategy_but_of_splits_on_cpus():
-    for strategy in STRATEGIES:
+    for strategy in SHIPPED_STRATEGIES:
         if strategy == "data-tensor-pipe":  # no model times the messages within its passes
             assert predictor_for("measured-links", strategy, "cuda") is None
             continue
@@ -41,19 +45,19 @@ def test_measured_links_speaks_of_every_strategy_but_of_splits_on_cpus():
 
 
 def test_on_cpus_measured_links_hides_nothing_and_takes_turns():
-    asked = {s: predictor_for("measured-links", s, "cpu") for s in STRATEGIES}
+    asked = {s: predictor_for("measured-links", s, "cpu") for s in SHIPPED_STRATEGIES}
     assert asked["horovod"] == "horovod-serial"
     assert asked["ddp"] == "ddp-serial"
     assert asked["parameter-server"] == "parameter-server"
     assert asked["gpipe"] == asked["model-parallel"] == "torchgpipe-turns"
-    on_gpu = {s: predictor_for("measured-links", s, "cuda") for s in STRATEGIES}
-    assert on_gpu == {s: predictor_for("overlap", s, "cpu") for s in STRATEGIES}
+    on_gpu = {s: predictor_for("measured-links", s, "cuda") for s in SHIPPED_STRATEGIES}
+    assert on_gpu == {s: predictor_for("overlap", s, "cpu") for s in SHIPPED_STRATEGIES}
     assert (on_gpu["gpipe"], on_gpu["ddp"]) == ("thesis-6", "ddp-buckets")
 
 
 def test_emulated_devices_are_cpus_but_for_what_their_queues_change():
-    emulated = {s: predictor_for("measured-links", s, "emulated") for s in STRATEGIES}
-    on_cpu = {s: predictor_for("measured-links", s, "cpu") for s in STRATEGIES}
+    emulated = {s: predictor_for("measured-links", s, "emulated") for s in SHIPPED_STRATEGIES}
+    on_cpu = {s: predictor_for("measured-links", s, "cpu") for s in SHIPPED_STRATEGIES}
     replayed = dict.fromkeys(("gpipe", "model-parallel"), "torchgpipe-replay")
     assert emulated == on_cpu | replayed
 

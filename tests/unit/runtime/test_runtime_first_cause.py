@@ -72,7 +72,7 @@ def test_a_full_results_disk_is_one_sentence(number, tmp_path, monkeypatch) -> N
     def full(*_arguments, **_options):
         raise OSError(number, "No space left on device")
 
-    monkeypatch.setattr(supervise, "_measure", full)
+    monkeypatch.setattr(supervise._Run, "measure", full)
     with pytest.raises(CellFailed) as caught:
         run_cell(CELL, load_site("local"), tmp_path, None, 1)
     sentence = str(caught.value)
@@ -89,7 +89,7 @@ def test_sigterm_ends_the_cell_and_says_so(number, tmp_path, monkeypatch) -> Non
     def ended(*_arguments, **_options):
         signal.raise_signal(number)
 
-    monkeypatch.setattr(supervise, "_measure", ended)
+    monkeypatch.setattr(supervise._Run, "measure", ended)
     signal.signal(number, signal.SIG_DFL)  # what nohup ignores would stay ignored
     with pytest.raises(CellFailed, match=f"its supervisor was ended by {number.name}"):
         run_cell(CELL, load_site("local"), tmp_path, None, 1)
@@ -100,7 +100,7 @@ def test_sigterm_ends_the_cell_and_says_so(number, tmp_path, monkeypatch) -> Non
 
 def test_a_damaged_failure_file_does_not_forbid_a_repeat(tmp_path, monkeypatch) -> None:
     (tmp_path / "failure.json").write_text("[1, 2")
-    monkeypatch.setattr(supervise, "_measure", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(supervise._Run, "measure", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_cell(CELL, load_site("local"), tmp_path, None, 2)
 
@@ -129,7 +129,7 @@ def test_the_lease_is_released_while_the_heart_beats(tmp_path, monkeypatch) -> N
         seen.append((folder / HEARTBEAT).exists())
         real(folder, me)
 
-    monkeypatch.setattr(supervise, "_measure", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(supervise._Run, "measure", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(supervise, "release", release)
     with pytest.raises(ZeroDivisionError):
         run_cell(CELL, load_site("local"), tmp_path, None, 1)

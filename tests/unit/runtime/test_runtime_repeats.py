@@ -35,7 +35,7 @@ def job(monkeypatch):
             else:
                 monkeypatch.setenv(name, value)
 
-    monkeypatch.setattr(supervise, "_measure", measure)
+    monkeypatch.setattr(supervise._Run, "measure", measure)
     become(None, None)
     return become
 

@@ -19,7 +19,8 @@ class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
     """A part of one stage for each process; the ranks of a stage send within its passes."""
 
     def place(self, network: nn.Sequential) -> nn.Module:
-        cell, together = self.plan.cell, len(self.plan.processes) // self._stages_of_all()
+        cell, processes = self.plan.cell, self.plan.processes
+        together = len(processes) // len({(p.replica, p.stage) for p in processes})
         why_not = why_not_in_pairs(linear_pairs(network), cell.network, cell.strategy, together)
         if why_not is not None:
             raise Unsupported(why_not)
@@ -38,7 +39,3 @@ class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
         with torch.no_grad():
             gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
             sum_in_place(gradients, self.replica_group)
-
-    def _stages_of_all(self) -> int:
-        """Stages of all replicas."""
-        return len({(process.replica, process.stage) for process in self.plan.processes})

@@ -51,6 +51,7 @@ from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.step import Message
+from ddlbench.planning.strategy import PARADL
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.ddp.low_rank import EXACT_STEPS, bucket_bytes
 
@@ -105,24 +106,17 @@ class DistributedDataParallel(DataParallel):
     library: ClassVar[str | None] = "ddp"
     executor: ClassVar[str] = "ddlbench.strategies.ddp.executor:DdpExecutor"
     not_compiled: ClassVar[str] = ""
-    predictors: ClassVar[tuple[str, ...]] = (
-        *("ddp-buckets", "ddp-all-reduce", "ddp-serial"),
-        *("paradl-authors", "paradl-corrected"),
-    )
+    predictors: ClassVar[tuple[str, ...]] = ("ddp-buckets", "ddp-all-reduce", "ddp-serial", *PARADL)
     # A rank's only CPU core computes or sends, so no message is hidden there.
-    preferred_predictor: ClassVar[Mapping[str, str]] = {
-        "cpu": "ddp-serial",
-        "cuda": "ddp-buckets",
-    }
+    preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "ddp-serial", "cuda": "ddp-buckets"}
     options: ClassVar[type[Options]] = DdpOptions
 
     def supports(self, cell: Cell) -> str | None:
         options = DdpOptions.of_cell(cell)
         count, hook = options.accumulate, options.hook
         if hook != "powersgd" and "hook_rank" in dict(cell.options):
-            return Reason(
-                "conflicting_options", f"hook_rank belongs to hook: powersgd; hook is {hook}"
-            )
+            conflict = f"hook_rank belongs to hook: powersgd; hook is {hook}"
+            return Reason("conflicting_options", conflict)
         if hook == "powersgd" and cell.warmup_steps < EXACT_STEPS:
             return Reason(
                 "conflicting_options",
@@ -148,26 +142,14 @@ class DistributedDataParallel(DataParallel):
         """PowerSGD factorises matrices; a sharded optimiser keeps its weights in one vector."""
         details = DdpOptions.of(plan)
         if details.hook == "powersgd" and traits.scalars:
-            return unsupported_weights(
-                "powersgd",
-                traits.scalars,
-                "takes no weight without a dimension",
-                "write hook: none",
-            )
+            why = "takes no weight without a dimension"
+            return unsupported_weights("powersgd", traits.scalars, why, "write hook: none")
         if traits.sparse:
-            return unsupported_weights(
-                "DDP",
-                traits.sparse,
-                "trains otherwise where ranks have sparse gradients of other rows",
-                "write sparse=False",
-            )
+            why = "trains otherwise where ranks have sparse gradients of other rows"
+            return unsupported_weights("DDP", traits.sparse, why, "write sparse=False")
         if details.hook != "none" and traits.complex:
-            return unsupported_weights(
-                f"hook {details.hook}",
-                traits.complex,
-                "takes gradients of real numbers",
-                "write hook: none",
-            )
+            hook, why = f"hook {details.hook}", "takes gradients of real numbers"
+            return unsupported_weights(hook, traits.complex, why, "write hook: none")
         return None
 
     def is_synchronous(self, cell: Cell, details: Mapping[str, Any] | None = None) -> bool:
@@ -273,12 +255,7 @@ def turns_of_broadcasts(roots: Sequence[int], at_once: int) -> int:
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Bytes of the tensors that each rank updates, as torch deals them.
-
-    Args:
-        sizes: bytes of the tensors, in any order.
-        ranks: that share them.
-    """
+    """Bytes of the tensors that each rank updates, as torch deals them."""
     own = [0] * ranks
     for size in sorted(sizes, reverse=True):
         own[own.index(min(own))] += size

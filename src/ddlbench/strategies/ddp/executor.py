@@ -29,13 +29,13 @@ from ddlbench.planning.gradient_traffic import DDP_FIRST_BUCKET_BYTES
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.ddp.descriptor import DdpOptions
 from ddlbench.strategies.ddp.hooks import Hook, LowRank, average, called, halved
-from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+from ddlbench.strategies.executor import Executor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
-from ddlbench.strategies.training import sgd_settings
+from ddlbench.strategies.training import sgd_settings, state_tensors
 
 
-class DdpExecutor(StepwiseExecutor):
+class DdpExecutor(Executor):
     """One replica for each process.
 
     Each replica keeps its own batch-norm statistics (``broadcast_buffers=False``), as with Horovod.
@@ -130,8 +130,7 @@ class DdpExecutor(StepwiseExecutor):
         if self.low_rank is not None:
             yield from self.low_rank.tensors()
         if self.own_optimizer is not self.optimizer:
-            for state in self.own_optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, Tensor))
+            yield from state_tensors(self.own_optimizer)
 
     def details(self) -> dict[str, Any]:
         first_bytes, _ = DdpOptions.of(self.plan).caps(Accelerator.shrunk)

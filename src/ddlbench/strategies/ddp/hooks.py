@@ -29,12 +29,7 @@ Averaged = torch.futures.Future[torch.Tensor]
 
 @dataclass
 class Hook:
-    """A hook that records its spans.
-
-    Args:
-        spans: of the step; off outside of a recorded one.
-        reduce: averages a bucket over all ranks in place.
-    """
+    """A hook that records its spans; ``reduce`` averages a bucket over all ranks in place."""
 
     spans: SpanRecorder
     reduce: Callable[[dist.GradBucket], Averaged]
@@ -78,10 +73,9 @@ _SEED = 0  # of the first factors, the same on all ranks
 
 
 class LowRank:
-    """PowerSGD with error feedback and warm start: averages buckets, and keeps their state.
+    """PowerSGD with error feedback and warm start, and the state that it keeps of each bucket.
 
-    Args:
-        rank: columns of a factor.
+    A factor has ``rank`` columns.
     """
 
     def __init__(self, rank: int) -> None:

@@ -26,7 +26,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
-from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
+from ddlbench.planning.network_traits import NetworkTraits, borrowing, first_unsupported
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.plan import Process
 from ddlbench.planning.sharded import ShardedUnit, sharded_bytes, sharded_step
@@ -70,12 +70,10 @@ class FullyShardedDataParallel(Strategy):
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """FSDP shares the rows of contiguous weights, which lose their hooks."""
-        for names, why, instead in (
-            (
-                traits.scalars,
-                "cannot share a weight without a dimension",
-                "write its shape as (1,)",
-            ),
+        scalars = "cannot share a weight without a dimension"
+        why = first_unsupported(
+            "FSDP",
+            (traits.scalars, scalars, "write its shape as (1,)"),
             (traits.strided, "takes contiguous weights only", "remove .to(memory_format=...)"),
             (traits.sparse, "cannot sum sparse gradients", "write sparse=False"),
             (traits.mixed_types, "takes blocks of weights of one type", "split the block"),
@@ -83,10 +81,8 @@ class FullyShardedDataParallel(Strategy):
             (traits.written, "loses what a forward pass writes", "change it between steps only"),
             (traits.irregular, "gathers weights that all ranks use alike", "use ddp"),
             (traits.hooked, "drops hooks of a weight's gradient", "change it within forward"),
-        ):
-            if names:
-                return unsupported_weights("FSDP", names, why, instead)
-        return borrowing(traits) if traits.borrowed else None
+        )
+        return why or (borrowing(traits) if traits.borrowed else None)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return data_parallel_placement(cell)

@@ -38,9 +38,7 @@ class FsdpExecutor(ShardedStateExecutor):
         policy = MixedPrecisionPolicy()
         if details.param_dtype == "bf16":
             policy = MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16,
-                reduce_dtype=torch.float32,
-                output_dtype=torch.float32,
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
             )
         network.to(device)
         units = {

@@ -19,8 +19,9 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.gradient_traffic import GradientMessage
-from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, unsupported_weights
+from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
 from ddlbench.planning.options import Options, Tried
+from ddlbench.planning.strategy import PARADL
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -47,6 +48,9 @@ class HorovodOptions(Options):
         return shrunk(int(self.fusion_threshold_bytes))
 
 
+_THESIS = ("thesis-5.1-p2p", "thesis-5.1-transport")
+
+
 class Horovod(DataParallel):
     """Real Horovod, started without ssh, mpirun or horovodrun; see HorovodOptions for defaults."""
 
@@ -56,10 +60,7 @@ class Horovod(DataParallel):
     marker: ClassVar[str] = "s"
     executor: ClassVar[str] = "ddlbench.strategies.horovod.executor:HorovodExecutor"
     not_compiled: ClassVar[str] = ""
-    predictors: ClassVar[tuple[str, ...]] = (
-        *("ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "horovod-serial"),
-        *("paradl-authors", "paradl-corrected"),
-    )
+    predictors = ("ddlbench-eq1", *_THESIS, "horovod-serial", *PARADL)
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "horovod-serial",
         "cuda": "thesis-5.1-transport",
@@ -73,15 +74,13 @@ class Horovod(DataParallel):
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """Horovod 0.28 sends contiguous real numbers."""
-        for names, why, instead in (
+        return first_unsupported(
+            "Horovod",
             (traits.strided, "takes contiguous weights only", "remove .to(memory_format=...)"),
             (traits.complex, "sends real numbers only", COMPLEX_AS_REAL),
             (traits.bfloat16, "sends no bfloat16", "keep weights in float32"),
             (traits.irregular, "has momentum move weights that a step does not use", "use ddp"),
-        ):
-            if names:
-                return unsupported_weights("Horovod", names, why, instead)
-        return None
+        )
 
     def remarks(self, cell: Cell, details: Mapping[str, Any]) -> tuple[str, ...]:
         """That Horovod was still trying in the measured steps, or never began."""
@@ -125,5 +124,4 @@ class Horovod(DataParallel):
         return "horovod"  # with its cycle and its copies
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
-        threshold = HorovodOptions.of(plan).fusion_cap(workload.shrunk)
-        return min(threshold, workload.parameter_bytes)
+        return min(self.fusion_bytes(workload, plan) or 0, workload.parameter_bytes)

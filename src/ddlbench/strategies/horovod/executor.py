@@ -19,27 +19,21 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.plan import Plan, Process
-from ddlbench.strategies.executor import Context, RunRecord, StepwiseExecutor, Unsupported
+from ddlbench.planning.plan import Plan
+from ddlbench.strategies.executor import Context, Executor, RunRecord, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodOptions
-from ddlbench.strategies.horovod.rendezvous import (
-    HorovodPlace,
-    Rendezvous,
-    join_rendezvous,
-    set_place,
-)
+from ddlbench.strategies.horovod.rendezvous import Rendezvous, join_rendezvous, set_place
 from ddlbench.strategies.horovod.tuning import TuningLog, set_tuning
 from ddlbench.strategies.timing import SpanRecorder
 
 
-class HorovodExecutor(StepwiseExecutor):
+class HorovodExecutor(Executor):
     """One replica for each process, and ``hvd.DistributedOptimizer``."""
 
     rendezvous: Rendezvous | None = None  # keeps rank 0's server alive
@@ -59,7 +53,7 @@ class HorovodExecutor(StepwiseExecutor):
             again = "`ddlbench forget --state unsupported` then lets this cell run again"
             raise Unsupported(f"{reason}; {again}", code="device_unsupported")
         if not (_started_by_mpi() and self.hvd.mpi_built()):
-            self.rendezvous = _set_environment(self.plan, self.process, self.context)
+            self.rendezvous = _set_environment(self.plan, self.process.rank, self.context)
         set_tuning(self.plan)
         if HorovodOptions.of(self.plan).autotune:
             os.environ["HOROVOD_AUTOTUNE"] = "1"
@@ -103,21 +97,17 @@ class HorovodExecutor(StepwiseExecutor):
             yield
 
     def details(self) -> dict[str, Any]:
-        hvd = self.hvd
         built = {
-            "gloo": bool(hvd.gloo_built()),
-            "mpi": bool(hvd.mpi_built()),
-            "nccl": bool(hvd.nccl_built()),
+            name: bool(getattr(self.hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl")
         }
         tuned = {} if self.tuning_log is None else self.tuning_log.details()
         return {**super().details(), "horovod_built_with": built, **tuned}
 
     def run(self, first: int, count: int) -> RunRecord:
+        record = super().run(first, count)
         if self.tuning_log is not None and first < self.plan.cell.warmup_steps:
-            record = super().run(first, count)
             self.tuning_log.end_warmup()
-            return record
-        return super().run(first, count)
+        return record
 
     def buffer_bytes(self) -> int:
         """The fusion buffer, which is no larger than all gradients."""
@@ -152,10 +142,6 @@ def why_not_on(device: torch.device, hvd: Any) -> str | None:
 
     On GPUs, Horovod without NCCL copies gradients to the host and all-reduces them there with gloo.
     Its times would not be those of Horovod on GPUs as users know it.
-
-    Args:
-        device: of a rank.
-        hvd: the module ``horovod.torch``, before or after ``hvd.init()``.
     """
     if device.type != "cuda" or hvd.nccl_built():
         return None
@@ -165,37 +151,20 @@ def why_not_on(device: torch.device, hvd: Any) -> str | None:
     )
 
 
-def _set_environment(plan: Plan, process: Process, context: Context) -> Rendezvous | None:
+def _set_environment(plan: Plan, rank: int, context: Context) -> Rendezvous | None:
     """Set Horovod's variables; return the rendezvous unless the process is alone."""
-    nodes = sorted({p.node for p in plan.processes})
-    place = HorovodPlace(
-        rank=process.rank,
-        size=plan.world_size,
-        local_rank=process.local_rank,
-        local_size=len(plan.on_node(process.node)),
-        node=nodes.index(process.node),
-        nodes=len(nodes),
-        host=_host(process),
-    )
+    # A name for each node of the plan: on one machine, several nodes have the same host name.
+    hosts = [f"node{process.node}" for process in plan.processes]
     rendezvous = None
     if plan.world_size > 1:
         assert context.store is not None
         rendezvous = join_rendezvous(
-            context.store,
-            process.rank,
-            [_host(p) for p in plan.processes],
-            context.local_address,
-            context.secret,
+            context.store, rank, hosts, context.local_address, context.secret
         )
-    set_place(place, rendezvous, context.interface)
+    set_place(rank, hosts, rendezvous, context.interface)
     # An all-reduce over a bad link may take longer than Horovod's default of 30 s.
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(context.patience_s))
     return rendezvous
-
-
-def _host(process: Process) -> str:
-    """A name for each node of the plan; on one machine, several nodes have the same host name."""
-    return f"node{process.node}"
 
 
 def check_host_name() -> None:
@@ -237,11 +206,6 @@ class MessageWatcher:
     Horovod does not report which gradients it fuses, but those of one message complete together. So
     a thread polls every tenth of a millisecond, and all-reduces that complete between two polls
     count as one message. It begins when its first gradient was submitted.
-
-    Args:
-        hvd: the module ``horovod.torch``.
-        optimizer: ``hvd.DistributedOptimizer``, whose hooks submit all-reduces.
-        spans: gets one span for each message.
     """
 
     def __init__(self, hvd: Any, optimizer: Any, spans: SpanRecorder) -> None:
@@ -270,12 +234,7 @@ class MessageWatcher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Stop the thread and unwrap the function."""
         self._stop.set()
         self._thread.join()

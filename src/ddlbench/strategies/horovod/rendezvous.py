@@ -27,22 +27,6 @@ from torch.distributed import Store
 
 
 @dataclass(frozen=True)
-class HorovodPlace:
-    """The place of a process among all ranks, on its node, and of its node among all nodes.
-
-    Horovod tells nodes apart by the name ``host``: two nodes of one name would wait for each other.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    node: int
-    nodes: int
-    host: str
-
-
-@dataclass(frozen=True)
 class Rendezvous:
     """Horovod's rendezvous server; rank 0 keeps ``server`` itself alive by this reference.
 
@@ -57,31 +41,33 @@ class Rendezvous:
     server: Any
 
 
-def set_place(place: HorovodPlace, rendezvous: Rendezvous | None, interface: str | None) -> None:
+def set_place(
+    rank: int, hosts: Sequence[str], rendezvous: Rendezvous | None, interface: str | None
+) -> None:
     """Set the variables that Horovod's launcher would set.
 
-    Args:
-        place: of this process.
-        rendezvous: None where the process is alone.
-        interface: network interface; None lets gloo choose.
+    Horovod tells nodes apart by the names in ``hosts``, of each rank: two nodes of one name would
+    wait for each other. An interface of None lets gloo choose.
     """
-    values = {
-        "HOROVOD_RANK": place.rank,
-        "HOROVOD_SIZE": place.size,
-        "HOROVOD_LOCAL_RANK": place.local_rank,
-        "HOROVOD_LOCAL_SIZE": place.local_size,
-        "HOROVOD_CROSS_RANK": place.node,
-        "HOROVOD_CROSS_SIZE": place.nodes,
-        "HOROVOD_HOSTNAME": place.host,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
+    nodes = list(dict.fromkeys(hosts))
+    local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    values: dict[str, int | str] = {
+        "RANK": rank,
+        "SIZE": len(hosts),
+        "LOCAL_RANK": local.index(rank),
+        "LOCAL_SIZE": len(local),
+        "CROSS_RANK": nodes.index(hosts[rank]),
+        "CROSS_SIZE": len(nodes),
+        "HOSTNAME": hosts[rank],
+        "CONTROLLER": "gloo",
+        "CPU_OPERATIONS": "gloo",
     }
     if interface is not None:
-        values["HOROVOD_GLOO_IFACE"] = interface
+        values["GLOO_IFACE"] = interface
     if rendezvous is not None:
-        values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = rendezvous.address
-        values["HOROVOD_GLOO_RENDEZVOUS_PORT"] = rendezvous.port
-    os.environ.update({name: str(value) for name, value in values.items()})
+        values["GLOO_RENDEZVOUS_ADDR"] = rendezvous.address
+        values["GLOO_RENDEZVOUS_PORT"] = rendezvous.port
+    os.environ.update({f"HOROVOD_{name}": str(value) for name, value in values.items()})
 
 
 def join_rendezvous(
@@ -100,21 +86,15 @@ def join_rendezvous(
     if rank == 0:
         path = secret or secrets.token_hex(16)
         server, port = _serve(hosts, local_address, path)
-        # The store has no password, so it tells no secret that ranks have by another way.
-        told = "" if secret else path
-        store.set("horovod/rendezvous", f"{local_address} {port} {told}")
-    address, port_text, told = store.get("horovod/rendezvous").decode().split(" ")
-    return Rendezvous(f"{address}:{port_text}/{secret or told}", int(port_text), server)
+        # The store has no password, so it gets no secret that ranks have by another way.
+        sent = "" if secret else path
+        store.set("horovod/rendezvous", f"{local_address} {port} {sent}")
+    address, port_text, sent = store.get("horovod/rendezvous").decode().split(" ")
+    return Rendezvous(f"{address}:{port_text}/{secret or sent}", int(port_text), server)
 
 
 def _serve(hosts: Sequence[str], address: str, secret: str) -> tuple[Any, int]:
-    """Start Horovod's rendezvous server for ranks on these hosts; return it and its port.
-
-    Args:
-        hosts: of all ranks.
-        address: at which it listens.
-        secret: first part of the paths that it answers, before a colon and the port.
-    """
+    """Start Horovod's rendezvous server for ranks on these hosts; return it and its port."""
     assign = importlib.import_module("horovod.runner.common.util.hosts")
     http = importlib.import_module("horovod.runner.http.http_server")
 

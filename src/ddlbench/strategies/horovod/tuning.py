@@ -27,11 +27,9 @@ def set_tuning(plan: Plan) -> None:
     """Set Horovod's variables; an autotuner may change only what has no variable."""
     details, own = HorovodOptions.of(plan), dict(plan.cell.options)
     cycle_s = Accelerator.slowed(float(details.cycle_time_s))
+    threshold = str(details.fusion_cap(Accelerator.shrunk))
     variables = {
-        "fusion_threshold_bytes": (
-            "HOROVOD_FUSION_THRESHOLD",
-            str(details.fusion_cap(Accelerator.shrunk)),
-        ),
+        "fusion_threshold_bytes": ("HOROVOD_FUSION_THRESHOLD", threshold),
         "cycle_time_s": ("HOROVOD_CYCLE_TIME", str(cycle_s * 1e3)),
     }
     for option, (variable, value) in variables.items():
@@ -41,11 +39,7 @@ def set_tuning(plan: Plan) -> None:
 
 
 class TuningLog:
-    """The file in which Horovod's rank 0 writes a row for each setting that it tried.
-
-    Args:
-        folder: is made; Horovod writes into it from ``hvd.init()`` on.
-    """
+    """The file in which Horovod's rank 0 writes, from ``hvd.init()`` on, a row a setting tried."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

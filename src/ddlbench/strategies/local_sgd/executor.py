@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.gradient_sum import GradientSum
 from ddlbench.strategies.local_sgd.descriptor import LocalSgdOptions
 from ddlbench.strategies.process_group import join_all
+from ddlbench.strategies.training import state_tensors
 
 
-class LocalSgdExecutor(StepwiseExecutor):
+class LocalSgdExecutor(Executor):
     """One replica for each process; its weights become the mean of all once a round.
 
     Momentum and batch-norm statistics stay the replica's own.
@@ -95,8 +96,7 @@ class LocalSgdExecutor(StepwiseExecutor):
         yield from super().persistent_tensors()
         yield from self.anchors
         if self.outer is not None:
-            for entry in self.outer.state.values():
-                yield from (value for value in entry.values() if isinstance(value, Tensor))
+            yield from state_tensors(self.outer)
 
     def filling(self) -> int:
         """Steps to the end of the round: averaging needs memory of its own."""

@@ -54,7 +54,8 @@ class _Outer:
 
     def __init__(self, networks: Sequence[nn.Module], details: LocalSgdOptions) -> None:
         self._details = details
-        self._copies = list(zip(*map(_trained, networks), strict=True))
+        trained = [[p for p in network.parameters() if p.requires_grad] for network in networks]
+        self._copies = list(zip(*trained, strict=True))
         self._before = [weights[0].detach().clone() for weights in self._copies]
         self._speed = [torch.zeros_like(weight) for weight in self._before]
 
@@ -74,7 +75,3 @@ class _Outer:
         self._speed[index] = friction * self._speed[index] + gradient
         direction = gradient + friction * self._speed[index]
         return self._before[index] - self._details.outer_lr * direction
-
-
-def _trained(network: nn.Module) -> list[nn.Parameter]:
-    return [weight for weight in network.parameters() if weight.requires_grad]

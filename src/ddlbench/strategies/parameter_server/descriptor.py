@@ -29,9 +29,9 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
-from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, unsupported_weights
+from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
 from ddlbench.planning.options import Options, Tried
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Process, process_at
 from ddlbench.planning.step import Compute, Message, Step, transport_of, worker_tasks
 from ddlbench.planning.strategy import Strategy
 
@@ -69,9 +69,7 @@ class ParameterServer(Strategy):
     marker: ClassVar[str] = "d"
     family: ClassVar[str] = "data parallel"
     not_compiled: ClassVar[str] = "its servers hold weights and no network that torch could compile"
-    executor: ClassVar[str] = (
-        "ddlbench.strategies.parameter_server.executor:ParameterServerExecutor"
-    )
+    executor = "ddlbench.strategies.parameter_server.executor:ParameterServerExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("parameter-server", "parameter-server-messages")
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "parameter-server",
@@ -122,13 +120,11 @@ class ParameterServer(Strategy):
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """The row of weights holds real numbers, and has a gradient of each."""
-        for names, why, instead in (
+        return first_unsupported(
+            "the parameter server",
             (traits.complex, "sends real numbers only", COMPLEX_AS_REAL),
             (traits.irregular, "has momentum move weights that a step does not use", "use ddp"),
-        ):
-            if names:
-                return unsupported_weights("the parameter server", names, why, instead)
-        return None
+        )
 
     def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
         """More servers, up to half of the devices, so that the batch divides over the workers."""
@@ -139,8 +135,7 @@ class ParameterServer(Strategy):
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         """One process a device: first the servers, then the workers."""
         servers = ParameterServerOptions.of_cell(cell).servers
-        workers = max(1, cell.devices - servers)
-        return tuple(_process(cell, rank, rank - servers, workers) for rank in range(cell.devices))
+        return tuple(_process(cell, rank, servers) for rank in range(cell.devices))
 
 
 def message_count(weight_bytes: int, servers: int, message_bytes: int) -> int:
@@ -161,21 +156,13 @@ def _ready_fractions(workload: Workload, rounds: int) -> list[float]:
     return fractions + [1.0] * (rounds - len(fractions))
 
 
-def _process(cell: Cell, rank: int, worker: int, workers: int) -> Process:
-    """The process of a rank; ``worker`` is below zero for a server."""
-    node, local_rank = divmod(rank, cell.devices_per_node)
-    is_server = worker < 0
-    return Process(
-        rank=rank,
-        role="server" if is_server else "worker",
-        node=node,
-        local_rank=local_rank,
-        devices=(local_rank,),
-        replica=rank if is_server else worker,
-        shard=-1 if is_server else worker,
-        num_shards=workers,
-        needs=() if is_server else ("inputs", "labels"),
-    )
+def _process(cell: Cell, rank: int, servers: int) -> Process:
+    workers, worker = max(1, cell.devices - servers), rank - servers
+    if worker < 0:
+        server = {"replica": rank, "shard": -1, "num_shards": workers, "needs": ()}
+        return process_at(cell, rank, "server", **server)
+    shard = {"shard": worker, "num_shards": workers}
+    return process_at(cell, rank, "worker", replica=worker, **shard)
 
 
 def server_and_worker_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.strategies.dry_run import dry_run
-from ddlbench.strategies.executor import Context, DataStream, RunRecord, StepwiseExecutor
+from ddlbench.strategies.executor import Context, DataStream, Executor, RunRecord
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerOptions
 from ddlbench.strategies.parameter_server.layout import Layout
 from ddlbench.strategies.parameter_server.server import (
@@ -39,13 +39,7 @@ from ddlbench.strategies.parameter_server.server import (
     SyncServer,
     pieces,
 )
-from ddlbench.strategies.parameter_server.worker import (
-    PULL,
-    PUSH,
-    Groups,
-    Worker,
-    channels_between,
-)
+from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups, Worker, channels_between
 from ddlbench.strategies.process_group import connect, every_rank, join_all
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer, set_learning_rate
@@ -54,7 +48,7 @@ from ddlbench.strategies.training import make_optimizer, set_learning_rate
 _KEPT_MINI_BATCHES = 200
 
 
-class ParameterServerExecutor(StepwiseExecutor):
+class ParameterServerExecutor(Executor):
     """One server or one worker.
 
     ``module`` is the network of a worker; a server's holds its messages as parameters. Each worker
@@ -111,7 +105,8 @@ class ParameterServerExecutor(StepwiseExecutor):
         trained = [p for p in network.parameters() if p.requires_grad]
         details = ParameterServerOptions.of(self.plan)
         self.layout = Layout(trained, len(servers), details.message_cap(Accelerator.shrunk))
-        self._join()
+        join_all(self.context, self.process, self.plan.world_size)
+        self.groups = {direction: every_rank(self.context) for direction in (PUSH, PULL)}
         if self.process.role != "server":
             return network.to(device)
         own = servers.index(self.process.rank)
@@ -248,8 +243,3 @@ class ParameterServerExecutor(StepwiseExecutor):
             report["mean_staleness"] = sum(k * n for k, n in stale.items()) / stale.total()
             report["max_staleness"] = max(stale)
         return report
-
-    def _join(self) -> None:
-        """Join the group of all ranks, and one for each direction."""
-        join_all(self.context, self.process, self.plan.world_size)
-        self.groups = {direction: every_rank(self.context) for direction in (PUSH, PULL)}

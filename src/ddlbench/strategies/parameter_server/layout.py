@@ -49,11 +49,6 @@ class Message:
 class Layout:
     """Places of tensors and messages in the row, the same in every process.
 
-    Args:
-        parameters: the trained ones, in the order of the network.
-        servers: number of servers.
-        message_bytes: largest message; at least 64 bytes.
-
     Raises:
         Unsupported: there are no parameters, or of several types.
     """

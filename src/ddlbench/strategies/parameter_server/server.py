@@ -86,32 +86,17 @@ class ServiceLog:
 
 @dataclass
 class Round:
-    """One run: the mini-batches to serve, its clocks, and callbacks.
-
-    Args:
-        count: of the mini-batches.
-        spans, clock: of this run.
-        progress: told how many mini-batches are done.
-        set_rate: told the number of the mini-batch whose update follows.
-    """
+    """One run: the mini-batches to serve, its clocks, and callbacks."""
 
     count: int
     spans: SpanRecorder
     clock: StepClock
-    progress: Callable[[int], None]
-    set_rate: Callable[[int], None]
+    progress: Callable[[int], None]  # gets the number of mini-batches that are done
+    set_rate: Callable[[int], None]  # gets the number of the mini-batch whose update follows
 
 
 class Server:
-    """Messages and their updates; subclasses decide when to update.
-
-    Args:
-        weights: of each message.
-        optimizer: of all weights.
-        messages: of this server.
-        workers: ranks of the workers.
-        groups: process groups of both directions.
-    """
+    """Messages and their updates; subclasses decide when to update."""
 
     def __init__(
         self,
@@ -175,10 +160,7 @@ class Server:
     def _send(self, place: int, worker: int, weights: Tensor) -> dist.Work:
         """Start to send weights, which must not change until the send is complete."""
         work = dist.isend(
-            weights,
-            self._ranks[worker],
-            group=self._groups[PULL],
-            tag=self._messages[place].number,
+            weights, self._ranks[worker], group=self._groups[PULL], tag=self._messages[place].number
         )
         assert work is not None
         return work

@@ -35,12 +35,6 @@ class Worker:
     New weights are received into the parameters themselves, while backward may still run. This is
     safe: a message is pushed when the gradients of its weights are ready, so autograd needs these
     weights no more, and it returns only after that.
-
-    Args:
-        network: on its device; its parameters move into a row.
-        layout: of the row.
-        servers: ranks of the servers.
-        groups: process groups of both directions.
     """
 
     def __init__(

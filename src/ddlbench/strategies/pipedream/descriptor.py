@@ -26,7 +26,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
+from ddlbench.planning.network_traits import NetworkTraits, first_unsupported
 from ddlbench.planning.options import Options, RuleText
 from ddlbench.planning.pipeline import (
     Pipeline,
@@ -44,7 +44,7 @@ from ddlbench.planning.pipeline_stages import (
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.plan import Needs, Process
+from ddlbench.planning.plan import Process, needs_of, process_at
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.pipedream import warmups
 from ddlbench.planning.strategy import Strategy
@@ -178,14 +178,10 @@ class StagedStrategy(Strategy):
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """A cut needs values with a gradient; versions of weights have no hooks."""
-        if traits.hooked:
-            return unsupported_weights(
-                "a version of the weights",
-                traits.hooked,
-                "has none of the hooks of a parameter's gradient",
-                "change the gradient within forward, by torch.autograd.Function",
-            )
-        return why_not_in_stages(traits, self.pipeline_of(plan))
+        why = "has none of the hooks of a parameter's gradient"
+        instead = "change the gradient within forward, by torch.autograd.Function"
+        hooked = first_unsupported("a version of the weights", (traits.hooked, why, instead))
+        return hooked or why_not_in_stages(traits, self.pipeline_of(plan))
 
     def pipeline_run(self, plan: Plan) -> PipelineRun:
         details, samples = PipeDreamDetails.of(plan), plan.cell.batch_size
@@ -198,7 +194,7 @@ class StagedStrategy(Strategy):
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))
 
     def details_of(self, cell: Cell, stages: Stages) -> dict[str, Any]:
-        """Options, stages ``[first block, behind the last, replicas]``, ranks of each stage."""
+        """Options, stages ``[first block, end, replicas]``, ranks of each stage."""
         counts = [stage.replicas for stage in stages]
         return {
             **self.option_values(cell),
@@ -229,6 +225,9 @@ class ModelParallelP2p(StagedStrategy):
         return 1.0
 
 
+_PERIODS = ("pipeline-period", "pipeline-period-paper")
+
+
 class PipeDream(StagedStrategy):
     """1F1B without a flush, weight versions, replicated stages (Narayanan et al., SOSP 2019)."""
 
@@ -238,10 +237,7 @@ class PipeDream(StagedStrategy):
     marker: ClassVar[str] = "v"
     family: ClassVar[str] = "pipeline"
     synchronous: ClassVar[bool] = False
-    predictors: ClassVar[tuple[str, ...]] = (
-        *("ddlbench-eq3", "pipeline-replay", "pipeline-recorded"),
-        *("pipeline-period", "pipeline-period-paper"),
-    )
+    predictors = ("ddlbench-eq3", *StagedStrategy.predictors, *_PERIODS)
     recommended_by: ClassVar[Mapping[str, str]] = {"ddlbench-2020": "ddlbench-eq3"}
     options: ClassVar[type[Options]] = PipeDreamOptions
 
@@ -353,25 +349,8 @@ def _processes(cell: Cell, stages: Sequence[Any]) -> tuple[Process, ...]:
     """One process for each replica; replicas of a stage take whole mini-batches round-robin."""
     processes: list[Process] = []
     for number, stage in enumerate(stages):
-        needs: list[Needs] = []
-        if number == 0:
-            needs.append("inputs")
-        if number == len(stages) - 1:
-            needs.append("labels")
+        needs = needs_of(number == 0, number == len(stages) - 1)
         for replica in range(stage.replicas):
-            rank = len(processes)
-            node, local_rank = divmod(rank, cell.devices_per_node)
-            processes.append(
-                Process(
-                    rank=rank,
-                    role="stage",
-                    node=node,
-                    local_rank=local_rank,
-                    devices=(local_rank,),
-                    stage=number,
-                    replica=replica,
-                    turns=stage.replicas,
-                    needs=tuple(needs),
-                )
-            )
+            place = {"stage": number, "replica": replica, "turns": stage.replicas}
+            processes.append(process_at(cell, len(processes), "stage", needs=needs, **place))
     return tuple(processes)

@@ -29,19 +29,11 @@ from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.strategies.dry_run import dry_run
-from ddlbench.strategies.executor import (
-    Context,
-    DataStream,
-    MiniBatch,
-    RunRecord,
-    StepwiseExecutor,
-    Unsupported,
-)
+from ddlbench.strategies.executor import Context, DataStream, Executor, RunRecord, Unsupported
 from ddlbench.strategies.pipedream.channels import (
     Channels,
     Groups,
     MadeUpMessages,
-    Messages,
     channels_between,
 )
 from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
@@ -56,7 +48,7 @@ from ddlbench.strategies.training import make_optimizer, set_learning_rate
 KEPT_MINI_BATCHES = 200
 
 
-class PipeDreamExecutor(StepwiseExecutor):
+class PipeDreamExecutor(Executor):
     """One replica of one stage."""
 
     groups: Groups
@@ -90,9 +82,11 @@ class PipeDreamExecutor(StepwiseExecutor):
             (batch,) = self.data.batches(0, self.process.turns)  # its own one of these
             batches = repeat(batch)
         quiet = replace(self.context, progress=lambda _done: None)
-        runner = self._runner(
+        schedule = self._schedule(self.filling())
+        runner = ScheduleRunner(
             self._parts(double, self._sgd(double), quiet),
-            self._schedule(self.filling()),
+            schedule,
+            self._version_in(schedule),
             batches=batches,
             messages=MadeUpMessages(self._arriving(), device),
             spans=SpanRecorder(device, enabled=False),
@@ -109,9 +103,12 @@ class PipeDreamExecutor(StepwiseExecutor):
         device = self.context.devices[0]
         self._check(network)
         self._join(device)
-        self.forms = self._forms(network, device)
-        first, behind, _ = self.stages[self.process.stage]
-        blocks = list(network.named_children())[first:behind]
+        # Of a mini-batch's inputs, and of every block's outputs.
+        cell, floating = self.plan.cell, self.context.floating
+        inputs = sample_form(DATASETS[cell.dataset], cell.batch_size, floating)
+        self.forms = block_forms(network, inputs, device)
+        first, end, _ = self.stages[self.process.stage]
+        blocks = list(network.named_children())[first:end]
         for name in list(network._modules):
             if name not in dict(blocks):  # freed: other processes hold them
                 delattr(network, name)
@@ -131,9 +128,10 @@ class PipeDreamExecutor(StepwiseExecutor):
         def set_rate(number: int) -> None:
             set_learning_rate(self.optimizer, self.plan.cell, first + number)
 
-        runner = self._runner(
+        runner = ScheduleRunner(
             self.parts,
             schedule,
+            self._version_in(schedule),
             batches=None if self.data is None else iter(self.data.batches(first, count)),
             messages=self._channels(schedule, spans),
             spans=spans,
@@ -155,7 +153,7 @@ class PipeDreamExecutor(StepwiseExecutor):
 
     def details(self) -> dict[str, Any]:
         """Add the bytes of one mini-batch across each cut, in each direction."""
-        cuts = [behind for _, behind, _ in self.stages[:-1]]
+        cuts = [end for _, end, _ in self.stages[:-1]]
         return {**super().details(), "cut_bytes": [self.forms[cut].bytes for cut in cuts]}
 
     def filling(self) -> int:
@@ -187,12 +185,6 @@ class PipeDreamExecutor(StepwiseExecutor):
         self.replica_group = mine if len(stage_ranks[self.process.stage]) > 1 else None
         connect(channels_between(stage_ranks), self.process.rank, self.groups, device)
 
-    def _forms(self, network: nn.Sequential, device: torch.device) -> list[TensorForm]:
-        """Forms of a mini-batch's inputs and of every block's outputs."""
-        cell = self.plan.cell
-        inputs = sample_form(DATASETS[cell.dataset], cell.batch_size, self.context.floating)
-        return block_forms(network, inputs, device)
-
     def _sgd(self, module: nn.Module) -> torch.optim.Optimizer:
         """SGD at the stage's rate, as a stage of r replicas steps once in r mini-batches."""
         rates = self.planned.learning_rates
@@ -222,33 +214,14 @@ class PipeDreamExecutor(StepwiseExecutor):
     def _schedule(self, count: int) -> Schedule:
         return self.descriptor.schedule(self.plan.details, count, self.process.rank)
 
-    def _runner(
-        self,
-        parts: StageParts,
-        schedule: Schedule,
-        *,
-        batches: Iterator[MiniBatch] | None,
-        messages: Messages,
-        spans: SpanRecorder,
-        clock: StepClock,
-        set_rate: Callable[[int], None],
-    ) -> ScheduleRunner:
-        version = partial(self.descriptor.version, self.plan.details, schedule, self.process.stage)
-        return ScheduleRunner(
-            parts=parts,
-            schedule=schedule,
-            version=version,
-            set_rate=set_rate,
-            batches=batches,
-            messages=messages,
-            spans=spans,
-            clock=clock,
-        )
+    def _version_in(self, schedule: Schedule) -> Callable[[int], int]:
+        """Of a mini-batch of a run with this schedule, the updates that its weights have seen."""
+        return partial(self.descriptor.version, self.plan.details, schedule, self.process.stage)
 
     def _arriving(self) -> dict[str, TensorForm]:
         """Forms of the messages that this stage receives."""
-        first, behind, _ = self.stages[self.process.stage]
-        return {"activation": self.forms[first], "gradient": self.forms[behind]}
+        first, end, _ = self.stages[self.process.stage]
+        return {"activation": self.forms[first], "gradient": self.forms[end]}
 
     def _channels(self, schedule: Schedule, spans: SpanRecorder) -> Channels:
         return Channels(

@@ -62,14 +62,7 @@ def replay(
 
 
 class OldWeights:
-    """Training with versions of the weights; SGD is written out: m = mu m + g, w = w - lr m.
-
-    Args:
-        cell: its learning rate and momentum are used.
-        network: trained in place.
-        stages: first block, block after the last, and replicas of each.
-        versions_of: for a run of so many mini-batches, the versions that its stages use.
-    """
+    """Training with versions of the weights; SGD is written out: m = mu m + g, w = w - lr m."""
 
     def __init__(
         self,

@@ -31,21 +31,13 @@ from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 @dataclass
 class StageParts:
-    """The state of a process that outlives a run.
-
-    Args:
-        number: of its stage.
-        stage, versions: its computation, and its weights.
-        replica_group: the replicas of the stage; None for a single one.
-        asynchronous: whether an update waits for the sum of the one before.
-        context: gets the progress.
-    """
+    """The state of a process that outlives a run."""
 
     number: int
     stage: Stage
     versions: WeightVersions
-    replica_group: dist.ProcessGroup | None
-    asynchronous: bool
+    replica_group: dist.ProcessGroup | None  # None for a single replica
+    asynchronous: bool  # whether an update waits for the sum of the one before
     context: Context
 
 
@@ -57,7 +49,7 @@ class ScheduleRunner:
         parts: of the process.
         schedule: of the run.
         version: number of this run's updates in the weights for a mini-batch.
-        set_rate: told the number of a mini-batch before its update.
+        set_rate: gets the number of a mini-batch before its update.
         batches: this process's data, in its order.
         messages, spans, clock: of this run.
 

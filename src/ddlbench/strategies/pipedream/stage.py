@@ -90,14 +90,7 @@ class Stage:
     def forward(
         self, number: int, inputs: Tensor, weights: Weights, labels: Tensor | None
     ) -> Tensor:
-        """The output, or the loss on the last stage: contiguous and detached.
-
-        Args:
-            number: of the mini-batch.
-            inputs: (N, ...).
-            weights: of its version.
-            labels: (N,) on the last stage.
-        """
+        """(N, ...) -> output, or the loss on the last stage: contiguous and detached."""
         if not self._first:
             inputs.requires_grad_()
         outputs = self._holder.within(weights, partial(self._holder.blocks, inputs))
@@ -197,8 +190,7 @@ class WeightVersions:
     def complete(self, gradients: Sequence[Tensor | None] | None) -> list[Tensor]:
         """Dense gradients of the trained weights, zeros for those that are missing.
 
-        Args:
-            gradients: of all weights; None of a replica that has no mini-batch.
+        A replica that has no mini-batch has None.
         """
         parameters = list(self._parameters.values())
         known = gradients or [None] * len(parameters)

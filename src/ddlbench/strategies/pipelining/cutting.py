@@ -12,17 +12,17 @@ makes ``planning/block_table.csv``, the planner's facts about the built-in netwo
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, starmap
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from ddlbench.common.document import csv_text
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.copying import copy_of, copy_without_data
@@ -61,13 +61,7 @@ def sample_form(
 
 @dataclass(frozen=True)
 class BlockFacts:
-    """One block on one micro-batch.
-
-    Args:
-        output: form of its output.
-        work: floating-point operations of its forward pass (convolutions, matrix products).
-        parameter_bytes: of its weights.
-    """
+    """One block on one micro-batch."""
 
     output: TensorForm
     work: float
@@ -77,13 +71,7 @@ class BlockFacts:
 def block_facts(
     network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
 ) -> list[BlockFacts]:
-    """Facts of every block, in order; the network is not changed.
-
-    Args:
-        network: the whole network, on any device.
-        micro_batch: form of its input.
-        device: where the network will run, as precision depends on it.
-    """
+    """Facts of every block, in order; the network is not changed."""
     facts: list[BlockFacts] = []
 
     def count(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
@@ -103,13 +91,7 @@ def block_facts(
 def block_forms(
     network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
 ) -> list[TensorForm]:
-    """Forms of the input and of every block's output, in order; the network is not changed.
-
-    Args:
-        network: the whole network, on any device.
-        micro_batch: form of its input.
-        device: where the network will run, as precision depends on it.
-    """
+    """Forms of the input and of every block's output, in order; the network is not changed."""
     forms = [micro_batch]
 
     def look(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
@@ -183,9 +165,4 @@ def rows_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
 
 def table() -> str:
     """All built-in networks on all datasets, as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(BLOCK_COLUMNS)
-    for network, spec in pairs():
-        writer.writerows(rows_of(network, spec))
-    return text.getvalue()
+    return csv_text([BLOCK_COLUMNS, *chain.from_iterable(starmap(rows_of, pairs()))])

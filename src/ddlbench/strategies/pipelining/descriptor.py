@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -40,13 +40,8 @@ from ddlbench.planning.pipeline import (
     flushing,
     repeated,
 )
-from ddlbench.planning.pipeline_stages import (
-    StageOptions,
-    measured_files,
-    stages_of,
-    why_no_stages,
-)
-from ddlbench.planning.plan import Needs, Process
+from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
+from ddlbench.planning.plan import Process, needs_of, process_at
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -61,7 +56,7 @@ from ddlbench.planning.schedules import (
     replicate,
     zero_bubble_v,
 )
-from ddlbench.planning.strategy import Strategy
+from ddlbench.planning.strategy import PARADL, Strategy
 from ddlbench.planning.trainable import why_not_in_stages
 
 if TYPE_CHECKING:
@@ -69,9 +64,6 @@ if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
 
 _HALVES = "its schedule runs halves of a backward pass apart, and a compiled pass is one piece"
-
-# Schedules by their shape: planning and predicting a cell needs the same one many times.
-_MADE: dict[tuple[type, int, int, int], Schedule] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,26 +136,8 @@ class SynchronousPipeline(Strategy):
         Raises:
             InvalidSchedule: the numbers do not fit.
         """
-        options = PipeliningOptions.of_cell(cell)
-        ranks = self.ranks(cell)
-        shape = (ranks, self.stages_per_rank(cell), options.chunks)
-        made = _MADE.get((type(self), *shape))
-        if made is None:
-            made = _MADE[type(self), *shape] = self._proven(*shape)
-        return made
-
-    def _proven(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
-        """A schedule that does not deadlock even where every send waits for its receiver."""
-        made = self.one_pipeline(ranks, stages_per_rank, micro_batches)
-        try:
-            check(made)
-        except InvalidSchedule as error:
-            raise InvalidSchedule(
-                f"{self.label} on {ranks} devices with {stages_per_rank} stages each and "
-                f"{micro_batches} micro-batches comes to a stop where sends wait for their "
-                "receivers, as they may over NCCL; choose another number of micro-batches (chunks)"
-            ) from error
-        return made
+        chunks = PipeliningOptions.of_cell(cell).chunks
+        return _proven(type(self), self.ranks(cell), self.stages_per_rank(cell), chunks)  # type: ignore[arg-type]
 
     def schedule(self, cell: Cell) -> Schedule:
         """The schedule of one optimiser step, of all ranks of all replicas."""
@@ -222,19 +196,10 @@ class SynchronousPipeline(Strategy):
         processes = []
         for rank in range(cell.devices):
             replica, place = divmod(rank // together, one.world_size)
+            needs = needs_of(place in one.stage_ranks[0], place in one.stage_ranks[-1])
+            shard = {"shard": replica, "num_shards": replicas}
             processes.append(
-                Process(
-                    rank=rank,
-                    role="stage",
-                    node=rank // cell.devices_per_node,
-                    local_rank=rank % cell.devices_per_node,
-                    devices=(rank % cell.devices_per_node,),
-                    stage=place,
-                    replica=replica,
-                    shard=replica,
-                    num_shards=replicas,
-                    needs=_needs(one, place),
-                )
+                process_at(cell, rank, "stage", stage=place, replica=replica, needs=needs, **shard)
             )
         return tuple(processes)
 
@@ -290,10 +255,8 @@ class SynchronousPipeline(Strategy):
         ranks = plan.cell.devices // pipelines
         real_of, free = _run(type(self), ranks, len(details.stages) // ranks, chunks, pipelines)  # type: ignore[arg-type]
         loaded = plan.cell.batch_size / pipelines
-        splits = any(
-            event.action is not None and event.action.kind == "backward_input"
-            for event in free.graph.keys
-        )
+        actions = (event.action for event in free.graph.keys)
+        splits = any(action is not None and action.kind == "backward_input" for action in actions)
         return PipelineRun(real_of, free, loaded / chunks, loaded, False, pipelines, splits)
 
     def micro_batches(self, plan: Plan) -> int:
@@ -307,11 +270,27 @@ class SynchronousPipeline(Strategy):
         return pipeline_bytes(workload, plan, self.pipeline_of(plan))
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        measured = StageOptions.of_cell(cell).balance == "profile"
-        return measured_files(cell, site) if measured else ()
+        return measured_files(cell, site) if StageOptions.of_cell(cell).balance == "profile" else ()
 
     def details(self, cell: Cell) -> dict[str, Any]:
         return self.plan(cell)[1]
+
+
+@cache  # planning and predicting a cell needs the same one many times
+def _proven(
+    kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, micro_batches: int
+) -> Schedule:
+    """A schedule that does not deadlock even where every send waits for its receiver."""
+    made = kind().one_pipeline(ranks, stages_per_rank, micro_batches)
+    try:
+        check(made)
+    except InvalidSchedule as error:
+        raise InvalidSchedule(
+            f"{kind.label} on {ranks} devices with {stages_per_rank} stages each and "
+            f"{micro_batches} micro-batches comes to a stop where sends wait for their "
+            "receivers, as they may over NCCL; choose another number of micro-batches (chunks)"
+        ) from error
+    return made
 
 
 @lru_cache(maxsize=64)
@@ -319,15 +298,6 @@ def _run(
     kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, chunks: int, pipelines: int
 ) -> tuple[RunOf, Repeated]:
     return flushing(kind().one_pipeline(ranks, stages_per_rank, chunks), pipelines)
-
-
-def _needs(one: Schedule, rank: int) -> tuple[Needs, ...]:
-    needs: list[Needs] = []
-    if rank in one.stage_ranks[0]:
-        needs.append("inputs")
-    if rank in one.stage_ranks[-1]:
-        needs.append("labels")
-    return tuple(needs)
 
 
 class TorchGPipeSchedule(SynchronousPipeline):
@@ -339,9 +309,7 @@ class TorchGPipeSchedule(SynchronousPipeline):
     colour: ClassVar[str] = "#8F3F00"
     marker: ClassVar[str] = "<"
     parallelism: ClassVar[str | None] = "pipeline"
-    predictors: ClassVar[tuple[str, ...]] = (
-        *("pipeline-replay", "pipeline-recorded", "paradl-authors", "paradl-corrected"),
-    )
+    predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded", *PARADL)
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         # As in torch, the first micro-batch goes backward first.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.schedules import Action, Schedule
-from ddlbench.strategies.executor import MiniBatch, StepwiseExecutor, Unsupported
+from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import TensorForm, block_forms, sample_form
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
@@ -34,7 +34,7 @@ from ddlbench.strategies.timing import SpanRecorder
 _KEPT_STEPS = 20
 
 
-class PipelineExecutor(StepwiseExecutor):
+class PipelineExecutor(Executor):
     """The stages of one process, and torch's schedule that runs them."""
 
     def place(self, network: nn.Sequential) -> nn.Module:
@@ -45,7 +45,9 @@ class PipelineExecutor(StepwiseExecutor):
         self.replicas, self.chunks = details.replicas, details.chunks
         self.blocks = self._block_ranges(len(network))
         # Tests compare built-in networks with sequential training; no other is known.
-        if self.context.traits.blocks and self._splits_backward():
+        actions = self.planned.computations(self.process.stage)
+        splits_backward = any(action.kind == "backward_input" for action in actions)
+        if self.context.traits.blocks and splits_backward:
             check_split_backward(network, self.blocks, self.plan.cell, self.context.floating)
         self._join()
         samples = self.plan.cell.batch_size // (self.replicas * self.chunks)
@@ -58,7 +60,10 @@ class PipelineExecutor(StepwiseExecutor):
         # On a GPU an event for each pass would disturb measured steps: record_step records there.
         self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
         self.stages = self._stages(network, mine, micro_batch)
-        _drop_blocks(network, keep={number for stage in mine for number in self.blocks[stage]})
+        keep = {number for stage in mine for number in self.blocks[stage]}
+        for number, name in enumerate(list(network._modules)):
+            if number not in keep:  # freed: other processes hold it
+                delattr(network, name)
         self.schedule = torch_schedule(self.planned.name, self.stages, self.chunks, self._loss)
         return network
 
@@ -114,10 +119,6 @@ class PipelineExecutor(StepwiseExecutor):
     def _side_by_side(self, ranks: Tensor) -> dist.ProcessGroup:
         """This rank's group, of those that the last dimension of ranks holds."""
         return side_by_side(ranks.flatten(0, 1).tolist(), self.context)
-
-    def _splits_backward(self) -> bool:
-        actions = self.planned.computations(self.process.stage)
-        return any(action.kind == "backward_input" for action in actions)
 
     def _block_ranges(self, blocks: int) -> list[range]:
         """The planned blocks of each stage.
@@ -176,10 +177,3 @@ class PipelineExecutor(StepwiseExecutor):
                 f"torch {torch.__version__} ran schedule {self.planned.name} in another order "
                 f"than planned: {' '.join(map(str, self.passes))}"
             )
-
-
-def _drop_blocks(network: nn.Sequential, keep: set[int]) -> None:
-    """Free the blocks that other processes hold."""
-    for number, name in enumerate(list(network._modules)):
-        if number not in keep:
-            delattr(network, name)

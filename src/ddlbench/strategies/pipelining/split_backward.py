@@ -40,12 +40,6 @@ def check_split_backward(
 ) -> None:
     """Check all stages but the first, whose backward pass torch does not split.
 
-    Args:
-        network: the whole network on the CPU; it is not changed.
-        stages: numbers of the blocks of each stage.
-        cell: of the network and its data.
-        floating: type of the data's numbers, unless they are tokens.
-
     Raises:
         Unsupported: the gradients of a stage's weights or input are not those of a whole pass.
     """

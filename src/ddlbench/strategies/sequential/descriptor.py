@@ -26,16 +26,12 @@ class Sequential(Strategy):
     marker: ClassVar[str] = "o"
     family: ClassVar[str] = "baseline"
     not_compiled: ClassVar[str] = ""
-    executor: ClassVar[str] = "ddlbench.strategies.executor:StepwiseExecutor"
+    executor: ClassVar[str] = "ddlbench.strategies.executor:Executor"
     predictors: ClassVar[tuple[str, ...]] = ("sequential",)
-    preferred_predictor: ClassVar[Mapping[str, str]] = {
-        "cpu": "sequential",
-        "cuda": "sequential",
-    }
-    recommended_by: ClassVar[Mapping[str, str]] = {
-        "thesis": "sequential",
-        "ddlbench-2020": "sequential",
-    }
+    preferred_predictor: ClassVar[Mapping[str, str]] = {"cpu": "sequential", "cuda": "sequential"}
+    recommended_by: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("thesis", "ddlbench-2020"), "sequential"
+    )
 
     def supports(self, cell: Cell) -> str | None:
         if cell.devices == 1:

@@ -65,15 +65,10 @@ _SPLITS = {dim: name for name, dim in DIMENSIONS.items()}
 
 @dataclass(frozen=True)
 class Grid:
-    """The ranks that compute the same samples.
-
-    Args:
-        group: all of them.
-        axes: one for each split dimension, outermost first; ranks of the last one are neighbours.
-    """
+    """The ranks that compute the same samples."""
 
     group: ShardGroup
-    axes: tuple[GridAxis, ...]
+    axes: tuple[GridAxis, ...]  # outermost first; ranks of the last one are neighbours
 
     def own(self, whole: Tensor) -> Tensor:
         """This rank's rows of a whole tensor."""
@@ -232,21 +227,15 @@ def _split_layer(
             code="cannot_be_split",
         )
     inputs, outputs = calls[0]
-    odd = _odd_setting(layer)
+    odd = "return_indices" if getattr(layer, "return_indices", False) else ""
+    if (mode := getattr(layer, "padding_mode", "zeros")) != "zeros":
+        odd = f"padding_mode {mode!r}"
     if odd:
         raise Unsupported(
             f"layer {name} ({kind.__name__}) has {odd}, which rows do not know",
             code="cannot_be_split",
         )
     return make(layer, grid, inputs, outputs)
-
-
-def _odd_setting(layer: nn.Module) -> str:
-    if getattr(layer, "padding_mode", "zeros") != "zeros":
-        return f"padding_mode {layer.padding_mode!r}"
-    if getattr(layer, "return_indices", False):
-        return "return_indices"
-    return ""
 
 
 _Maker = Callable[[Any, Grid, Sequence[int], Sequence[int]], nn.Module]
@@ -260,12 +249,7 @@ _MAKERS: list[tuple[tuple[type[nn.Module], ...], _Maker]] = [
 
 @dataclass(frozen=True)
 class WeightShards:
-    """A network whose weights were split.
-
-    Args:
-        split_layers: names of the layers whose weights are split.
-        whole_layers: names of the other layers with weights, which every rank has whole.
-    """
+    """Names of the layers whose weights were split, and of the others with weights."""
 
     split_layers: list[str]
     whole_layers: list[str]
@@ -278,12 +262,6 @@ def split_weights(
     by: Literal["filter", "channel"],
 ) -> WeightShards:
     """Split the weights of a network, in place.
-
-    Args:
-        network: the traced network.
-        traced: its blocks.
-        group: the ranks.
-        by: output features ("filter") or input features ("channel").
 
     Raises:
         Unsupported: no layer can be split, or one has too few features; the message names it.

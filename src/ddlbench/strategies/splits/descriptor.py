@@ -37,11 +37,11 @@ from ddlbench.planning.groups import (
     uneven_groups,
 )
 from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
-from ddlbench.planning.network_traits import NetworkTraits, borrowing, unsupported_weights
+from ddlbench.planning.network_traits import NetworkTraits, borrowing, first_unsupported
 from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Process
 from ddlbench.planning.step import Compute, Message, Step, transport_of
-from ddlbench.planning.strategy import LayerSplit, Strategy
+from ddlbench.planning.strategy import PARADL, LayerSplit, Strategy
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 
 if TYPE_CHECKING:
@@ -70,12 +70,7 @@ class DataSpatialOptions(SpatialOptions, GroupOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitDetails(SpatialOptions):
-    """Plan details of a split; only one into rows has the options.
-
-    Args:
-        group: devices that compute the same samples.
-        replicas: number of groups.
-    """
+    """Plan details of a split; only one into rows has the options."""
 
     group: int
     replicas: int
@@ -86,12 +81,8 @@ class SplitStrategy(Strategy):
 
     family: ClassVar[str] = "split"
     not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
-    predictors: ClassVar[tuple[str, ...]] = (
-        "split-layers",
-        "paradl-authors",
-        "paradl-corrected",
-    )
-    # Not asked on CPUs: its steps are a third to two thirds too short there, so splits would win
+    predictors: ClassVar[tuple[str, ...]] = ("split-layers", *PARADL)
+    # None on CPUs: its steps are a third to two thirds too short there, so splits would win
     # where they lose (docs/validation/README.md, splits).
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "paradl-corrected"}
     by: ClassVar[By]
@@ -124,9 +115,8 @@ class SplitStrategy(Strategy):
 
     def layer_split(self, workload: Workload, plan: Plan) -> LayerSplit:
         details = SplitDetails.of(plan)
-        group = details.group
-        grid = grid_of(details.split, group)
-        return layer_split(workload, self.by, group, grid, details.until)
+        grid = grid_of(details.split, details.group)
+        return layer_split(workload, self.by, details.group, grid, details.until)
 
     def device_work(self, cell: Cell) -> str | None:
         if cell.devices == 1:
@@ -164,16 +154,9 @@ class SplitStrategy(Strategy):
         return Step((Compute("alone"), *messages), samples, transport, alone=work)
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        details = SplitDetails.of(plan)
-        split = self.layer_split(workload, plan)
-        return split_bytes(
-            workload,
-            plan.cell,
-            split,
-            by=self.by,
-            group=details.group,
-            replicas=details.replicas,
-        )
+        details, split = SplitDetails.of(plan), self.layer_split(workload, plan)
+        group, replicas = details.group, details.replicas
+        return split_bytes(workload, plan.cell, split, by=self.by, group=group, replicas=replicas)
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         """Parts of a weight are new weights without its hooks; messages are differentiated once."""
@@ -183,15 +166,13 @@ class SplitStrategy(Strategy):
                 "the network differentiates its forward pass, and messages within layers cannot be "
                 "differentiated twice; take a strategy that splits no layer",
             )
-        for names, why, instead in (
+        why = first_unsupported(
+            f"{self.label} splits weights, and a part",
             (traits.hooked, "has no hooks of the whole", "change the gradient within forward"),
             (traits.written, "is not written by forward", "change it between steps only"),
             (traits.irregular, "is to be used by all ranks alike", "take ddp"),
-        ):
-            if names:
-                part = f"{self.label} splits weights, and a part"
-                return unsupported_weights(part, names, why, instead)
-        return borrowing(traits) if traits.borrowed else None
+        )
+        return why or (borrowing(traits) if traits.borrowed else None)
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return placement_of_groups(cell, self.group_size(cell))

@@ -19,17 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.strategies.executor import StepwiseExecutor
+from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.gradient_sum import sum_gradients
 from ddlbench.strategies.pipelining.cutting import sample_form
 from ddlbench.strategies.process_group import join_all
-from ddlbench.strategies.splits.convert import (
-    Grid,
-    Rows,
-    WeightShards,
-    split_rows,
-    split_weights,
-)
+from ddlbench.strategies.splits.convert import Grid, Rows, WeightShards, split_rows, split_weights
 from ddlbench.strategies.splits.descriptor import SplitDetails, grid_of
 from ddlbench.strategies.splits.shard_group import (
     GridAxis,
@@ -47,7 +41,7 @@ from ddlbench.strategies.timing import SpanRecorder
 _KEPT_STEPS = 5
 
 
-class SplitExecutor(StepwiseExecutor):
+class SplitExecutor(Executor):
     """Base of the splits: groups of ranks, and the average over groups."""
 
     def place(self, network: nn.Sequential) -> nn.Module:
@@ -57,7 +51,10 @@ class SplitExecutor(StepwiseExecutor):
         self.group_size, self.groups = details.group, details.replicas
         # On a GPU a thousand events would disturb a measured step: record_step records there.
         self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
-        self._join()
+        join_all(self.context, self.process, self.plan.world_size)
+        self.rank_groups = groups_of(self.plan.world_size, self.group_size)
+        self.within = self._join_one(self.rank_groups)
+        self.over_groups = self._join_one(across(self.rank_groups)).process_group
         # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         if self.group_size > 1:
@@ -87,13 +84,6 @@ class SplitExecutor(StepwiseExecutor):
         if self.groups > 1:
             with self.spans.span("all_reduce"):
                 sum_gradients(list(self.module.parameters()), self.over_groups)
-
-    def _join(self) -> None:
-        """Join the groups of all ranks, of this shard group, and of its counterparts elsewhere."""
-        join_all(self.context, self.process, self.plan.world_size)
-        self.rank_groups = groups_of(self.plan.world_size, self.group_size)
-        self.within = self._join_one(self.rank_groups)
-        self.over_groups = self._join_one(across(self.rank_groups)).process_group
 
     def _join_one(self, rank_groups: list[list[int]]) -> ShardGroup:
         """Join this rank's group of several disjoint ones."""

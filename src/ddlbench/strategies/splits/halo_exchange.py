@@ -58,50 +58,56 @@ class _Exchange(torch.autograd.Function):
 
 def _collect(rows: Tensor, halo: Halo, axis: GridAxis, fill: float) -> Tensor:
     group, dim = axis.group, axis.dim
-    own, wanted, kept = halo.owned[group.rank], halo.wanted[group.rank], halo.kept(group.rank)
-    before, after = halo.padding[group.rank]
-    held = wanted[1] - wanted[0]
-    collected = rows.new_empty(_with_extent(rows, dim, before + held + after))
+    first_row, kept = halo.owned[group.rank][0], halo.kept(group.rank)
+    (start, end), (before, after) = halo.wanted[group.rank], halo.padding[group.rank]
+    collected = rows.new_empty(_with_extent(rows, dim, before + end - start + after))
     collected.narrow(dim, 0, before).fill_(fill)
-    collected.narrow(dim, before + held, after).fill_(fill)
-    sends = [(r, _part(rows, dim, rs, own[0]).contiguous()) for r, rs in halo.sent(group.rank)]
-    arriving = [(r, rs, _empty(rows, dim, rs)) for r, rs in halo.received(group.rank)]
-    group.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
-    origin = wanted[0] - before
-    _part(collected, dim, kept, origin).copy_(_part(rows, dim, kept, own[0]))
-    for _, interval, tensor in arriving:
-        _part(collected, dim, interval, origin).copy_(tensor)
+    collected.narrow(dim, before + end - start, after).fill_(fill)
+    sent, received = halo.sent(group.rank), halo.received(group.rank)
+    arrived = _swapped(rows, first_row, axis, sent, received)
+    _part(collected, dim, kept, start - before).copy_(_part(rows, dim, kept, first_row))
+    for interval, tensor in arrived:
+        _part(collected, dim, interval, start - before).copy_(tensor)
     return collected
 
 
 def _give_back(gradient: Tensor, halo: Halo, axis: GridAxis) -> Tensor:
     """Each own row's gradient: the sum, in the order of ranks, over all ranks that read the row."""
     group, dim = axis.group, axis.dim
-    own, kept = halo.owned[group.rank], halo.kept(group.rank)
+    (first_row, end), kept = halo.owned[group.rank], halo.kept(group.rank)
     origin = halo.wanted[group.rank][0] - halo.padding[group.rank][0]
-    sends = [
-        (rank, _part(gradient, dim, rows, origin).contiguous())
-        for rank, rows in halo.received(group.rank)
-    ]
-    arriving = [(r, rs, _empty(gradient, dim, rs)) for r, rs in halo.sent(group.rank)]
-    group.swap(sends, [(rank, tensor) for rank, _, tensor in arriving])
-    result = gradient.new_zeros(_with_extent(gradient, dim, own[1] - own[0]))
-    _part(result, dim, kept, own[0]).copy_(_part(gradient, dim, kept, origin))
-    for _, interval, tensor in arriving:
-        _part(result, dim, interval, own[0]).add_(tensor)
+    sent, received = halo.received(group.rank), halo.sent(group.rank)
+    arrived = _swapped(gradient, origin, axis, sent, received)
+    result = gradient.new_zeros(_with_extent(gradient, dim, end - first_row))
+    _part(result, dim, kept, first_row).copy_(_part(gradient, dim, kept, origin))
+    for interval, tensor in arrived:
+        _part(result, dim, interval, first_row).add_(tensor)
     return result
+
+
+def _swapped(
+    tensor: Tensor,
+    origin: int,
+    axis: GridAxis,
+    sent: list[tuple[int, Interval]],
+    received: list[tuple[int, Interval]],
+) -> list[tuple[Interval, Tensor]]:
+    """Send rows of a tensor that begins with row ``origin``; the rows that arrive."""
+    parts = [(rank, _part(tensor, axis.dim, rows, origin).contiguous()) for rank, rows in sent]
+    arriving = [
+        (rank, tensor.new_empty(_with_extent(tensor, axis.dim, end - first)))
+        for rank, (first, end) in received
+    ]
+    axis.group.swap(parts, arriving)
+    return [(rows, part) for (_, rows), (_, part) in zip(received, arriving, strict=True)]
 
 
 def _part(tensor: Tensor, dim: int, interval: Interval, origin: int) -> Tensor:
     """The rows of ``interval`` in a tensor that begins with row ``origin``."""
-    first, behind = interval
-    if first == behind:
+    first, end = interval
+    if first == end:
         return tensor.narrow(dim, 0, 0)
-    return tensor.narrow(dim, first - origin, behind - first)
-
-
-def _empty(like: Tensor, dim: int, interval: Interval) -> Tensor:
-    return like.new_empty(_with_extent(like, dim, interval[1] - interval[0]))
+    return tensor.narrow(dim, first - origin, end - first)
 
 
 def _with_extent(like: Tensor, dim: int, extent: int) -> list[int]:

@@ -73,9 +73,9 @@ class Window:
 
     def reads(self, outputs: Interval) -> Interval:
         """Input positions that outputs read; those below 0 or past the extent are padding."""
-        first, behind = outputs
+        first, end = outputs
         start = first * self.stride - self.before
-        last = (behind - 1) * self.stride - self.before + self.dilation * (self.kernel - 1)
+        last = (end - 1) * self.stride - self.before + self.dilation * (self.kernel - 1)
         return start, last + 1
 
 
@@ -125,12 +125,12 @@ def halo_of(window: Window, inputs: Parts, outputs: Parts) -> Halo:
     extent = inputs.bounds[-1]
     wanted, padding = [], []
     for rank in range(outputs.count):
-        start, behind = window.reads(outputs[rank])
+        start, end = window.reads(outputs[rank])
         first = min(max(start, 0), extent)
-        last = max(min(behind, extent), first)
-        before = min(max(-start, 0), behind - start)
+        last = max(min(end, extent), first)
+        before = min(max(-start, 0), end - start)
         wanted.append((first, last))
-        padding.append((before, behind - start - before - (last - first)))
+        padding.append((before, end - start - before - (last - first)))
     return Halo(inputs, tuple(wanted), tuple(padding))
 
 
@@ -163,11 +163,11 @@ def filter_pieces(part: Interval, filters: int, channels: int, groups: int) -> l
     return [
         Piece(
             filters=outputs,
-            channels=(first * group_channels, behind * group_channels),
+            channels=(first * group_channels, end * group_channels),
             within=(0, group_channels),
-            groups=behind - first,
+            groups=end - first,
         )
-        for outputs, (first, behind) in _runs(part, group_filters)
+        for outputs, (first, end) in _runs(part, group_filters)
     ]
 
 
@@ -175,22 +175,22 @@ def channel_pieces(part: Interval, filters: int, channels: int, groups: int) -> 
     """The pieces that read the input channels of ``part``, of a layer with these numbers."""
     group_channels, group_filters = channels // groups, filters // groups
     pieces = []
-    for inputs, (first, behind) in _runs(part, group_channels):
+    for inputs, (first, end) in _runs(part, group_channels):
         start = inputs[0] - first * group_channels
-        whole = behind - first > 1
+        whole = end - first > 1
         within = (0, group_channels) if whole else (start, start + inputs[1] - inputs[0])
-        outputs = (first * group_filters, behind * group_filters)
-        pieces.append(Piece(outputs, inputs, within, behind - first))
+        outputs = (first * group_filters, end * group_filters)
+        pieces.append(Piece(outputs, inputs, within, end - first))
     return pieces
 
 
 def _runs(part: Interval, size: int) -> Iterator[tuple[Interval, Interval]]:
     """Cut ``part`` at groups of ``size``, but not between whole groups: (positions, groups)."""
-    first, behind = part
-    while first < behind:
+    first, end = part
+    while first < end:
         group = first // size
-        whole = (behind - first) // size if first % size == 0 else 0
+        whole = (end - first) // size if first % size == 0 else 0
         last = group + max(whole, 1)
-        stop = min(behind, last * size)
+        stop = min(end, last * size)
         yield (first, stop), (group, last)
         first = stop

@@ -6,28 +6,22 @@ for ``make tables``. It builds them on the meta device.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, starmap
 from typing import Literal
 
 import torch
 from torch import nn
 
+from ddlbench.common.document import csv_text
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.registry import load, pairs
 from ddlbench.networks.copying import has_hooks
 from ddlbench.planning.network_tables import DIMENSIONS, LIMIT_COLUMNS
 from ddlbench.strategies.pipelining.cutting import sample_form
 from ddlbench.strategies.splits.row_layers import CONVOLUTIONS
-from ddlbench.strategies.splits.trace import (
-    DROPOUTS,
-    POINTWISE,
-    BlockTrace,
-    head_of,
-    trace,
-)
+from ddlbench.strategies.splits.trace import DROPOUTS, POINTWISE, BlockTrace, head_of, trace
 from ddlbench.strategies.splits.weights import features_of
 
 # Layers whose weights are split by filters or channels.
@@ -44,13 +38,7 @@ class Limit:
 
 
 def fewest_rows(network: nn.Module, blocks: Sequence[BlockTrace], dim: int) -> Limit | None:
-    """The layer that exchanges rows and has the fewest in an input or output; None without one.
-
-    Args:
-        network: the traced network.
-        blocks: those that are split.
-        dim: -1 is width, -2 height, -3 depth.
-    """
+    """The layer that exchanges rows and has the fewest in an input or output; None without one."""
     layers = dict(network.named_modules())
     return _smallest(
         Limit(min(shape[dim] for shape in shapes), _called(name, layers[name]))
@@ -106,12 +94,7 @@ def limits_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
 
 def table() -> str:
     """All built-in networks on all datasets that they read, as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(LIMIT_COLUMNS)
-    for network, spec in pairs():
-        writer.writerows(limits_of(network, spec))
-    return text.getvalue()
+    return csv_text([LIMIT_COLUMNS, *chain.from_iterable(starmap(limits_of, pairs()))])
 
 
 def _called(name: str, layer: nn.Module) -> str:

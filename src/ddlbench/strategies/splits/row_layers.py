@@ -1,4 +1,4 @@
-"""Layers that compute on rows, behind a halo exchange.
+"""Layers that compute on rows, after a halo exchange.
 
 Convolutions and pooling read halos. Batch normalisation has the statistics of the unsplit layer::
 
@@ -15,6 +15,7 @@ Parallelism", IPDPS 2019; Kahira et al., section 3 (spatial).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -37,32 +38,18 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 class SpatialConvolution(nn.Module):
     """A convolution of this rank's rows: own rows of the input -> own rows of the output.
 
-    Args:
-        layer: the whole layer, padded with zeros, whose parameters it takes over.
-        axes: the ranks along each split dimension.
-        inputs, outputs: whole shapes, (N, C, ...).
+    It takes over the parameters of ``layer``, which pads with zeros. Shapes are whole, (N, C, ...).
     """
 
     def __init__(
-        self,
-        layer: Convolution,
-        axes: Sequence[GridAxis],
-        inputs: Sequence[int],
-        outputs: Sequence[int],
+        self, layer: Any, axes: Sequence[GridAxis], inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
         self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
         around = _padding(layer)
-        self.halos: list[tuple[Halo, GridAxis]] = []
-        for axis in axes:
-            place = axis.dim
-            before, after = around[place]
-            window = Window(
-                layer.kernel_size[place], layer.stride[place], layer.dilation[place], before, after
-            )
-            self.halos.append((halo_of(window, axis.parts(inputs), axis.parts(outputs)), axis))
-            around[place] = (0, 0)  # comes with the halo
+        shape = layer.kernel_size, layer.stride, layer.dilation
+        self.halos = _halos(shape, around, axes, inputs, outputs)
         self.padding = tuple(before for before, _ in around)
         # "same" with an even kernel pads more after than before; F.pad takes the last dim first.
         self.more = [size for low, high in reversed(around) for size in (0, high - low)]
@@ -82,6 +69,26 @@ def _padding(layer: Convolution) -> list[tuple[int, int]]:
     """Padding before and after along each dimension; torch lists the last dimension first."""
     pairs = layer._reversed_padding_repeated_twice
     return [(pairs[place], pairs[place + 1]) for place in reversed(range(0, len(pairs), 2))]
+
+
+def _halos(
+    shape: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    around: list[tuple[int, int]],
+    axes: Sequence[GridAxis],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+) -> list[tuple[Halo, GridAxis]]:
+    """The exchange along each axis, for a kernel, stride and dilation.
+
+    In ``around``, the padding before and after, that of the axes becomes zero: it is in the halo.
+    """
+    halos = []
+    for axis in axes:
+        kernel, stride, dilation = (sizes[axis.dim] for sizes in shape)
+        window = Window(kernel, stride, dilation, *around[axis.dim])
+        halos.append((halo_of(window, axis.parts(inputs), axis.parts(outputs)), axis))
+        around[axis.dim] = (0, 0)
+    return halos
 
 
 _MAXIMUM: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -104,20 +111,10 @@ class _SpatialPooling(nn.Module):
         self.kernel = _tuple(layer.kernel_size, dims)
         self.stride = _tuple(layer.stride, dims)
         self.dilation = _tuple(getattr(layer, "dilation", 1), dims)
-        padding = list(_tuple(layer.padding, dims))
-        self.halos: list[tuple[Halo, GridAxis]] = []
-        for axis in axes:
-            place = axis.dim
-            window = Window(
-                self.kernel[place],
-                self.stride[place],
-                self.dilation[place],
-                padding[place],
-                padding[place],
-            )
-            self.halos.append((halo_of(window, axis.parts(inputs), axis.parts(outputs)), axis))
-            padding[place] = 0  # comes with the halo
-        self.padding = tuple(padding)
+        around = [(size, size) for size in _tuple(layer.padding, dims)]
+        shape = self.kernel, self.stride, self.dilation
+        self.halos = _halos(shape, around, axes, inputs, outputs)
+        self.padding = tuple(before for before, _ in around)
 
     def with_halo(self, rows: Tensor) -> Tensor:
         """The rows that this rank's outputs read."""
@@ -132,14 +129,8 @@ class SpatialMaximum(_SpatialPooling):
     fill = -torch.inf
 
     def forward(self, rows: Tensor) -> Tensor:
-        return _MAXIMUM[self.dims](
-            self.with_halo(rows),
-            self.kernel,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-        )
+        window = self.kernel, self.stride, self.padding, self.dilation
+        return _MAXIMUM[self.dims](self.with_halo(rows), *window, self.ceil_mode)
 
 
 class SpatialAverage(_SpatialPooling):
@@ -163,41 +154,30 @@ class SpatialAverage(_SpatialPooling):
         padding = _tuple(layer.padding, self.dims)
         sizes = []
         for place in range(-self.dims, 0):
-            first, behind = own.get(place, (0, outputs[place]))
+            first, end = own.get(place, (0, outputs[place]))
             window = Window(self.kernel[place], self.stride[place], 1, padding[place])
             counted = (-padding[place], inputs[place] + padding[place])
             if not layer.count_include_pad:
                 counted = (0, inputs[place])
-            reads = [window.reads((index, index + 1)) for index in range(first, behind)]
+            reads = [window.reads((index, index + 1)) for index in range(first, end)]
             edge = inputs[place] + padding[place]
             clipped = [(max(a, counted[0]), min(b, edge, counted[1])) for a, b in reads]
             sizes.append(torch.tensor([float(b - a) for a, b in clipped]))
-        divisors = _outer(sizes)
+        divisors = reduce(lambda product, size: product.unsqueeze(-1) * size, sizes)
         override = layer.divisor_override
         self.divisor = override or int(divisors.flatten()[0])
         self.is_uneven = override is None and bool((divisors != self.divisor).any())
         self.register_buffer("divisors", divisors, persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        means = _AVERAGE[self.dims](
-            self.with_halo(rows),
-            self.kernel,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            True,
-            1 if self.is_uneven else self.divisor,
-        )
+        divisor, window = 1 if self.is_uneven else self.divisor, (self.kernel, self.stride)
+        rows = self.with_halo(rows)
+        means = _AVERAGE[self.dims](rows, *window, self.padding, self.ceil_mode, True, divisor)
         return means / self.divisors.to(means.dtype) if self.is_uneven else means
 
 
 class WholeAverage(nn.Module):
-    """The mean over all positions: own rows -> (N, C, 1, ...), the same on every rank.
-
-    Args:
-        group: all ranks of the grid.
-        inputs: whole shape, (N, C, ...).
-    """
+    """The mean over all positions: own rows of (N, C, ...) -> (N, C, 1, ...) on every rank."""
 
     def __init__(self, group: ShardGroup, inputs: Sequence[int]) -> None:
         super().__init__()
@@ -207,14 +187,6 @@ class WholeAverage(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         dims = tuple(range(2, rows.dim()))
         return total(rows.sum(dims, keepdim=True) / self.positions, self.group)
-
-
-def _outer(sizes: Sequence[Tensor]) -> Tensor:
-    """The outer product."""
-    result = sizes[0]
-    for size in sizes[1:]:
-        result = result.unsqueeze(-1) * size
-    return result
 
 
 def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
@@ -227,11 +199,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class SpatialBatchNorm(nn.Module):
     """A batch normalisation of this rank's rows with the statistics of all ranks.
 
-    Args:
-        layer: the whole layer, whose parameters and running statistics it takes over.
-        axes: the ranks along each split dimension, outermost first.
-        group: all ranks of the grid; those of the last axis are neighbours.
-        inputs: whole shape, (N, C, ...).
+    It takes over the parameters and running statistics of ``layer``. Inputs: whole, (N, C, ...).
     """
 
     running_mean: Tensor | None

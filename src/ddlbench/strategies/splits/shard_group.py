@@ -82,9 +82,8 @@ class ShardGroup:
                 mine = part.new_zeros(shape)
                 mine.narrow(dim, 0, part.shape[dim]).copy_(part)
             gathered = [part.new_empty(shape) for _ in range(self.size)]
-            dist.all_gather(
-                [_plain(one) for one in gathered], _plain(mine), group=self.process_group
-            )
+            plain = [_plain(tensor) for tensor in gathered]
+            dist.all_gather(plain, _plain(mine), group=self.process_group)
             sized = zip(gathered, parts.sizes, strict=True)
             return torch.cat([tensor.narrow(dim, 0, size) for tensor, size in sized], dim)
 
@@ -172,8 +171,8 @@ def total(addend: Tensor, group: ShardGroup) -> Tensor:
 
 
 def _own(whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
-    first, behind = parts[group.rank]
-    return whole.narrow(dim, first, behind - first)
+    first, end = parts[group.rank]
+    return whole.narrow(dim, first, end - first)
 
 
 class _Share(torch.autograd.Function):

@@ -40,13 +40,6 @@ def layer_split(
 ) -> LayerSplit:
     """How a group of devices splits a profiled network.
 
-    Args:
-        workload: the profile, with the shapes of its layers.
-        by: the part of a layer that is split.
-        group: devices that compute the same samples.
-        grid: of rows: devices along each dimension.
-        until: of rows: "head", "auto", or the name of the first block that is whole again.
-
     Raises:
         ConfigError: the profile has no shapes, or ``until`` names no block of it.
     """
@@ -82,7 +75,12 @@ def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
     for index, layers in sorted(blocks.items()):
         shapes = [shape_of(layer, workload.network) for layer in layers]
         named = until == names[index]
-        thin = until == "auto" and any(_is_thin(shape, grid) for shape in shapes)
+        thin = until == "auto" and any(
+            len(extents) > -dim and extents[dim] < size  # some device would have no row
+            for shape in shapes
+            for extents in (shape["input"], shape["output"])
+            for dim, size in grid.items()
+        )
         if named or thin or any(_is_head(one) for one in layers):
             return index
     return len(blocks)
@@ -108,15 +106,6 @@ def _is_head(entry: Mapping[str, Any]) -> bool:
     return str(entry["kind"]).startswith(_HEADS) or len(shape["output"]) != len(shape["input"])
 
 
-def _is_thin(shape: Mapping[str, Any], grid: Mapping[int, int]) -> bool:
-    """Whether some device would have no row of the input or output."""
-    return any(
-        len(extents) > -dim and extents[dim] < size
-        for extents in (shape["input"], shape["output"])
-        for dim, size in grid.items()
-    )
-
-
 _ITEM_BYTES = 4
 _WINDOWS = ("Conv", "MaxPool", "AvgPool")
 
@@ -125,14 +114,6 @@ def split_bytes(
     workload: Workload, cell: Cell, split: LayerSplit, *, by: By, group: int, replicas: int
 ) -> tuple[int, ...]:
     """Peak bytes of every rank: those of the fullest, as ranks differ by at most a row or filter.
-
-    Args:
-        workload: the profile, with the shapes of its layers.
-        cell: with one process for each device.
-        split: how a group splits the network.
-        by: the part of a layer that is split.
-        group: devices that compute the same samples.
-        replicas: number of groups.
 
     Raises:
         ConfigError: the profile has no shapes.

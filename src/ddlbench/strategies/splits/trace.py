@@ -18,29 +18,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.strategies.pipelining.cutting import TensorForm, run_blocks
+from ddlbench.strategies.tensor_parallel.pairs import ELEMENT_WISE
 
 # Layers that treat every position alike, so that they need no exchange of rows.
 POINTWISE = (
-    nn.CELU,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.LogSigmoid,
-    nn.Mish,
-    nn.PReLU,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.SELU,
+    *(getattr(nn, name) for name in sorted(ELEMENT_WISE)),
+    nn.PReLU,  # its weights are of channels, which are whole
     nn.Sequential,  # a layer only where it is empty, as the shortcut of some residual blocks
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Tanh,
 )
 
 # Ranks with different rows would draw different numbers of random numbers.
@@ -73,13 +57,7 @@ class BlockTrace:
 
 
 def trace(network: nn.Sequential, sample: TensorForm, device: torch.device) -> list[BlockTrace]:
-    """Trace the network, which is not changed.
-
-    Args:
-        network: the whole network.
-        sample: form of a batch of inputs, (N, C, ...).
-        device: where the network will run.
-    """
+    """Trace the network, which is not changed."""
     traced: list[BlockTrace] = []
 
     def run(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:

@@ -18,13 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.splits.layout import (
-    Interval,
-    Parts,
-    Piece,
-    channel_pieces,
-    filter_pieces,
-)
+from ddlbench.strategies.splits.layout import Interval, Parts, Piece, channel_pieces, filter_pieces
 from ddlbench.strategies.splits.row_layers import FUNCTIONS, Convolution
 from ddlbench.strategies.splits.shard_group import ShardGroup, gather, share, take, total
 
@@ -33,14 +27,7 @@ _Apply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 
 class WeightSplit(nn.Module):
-    """Base of both splits: pieces of the weight; whole input -> whole output.
-
-    Args:
-        layer: the whole layer.
-        pieces: of the weight, on this rank.
-        bias: this rank's part of the bias.
-        group: the ranks.
-    """
+    """Base of both splits: pieces of the weight; whole input -> whole output."""
 
     def __init__(
         self, layer: Convolution | nn.Linear, pieces: list[Piece], bias: Interval, group: ShardGroup
@@ -77,12 +64,10 @@ class WeightSplit(nn.Module):
         )
 
     def weight_of(self, number: int) -> Tensor:
-        weight: Tensor = getattr(self, f"weight_{number}")
-        return weight
+        return self.get_parameter(f"weight_{number}")
 
     def bias(self) -> Tensor:
-        bias: Tensor = getattr(self, "bias_0")  # noqa: B009 (nn.Module's attributes have no type)
-        return bias
+        return self.get_parameter("bias_0")
 
     def whole_state(self) -> dict[str, Tensor]:
         """The whole layer's parameters, on every rank; all ranks call this together."""
@@ -99,7 +84,7 @@ class WeightSplit(nn.Module):
 
     def _gives(self, name: str) -> bool:
         """Whether this rank adds its part of a parameter, which no other rank adds."""
-        raise NotImplementedError
+        return True
 
 
 class FilterSplit(WeightSplit):
@@ -118,15 +103,12 @@ class FilterSplit(WeightSplit):
         for number, piece in enumerate(self.pieces):
             bias = None
             if self.has_bias:
-                first, behind = piece.filters
-                bias = self.bias()[first - self.first : behind - self.first]
+                first, end = piece.filters
+                bias = self.bias()[first - self.first : end - self.first]
             read = _channels(shared, self.dim, piece.channels)
             outputs.append(self.apply_layer(read, self.weight_of(number), bias, piece.groups))
         own = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
         return gather(own, self.dim, self.parts, self.group)
-
-    def _gives(self, name: str) -> bool:
-        return True
 
 
 class ChannelSplit(WeightSplit):
@@ -144,24 +126,25 @@ class ChannelSplit(WeightSplit):
         own = take(whole, self.dim, self.parts, self.group)
         outputs = []
         for number, piece in enumerate(self.pieces):
-            first, behind = piece.channels
-            read = _channels(own, self.dim, (first - self.first, behind - self.first))
+            first, end = piece.channels
+            read = _channels(own, self.dim, (first - self.first, end - self.first))
             outputs.append(self.apply_layer(read, self.weight_of(number), None, piece.groups))
         addend = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
         summed = total(self._among_all(addend), self.group)
         if not self.has_bias:
             return summed
-        behind_channels = summed.dim() - 1 - self.dim % summed.dim()
         bias = self.bias().to(summed.dtype)
-        return summed + bias.view(-1, *[1] * behind_channels)
+        return summed + bias.view(-1, *[1] * self._dims_after_channels(summed))
 
     def _among_all(self, addend: Tensor) -> Tensor:
         """Pad with zeros for the filters of groups of which this rank reads no channel."""
-        before, behind = self.pieces[0].filters[0], self.filters - self.pieces[-1].filters[1]
-        if before == behind == 0:
+        before, after = self.pieces[0].filters[0], self.filters - self.pieces[-1].filters[1]
+        if before == after == 0:
             return addend
-        behind_channels = addend.dim() - 1 - self.dim % addend.dim()
-        return F.pad(addend, [0, 0] * behind_channels + [before, behind])
+        return F.pad(addend, [0, 0] * self._dims_after_channels(addend) + [before, after])
+
+    def _dims_after_channels(self, outputs: Tensor) -> int:
+        return outputs.dim() - 1 - self.dim % outputs.dim()
 
     def _gives(self, name: str) -> bool:
         return name == "weight" or self.group.rank == 0
@@ -175,14 +158,14 @@ def features_of(layer: Convolution | nn.Linear) -> tuple[int, int, int]:
 
 
 def _channels(tensor: Tensor, dim: int, interval: Interval) -> Tensor:
-    first, behind = interval
-    return tensor.narrow(dim, first, behind - first)
+    first, end = interval
+    return tensor.narrow(dim, first, end - first)
 
 
 def _application(layer: Convolution | nn.Linear) -> tuple[_Apply, int]:
     """The layer's function for other weights, and the dimension of its features."""
     if isinstance(layer, nn.Linear):
-        return _linear, -1
+        return lambda inputs, weight, bias, _groups: F.linear(inputs, weight, bias), -1
     convolve = FUNCTIONS[len(layer.kernel_size)]
     stride, padding, dilation = layer.stride, layer.padding, layer.dilation
     around, mode = layer._reversed_padding_repeated_twice, layer.padding_mode
@@ -194,7 +177,3 @@ def _application(layer: Convolution | nn.Linear) -> tuple[_Apply, int]:
         return convolve(padded, weight, bias, stride, 0, dilation, groups)
 
     return apply, 1
-
-
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, _groups: int) -> Tensor:
-    return F.linear(inputs, weight, bias)

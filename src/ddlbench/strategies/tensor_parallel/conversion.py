@@ -89,12 +89,12 @@ def find_pairs(network: nn.Sequential) -> list[FoundPair]:
 
 def linear_pairs(network: nn.Sequential) -> LinearPairs:
     """What a plan must know of a network's pairs."""
-    found = find_pairs(network)
+    pairs = find_pairs(network)
     layers = dict(network.named_modules())
-    heads = [one.units for one in found if one.pair.is_attention]
-    hidden = [one.units for one in found if not one.pair.is_attention]
+    heads = [one.units for one in pairs if one.pair.is_attention]
+    hidden = [one.units for one in pairs if not one.pair.is_attention]
     return LinearPairs(
-        pairs=len(found),
+        pairs=len(pairs),
         heads=gcd(*heads),
         hidden=gcd(*hidden),
         convolutions=sum(
@@ -113,9 +113,9 @@ def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[FoundPair]:
     The network must lie on the mesh's device. Weights of pairs become DTensors, with this rank's
     part of the values that every rank has.
     """
-    found = find_pairs(network)
+    pairs = find_pairs(network)
     styles: dict[str, ParallelStyle] = {}
-    for one in found:
+    for one in pairs:
         styles.update((name, ColwiseParallel()) for name in one.columns)
         styles[one.row] = RowwiseParallel()
         if one.pair.is_attention:
@@ -125,7 +125,7 @@ def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[FoundPair]:
                 input_layouts=Replicate(), desired_input_layouts=Replicate()
             )
     parallelize_module(network, mesh, styles)
-    return found
+    return pairs
 
 
 def table() -> str:

@@ -32,7 +32,7 @@ from ddlbench.planning.groups import (
     uneven_groups,
 )
 from ddlbench.planning.network_tables import linear_pairs, why_not_in_pairs
-from ddlbench.planning.network_traits import NetworkTraits, unsupported_weights
+from ddlbench.planning.network_traits import NetworkTraits, first_unsupported
 from ddlbench.planning.options import Options
 from ddlbench.planning.plan import PlanDetails, Process
 from ddlbench.planning.step import Compute, Message, Step, transport_of
@@ -46,12 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorDetails(PlanDetails):
-    """Plan details of tensor parallelism.
-
-    Args:
-        group: devices that compute the same samples.
-        replicas: number of groups.
-    """
+    """Plan details of tensor parallelism."""
 
     group: int
     replicas: int
@@ -135,14 +130,9 @@ class DataTensor(TensorParallel):
 
 def weights_with_hooks(traits: NetworkTraits, label: str) -> Reason | None:
     """Why weights cannot be split: parts of a weight are new weights, without its hooks."""
-    if not traits.hooked:
-        return None
-    return unsupported_weights(
-        f"{label} splits weights, and a part",
-        traits.hooked,
-        "has none of the hooks of a weight's gradient",
-        "change the gradient within forward, by torch.autograd.Function",
-    )
+    why = "has none of the hooks of a weight's gradient"
+    instead = "change the gradient within forward, by torch.autograd.Function"
+    return first_unsupported(f"{label} splits weights, and a part", (traits.hooked, why, instead))
 
 
 def _share(workload: Workload, plan: Plan) -> DeviceShare:

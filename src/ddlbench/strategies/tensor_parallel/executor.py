@@ -2,7 +2,7 @@
 
 ::
 
-    group 0   rank 0 | forward | backward, with an all-reduce behind each pair | sum   | update
+    group 0   rank 0 | forward | backward, with an all-reduce after each pair  | sum   | update
               rank 1 |   of the same samples                                   | over  | update
     group 1   rank 2 | ... of other samples                                    | groups| update
               rank 3 |                                                         |       | update
@@ -13,8 +13,8 @@ the other groups, which have the same part of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -70,19 +70,15 @@ class TensorParallelExecutor(ShardedStateExecutor):
                 gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
                 sum_in_place(gradients, self.over_groups)
 
-    def watched(self) -> AbstractContextManager[None]:
-        """Time the all-reduces of pairs, which on CPUs interrupt the pass."""
-        return _recorded(self.spans, self.context.devices[0])
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Time the all-reduces of pairs, which on CPUs interrupt the pass.
 
-
-@contextmanager
-def _recorded(spans: SpanRecorder, device: torch.device) -> Iterator[None]:
-    """On GPUs collectives run on streams of their own, which the recorder does not see."""
-    if device.type != "cpu":
-        yield
-        return
-    with _Recorder(spans):
-        yield
+        On GPUs collectives run on streams of their own, which the recorder does not see.
+        """
+        on_cpu = self.context.devices[0].type == "cpu"
+        with _Recorder(self.spans) if on_cpu else nullcontext():
+            yield
 
 
 class _Recorder(TorchDispatchMode):
@@ -93,19 +89,13 @@ class _Recorder(TorchDispatchMode):
         self._spans = spans
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         # DTensor comes first and calls operations of plain tensors, which come back here.
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented
         packet = func._overloadpacket
-        if packet._qualified_op_name.startswith("_c10d_functional::") and (
-            packet.__name__ in _COLLECTIVES
-        ):
-            with self._spans.span("all_reduce"):
-                return func(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        is_collective = packet._qualified_op_name.startswith("_c10d_functional::")
+        is_timed = is_collective and packet.__name__ in _COLLECTIVES
+        with self._spans.span("all_reduce") if is_timed else nullcontext():
+            return func(*args, **(kwargs or {}))

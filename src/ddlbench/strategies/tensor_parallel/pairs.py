@@ -73,14 +73,14 @@ def pairs_of(layers: Sequence[tuple[str, str]]) -> list[Pair]:
     >>> pairs_of([("fc1", "Linear"), ("relu", "ReLU"), ("fc2", "Linear"), ("fc3", "Linear")])
     [Pair(columns=('fc1',), between=('relu',), row='fc2')]
     """
-    found = []
+    pairs = []
     at = 0
     while at < len(layers):
         pair = _attention(layers[at:]) or _perceptron(layers[at:])
         if pair is not None:
-            found.append(pair)
+            pairs.append(pair)
         at += 1 if pair is None else len(pair.columns) + len(pair.between) + 1
-    return found
+    return pairs
 
 
 def _attention(layers: Sequence[tuple[str, str]]) -> Pair | None:

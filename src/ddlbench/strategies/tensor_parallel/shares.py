@@ -34,14 +34,7 @@ _ITEM_BYTES = 4
 
 
 class DeviceShare:
-    """What one of ``group`` devices keeps, computes and sends.
-
-    Args:
-        workload: the profile, with the shapes of its layers.
-        group: devices that compute the same samples.
-        replicas: number of groups.
-        samples: of a group.
-    """
+    """What one of ``group`` devices keeps, computes and sends."""
 
     def __init__(self, workload: Workload, group: int, replicas: int, samples: float) -> None:
         self._workload, self._group, self._replicas = workload, group, replicas
@@ -77,7 +70,7 @@ class DeviceShare:
         return [
             self._input_bytes(column)
             for column, _ in reversed(self._by_pair)
-            if self._is_behind_weights(column)
+            if self._follows_weights(column)
         ]
 
     @property
@@ -129,7 +122,7 @@ class DeviceShare:
         for whole, own_part in zip(self._workload.tensors, self.tensors, strict=True):
             if own_part.bytes != whole.bytes:
                 elsewhere[block_of[parent_of(whole.name)]] += whole.bytes - own_part.bytes
-        found = []
+        blocks = []
         for index, block in enumerate(self._workload.blocks):
             own = [entry for entry in self._entries if entry["block"] == index]
             saved = [float(entry["saved_bytes_per_sample"]) for entry in own]
@@ -139,14 +132,14 @@ class DeviceShare:
                 for size, entry in zip(saved, own, strict=True)
             )
             spared += between * (1 - self._rest_share(index))
-            found.append(
+            blocks.append(
                 replace(
                     block,
                     parameter_bytes=block.parameter_bytes - elsewhere[index],
                     saved_bytes=block.saved_bytes - spared,
                 )
             )
-        return found
+        return blocks
 
     @cached_property
     def computed_share(self) -> float:
@@ -175,7 +168,7 @@ class DeviceShare:
             )
         return round(self._samples * prod(shape["input"]) * _ITEM_BYTES)
 
-    def _is_behind_weights(self, column: Mapping[str, Any]) -> bool:
+    def _follows_weights(self, column: Mapping[str, Any]) -> bool:
         """Whether something before the pair is trained, so that its input has a gradient."""
         block = int(column["block"])
         if any(one.parameter_bytes for one in self._workload.blocks[:block]):

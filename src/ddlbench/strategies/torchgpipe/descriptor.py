@@ -36,7 +36,7 @@ from ddlbench.planning.pipeline_stages import (
 )
 from ddlbench.planning.plan import Process
 from ddlbench.planning.schedules import Action, gpipe
-from ddlbench.planning.strategy import Strategy
+from ddlbench.planning.strategy import PARADL, Strategy
 from ddlbench.strategies.torchgpipe.partitions import partition_bytes, partitions_of
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ class TorchGPipeOptions(Options):
     """Options of every strategy that torchgpipe runs."""
 
     balance: Annotated[
-        str | int,
-        RuleText(r"^(time|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$"),
-        Tried("profile"),
+        str | int, RuleText(r"^(time|size|blocks|profile|[1-9]\d*(\+[1-9]\d*)*)$"), Tried("profile")
     ] = "time"
     """How blocks are dealt to devices: 'time' and 'size' let torchgpipe profile the network,
     'profile' evens out the times of the site's profile, 'blocks' gives each device as many blocks,
@@ -111,15 +109,7 @@ class TorchGPipe(Strategy):
         return why_no_stages(cell, rule, (1,) * cell.devices, self.blocks_of(cell))
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        return (
-            Process(
-                rank=0,
-                role="driver",
-                node=0,
-                local_rank=0,
-                devices=tuple(range(cell.devices_per_node)),
-            ),
-        )
+        return (Process(0, "driver", 0, 0, devices=tuple(range(cell.devices_per_node))),)
 
     def plan(
         self, cell: Cell, site: str | None = None
@@ -161,8 +151,8 @@ class TorchGPipe(Strategy):
         return partition_bytes(workload, plan.cell, partitions, details.chunks, details.checkpoint)
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
-        measured = TorchGPipeOptions.of_cell(cell).balance == "profile"
-        return measured_files(cell, site) if measured else ()
+        options = TorchGPipeOptions.of_cell(cell)
+        return measured_files(cell, site) if options.balance == "profile" else ()
 
     def note(self, compute_kind: ComputeKind) -> str | None:
         if compute_kind != "cpu":
@@ -181,10 +171,7 @@ class GPipe(TorchGPipe):
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:GPipeExecutor"
     not_compiled: ClassVar[str] = _THREADS
     parallelism: ClassVar[str | None] = "pipeline"
-    predictors: ClassVar[tuple[str, ...]] = (
-        *("ddlbench-eq2", "thesis-6", "torchgpipe-turns", "torchgpipe-replay"),
-        *("paradl-authors", "paradl-corrected"),
-    )
+    predictors = ("ddlbench-eq2", "thesis-6", "torchgpipe-turns", "torchgpipe-replay", *PARADL)
     # On CPU torchgpipe's partitions take turns; on GPUs and emulated devices they compute at once.
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "torchgpipe-turns",
@@ -237,9 +224,7 @@ class ModelParallel(TorchGPipe):
     family: ClassVar[str] = "model"
     executor: ClassVar[str] = "ddlbench.strategies.torchgpipe.executor:ModelParallelExecutor"
     not_compiled: ClassVar[str] = _THREADS
-    predictors: ClassVar[tuple[str, ...]] = (
-        *("ddlbench-eq2", "model-parallel", "torchgpipe-turns", "torchgpipe-replay"),
-    )
+    predictors = ("ddlbench-eq2", "model-parallel", "torchgpipe-turns", "torchgpipe-replay")
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "torchgpipe-turns",
         "emulated": "torchgpipe-replay",
@@ -253,7 +238,7 @@ class ModelParallel(TorchGPipe):
 
 
 def torchgpipe_step(devices: int, chunks: int, recomputed: int) -> PlannedSchedule:
-    """One step of torchgpipe: GPipe's with recomputation.
+    """One step of torchgpipe: GPipe's, whose first ``recomputed`` micro-batches run twice.
 
     ::
 
@@ -261,11 +246,6 @@ def torchgpipe_step(devices: int, chunks: int, recomputed: int) -> PlannedSchedu
         device 1      F0 F1 B1 R0 B0           for that micro-batch's gradient
 
     Source: torchgpipe 0.0.7, ``checkpoint.py``, on recomputation that precedes the gradient.
-
-    Args:
-        devices: with one partition each.
-        chunks: micro-batches.
-        recomputed: the number of micro-batches, counted from the first, that are computed twice.
     """
     schedule = gpipe(devices, chunks)
 

@@ -19,7 +19,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.emulated import queued_devices
 from ddlbench.networks.emulated_device import QueuedDevices
 from ddlbench.networks.inputs import made_up_inputs
-from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+from ddlbench.strategies.executor import Executor, Unsupported
 from ddlbench.strategies.timing import Span
 from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 from ddlbench.strategies.torchgpipe.recomputation import check_recomputation, count_once
@@ -27,7 +27,7 @@ from ddlbench.strategies.torchgpipe.spans import PartitionSpan, recording
 from ddlbench.strategies.torchgpipe.workers import KeptWorkers
 
 
-class GPipeExecutor(StepwiseExecutor):
+class GPipeExecutor(Executor):
     """Runs torchgpipe's ``GPipe`` on the node's devices."""
 
     chunks: int
@@ -116,11 +116,7 @@ class ModelParallelExecutor(GPipeExecutor):
 
 
 def choose_balance(
-    rule: str,
-    network: nn.Sequential,
-    sample: Tensor,
-    devices: list[torch.device],
-    chunks: int,
+    rule: str, network: nn.Sequential, sample: Tensor, devices: list[torch.device], chunks: int
 ) -> list[int]:
     """Blocks of each device.
 

@@ -38,13 +38,6 @@ def partitions_of(
     and ``size`` torchgpipe profiles the network when a run starts. Here the profile's times or
     bytes are balanced, which may give another cut.
 
-    Args:
-        workload: of the network.
-        plan: of the cell.
-        rule: the balance.
-        by_profile: blocks of each device, if the balance is ``profile``.
-        micro_batch: samples that are computed at once.
-
     Raises:
         ConfigError: there are fewer blocks than devices, or the numbers do not add up.
     """
@@ -88,15 +81,7 @@ def partition_bytes(
     chunks: int,
     checkpoint: str,
 ) -> tuple[int, ...]:
-    """Peak bytes of every partition.
-
-    Args:
-        workload: the profile.
-        cell: gives mini-batch and momentum.
-        partitions: blocks of each device.
-        chunks: micro-batches of a mini-batch.
-        checkpoint: "always", "except_last" or "never".
-    """
+    """Peak bytes of every partition."""
     micro_batch = cell.batch_size / chunks
     peaks = []
     for blocks in partitions:

@@ -55,11 +55,6 @@ class _KeptBuffers:
 def check_recomputation(network: nn.Sequential, spec: DatasetSpec, floating: torch.dtype) -> None:
     """Check that a recomputed pass gives what the first one gave.
 
-    Args:
-        network: on the CPU; it is not changed.
-        spec: of the data that it reads.
-        floating: type of the data's numbers, unless they are tokens.
-
     Raises:
         Unsupported: it does not, as of a layer that counts its calls.
     """

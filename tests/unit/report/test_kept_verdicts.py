@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.claims.kept import kept_verdicts
 from ddlbench.common.errors import ConfigError
+from ddlbench.report.kept_verdicts import kept_verdicts
 
 
 def test_verdicts_of_each_bed_are_read_with_their_numbers(tmp_path) -> None:

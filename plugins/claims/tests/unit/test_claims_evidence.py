@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import exact, rows
 
-from ddlbench.claims.beds import ACCELERATOR, CPU, EMULATED_GPU, GPU, KNOWN_TO, device_of
-from ddlbench.claims.evidence import COLUMNS, rows_of_tables
-from ddlbench.claims.ledger import Claim, judge
-from ddlbench.claims.needs import Needs
-from ddlbench.claims.pooling import pooled
-from ddlbench.claims.predicate import Predicate
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
+from ddlbench.report.beds import ACCELERATOR, CPU, EMULATED_GPU, GPU, KNOWN_TO, device_of
+from ddlbench_claims.evidence import COLUMNS, rows_of_tables
+from ddlbench_claims.ledger import Claim, judge
+from ddlbench_claims.needs import Needs
+from ddlbench_claims.pooling import pooled
+from ddlbench_claims.predicate import Predicate
 
 KEPT = project_root() / "docs" / "validation"
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.claims.beds import KNOWN_TO
-from ddlbench.claims.evidence import COLUMNS, CONFIGURATION, MEASURED, OF_CONFIGURATION
-from ddlbench.claims.predicate import value_text
+from ddlbench.report.beds import KNOWN_TO
+from ddlbench_claims.evidence import COLUMNS, CONFIGURATION, MEASURED, OF_CONFIGURATION
+from ddlbench_claims.predicate import value_text
 
 Ends = tuple[float, float]
 Row = Mapping[Any, Any]
@@ -28,7 +28,7 @@ _DIGITS = 5  # of a value that two tables keep of the same run
 
 
 def pooled(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of :mod:`ddlbench.claims.evidence`, one a configuration."""
+    """The rows of :mod:`ddlbench_claims.evidence`, one a configuration."""
     if rows.empty:
         return rows.reindex(columns=list(COLUMNS))
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Row]]] = defaultdict(

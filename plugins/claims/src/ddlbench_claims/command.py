@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import click
 import pandas as pd
 
-from ddlbench.claims.beds import KNOWN_TO
-from ddlbench.claims.evidence import rows_of_site, rows_of_tables
-from ddlbench.claims.ledger import DECIDED, VERDICTS, Claim, Judged, judge, read_claims
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.common.screen import Column, named_lines, paragraph, table, two_digits
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import load_site
+from ddlbench.report.beds import KNOWN_TO
 from ddlbench.report.tables import write_table
+from ddlbench_claims.evidence import rows_of_site, rows_of_tables
+from ddlbench_claims.ledger import DECIDED, VERDICTS, Claim, Judged, judge, read_claims
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

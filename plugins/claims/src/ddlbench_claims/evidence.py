@@ -9,7 +9,7 @@
     gpipe_step.csv: spans of a step                                          kind span
 
 Every metric has ``<metric>_low`` and ``<metric>_high``, empty where there is no interval.
-:func:`ddlbench.claims.pooling.pooled` makes one row a configuration of them.
+:func:`ddlbench_claims.pooling.pooled` makes one row a configuration of them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.claims.beds import CPU, GPU, KNOWN_TO, Device, device_of
-from ddlbench.claims.needs import RUNTIME
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.experiment.links import Links, read_links
 from ddlbench.experiment.paths import LINKS_FILE, RESULTS
 from ddlbench.experiment.registry import BASE, known, load
 from ddlbench.experiment.status import Status
+from ddlbench.report.beds import CPU, GPU, KNOWN_TO, Device, device_of
+from ddlbench_claims.needs import RUNTIME
 
 MEASURED = ("speedup", "samples_per_s", "step_s", "signed_error", "right", "device_share",
             "forward_over_backward", "gap_over_compute")  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ddlbench.claims.beds import CPU
-from ddlbench.claims.evidence import COLUMNS
+from ddlbench.report.beds import CPU
+from ddlbench_claims.evidence import COLUMNS
 
 USUAL = {
     "kind": "speed", "bed": CPU, "device": "cpu", "site": "s", "dataset": "mnist",

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import pandas as pd
 from annotated_types import MinLen
 
-from ddlbench.claims.beds import CPU, EMULATED_GPU, GPU
-from ddlbench.claims.predicate import value_text
 from ddlbench.common.form import Count, Form, Name, Positive
+from ddlbench.report.beds import CPU, EMULATED_GPU, GPU
+from ddlbench_claims.predicate import value_text
 
 RUNTIME = "ddlbench"
 """The software of every row: this project's strategies, on torch."""

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from ddlbench.claims.beds import ACCELERATOR, CPU, KNOWN_TO
-from ddlbench.claims.evidence import rows_of_site, rows_of_tables
-from ddlbench.claims.ledger import DECIDED, VERDICTS, judge, read_claims
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
 from ddlbench.experiment.paper import read_papers
+from ddlbench.report.beds import ACCELERATOR, CPU, KNOWN_TO
+from ddlbench_claims.evidence import rows_of_site, rows_of_tables
+from ddlbench_claims.ledger import DECIDED, VERDICTS, judge, read_claims
 
 LEDGER = read_claims()
 DOCS = project_root() / "docs"
@@ -56,7 +56,7 @@ def test_claims_on_torchgpipe_need_partitions_that_compute_at_once() -> None:
 def test_a_wrong_claim_is_a_sentence(changes, sentence, monkeypatch) -> None:
     entry = {"id": "x", "claim": "it is", "source": "s", "experiment": "e", "hardware": "GPUs"}
     values = {"claims": [{**entry, "test": {"kind": "bound"}, **changes}]}
-    monkeypatch.setattr("ddlbench.claims.ledger.read_yaml", lambda _: values)
+    monkeypatch.setattr("ddlbench_claims.ledger.read_yaml", lambda _: values)
     with pytest.raises(ConfigError) as caught:
         read_claims()
     assert f"claims.yaml: {sentence}" in str(caught.value)

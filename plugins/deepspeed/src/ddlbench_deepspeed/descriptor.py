@@ -66,7 +66,7 @@ class DeepSpeed(DataParallel):
     label: ClassVar[str] = "DeepSpeed"
     colour: ClassVar[str] = "#0F5E8C"
     marker: ClassVar[str] = "$\\triangleleft$"
-    executor: ClassVar[str] = "ddlbench.strategies.deepspeed.executor:DeepSpeedExecutor"
+    executor: ClassVar[str] = "ddlbench_deepspeed.executor:DeepSpeedExecutor"
     requires: ClassVar[tuple[str, ...]] = ("deepspeed",)
     install: ClassVar[str] = (
         f"install it with: python -m pip install --no-build-isolation deepspeed=={RELEASE}"

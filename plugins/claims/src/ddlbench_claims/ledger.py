@@ -8,15 +8,15 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from ddlbench.claims.beds import KNOWN_TO
-from ddlbench.claims.evidence import COLUMNS, METRICS
-from ddlbench.claims.needs import Needs
-from ddlbench.claims.pooling import pooled
-from ddlbench.claims.predicate import ENDED, Found, Predicate, Verdict
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form, InFile, Name
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest, read_checked, read_yaml
+from ddlbench.report.beds import KNOWN_TO
+from ddlbench_claims.evidence import COLUMNS, METRICS
+from ddlbench_claims.needs import Needs
+from ddlbench_claims.pooling import pooled
+from ddlbench_claims.predicate import ENDED, Found, Predicate, Verdict
 
 VERDICTS: tuple[Verdict, ...] = (
     "holds",
@@ -43,9 +43,9 @@ class Claim(Form):
     hardware: Name
     """Kind of devices and links of the original."""
     test: Predicate
-    """Its predicate; ddlbench/claims/predicate.py explains each kind."""
+    """Its predicate; ddlbench_claims/predicate.py explains each kind."""
     needs: Needs = field(default_factory=Needs)
-    """What a row must have so that it can test the claim; ddlbench/claims/needs.py explains it."""
+    """What a row must have so that it can test the claim; ddlbench_claims/needs.py explains it."""
     remark: str = ""
     """What is read into the claim, or what the source says against itself."""
 
@@ -99,7 +99,7 @@ class Judged:
 
     Args:
         claim: of the ledger.
-        bed: a key of :data:`ddlbench.claims.beds.KNOWN_TO`; empty where nothing was measured.
+        bed: a key of :data:`ddlbench.report.beds.KNOWN_TO`; empty where nothing was measured.
         found: the verdict and its numbers.
         lacks: of a claim that is not testable here: what is missing, in words.
     """
@@ -150,7 +150,7 @@ def judge(claims: Iterable[Claim], rows: pd.DataFrame) -> list[Judged]:
 
     Args:
         claims: of the ledger.
-        rows: of :mod:`ddlbench.claims.evidence`.
+        rows: of :mod:`ddlbench_claims.evidence`.
     """
     whole = pooled(rows)
     beds = [bed for bed in KNOWN_TO if (whole["bed"] == bed).any()] or [""]

@@ -6,8 +6,8 @@ import predict_factory as make
 
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.deepspeed.descriptor import kept_bytes
-from ddlbench.strategies.deepspeed.executor import configuration
+from ddlbench_deepspeed.descriptor import kept_bytes
+from ddlbench_deepspeed.executor import configuration
 
 MB = make.MB
 DEEPSPEED = strategy_of("deepspeed")

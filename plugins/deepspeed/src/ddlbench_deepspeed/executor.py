@@ -25,17 +25,17 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Plan
-from ddlbench.strategies.deepspeed.compiled import compile_operation
-from ddlbench.strategies.deepspeed.descriptor import DeepSpeed, DeepSpeedOptions
-from ddlbench.strategies.executor import StepwiseExecutor, Unsupported
+from ddlbench.strategies.executor import Executor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.training import make_optimizer
+from ddlbench_deepspeed.compiled import compile_operation
+from ddlbench_deepspeed.descriptor import DeepSpeed, DeepSpeedOptions
 
 _FLOAT_BYTES = 4
 _MOMENTUM = "momentum_buffer"  # of torch's SGD
 
 
-class DeepSpeedExecutor(StepwiseExecutor):
+class DeepSpeedExecutor(Executor):
     """One process a device, and a DeepSpeed engine around the network.
 
     Batch-norm statistics stay each process's own, as with DDP.

@@ -17,10 +17,10 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning import matrix
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.deepspeed.compiled import compile_operation
-from ddlbench.strategies.deepspeed.descriptor import RELEASE
-from ddlbench.strategies.deepspeed.executor import DeepSpeedExecutor
 from ddlbench.strategies.executor import Context, Unsupported
+from ddlbench_deepspeed.compiled import compile_operation
+from ddlbench_deepspeed.descriptor import RELEASE
+from ddlbench_deepspeed.executor import DeepSpeedExecutor
 
 DEEPSPEED = strategy_of("deepspeed")
 
@@ -52,8 +52,8 @@ def test_the_matrix_says_so_before_a_job_is_submitted(monkeypatch):
 
 
 def test_the_release_is_that_of_the_extra():
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-    assert project["project"]["optional-dependencies"]["deepspeed"] == [f"deepspeed=={RELEASE}"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["optional-dependencies"]["engine"] == [f"deepspeed=={RELEASE}"]
 
 
 def test_a_node_without_a_compiler_is_a_reason(monkeypatch):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted import exact, rows
 
-from ddlbench.claims.predicate import Interval, Predicate
+from ddlbench_claims.predicate import Interval, Predicate
 
 FASTER = Predicate(
     kind="compare", metric="speedup", left={"strategy": "a"}, right={"strategy": "b"},

@@ -171,7 +171,7 @@ class Predicate(Form):
         """The verdict of the rows of one bed.
 
         Args:
-            rows: one a configuration, see :mod:`ddlbench.claims.pooling`.
+            rows: one a configuration, see :mod:`ddlbench_claims.pooling`.
         """
         cases = list(_CASES[self.kind](self, self.select(rows)))
         if len(cases) < self.fewest:
