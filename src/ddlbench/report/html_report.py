@@ -37,19 +37,12 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.columns import NOTE_BREAK
+from ddlbench.report.figure_entry import FigureEntry, ReportFigure
 from ddlbench.report.footer import commits_of, days_of, interval_words, is_set, marks
 from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.not_advised import not_advised
 from ddlbench.report.page import html_page
-from ddlbench.report.registry import (
-    FIGURES,
-    caption_of,
-    figures_by_strategy,
-    figures_for,
-    heading_of,
-    names_of,
-    prediction_figures_for,
-)
+from ddlbench.report.registry import FIGURES, figures_for, names_of, prediction_figures_for
 from ddlbench.report.tables import Tables, read_tables
 from ddlbench.report.terminal import (
     advice,
@@ -205,28 +198,26 @@ def _figures(
 
     The others are in the registry's order.
     """
-    measured = [(name, "") for name in figures_for(rows)]
-    predicted = prediction_figures_for(rows)
-    whole = [(name, "") for name in predicted if name in FIGURES]
-    strategies = list(dict.fromkeys(row.cell.strategy for row in rows))
-    each = figures_by_strategy(predicted, strategies)
+    measured = list(figures_for(rows).values())
+    predicted = list(prediction_figures_for(rows).values())
+    whole = [figure for figure in predicted if not figure.strategy]
     own = results / figures_dir(site.name, experiment).relative_to(RESULTS)
     beside = results / prediction_figures_dir(site.name, experiment).relative_to(RESULTS)
     advised = (results / advice_file(site.name, experiment).relative_to(RESULTS)).is_file()
+    of_advice = [ReportFigure(name, FIGURES[name]) for name in names_of("choice") if advised]
     groups = [
-        *((own, [(name, "")]) for name in names_of("choice") if advised),
-        *((own, [one]) for one in measured[:1]),
-        *((beside, [one]) for one in whole[:1]),
-        *((own, [one]) for one in measured[1:]),
-        *((beside, [one]) for one in whole[1:]),
-        *((beside, [(n, strategy_label(of)) for n, of in members]) for members in each.values()),
+        *((own, [figure]) for figure in (*of_advice, *measured[:1])),
+        *((beside, [figure]) for figure in whole[:1]),
+        *((own, [figure]) for figure in measured[1:]),
+        *((beside, [figure]) for figure in whole[1:]),
     ]
-    for place, named in groups:
-        pictures = [_picture(place / f"{name}.png", label, folder) for name, label in named]
-        there = tuple(picture for picture in pictures if picture is not None)
-        if there:
-            name = there[0].name
-            yield Captioned(heading_of(name), _paragraphs(name), there)
+    for entry in (FIGURES[name] for name in names_of("strategy")):
+        groups.append((beside, [figure for figure in predicted if figure.entry == entry]))
+    for place, figures in groups:
+        pictures = [_picture(place, figure, folder) for figure in figures]
+        if there := tuple(picture for picture in pictures if picture is not None):
+            entry = figures[0].entry
+            yield Captioned(entry.heading or there[0].name, _paragraphs(entry), there)
 
 
 def _lacking(experiment: str, site: Site, rows: Sequence[MatrixRow], results: Path) -> list[str]:
@@ -235,8 +226,9 @@ def _lacking(experiment: str, site: Site, rows: Sequence[MatrixRow], results: Pa
     return [name for name in figures_for(rows) if not (own / f"{name}.png").is_file()]
 
 
-def _picture(path: Path, heading: str, folder: Path) -> Picture | None:
-    """The figure of a file; None where there is none, or it is no whole PNG."""
+def _picture(place: Path, figure: ReportFigure, folder: Path) -> Picture | None:
+    """The picture of a figure in a folder; None where there is none, or it is no whole PNG."""
+    path = place / f"{figure.name}.png"
     try:
         content = path.read_bytes()
         signature, width, height = _PNG_HEAD.unpack_from(content)
@@ -246,8 +238,8 @@ def _picture(path: Path, heading: str, folder: Path) -> Picture | None:
         return None
     beside = [path.with_suffix(suffix) for suffix in (".pdf", ".csv")]
     return Picture(
-        path.stem,
-        heading,
+        figure.name,
+        strategy_label(figure.strategy) if figure.strategy else "",
         f"data:image/png;base64,{base64.b64encode(content).decode()}",
         round(width * _PIXELS_EACH),
         round(height * _PIXELS_EACH),
@@ -262,9 +254,9 @@ def _address(path: Path, folder: Path) -> str:
     return quote(path.relative_to(folder).as_posix())
 
 
-def _paragraphs(name: str) -> tuple[Markup, ...]:
+def _paragraphs(entry: FigureEntry) -> tuple[Markup, ...]:
     """What a caption says after its first sentence; ``*word*`` is emphasised."""
-    rest = caption_of(name).removeprefix(heading_of(name)).removeprefix(".").strip()
+    rest = entry.caption.removeprefix(entry.heading).removeprefix(".").strip()
     return tuple(
         Markup(re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", str(escape(text))))
         for text in rest.split("\n\n")
