@@ -434,6 +434,20 @@ def message(axes: Axes, text: str, width_mm: float) -> None:
     )
 
 
+def label_rows(axes: Axes, labels: Sequence[str], labelled: bool = True) -> None:
+    """Rows from top to bottom, one a label, over an x axis with a grid."""
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(axis="y", length=0, labelleft=labelled)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+
+
+def write_in_row(axes: Axes, place: int, x: float, text: str, **style: Any) -> None:
+    """Write into a row; ``x`` is a share of the axes."""
+    axes.text(x, place, text, transform=axes.get_yaxis_transform(), va="center", **style)
+
+
 PALE = 0.75
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from ddlbench.common.schema import read_yaml
 from ddlbench.common.statistics import CONFIDENCE
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paper import Paper
@@ -43,6 +45,16 @@ class Context:
     paper: Paper | None = None
 
 
+@cache
+def _sentences() -> dict[str, str]:
+    return read_yaml(Path(__file__).with_name("sentences.yaml"))
+
+
+def sentence(name: str, **values: Any) -> str:
+    """A sentence of ``sentences.yaml``, with these values filled in."""
+    return _sentences()[name].format(**values)
+
+
 def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> list[str]:
     """The figure's own sentences, then marks, then the origin of the numbers."""
     return [*sentences, *marks(shown), origin(shown, context)]
@@ -50,7 +62,12 @@ def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> l
 
 def note_sentences(shown: pd.DataFrame) -> list[str]:
     """The notes that all cells share, as sentences."""
-    return [f"{note[0].upper()}{note[1:].rstrip('.')}." for note in common_notes(shown)]
+    return [as_sentence(note) for note in common_notes(shown)]
+
+
+def as_sentence(note: str) -> str:
+    """A note with a capital and a full stop."""
+    return f"{note[0].upper()}{note[1:].rstrip('.')}."
 
 
 def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:

@@ -44,6 +44,9 @@ TITLE_PT = 9.0
 LINE_MM = 3.0
 GREY = "#555555"
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
+REFERENCE: dict[str, Any] = {"color": GREY, "linewidth": 0.6, "linestyle": (0, (4, 2))}
+"""A line to compare with."""
+DOTS: dict[str, Any] = {**REFERENCE, "linestyle": (0, (1, 1.5))}
 
 _COLOURS = 256  # of a picture: an index of a byte
 _RC: dict[Any, Any] = {

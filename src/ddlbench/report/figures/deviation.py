@@ -96,7 +96,7 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
             FuncFormatter(lambda value, _: f"{value:+,g}" if value else "0")
         )
     page.label_rows("Deviation (%)")
-    return page.figure, _table(shown, beside)
+    return page.figure, published.below(shown, beside.drop_duplicates(), _TABLE)
 
 
 def _beside(
@@ -239,10 +239,3 @@ def _sentences(shown: pd.DataFrame, printed: pd.DataFrame) -> list[str]:
     if others := sorted(set(printed.loc[printed["elsewhere"].astype(bool), "geometry"])):
         sentences[-1] += f" They are of {', '.join(others)} (nodes x devices)."
     return sentences
-
-
-def _table(shown: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    ours = shown.assign(source="measured here", figure="", where="", hardware="")
-    theirs = printed.assign(source=published.CITATION).drop_duplicates()
-    both = pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours
-    return both[_TABLE]

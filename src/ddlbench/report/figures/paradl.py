@@ -29,7 +29,7 @@ from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
 from ddlbench.predict.platform_file import Platform
 from ddlbench.report.bars import labels_height_mm, write_labels
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
 from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.published import is_of
@@ -79,25 +79,18 @@ def draw_bars(
     labels = list(dict.fromkeys(_title(str(strategy)) for strategy in bars["strategy"]))
     by_panel = bars.groupby(["row", "strategy"])["place"]
     groups = int(by_panel.nunique().max()) if several else len(labels)
-    numbers = (
-        f"Above a projection: its accuracy in percent; {_DEPARTS} where the run is over "
-        f"{limit:.0%} longer than projected, or the projection than the run."
-    )
+    numbers = sentence("oracle_numbers", departs=_DEPARTS, limit=limit)
     page = lay_out(
         title,
         [*((_sample(source), _LEGEND[source]) for source in sources), *_parts(bars)],
         _sections(bars, several),
         footer=[numbers, *footer],
         size=PanelSize(
-            min_width=max(24.0, 2.3 * groups * (len(sources) + 1)),
-            height=32.0,
-            left=11.0,
-            between=10.0,
-            max_width=90.0,
-            max_columns=5,
+            min_width=max(24.0, 2.3 * groups * (len(sources) + 1)), height=32.0, left=11.0,
+            between=10.0, max_width=90.0, max_columns=5,
             bottom=lambda axes_mm: 8.0 if several else labels_height_mm(labels, axes_mm),
         ),
-    )
+    )  # fmt: skip
     for axes, own in page.facets:
         _fill(axes, own, sources, page.width_mm)
         if several:
@@ -288,15 +281,9 @@ def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFr
     title = "ParaDL's oracle: projected and measured step"
     if shown.empty:
         below = footer(shown_cells(predicted, shown), context, [])
-        reason = "No prediction by the oracle yet."
-        return nothing_to_show(title, reason, below), pd.DataFrame(columns=COLUMNS)
+        return nothing_to_show(title, "No prediction by the oracle yet.", below, COLUMNS)
     bars = bars_of_runs(shown, with_printed=is_of(context.paper, "paradl/fig1"))
-    sentences = [
-        "Measured communication is the time that the mean rank waits for others: it holds their "
-        "lateness too, and a pipeline's bubble, which projections count as computation. Strategies "
-        "that cannot tell it have a plain bar."
-    ]
-    below = footer(shown_cells(predicted, shown), context, sentences)
+    below = footer(shown_cells(predicted, shown), context, [sentence("oracle")])
     return draw_bars(title, bars, "Nodes x devices", below, LIMIT), bars
 
 

@@ -29,6 +29,7 @@ from ddlbench.report.bars import (
 from ddlbench.report.figures.scaling import without_base
 from ddlbench.report.footer import (
     Context,
+    as_sentence,
     common_notes,
     footer,
     interval_sentence,
@@ -36,7 +37,7 @@ from ddlbench.report.footer import (
 )
 from ddlbench.report.labels import common_workers, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
-from ddlbench.report.style import GREY, dataset_look
+from ddlbench.report.style import GREY, REFERENCE, dataset_look
 from ddlbench.report.tables import Tables, rows_of
 
 _NEUTRAL = "#444444"
@@ -44,7 +45,7 @@ _FEW_BASES = 6
 _TABLE = [
     "geometry", "workers", "strategy", "variant", "network", "dataset", "speedup", "speedup_low",
     "speedup_high", "speedup_n", "samples_per_s", "base_samples_per_s", "mark", "reason", "stale",
-    "noisy", "source", "figure", "where", "hardware",
+    "noisy", *published.SOURCE,
 ]  # fmt: skip
 
 
@@ -112,9 +113,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             draw_beside(axes, hollows, len(datasets))
             _bounds(axes, scale, labelled=axes in page.last_in_row)
     page.label_rows("Speed-up")
-    ours = shown.assign(source="measured here", figure="", where="", hardware="")
-    both = pd.concat([ours, printed.assign(source=published.CITATION)], ignore_index=True)
-    return page.figure, (both if len(printed) else ours)[_TABLE]
+    return page.figure, published.below(shown, printed, _TABLE)
 
 
 def _panels(
@@ -151,11 +150,7 @@ def _values(row: Any) -> tuple[float, float, float]:
 
 
 def _fill(
-    axes: Axes,
-    part: pd.DataFrame,
-    groups: list[Group],
-    width_mm: float,
-    beside: Beside,
+    axes: Axes, part: pd.DataFrame, groups: list[Group], width_mm: float, beside: Beside
 ) -> None:
     reasons = set(zip(part["mark"], part["reason"], strict=True))
     mark, reason = next(iter(reasons))
@@ -189,24 +184,16 @@ def _bounds(axes: Axes, scale: _Scale, labelled: bool) -> None:
     axes.axhline(1, color=GREY, linewidth=0.6, zorder=1, gid="base")
     lines = [(1.0, "base")]
     if scale.near and scale.linear > 1:
-        axes.axhline(
-            scale.linear, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="linear"
-        )
+        axes.axhline(scale.linear, **REFERENCE, zorder=1, gid="linear")
         lines.append((float(scale.linear), "linear"))
     elif scale.linear > 1:
         lines.append((scale.height, f"{scale.linear} ↑"))
     if labelled:
         for y, text in lines:
             axes.annotate(
-                text,
-                (1, y),
-                xycoords=("axes fraction", "data"),
-                xytext=(2, 0),
-                textcoords="offset points",
-                va="center",
-                color=GREY,
-                gid="bound",
-            )
+                text, (1, y), xycoords=("axes fraction", "data"), xytext=(2, 0),
+                textcoords="offset points", va="center", color=GREY, gid="bound",
+            )  # fmt: skip
 
 
 def _sentences(
@@ -217,7 +204,7 @@ def _sentences(
         _base_sentence(shown, summary),
         *filter(None, [theirs]),
         *filter(None, [interval_sentence(shown, ratio=True)]),
-        *(f"{note[0].upper()}{note[1:].rstrip('.')}." for note in notes),
+        *map(as_sentence, notes),
     ]
 
 
