@@ -28,7 +28,7 @@ from ddlbench.report.bars import (
     patch,
     slots_width_mm,
 )
-from ddlbench.report.footer import Context, footer, note_sentences
+from ddlbench.report.footer import Context, footer, note_sentences, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
 from ddlbench.report.predicted import (
     Predicted,
@@ -224,18 +224,12 @@ def _limits(shown: pd.DataFrame, printed: pd.DataFrame) -> tuple[float, float]:
 
 def _sentences(shown: pd.DataFrame, printed: pd.DataFrame) -> list[str]:
     repeats = sorted(set(shown.loc[shown["measured_step_s"].notna(), "repeats"].astype(int)))
-    sentences = [
-        "(predicted - measured) / measured of one step; below zero the prediction is too short."
-    ]
+    sentences = [sentence("deviation")]
     if repeats:
         over = "the steps of the only run" if repeats[-1] < 2 else "repeats"
-        sentences.append(
-            f"Whiskers: the deviation at both ends of the measured step's interval over {over}."
-        )
+        sentences.append(sentence("deviation_whiskers", over=over))
     if len(printed):
-        sentences.append(
-            "Hollow: printed in the thesis, of another machine and its batches; of an epoch there."
-        )
+        sentences.append(sentence("deviation_printed"))
     if others := sorted(set(printed.loc[printed["elsewhere"].astype(bool), "geometry"])):
         sentences[-1] += f" They are of {', '.join(others)} (nodes x devices)."
     return sentences
