@@ -28,7 +28,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
-from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.report.footer import signs
 from ddlbench.report.layout import PanelSize
 from ddlbench.report.style import (
@@ -40,8 +39,6 @@ from ddlbench.report.style import (
     DatasetLook,
     StrategyLook,
     bar_style,
-    condition_look,
-    dataset_look,
     shade,
     strategy_look,
     text_width_mm,
@@ -95,63 +92,39 @@ class Beside:
 
 def bar_groups(
     part: pd.DataFrame,
-    networks: Sequence[str],
-    slots: Sequence[str],
+    groups: Mapping[Any, str],
+    looks: Mapping[Any, DatasetLook],
     values: Callable[[Any], tuple[float, float, float]],
+    *,
+    group: str = "network",
+    slot: str = "dataset",
     without: str = "",
 ) -> list[Group]:
-    """One group for each network with a bar for each dataset, or for each ``slot`` of the rows.
+    """Groups of bars, in each a slot for each look.
 
     Args:
         part: rows with ``mark``, and the columns of their signs.
-        networks: names of the groups.
-        slots: datasets; of rows with a column ``slot``, what stands there.
+        groups: the label of each value of the column ``group``.
+        looks: of each value of the column ``slot``.
         values: gives value, low and high of a row.
-        without: signs that stand elsewhere.
+        group: column that says in which group the bar of a row stands.
+        slot: column that says in which slot.
+        without: signs that stand elsewhere, or nowhere.
     """
-    by = "slot" if "slot" in part else "dataset"
-    look_of = (lambda name: condition_look(slots.index(name))) if by == "slot" else dataset_look
     bars = {
-        (row.network, getattr(row, by)): _bar_of(row, values, look_of(getattr(row, by)), without)
-        for row in rows_of(part)
-    }
-    return [
-        Group(network_label(network), [bars.get((network, slot)) for slot in slots])
-        for network in networks
-    ]
-
-
-def strategy_groups(
-    part: pd.DataFrame, datasets: Sequence[str], values: Callable[[Any], tuple[float, float, float]]
-) -> list[Group]:
-    """One group for each strategy and variant of a single network, with a bar for each dataset."""
-    bars = {
-        (row.strategy, row.variant, row.dataset): _bar_of(row, values, dataset_look(row.dataset))
-        for row in rows_of(part)
-    }
-    return [
-        Group(
-            strategy_label(strategy, variant),
-            [bars.get((strategy, variant, dataset)) for dataset in datasets],
+        (getattr(row, group), getattr(row, slot)): Bar(
+            *values(row),
+            strategy_look(row.strategy).colour,
+            looks[getattr(row, slot)],
+            row.mark,
+            row.stale,
+            signs(row, without),
         )
-        for strategy, variant in dict.fromkeys((s, v) for s, v, _ in bars)
+        for row in rows_of(part)
+    }
+    return [
+        Group(label, [bars.get((name, one)) for one in looks]) for name, label in groups.items()
     ]
-
-
-def _bar_of(
-    row: Any,
-    values: Callable[[Any], tuple[float, float, float]],
-    look: DatasetLook,
-    without: str = "",
-) -> Bar:
-    return Bar(
-        *values(row),
-        strategy_look(row.strategy).colour,
-        look,
-        row.mark,
-        row.stale,
-        signs(row, without),
-    )
 
 
 def slots_width_mm(groups: int, members: int) -> float:

@@ -26,6 +26,7 @@ UNSTEADY = "≈"
 DISTURBED = "!"
 DEPARTS = "≠"
 OLD_WEIGHTS = "‡"
+SIGNS = STALE + NOISY + UNSTEADY + DISTURBED + DEPARTS + OLD_WEIGHTS
 _SHORT_COMMIT = 7
 _ENOUGH = 6  # the range of fewer repeats holds the median with less than 95 %
 

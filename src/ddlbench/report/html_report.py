@@ -9,9 +9,7 @@ It shows what these files hold and computes nothing. Equal files give equal byte
 
 from __future__ import annotations
 
-import base64
 import re
-import struct
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +39,7 @@ from ddlbench.report.figure_entry import FigureEntry, ReportFigure
 from ddlbench.report.footer import commits_of, days_of, interval_words, is_set, marks
 from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.not_advised import not_advised
-from ddlbench.report.page import html_page
+from ddlbench.report.page import Png, html_page, read_png
 from ddlbench.report.registry import FIGURES, figures_for, names_of, prediction_figures_for
 from ddlbench.report.tables import Tables, read_tables
 from ddlbench.report.terminal import (
@@ -52,9 +50,6 @@ from ddlbench.report.terminal import (
     telling_apart,
 )
 
-_PNG_HEAD = struct.Struct(">8s8xII")  # signature, length and name of IHDR, width and height
-_PNG = b"\x89PNG\r\n\x1a\n"
-_PIXELS_EACH = 0.6  # of the page for one of a figure: 180 mm are 850
 _FEW_NAMES = 12
 
 
@@ -65,17 +60,13 @@ class Picture:
     Args:
         name: of its files.
         heading: of what it is, where several figures share a caption; else empty.
-        png: the picture as a data URI.
-        width: pixels of the page.
-        height: pixels of the page.
+        png: the picture.
         links: text and address of its PDF and CSV, as far as they are there.
     """
 
     name: str
     heading: str
-    png: str
-    width: int
-    height: int
+    png: Png
     links: tuple[tuple[str, str], ...]
 
 
@@ -229,24 +220,13 @@ def _lacking(experiment: str, site: Site, rows: Sequence[MatrixRow], results: Pa
 def _picture(place: Path, figure: ReportFigure, folder: Path) -> Picture | None:
     """The picture of a figure in a folder; None where there is none, or it is no whole PNG."""
     path = place / f"{figure.name}.png"
-    try:
-        content = path.read_bytes()
-        signature, width, height = _PNG_HEAD.unpack_from(content)
-    except (OSError, struct.error):
+    png = read_png(path)
+    if png is None:
         return None
-    if signature != _PNG:
-        return None
-    beside = [path.with_suffix(suffix) for suffix in (".pdf", ".csv")]
-    return Picture(
-        figure.name,
-        strategy_label(figure.strategy) if figure.strategy else "",
-        f"data:image/png;base64,{base64.b64encode(content).decode()}",
-        round(width * _PIXELS_EACH),
-        round(height * _PIXELS_EACH),
-        tuple(
-            (file.suffix[1:].upper(), _address(file, folder)) for file in beside if file.is_file()
-        ),
-    )
+    heading = strategy_label(figure.strategy) if figure.strategy else ""
+    beside = [file for suffix in (".pdf", ".csv") if (file := path.with_suffix(suffix)).is_file()]
+    links = tuple((file.suffix[1:].upper(), _address(file, folder)) for file in beside)
+    return Picture(figure.name, heading, png, links)
 
 
 def _address(path: Path, folder: Path) -> str:

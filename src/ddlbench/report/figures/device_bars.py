@@ -20,9 +20,9 @@ from ddlbench.common.units import BYTES, GIB, MIB, Unit, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
-from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
+from ddlbench.report.bars import Group, bar_groups, draw_groups, panel_size, patch, top_of
 from ddlbench.report.curves import places
-from ddlbench.report.footer import Context, footer, sentence, without_signs
+from ddlbench.report.footer import SIGNS, Context, footer, sentence, without_signs
 from ddlbench.report.labels import common_workers, status_mark, variant_labels, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
 from ddlbench.report.style import GREY, REFERENCE, DatasetLook, strategy_look
@@ -73,19 +73,24 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         shown = shown[shown["strategy"] != BASE].copy()
     shown["value"] = shown[quantity.column]
     shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    shown["member"] = list(zip(shown["strategy"], shown["variant"], strict=True))
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])
     base = shown[shown["strategy"] == BASE]
     others = shown[shown["strategy"] != BASE]
     geometries = list(others.groupby("geometry", sort=False)) or [("1x1", base.iloc[:0])]
-    members = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
-    members.sort(key=lambda member: member[0] != BASE)
-    looks = {  # a strategy's colour; variants differ in shade
-        member: (strategy_look(member[0]).colour, _VARIANT_LOOKS[place % len(_VARIANT_LOOKS)])
+    members = sorted(unique(shown["member"]), key=lambda member: member[0] != BASE)
+    looks = {  # of a strategy's colour; variants differ in shade
+        member: _VARIANT_LOOKS[place % len(_VARIANT_LOOKS)]
         for member, place in places(members).items()
     }
+    labels = {network: network_label(network) for network in networks}
     known = shown.loc[shown["mark"] == "", "value"].astype(float)
     unit = quantity.unit(float(known.max()))
+
+    def values_of(row: Any) -> tuple[float, float, float]:
+        return math.nan if row.mark else float(row.value) / unit.size, math.nan, math.nan
+
     sections = []
     for geometry, part in geometries:
         workers = workers_label(int(part["workers"].max())) if len(part) else ""
@@ -93,19 +98,25 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         both = pd.concat([base, part])
         owns = ((name, both[both["dataset"] == name]) for name in datasets)
         panels = [
-            Panel(dataset_label(name), data=_groups(own, networks, members, looks, unit))
+            Panel(
+                dataset_label(name),
+                data=bar_groups(own, labels, looks, values_of, slot="member", without=SIGNS),
+            )
             for name, own in owns
         ]
         sections.append(Section(heading, panels))
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         f"{quantity.title} {common_workers(others['workers'])}".strip(),
-        [(patch(*looks[member]), strategy_label(*member)) for member in members],
+        [
+            (patch(strategy_look(member[0]).colour, look), strategy_label(*member))
+            for member, look in looks.items()
+        ],
         sections,
         footer=footer(signed, context, [quantity.explain(shown)]),
         size=panel_size(
-            [network_label(network) for network in networks], len(members),
-            [len(datasets)] * len(sections), left=12.5, between=11.0,
+            list(labels.values()), len(members), [len(datasets)] * len(sections), left=12.5,
+            between=11.0,
         ),
     )  # fmt: skip
     values = [drawn for _, groups in page.facets if (drawn := _values(groups))]
@@ -126,27 +137,6 @@ def _mark(row: object) -> str:
     if status == Status.OK and pd.isna(getattr(row, "value", None)):
         return NOT_MEASURED
     return status_mark(status)
-
-
-def _groups(
-    part: pd.DataFrame,
-    networks: list[str],
-    members: list[tuple[str, str]],
-    looks: dict[tuple[str, str], tuple[str, DatasetLook]],
-    unit: Unit,
-) -> list[Group]:
-    rows = {(r.network, (r.strategy, r.variant)): r for r in rows_of(part)}
-
-    def bar(row: Any, member: tuple[str, str]) -> Bar | None:
-        if row is None:
-            return None
-        value = math.nan if row.mark else float(row.value) / unit.size
-        return Bar(value, math.nan, math.nan, *looks[member], str(row.mark), bool(row.stale))
-
-    return [
-        Group(network_label(network), [bar(rows.get((network, one)), one) for one in members])
-        for network in networks
-    ]
 
 
 def _values(groups: list[Group]) -> list[float]:

@@ -80,7 +80,8 @@ _HELD: dict[str, Held] = {
 
 
 def _picture(held: list[str], sentences: dict[str, str], **values: Any) -> Picture:
-    return Picture(*(_HELD[name] for name in held), tuple(sentences.items()), **values)
+    inputs, weights, outputs = (_HELD[name] for name in held)
+    return Picture(inputs, weights, outputs, tuple(sentences.items()), **values)
 
 
 PICTURES = {

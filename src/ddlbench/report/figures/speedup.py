@@ -23,7 +23,6 @@ from ddlbench.report.bars import (
     message,
     panel_size,
     patch,
-    strategy_groups,
     top_of,
 )
 from ddlbench.report.figures.scaling import without_base
@@ -37,7 +36,7 @@ from ddlbench.report.footer import (
 )
 from ddlbench.report.labels import common_workers, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
-from ddlbench.report.style import GREY, REFERENCE, dataset_look
+from ddlbench.report.style import GREY, REFERENCE, DatasetLook, dataset_look
 from ddlbench.report.tables import Tables, rows_of
 
 _NEUTRAL = "#444444"
@@ -57,34 +56,36 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """
     shown = without_base(tables.summary)
     printed = published.speedups_of(shown, context.paper, "thesis/fig3.1")
+    shown["group"] = list(zip(shown["strategy"], shown["variant"], strict=True))
     datasets = in_dataset_order(shown["dataset"])
-    networks = unique(shown["network"])
+    looks = {dataset: dataset_look(dataset) for dataset in datasets}
+    networks = {network: network_label(network) for network in unique(shown["network"])}
     everywhere = common_notes(shown) if shown["strategy"].nunique() > 1 else []
     geometries = list(shown.groupby("geometry", sort=False))
     sections = []
-    labels = [network_label(network) for network in networks]
+    labels = list(networks.values())
     for geometry, part in geometries:
         theirs = printed[printed["geometry"] == geometry]
         workers = workers_label(int(part["workers"].max()))
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
         if len(networks) == 1:
-            groups = strategy_groups(part, datasets, _values)
+            own = {name: strategy_label(*name) for name in unique(part["group"])}
+            groups = bar_groups(part, own, looks, _values, group="group")
             names = list(dict.fromkeys(part["strategy"]))
             beside = theirs.assign(place=theirs["strategy"].map(names.index))
             if part["variant"].nunique() > 1:  # a group is a strategy and a variant
                 beside = beside.iloc[:0]
             sections.append(Section(heading, [Panel(labels[0], "", (part, groups, beside))]))
         else:
-            beside = theirs.assign(place=theirs["network"].map(networks.index))
-            panels = _panels(part, networks, datasets, everywhere, beside)
+            beside = theirs.assign(place=theirs["network"].map(list(networks).index))
+            panels = _panels(part, networks, looks, everywhere, beside)
             sections.append(Section(heading, panels))
     if len(networks) == 1:
         everywhere = [*everywhere, *_notes_by_strategy(shown, everywhere)]
-        pairs = dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True))
-        labels = [strategy_label(str(strategy), str(variant)) for strategy, variant in pairs]
+        labels = [strategy_label(*name) for name in unique(shown["group"])]
     counted = [len(section.panels) for section in sections]
     legend: list[tuple[Artist, str]] = [
-        (patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets
+        (patch(_NEUTRAL, look), dataset_label(name)) for name, look in looks.items()
     ]
     if len(printed):
         legend.append((hollow(), published.label(printed, context.paper)))
@@ -118,8 +119,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
 
 def _panels(
     part: pd.DataFrame,
-    networks: list[str],
-    datasets: list[str],
+    networks: dict[str, str],
+    looks: dict[str, DatasetLook],
     everywhere: list[str],
     printed: pd.DataFrame,
 ) -> list[Panel]:
@@ -129,7 +130,7 @@ def _panels(
         note = "; ".join(n for n in common_notes(own) if n not in everywhere)
         theirs = printed[printed["strategy"] == strategy]
         sign = sign_of_all(own)  # of the strategy, so at its name
-        data = (own, bar_groups(own, networks, datasets, _values, sign), theirs)
+        data = (own, bar_groups(own, networks, looks, _values, without=sign), theirs)
         title = f"{strategy_label(str(strategy), str(variant))} {sign}".rstrip()
         panels.append(Panel(title, note, data))
     return panels
