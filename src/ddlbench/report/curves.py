@@ -24,7 +24,8 @@ from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, LogLocator
 
 from ddlbench.planning.labels import strategy_label
 from ddlbench.report.footer import STALE
-from ddlbench.report.style import plain, strategy_look
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import plain
 from ddlbench.report.tables import rows_of
 
 DASHES: tuple[Any, ...] = (

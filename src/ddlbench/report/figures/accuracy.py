@@ -17,8 +17,9 @@ from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import label_rows, patch, write_in_row
 from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.predicted import Predicted, shown_cells
-from ddlbench.report.style import GREY, DatasetLook, bar_style, strategy_look, text_width_mm
+from ddlbench.report.style import GREY, bar_style, text_width_mm
 
 _MODEL = DatasetLook(0.35, "")
 _BASELINE = DatasetLook(0.75, "/////")

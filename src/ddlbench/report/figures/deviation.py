@@ -30,6 +30,7 @@ from ddlbench.report.bars import (
 )
 from ddlbench.report.footer import Context, footer, note_sentences, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
+from ddlbench.report.looks import condition_look, dataset_look
 from ddlbench.report.predicted import (
     Predicted,
     condition_label,
@@ -37,7 +38,7 @@ from ddlbench.report.predicted import (
     shown_cells,
     title_of,
 )
-from ddlbench.report.style import GREY, PAGE_MM, condition_look, dataset_look
+from ddlbench.report.style import GREY, PAGE_MM
 from ddlbench.report.tables import rows_of
 
 _NEUTRAL = "#444444"

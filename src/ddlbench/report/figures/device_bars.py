@@ -25,7 +25,8 @@ from ddlbench.report.curves import places
 from ddlbench.report.footer import SIGNS, Context, footer, sentence, without_signs
 from ddlbench.report.labels import common_workers, status_mark, variant_labels, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
-from ddlbench.report.style import GREY, REFERENCE, DatasetLook, strategy_look
+from ddlbench.report.looks import DatasetLook, strategy_look
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 NOT_MEASURED = "no value"

@@ -21,16 +21,10 @@ from ddlbench.planning.labels import network_label
 from ddlbench.report.bars import label_rows, message, patch
 from ddlbench.report.footer import Context, footer, note_sentences, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.predicted import Predicted, condition_sections, shown_cells
 from ddlbench.report.recorded_step import SENDING, gap_over_pass, idle_of, parts_of
-from ddlbench.report.style import (
-    CENTRED,
-    DatasetLook,
-    bar_style,
-    strategy_look,
-    text_width_mm,
-    ticks_in,
-)
+from ddlbench.report.style import CENTRED, bar_style, text_width_mm, ticks_in
 from ddlbench.report.tables import rows_of
 
 STRATEGY = "gpipe"

@@ -21,8 +21,9 @@ from ddlbench.report.curves import DASHES, sample, ticks_at, whisker
 from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.labels import workers_label
 from ddlbench.report.layout import PanelSize, Section, lay_out, network_panels, unique
+from ddlbench.report.looks import strategy_look
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
-from ddlbench.report.style import plain, strategy_look
+from ddlbench.report.style import plain
 from ddlbench.report.tables import rows_of
 
 _STYLES = DASHES[1:4]  # a measured line is whole

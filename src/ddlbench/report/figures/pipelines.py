@@ -30,7 +30,8 @@ from ddlbench.report.curves import sample
 from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.labels import common_workers, speedup_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out, unique
-from ddlbench.report.style import REFERENCE, strategy_look
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 TABLE = [

@@ -25,7 +25,8 @@ from ddlbench.report.curves import DASHES, places, sample, ticks_at, whisker
 from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin, sign_of_all
 from ddlbench.report.labels import speedup_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out
-from ddlbench.report.style import GREY, REFERENCE, strategy_look
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 TABLE = [

@@ -36,7 +36,8 @@ from ddlbench.report.footer import (
 )
 from ddlbench.report.labels import common_workers, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
-from ddlbench.report.style import GREY, REFERENCE, DatasetLook, dataset_look
+from ddlbench.report.looks import DatasetLook, dataset_look
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 _NEUTRAL = "#444444"

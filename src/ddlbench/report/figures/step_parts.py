@@ -26,6 +26,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.report.bars import patch, write_instead
 from ddlbench.report.footer import Context, footer, note_sentences, sentence
 from ddlbench.report.layout import PanelSize, Section, lay_out, network_panels, unique
+from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.predicted import (
     NOT_PREDICTED,
     Predicted,
@@ -35,14 +36,7 @@ from ddlbench.report.predicted import (
     title_of,
 )
 from ddlbench.report.recorded_step import parts_of
-from ddlbench.report.style import (
-    REFERENCE,
-    DatasetLook,
-    bar_style,
-    seconds_axis,
-    strategy_look,
-    text_width_mm,
-)
+from ddlbench.report.style import REFERENCE, bar_style, seconds_axis, text_width_mm
 from ddlbench.report.tables import rows_of
 
 _DASHES: dict[str, Any] = {**REFERENCE, "linewidth": 0.8}

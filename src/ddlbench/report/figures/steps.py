@@ -17,7 +17,8 @@ from ddlbench.report.bars import label_rows, write_in_row
 from ddlbench.report.footer import Context, footer, sentence, signs
 from ddlbench.report.labels import common_workers, status_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out
-from ddlbench.report.style import GREY, shade, strategy_look, text_width_mm, ticks_in
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import GREY, shade, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 NO_STEPS = "no steps"

@@ -40,16 +40,8 @@ from ddlbench.common.units import TIMES, Unit, unit_for
 from ddlbench.report.bars import patch
 from ddlbench.report.layout import Panel as PagePanel
 from ddlbench.report.layout import PanelSize, Section, lay_out
-from ddlbench.report.style import (
-    GREY,
-    KINDS,
-    DatasetLook,
-    KindLook,
-    kind_look,
-    shade,
-    text_width_mm,
-    ticks_in,
-)
+from ddlbench.report.looks import KINDS, DatasetLook, KindLook, kind_look
+from ddlbench.report.style import GREY, shade, text_width_mm, ticks_in
 from ddlbench.report.timeline.box import PASSES, WAIT, Box, Row, beside_lanes
 from ddlbench.report.timeline.windows import Part, Window
 
