@@ -239,11 +239,7 @@ def slot_centre(place: int, slot: int, members: int, of: int) -> float:
 
 
 def draw_groups(
-    axes: Axes,
-    groups: Sequence[Group],
-    width_mm: float,
-    number: str,
-    beside: Beside | None = None,
+    axes: Axes, groups: Sequence[Group], width_mm: float, number: str, beside: Beside | None = None
 ) -> None:
     """Draw all groups.
 

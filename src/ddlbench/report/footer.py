@@ -158,27 +158,17 @@ def without_signs(shown: pd.DataFrame) -> pd.DataFrame:
 
 def marks(shown: pd.DataFrame) -> list[str]:
     """Explain the marks of the figure, and name differing processors."""
-    parts = []
-    if (shown["status"] == Status.OUT_OF_MEMORY).any():
-        parts.append(f"{OUT_OF_MEMORY}: out of memory")
-    if shown["stale"].any():
-        parts.append(f"{STALE} and pale: the plan, or what it is made from, has changed since")
-    if shown["noisy"].map(is_set).any():
-        parts.append(f"{NOISY} noisy: quartiles of the steps spread over a quarter of the median")
-    if shown["unsteady"].any():
-        parts.append(
-            f"{UNSTEADY} unsteady: the machine's speed (probe) changed by over "
-            f"{comparability.UNSTEADY_LIMIT:.0%} during the cell, between repeats or since its base"
-        )
-    if (shown["disturbed"] != "").any():
-        parts.append(
-            f"{DISTURBED} disturbed: something stopped the cell in measured steps, so it gives no "
-            "speed-up"
-        )
-    if (shown["departure"] != "").any():
-        parts.append(f"{DEPARTS}: trains otherwise than one device, so it gives no speed-up")
-    if shown["update_semantics"].str.contains(_STALE_WEIGHTS).any():
-        parts.append(f"{OLD_WEIGHTS}: updates with gradients of older weights, so not equal work")
+    there = {
+        OUT_OF_MEMORY: (shown["status"] == Status.OUT_OF_MEMORY).any(),
+        STALE: shown["stale"].any(),
+        NOISY: shown["noisy"].map(is_set).any(),
+        UNSTEADY: shown["unsteady"].any(),
+        DISTURBED: (shown["disturbed"] != "").any(),
+        DEPARTS: (shown["departure"] != "").any(),
+        OLD_WEIGHTS: shown["update_semantics"].str.contains(_STALE_WEIGHTS).any(),
+    }
+    limit = comparability.UNSTEADY_LIMIT
+    parts = [sentence(f"mark {mark}", limit=limit) for mark, shows in there.items() if shows]
     partial = int(((shown["status"] == Status.OK) & (shown["n"] < shown["repeats"])).sum())
     if partial:
         parts.append(f"{partial} of {len(shown)} cells lack repeats (see summary.csv)")

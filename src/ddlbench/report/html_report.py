@@ -42,13 +42,7 @@ from ddlbench.report.not_advised import not_advised
 from ddlbench.report.page import Png, html_page, read_png
 from ddlbench.report.registry import FIGURES, figures_for, names_of, prediction_figures_for
 from ddlbench.report.tables import Tables, read_tables
-from ddlbench.report.terminal import (
-    advice,
-    answers_at,
-    numbers_of,
-    speedup_table,
-    telling_apart,
-)
+from ddlbench.report.terminal import advice, answers_at, numbers_of, speedup_table, telling_apart
 
 _FEW_NAMES = 12
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -43,6 +44,7 @@ class KindLook:
 
 _DECLARED = read_yaml(Path(__file__).with_suffix(".yaml"))
 FAMILIES: dict[str, list[str]] = _DECLARED["families"]
+PARAMETERS: dict[Any, Any] = _DECLARED["matplotlib"]
 KINDS = {name: KindLook(*look) for name, look in _DECLARED["kinds"].items()}
 
 

@@ -26,7 +26,7 @@ from PIL import Image
 
 from ddlbench.common.document import whole_file
 from ddlbench.common.units import TIMES, Unit, unit_for
-from ddlbench.report.looks import DatasetLook
+from ddlbench.report.looks import PARAMETERS, DatasetLook
 
 MM = 1 / 25.4
 COLUMN_MM = 85.0
@@ -41,39 +41,6 @@ REFERENCE: dict[str, Any] = {"color": GREY, "linewidth": 0.6, "linestyle": (0, (
 DOTS: dict[str, Any] = {**REFERENCE, "linestyle": (0, (1, 1.5))}
 
 _COLOURS = 256  # of a picture: an index of a byte
-_RC: dict[Any, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": GREY,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.labelsize": MIN_PT,
-    "axes.linewidth": 0.5,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": MIN_PT + 0.5,
-    "axes.unicode_minus": True,
-    "figure.dpi": 200,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
-    "font.size": MIN_PT,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.4,
-    "hatch.linewidth": 0.5,
-    "legend.fontsize": MIN_PT,
-    "legend.frameon": False,
-    "lines.linewidth": 1.0,
-    "lines.markersize": 4.0,
-    "pdf.fonttype": 42,
-    "savefig.dpi": 200,
-    "xtick.labelsize": MIN_PT,
-    "xtick.major.size": 2.0,
-    "xtick.major.width": 0.5,
-    "xtick.minor.size": 0.0,
-    "ytick.labelsize": MIN_PT,
-    "ytick.major.size": 2.0,
-    "ytick.major.width": 0.5,
-    "ytick.minor.size": 0.0,
-}
 
 
 @contextmanager
@@ -81,7 +48,7 @@ def style() -> Iterator[None]:
     """Set matplotlib's parameters for figures of the project, within the context."""
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(_RC)
+        mpl.rcParams.update(PARAMETERS)
         yield
 
 

@@ -224,32 +224,27 @@ def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
                 for gpus, batch, more in zip(keys["gpus"], batches, several, strict=True)
             ],
             "order": keys["gpus"] * 1e6 + batches.fillna(0),
-            "mark": "",
         }
     )
     measured_s = rows["seconds_per_iteration"]
     low_s, high_s = (rows[name].fillna(measured_s) for name in ("s_per_it_min", "s_per_it_max"))
     parts = [
-        place.assign(
-            source=MEASURED,
-            compute_s=rows["compute_seconds"],
-            communication_s=rows["comm_seconds"],
-            step_s=measured_s,
-            accuracy=math.nan,
-            departs=False,
-        )
+        place.assign(**_bar(MEASURED, rows["compute_seconds"], rows["comm_seconds"], measured_s))
     ]
     for variant in SOURCES[:2]:
         projection = projected(rows, platform, variant)
         iteration_s = projection["iteration"]
         parts.append(
             place.assign(
-                source=variant,
-                compute_s=projection["compute"],
-                communication_s=projection["communication"],
-                step_s=iteration_s,
-                accuracy=1 - (iteration_s - measured_s).abs() / measured_s,
-                departs=(low_s > iteration_s * (1 + LIMIT)) | (high_s < iteration_s / (1 + LIMIT)),
+                **_bar(
+                    variant,
+                    projection["compute"],
+                    projection["communication"],
+                    iteration_s,
+                    accuracy=1 - (iteration_s - measured_s).abs() / measured_s,
+                    departs=(low_s > iteration_s * (1 + LIMIT))
+                    | (high_s < iteration_s / (1 + LIMIT)),
+                )
             )
         )
     bars = pd.concat(parts)[COLUMNS]
@@ -321,27 +316,20 @@ def bars_of_runs(predictions: pd.DataFrame, with_printed: bool = True) -> pd.Dat
 def _measured(row: Any) -> dict[str, Any]:
     # The mean wait of a step may exceed the median step, where one step was very long.
     wait_s = min(float(getattr(row, "measured_wait_s", math.nan)), float(row.measured_step_s))
-    return {
-        "source": MEASURED,
-        "compute_s": row.measured_step_s - wait_s,
-        "communication_s": wait_s,
-        "step_s": row.measured_step_s,
-        "accuracy": math.nan,
-        "departs": False,
-        "mark": "" if math.isfinite(row.measured_step_s) else str(row.mark or row.status),
-    }
+    mark = "" if math.isfinite(row.measured_step_s) else str(row.mark or row.status)
+    return _bar(MEASURED, row.measured_step_s - wait_s, wait_s, row.measured_step_s, mark=mark)
 
 
 def _printed(row: Any) -> dict[str, Any]:
-    return {
-        "source": PRINTED,
-        "compute_s": row.compute_seconds,
-        "communication_s": row.comm_seconds,
-        "step_s": row.seconds_per_iteration,
-        "accuracy": math.nan,
-        "departs": False,
-        "mark": "",
-    }
+    return _bar(PRINTED, row.compute_seconds, row.comm_seconds, row.seconds_per_iteration)
+
+
+def _bar(
+    source: str, compute_s: Any, communication_s: Any, step_s: Any, **judged: Any
+) -> dict[str, Any]:
+    """The columns of a bar, or of several of one source."""
+    parts = {"compute_s": compute_s, "communication_s": communication_s, "step_s": step_s}
+    return {"source": source, **parts, "accuracy": math.nan, "departs": False, "mark": "", **judged}
 
 
 def _projected(row: Any) -> dict[str, Any]:
@@ -352,12 +340,12 @@ def _projected(row: Any) -> dict[str, Any]:
             LIMIT,
         )
     )  # fmt: skip
-    return {
-        "source": _PREDICTORS[row.predictor],
-        "compute_s": row.compute_s + row.bubble_s,
-        "communication_s": row.communication_s,
-        "step_s": row.predicted_step_s,
-        "accuracy": 1 - abs(row.signed_error),
-        "departs": off,
-        "mark": "" if known else NOT_PREDICTED,
-    }
+    return _bar(
+        _PREDICTORS[row.predictor],
+        row.compute_s + row.bubble_s,
+        row.communication_s,
+        row.predicted_step_s,
+        accuracy=1 - abs(row.signed_error),
+        departs=off,
+        mark="" if known else NOT_PREDICTED,
+    )
