@@ -190,6 +190,11 @@ def _is_crowded(labels: Sequence[str], width_mm: float) -> bool:
     return label_width_mm(labels) > width_mm
 
 
+def ground(pad: float) -> dict[str, Any]:
+    """White behind a text."""
+    return {"facecolor": "white", "edgecolor": "none", "pad": pad}
+
+
 def patch(colour: str, look: DatasetLook) -> Patch:
     """Make a legend's sample of a bar."""
     return Patch(**bar_style(colour, look))
@@ -197,15 +202,9 @@ def patch(colour: str, look: DatasetLook) -> Patch:
 
 def hollow(colour: str = "black", marker: str = "D") -> Line2D:
     """The mark of a published value."""
+    style: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": colour}
     return Line2D(
-        [],
-        [],
-        linestyle="none",
-        marker=marker,
-        markersize=3.6,
-        markerfacecolor="white",
-        markeredgecolor=colour,
-        markeredgewidth=0.8,
+        [], [], linestyle="none", marker=marker, markersize=3.6, markeredgewidth=0.8, **style
     )
 
 
@@ -313,32 +312,19 @@ def _draw_bar(
     axes.bar(x, bar.value, width=fill, zorder=2, gid="bar", **look)
     if math.isfinite(bar.low) and math.isfinite(bar.high):
         below, above = max(bar.value - bar.low, 0.0), max(bar.high - bar.value, 0.0)
+        colour = "#333333" if bar.colour != "#000000" else "#888888"
         axes.errorbar(
-            x,
-            bar.value,
-            yerr=[[below], [above]],
-            fmt="none",
-            ecolor="#333333" if bar.colour != "#000000" else "#888888",
-            elinewidth=0.7,
-            capsize=min(1.6, slot_mm * 0.45),
-            capthick=0.7,
-            zorder=3,
-        )
+            x, bar.value, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=0.7,
+            capsize=min(1.6, slot_mm * 0.45), capthick=0.7, zorder=3,
+        )  # fmt: skip
     text = number.format(bar.value) + bar.signs if slot_mm >= _NUMBER_MM else bar.signs
     if text:
         hangs = bar.value < 0
         below = hangs and foot < 0  # else it stands on the other side of zero
         axes.annotate(
-            text,
-            (x, foot),
-            xytext=(0, -1.2 if below else 1.2),
-            textcoords="offset points",
-            ha="center",
-            va="top" if below else "bottom",
-            gid="number",
-            zorder=4,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.1},
-        )
+            text, (x, foot), xytext=(0, -1.2 if below else 1.2), textcoords="offset points",
+            ha="center", va="top" if below else "bottom", gid="number", zorder=4, bbox=ground(0.1),
+        )  # fmt: skip
 
 
 def _draw_marks(axes: Axes, start: float, group: Group, slot_mm: float) -> None:
@@ -375,7 +361,7 @@ def _draw_mark(axes: Axes, left: float, right: float, mark: str, slot_mm: float)
         color=GREY,
         gid="mark",
         zorder=5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.2},
+        bbox=ground(0.2),
     )
 
 
@@ -396,7 +382,7 @@ def message(axes: Axes, text: str, width_mm: float) -> None:
         color=GREY,
         gid="message",
         zorder=5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        bbox=ground(1.0),
         **CENTRED,
     )
 

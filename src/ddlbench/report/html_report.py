@@ -20,6 +20,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from ddlbench.common.document import write_text
+from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import Column
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import (
@@ -284,23 +285,8 @@ def _reasons(tables: Tables, folder: Path) -> list[tuple[str, str, str, str]]:
     return found
 
 
-_TABLES = {
-    "advice.json": "what to train with in each case, and all candidates",
-    "measurements.csv": "one row a cell",
-    "summary.csv": "one row a configuration, over its repeats",
-    "steps.csv": "one row a step",
-    "validation.csv": "accuracy after every epoch",
-    "accuracy.csv": "errors of every predictor",
-    "table_8_1.csv": "what was recommended, and what was fastest",
-    "table_8_2.csv": "how often recommenders were right",
-    "table_8_1_published.csv": "the same as the thesis made it: epochs, each at its own batch",
-    "table_8_2_published.csv": "how often recommenders were right of those",
-    "table_6_1.csv": "micro-batches, measured and predicted",
-    "recommendations.csv": "what to train with, by predictions",
-}
-
-
 def _files(folder: Path, tables: Path) -> list[tuple[str, str, str]]:
     """Path, address and meaning of the tables that are there."""
-    there = [(tables / name, text) for name, text in _TABLES.items() if (tables / name).is_file()]
+    meanings = read_yaml(Path(__file__).with_suffix(".yaml"))
+    there = [(tables / name, text) for name, text in meanings.items() if (tables / name).is_file()]
     return [(str(file.relative_to(folder)), _address(file, folder), text) for file, text in there]

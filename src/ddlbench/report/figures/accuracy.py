@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.common.statistics import mean_interval
 from ddlbench.planning.labels import strategy_label
-from ddlbench.report.bars import label_rows, patch, write_in_row
+from ddlbench.report.bars import ground, label_rows, patch, write_in_row
 from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.looks import DatasetLook, strategy_look
@@ -126,8 +126,7 @@ _POINT: dict[str, Any] = {
 
 
 def _write(axes: Axes, place: int, x: float, text: str, **style: Any) -> None:
-    ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
-    write_in_row(axes, place, x, text, **style, gid="mark", zorder=5, bbox=ground)
+    write_in_row(axes, place, x, text, **style, gid="mark", zorder=5, bbox=ground(0.3))
 
 
 def _record(

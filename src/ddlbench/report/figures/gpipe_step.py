@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from ddlbench.common.units import TIMES, unit_for
 from ddlbench.planning.labels import network_label
-from ddlbench.report.bars import label_rows, message, patch
+from ddlbench.report.bars import ground, label_rows, message, patch
 from ddlbench.report.footer import Context, footer, note_sentences, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.looks import DatasetLook, strategy_look
@@ -164,4 +164,4 @@ def _number(axes: Axes, x: float, y: float, text: str, look: DatasetLook) -> Non
     colour = "white" if look.white < 0.3 else "black"
     drawn = axes.text(x, y, text, color=colour, gid="number", **CENTRED)
     if look.hatch:
-        drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})
+        drawn.set_bbox(ground(0.3))

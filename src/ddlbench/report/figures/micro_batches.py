@@ -46,45 +46,35 @@ def table_6_1(predictions: pd.DataFrame) -> pd.DataFrame:
     ``ideal_factor`` is (W + m - 1) / (W m) for W devices and m micro-batches (Eq. 6.1). The thesis
     gives epochs; their samples a second are the dataset's images over the epoch.
     """
-    rows = []
-    for row in rows_of(_pipelines(predictions)):
-        rows.append(
-            {
-                "source": "measured here",
-                "strategy": row.strategy,
-                "network": row.network,
-                "dataset": row.dataset,
-                "geometry": f"{row.nodes}x{row.devices_per_node}",
-                "batch_size": row.batch_size,
-                "chunks": row.chunks,
-                "micro_batch": row.batch_size // row.chunks,
-                "ideal_factor": _factor(row.nodes * row.devices_per_node, row.chunks),
-                "measured_samples_per_s": row.batch_size / row.measured_step_s,
-                "predictor": row.predictor,
-                "predicted_samples_per_s": row.batch_size / row.predicted_step_s,
-                "signed_error": row.signed_error,
-                "mark": "" if row.status == Status.OK else row.status,
-            }
-        )
-    if not rows:
-        return pd.DataFrame(columns=list(_COLUMNS_6_1))
-    for row in rows_of(published.micro_batches()):
-        rows.append(
-            {
-                "source": f"{published.CITATION}, {row.where} ({row.hardware})",
-                "strategy": "gpipe",
-                "network": row.network,
-                "dataset": row.dataset,
-                "geometry": row.geometry,
-                "batch_size": row.batch_size,
-                "chunks": row.chunks,
-                "micro_batch": row.micro_batch,
-                "ideal_factor": _factor(4, row.chunks),
-                "measured_samples_per_s": DATASETS[row.dataset].num_train / row.epoch_s,
-                "mark": "",
-            }
-        )
+    rows = [_of_6_1(row) for row in rows_of(_pipelines(predictions))]
+    rows += [_of_thesis(row) for row in rows_of(published.micro_batches())] if rows else []
     return pd.DataFrame(rows, columns=list(_COLUMNS_6_1))
+
+
+def _of_6_1(row: Any) -> dict[str, Any]:
+    same = ("strategy", "network", "dataset", "batch_size", "chunks", "predictor", "signed_error")
+    return {
+        **{name: getattr(row, name) for name in same},
+        "source": "measured here",
+        "geometry": f"{row.nodes}x{row.devices_per_node}",
+        "micro_batch": row.batch_size // row.chunks,
+        "ideal_factor": _factor(row.nodes * row.devices_per_node, row.chunks),
+        "measured_samples_per_s": row.batch_size / row.measured_step_s,
+        "predicted_samples_per_s": row.batch_size / row.predicted_step_s,
+        "mark": "" if row.status == Status.OK else row.status,
+    }
+
+
+def _of_thesis(row: Any) -> dict[str, Any]:
+    same = ("network", "dataset", "geometry", "batch_size", "chunks", "micro_batch")
+    return {
+        **{name: getattr(row, name) for name in same},
+        "source": f"{published.CITATION}, {row.where} ({row.hardware})",
+        "strategy": "gpipe",
+        "ideal_factor": _factor(4, row.chunks),
+        "measured_samples_per_s": DATASETS[row.dataset].num_train / row.epoch_s,
+        "mark": "",
+    }
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:

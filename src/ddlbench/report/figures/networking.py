@@ -186,8 +186,7 @@ def _looks(shown: pd.DataFrame) -> dict[tuple[str, str], StrategyLook]:
     """The look of each strategy and variant: later variants of a strategy are lighter."""
     looks: dict[tuple[str, str], StrategyLook] = {}
     for strategy, own in shown.groupby("strategy", sort=False):
-        look = strategy_look(str(strategy))
-        variants = list(dict.fromkeys(own["variant"]))
+        look, variants = strategy_look(str(strategy)), unique(own["variant"])
         for place, variant in enumerate(variants):
             lighter = shade(look.colour, 0.7 * place / len(variants))
             looks[str(strategy), variant] = StrategyLook(lighter, look.marker)
