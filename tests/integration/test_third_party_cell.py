@@ -10,7 +10,8 @@ from matplotlib.colors import to_hex
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report import FIGURES, make_tables
 from ddlbench.report.footer import Context
-from ddlbench.report.style import dataset_look, shade, strategy_look, style
+from ddlbench.report.looks import dataset_look, strategy_look
+from ddlbench.report.style import shade, style
 from ddlbench.report.timeline.cell import read_cell
 
 HERE = Path(__file__).parent

@@ -28,22 +28,17 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
-from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.report.footer import signs
 from ddlbench.report.layout import PanelSize
+from ddlbench.report.looks import DatasetLook, StrategyLook, strategy_look
 from ddlbench.report.style import (
     CENTRED,
     GREY,
     LINE_MM,
     MM,
     PAGE_MM,
-    DatasetLook,
-    StrategyLook,
     bar_style,
-    condition_look,
-    dataset_look,
     shade,
-    strategy_look,
     text_width_mm,
     wrapped,
 )
@@ -95,63 +90,39 @@ class Beside:
 
 def bar_groups(
     part: pd.DataFrame,
-    networks: Sequence[str],
-    slots: Sequence[str],
+    groups: Mapping[Any, str],
+    looks: Mapping[Any, DatasetLook],
     values: Callable[[Any], tuple[float, float, float]],
+    *,
+    group: str = "network",
+    slot: str = "dataset",
     without: str = "",
 ) -> list[Group]:
-    """One group for each network with a bar for each dataset, or for each ``slot`` of the rows.
+    """Groups of bars, in each a slot for each look.
 
     Args:
         part: rows with ``mark``, and the columns of their signs.
-        networks: names of the groups.
-        slots: datasets; of rows with a column ``slot``, what stands there.
+        groups: the label of each value of the column ``group``.
+        looks: of each value of the column ``slot``.
         values: gives value, low and high of a row.
-        without: signs that stand elsewhere.
+        group: column that says in which group the bar of a row stands.
+        slot: column that says in which slot.
+        without: signs that stand elsewhere, or nowhere.
     """
-    by = "slot" if "slot" in part else "dataset"
-    look_of = (lambda name: condition_look(slots.index(name))) if by == "slot" else dataset_look
     bars = {
-        (row.network, getattr(row, by)): _bar_of(row, values, look_of(getattr(row, by)), without)
-        for row in rows_of(part)
-    }
-    return [
-        Group(network_label(network), [bars.get((network, slot)) for slot in slots])
-        for network in networks
-    ]
-
-
-def strategy_groups(
-    part: pd.DataFrame, datasets: Sequence[str], values: Callable[[Any], tuple[float, float, float]]
-) -> list[Group]:
-    """One group for each strategy and variant of a single network, with a bar for each dataset."""
-    bars = {
-        (row.strategy, row.variant, row.dataset): _bar_of(row, values, dataset_look(row.dataset))
-        for row in rows_of(part)
-    }
-    return [
-        Group(
-            strategy_label(strategy, variant),
-            [bars.get((strategy, variant, dataset)) for dataset in datasets],
+        (getattr(row, group), getattr(row, slot)): Bar(
+            *values(row),
+            strategy_look(row.strategy).colour,
+            looks[getattr(row, slot)],
+            row.mark,
+            row.stale,
+            signs(row, without),
         )
-        for strategy, variant in dict.fromkeys((s, v) for s, v, _ in bars)
+        for row in rows_of(part)
+    }
+    return [
+        Group(label, [bars.get((name, one)) for one in looks]) for name, label in groups.items()
     ]
-
-
-def _bar_of(
-    row: Any,
-    values: Callable[[Any], tuple[float, float, float]],
-    look: DatasetLook,
-    without: str = "",
-) -> Bar:
-    return Bar(
-        *values(row),
-        strategy_look(row.strategy).colour,
-        look,
-        row.mark,
-        row.stale,
-        signs(row, without),
-    )
 
 
 def slots_width_mm(groups: int, members: int) -> float:
@@ -219,6 +190,11 @@ def _is_crowded(labels: Sequence[str], width_mm: float) -> bool:
     return label_width_mm(labels) > width_mm
 
 
+def ground(pad: float) -> dict[str, Any]:
+    """White behind a text."""
+    return {"facecolor": "white", "edgecolor": "none", "pad": pad}
+
+
 def patch(colour: str, look: DatasetLook) -> Patch:
     """Make a legend's sample of a bar."""
     return Patch(**bar_style(colour, look))
@@ -226,15 +202,9 @@ def patch(colour: str, look: DatasetLook) -> Patch:
 
 def hollow(colour: str = "black", marker: str = "D") -> Line2D:
     """The mark of a published value."""
+    style: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": colour}
     return Line2D(
-        [],
-        [],
-        linestyle="none",
-        marker=marker,
-        markersize=3.6,
-        markerfacecolor="white",
-        markeredgecolor=colour,
-        markeredgewidth=0.8,
+        [], [], linestyle="none", marker=marker, markersize=3.6, markeredgewidth=0.8, **style
     )
 
 
@@ -268,11 +238,7 @@ def slot_centre(place: int, slot: int, members: int, of: int) -> float:
 
 
 def draw_groups(
-    axes: Axes,
-    groups: Sequence[Group],
-    width_mm: float,
-    number: str,
-    beside: Beside | None = None,
+    axes: Axes, groups: Sequence[Group], width_mm: float, number: str, beside: Beside | None = None
 ) -> None:
     """Draw all groups.
 
@@ -346,32 +312,19 @@ def _draw_bar(
     axes.bar(x, bar.value, width=fill, zorder=2, gid="bar", **look)
     if math.isfinite(bar.low) and math.isfinite(bar.high):
         below, above = max(bar.value - bar.low, 0.0), max(bar.high - bar.value, 0.0)
+        colour = "#333333" if bar.colour != "#000000" else "#888888"
         axes.errorbar(
-            x,
-            bar.value,
-            yerr=[[below], [above]],
-            fmt="none",
-            ecolor="#333333" if bar.colour != "#000000" else "#888888",
-            elinewidth=0.7,
-            capsize=min(1.6, slot_mm * 0.45),
-            capthick=0.7,
-            zorder=3,
-        )
+            x, bar.value, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=0.7,
+            capsize=min(1.6, slot_mm * 0.45), capthick=0.7, zorder=3,
+        )  # fmt: skip
     text = number.format(bar.value) + bar.signs if slot_mm >= _NUMBER_MM else bar.signs
     if text:
         hangs = bar.value < 0
         below = hangs and foot < 0  # else it stands on the other side of zero
         axes.annotate(
-            text,
-            (x, foot),
-            xytext=(0, -1.2 if below else 1.2),
-            textcoords="offset points",
-            ha="center",
-            va="top" if below else "bottom",
-            gid="number",
-            zorder=4,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.1},
-        )
+            text, (x, foot), xytext=(0, -1.2 if below else 1.2), textcoords="offset points",
+            ha="center", va="top" if below else "bottom", gid="number", zorder=4, bbox=ground(0.1),
+        )  # fmt: skip
 
 
 def _draw_marks(axes: Axes, start: float, group: Group, slot_mm: float) -> None:
@@ -408,7 +361,7 @@ def _draw_mark(axes: Axes, left: float, right: float, mark: str, slot_mm: float)
         color=GREY,
         gid="mark",
         zorder=5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.2},
+        bbox=ground(0.2),
     )
 
 
@@ -429,9 +382,55 @@ def message(axes: Axes, text: str, width_mm: float) -> None:
         color=GREY,
         gid="message",
         zorder=5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        bbox=ground(1.0),
         **CENTRED,
     )
+
+
+_APART = 0.2  # of a row, from its middle
+
+
+def name_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Rows from top to bottom, one a label."""
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_yticks(range(len(labels)), labels)
+
+
+def label_rows(axes: Axes, labels: Sequence[str], labelled: bool = True) -> None:
+    """The same over an x axis with a grid, without ticks of the rows."""
+    name_rows(axes, labels)
+    axes.tick_params(axis="y", length=0, labelleft=labelled)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+
+
+def draw_intervals(
+    axes: Axes,
+    place: int,
+    predicted: Sequence[float],
+    measured: tuple[float, Sequence[float]] | None,
+    colour: str,
+) -> None:
+    """Draw into a row what was predicted, in grey, and below it what was measured.
+
+    Args:
+        axes: to draw in.
+        place: of the row.
+        predicted: the ends of the interval; may be empty.
+        measured: the value and the ends of its interval.
+        colour: of what was measured.
+    """
+    if predicted:
+        axes.plot(predicted, [place - _APART] * 2, "-", color=GREY, linewidth=2)
+    if measured is not None:
+        value, ends = measured
+        axes.plot(ends, [place + _APART] * 2, "-", color=colour, linewidth=1)
+        axes.plot([value], [place + _APART], "o", color=colour)
+
+
+def write_in_row(axes: Axes, place: int, x: float, text: str, **style: Any) -> None:
+    """Write into a row; ``x`` is a share of the axes."""
+    axes.text(x, place, text, transform=axes.get_yaxis_transform(), va="center", **style)
 
 
 PALE = 0.75

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +10,30 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paper import Paper
 from ddlbench.experiment.paths import RESULTS
+from ddlbench.report.figure_entry import FigureEntry
 from ddlbench.report.footer import Context
 from ddlbench.report.registry import FIGURES, names_of, prediction_figure
 from ddlbench.report.tables import read_tables, write_table
 
 
-def draw_figure(name: str, png: Path, *inputs: Any) -> Path:
+def draw_figure(figure: str | FigureEntry, png: Path, *inputs: Any) -> Path:
     """Draw a figure into ``png``, and beside it a PDF and a CSV with the plotted numbers.
 
     Args:
-        name: a key of :data:`FIGURES`.
+        figure: an entry of :data:`FIGURES`, or its name.
         png: the path that is returned.
         inputs: those of the figure's kind; see :class:`FigureEntry`.
     """
     # Here, as commands import this module that mostly print.
     from ddlbench.report.style import save_figure, style  # noqa: PLC0415 - matplotlib takes its time
 
-    draw = FIGURES[name].function()
+    entry = FIGURES[figure] if isinstance(figure, str) else figure
     with style():
-        drawn = draw(*inputs)
-        figure, plotted = drawn if isinstance(drawn, tuple) else (drawn, None)
+        drawn = entry.function()(*inputs)
+        picture, plotted = drawn if isinstance(drawn, tuple) else (drawn, None)
         if plotted is not None:
             write_table(png.with_suffix(".csv"), plotted)
-        save_figure(figure, png)
+        save_figure(picture, png)
     return png
 
 
@@ -63,7 +64,7 @@ def make_figure(
 
 
 def make_prediction_figures(
-    names: Sequence[str],
+    names: Iterable[str],
     predictions_json: Path,
     tables_dir: Path,
     out_dir: Path,
@@ -83,9 +84,10 @@ def make_prediction_figures(
     strategies = list(dict.fromkeys(map(str, predicted.predictions["strategy"])))
     made = []
     for name in names:
-        figure, of_strategy = prediction_figure(name, strategies)
-        inputs = (predicted, Context(site_description, paper=paper), *of_strategy)
-        made.append(draw_figure(figure, out_dir / f"{name}.png", *inputs))
+        figure = prediction_figure(name, strategies)
+        inputs = (predicted, Context(site_description, paper=paper))
+        of_strategy = (figure.strategy,) if figure.strategy else ()
+        made.append(draw_figure(figure.entry, out_dir / f"{name}.png", *inputs, *of_strategy))
     return made
 
 

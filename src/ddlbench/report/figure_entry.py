@@ -56,6 +56,11 @@ class FigureEntry:
     applicable: Callable[[Rows], bool] = anything_runs
     caption: str = ""
 
+    @property
+    def heading(self) -> str:
+        """The first sentence of the caption, without its point; empty without a caption."""
+        return self.caption.partition("\n\n")[0].partition(". ")[0].rstrip(".")
+
     def function(self) -> Callable[..., Any]:
         """Import the function that draws it.
 
@@ -63,3 +68,18 @@ class FigureEntry:
             ConfigError: it cannot be imported.
         """
         return load_target("figure", self.draw)
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure of an experiment.
+
+    Args:
+        name: of its files.
+        entry: in the registry.
+        strategy: that it is of, as ``deviation_horovod`` of Horovod; else empty.
+    """
+
+    name: str
+    entry: FigureEntry
+    strategy: str = ""

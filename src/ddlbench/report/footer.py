@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from ddlbench.common.schema import read_yaml
 from ddlbench.common.statistics import CONFIDENCE
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paper import Paper
@@ -24,6 +26,7 @@ UNSTEADY = "≈"
 DISTURBED = "!"
 DEPARTS = "≠"
 OLD_WEIGHTS = "‡"
+SIGNS = STALE + NOISY + UNSTEADY + DISTURBED + DEPARTS + OLD_WEIGHTS
 _SHORT_COMMIT = 7
 _ENOUGH = 6  # the range of fewer repeats holds the median with less than 95 %
 
@@ -43,6 +46,16 @@ class Context:
     paper: Paper | None = None
 
 
+@cache
+def _sentences() -> dict[str, str]:
+    return read_yaml(Path(__file__).with_name("sentences.yaml"))
+
+
+def sentence(name: str, **values: Any) -> str:
+    """A sentence of ``sentences.yaml``, with these values filled in."""
+    return _sentences()[name].format(**values)
+
+
 def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> list[str]:
     """The figure's own sentences, then marks, then the origin of the numbers."""
     return [*sentences, *marks(shown), origin(shown, context)]
@@ -50,7 +63,12 @@ def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> l
 
 def note_sentences(shown: pd.DataFrame) -> list[str]:
     """The notes that all cells share, as sentences."""
-    return [f"{note[0].upper()}{note[1:].rstrip('.')}." for note in common_notes(shown)]
+    return [as_sentence(note) for note in common_notes(shown)]
+
+
+def as_sentence(note: str) -> str:
+    """A note with a capital and a full stop."""
+    return f"{note[0].upper()}{note[1:].rstrip('.')}."
 
 
 def interval_sentence(shown: pd.DataFrame, ratio: bool) -> str:
@@ -140,27 +158,17 @@ def without_signs(shown: pd.DataFrame) -> pd.DataFrame:
 
 def marks(shown: pd.DataFrame) -> list[str]:
     """Explain the marks of the figure, and name differing processors."""
-    parts = []
-    if (shown["status"] == Status.OUT_OF_MEMORY).any():
-        parts.append(f"{OUT_OF_MEMORY}: out of memory")
-    if shown["stale"].any():
-        parts.append(f"{STALE} and pale: the plan, or what it is made from, has changed since")
-    if shown["noisy"].map(is_set).any():
-        parts.append(f"{NOISY} noisy: quartiles of the steps spread over a quarter of the median")
-    if shown["unsteady"].any():
-        parts.append(
-            f"{UNSTEADY} unsteady: the machine's speed (probe) changed by over "
-            f"{comparability.UNSTEADY_LIMIT:.0%} during the cell, between repeats or since its base"
-        )
-    if (shown["disturbed"] != "").any():
-        parts.append(
-            f"{DISTURBED} disturbed: something stopped the cell in measured steps, so it gives no "
-            "speed-up"
-        )
-    if (shown["departure"] != "").any():
-        parts.append(f"{DEPARTS}: trains otherwise than one device, so it gives no speed-up")
-    if shown["update_semantics"].str.contains(_STALE_WEIGHTS).any():
-        parts.append(f"{OLD_WEIGHTS}: updates with gradients of older weights, so not equal work")
+    there = {
+        OUT_OF_MEMORY: (shown["status"] == Status.OUT_OF_MEMORY).any(),
+        STALE: shown["stale"].any(),
+        NOISY: shown["noisy"].map(is_set).any(),
+        UNSTEADY: shown["unsteady"].any(),
+        DISTURBED: (shown["disturbed"] != "").any(),
+        DEPARTS: (shown["departure"] != "").any(),
+        OLD_WEIGHTS: shown["update_semantics"].str.contains(_STALE_WEIGHTS).any(),
+    }
+    limit = comparability.UNSTEADY_LIMIT
+    parts = [sentence(f"mark {mark}", limit=limit) for mark, shows in there.items() if shows]
     partial = int(((shown["status"] == Status.OK) & (shown["n"] < shown["repeats"])).sum())
     if partial:
         parts.append(f"{partial} of {len(shown)} cells lack repeats (see summary.csv)")

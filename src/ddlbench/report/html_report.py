@@ -9,9 +9,7 @@ It shows what these files hold and computes nothing. Equal files give equal byte
 
 from __future__ import annotations
 
-import base64
 import re
-import struct
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from ddlbench.common.document import write_text
+from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import Column
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import (
@@ -37,31 +36,15 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.columns import NOTE_BREAK
+from ddlbench.report.figure_entry import FigureEntry, ReportFigure
 from ddlbench.report.footer import commits_of, days_of, interval_words, is_set, marks
 from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.not_advised import not_advised
-from ddlbench.report.page import html_page
-from ddlbench.report.registry import (
-    FIGURES,
-    caption_of,
-    figures_by_strategy,
-    figures_for,
-    heading_of,
-    names_of,
-    prediction_figures_for,
-)
+from ddlbench.report.page import Png, html_page, read_png
+from ddlbench.report.registry import FIGURES, figures_for, names_of, prediction_figures_for
 from ddlbench.report.tables import Tables, read_tables
-from ddlbench.report.terminal import (
-    advice,
-    answers_at,
-    numbers_of,
-    speedup_table,
-    telling_apart,
-)
+from ddlbench.report.terminal import advice, answers_at, numbers_of, speedup_table, telling_apart
 
-_PNG_HEAD = struct.Struct(">8s8xII")  # signature, length and name of IHDR, width and height
-_PNG = b"\x89PNG\r\n\x1a\n"
-_PIXELS_EACH = 0.6  # of the page for one of a figure: 180 mm are 850
 _FEW_NAMES = 12
 
 
@@ -72,17 +55,13 @@ class Picture:
     Args:
         name: of its files.
         heading: of what it is, where several figures share a caption; else empty.
-        png: the picture as a data URI.
-        width: pixels of the page.
-        height: pixels of the page.
+        png: the picture.
         links: text and address of its PDF and CSV, as far as they are there.
     """
 
     name: str
     heading: str
-    png: str
-    width: int
-    height: int
+    png: Png
     links: tuple[tuple[str, str], ...]
 
 
@@ -205,28 +184,26 @@ def _figures(
 
     The others are in the registry's order.
     """
-    measured = [(name, "") for name in figures_for(rows)]
-    predicted = prediction_figures_for(rows)
-    whole = [(name, "") for name in predicted if name in FIGURES]
-    strategies = list(dict.fromkeys(row.cell.strategy for row in rows))
-    each = figures_by_strategy(predicted, strategies)
+    measured = list(figures_for(rows).values())
+    predicted = list(prediction_figures_for(rows).values())
+    whole = [figure for figure in predicted if not figure.strategy]
     own = results / figures_dir(site.name, experiment).relative_to(RESULTS)
     beside = results / prediction_figures_dir(site.name, experiment).relative_to(RESULTS)
     advised = (results / advice_file(site.name, experiment).relative_to(RESULTS)).is_file()
+    of_advice = [ReportFigure(name, FIGURES[name]) for name in names_of("choice") if advised]
     groups = [
-        *((own, [(name, "")]) for name in names_of("choice") if advised),
-        *((own, [one]) for one in measured[:1]),
-        *((beside, [one]) for one in whole[:1]),
-        *((own, [one]) for one in measured[1:]),
-        *((beside, [one]) for one in whole[1:]),
-        *((beside, [(n, strategy_label(of)) for n, of in members]) for members in each.values()),
+        *((own, [figure]) for figure in (*of_advice, *measured[:1])),
+        *((beside, [figure]) for figure in whole[:1]),
+        *((own, [figure]) for figure in measured[1:]),
+        *((beside, [figure]) for figure in whole[1:]),
     ]
-    for place, named in groups:
-        pictures = [_picture(place / f"{name}.png", label, folder) for name, label in named]
-        there = tuple(picture for picture in pictures if picture is not None)
-        if there:
-            name = there[0].name
-            yield Captioned(heading_of(name), _paragraphs(name), there)
+    for entry in (FIGURES[name] for name in names_of("strategy")):
+        groups.append((beside, [figure for figure in predicted if figure.entry == entry]))
+    for place, figures in groups:
+        pictures = [_picture(place, figure, folder) for figure in figures]
+        if there := tuple(picture for picture in pictures if picture is not None):
+            entry = figures[0].entry
+            yield Captioned(entry.heading or there[0].name, _paragraphs(entry), there)
 
 
 def _lacking(experiment: str, site: Site, rows: Sequence[MatrixRow], results: Path) -> list[str]:
@@ -235,26 +212,16 @@ def _lacking(experiment: str, site: Site, rows: Sequence[MatrixRow], results: Pa
     return [name for name in figures_for(rows) if not (own / f"{name}.png").is_file()]
 
 
-def _picture(path: Path, heading: str, folder: Path) -> Picture | None:
-    """The figure of a file; None where there is none, or it is no whole PNG."""
-    try:
-        content = path.read_bytes()
-        signature, width, height = _PNG_HEAD.unpack_from(content)
-    except (OSError, struct.error):
+def _picture(place: Path, figure: ReportFigure, folder: Path) -> Picture | None:
+    """The picture of a figure in a folder; None where there is none, or it is no whole PNG."""
+    path = place / f"{figure.name}.png"
+    png = read_png(path)
+    if png is None:
         return None
-    if signature != _PNG:
-        return None
-    beside = [path.with_suffix(suffix) for suffix in (".pdf", ".csv")]
-    return Picture(
-        path.stem,
-        heading,
-        f"data:image/png;base64,{base64.b64encode(content).decode()}",
-        round(width * _PIXELS_EACH),
-        round(height * _PIXELS_EACH),
-        tuple(
-            (file.suffix[1:].upper(), _address(file, folder)) for file in beside if file.is_file()
-        ),
-    )
+    heading = strategy_label(figure.strategy) if figure.strategy else ""
+    beside = [file for suffix in (".pdf", ".csv") if (file := path.with_suffix(suffix)).is_file()]
+    links = tuple((file.suffix[1:].upper(), _address(file, folder)) for file in beside)
+    return Picture(figure.name, heading, png, links)
 
 
 def _address(path: Path, folder: Path) -> str:
@@ -262,9 +229,9 @@ def _address(path: Path, folder: Path) -> str:
     return quote(path.relative_to(folder).as_posix())
 
 
-def _paragraphs(name: str) -> tuple[Markup, ...]:
+def _paragraphs(entry: FigureEntry) -> tuple[Markup, ...]:
     """What a caption says after its first sentence; ``*word*`` is emphasised."""
-    rest = caption_of(name).removeprefix(heading_of(name)).removeprefix(".").strip()
+    rest = entry.caption.removeprefix(entry.heading).removeprefix(".").strip()
     return tuple(
         Markup(re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", str(escape(text))))
         for text in rest.split("\n\n")
@@ -318,23 +285,8 @@ def _reasons(tables: Tables, folder: Path) -> list[tuple[str, str, str, str]]:
     return found
 
 
-_TABLES = {
-    "advice.json": "what to train with in each case, and all candidates",
-    "measurements.csv": "one row a cell",
-    "summary.csv": "one row a configuration, over its repeats",
-    "steps.csv": "one row a step",
-    "validation.csv": "accuracy after every epoch",
-    "accuracy.csv": "errors of every predictor",
-    "table_8_1.csv": "what was recommended, and what was fastest",
-    "table_8_2.csv": "how often recommenders were right",
-    "table_8_1_published.csv": "the same as the thesis made it: epochs, each at its own batch",
-    "table_8_2_published.csv": "how often recommenders were right of those",
-    "table_6_1.csv": "micro-batches, measured and predicted",
-    "recommendations.csv": "what to train with, by predictions",
-}
-
-
 def _files(folder: Path, tables: Path) -> list[tuple[str, str, str]]:
     """Path, address and meaning of the tables that are there."""
-    there = [(tables / name, text) for name, text in _TABLES.items() if (tables / name).is_file()]
+    meanings = read_yaml(Path(__file__).with_suffix(".yaml"))
+    there = [(tables / name, text) for name, text in meanings.items() if (tables / name).is_file()]
     return [(str(file.relative_to(folder)), _address(file, folder), text) for file, text in there]

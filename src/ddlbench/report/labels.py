@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -11,12 +11,20 @@ import pandas as pd
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.tables import rows_of
 
 _DEFAULTS = {
     field.name: field.default for field in fields(Cell) if field.name not in ("options", "repeat")
 }
+
+
+def case_title(case: Mapping[str, Any], *further: str, geometry: bool = True) -> str:
+    """The network, dataset and geometry of a case, and what is known of it further."""
+    where = [f"{case['nodes']}x{case['devices_per_node']}"] if geometry else []
+    named = [network_label(case["network"]), dataset_label(case["dataset"]), *where, *further]
+    return ", ".join(named)
 
 
 def workers_label(workers: int) -> str:

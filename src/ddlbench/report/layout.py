@@ -203,16 +203,9 @@ class _Cursor:
         color: str = "black",
     ) -> None:
         self.figure.text(
-            x / self.width,
-            1 - self.y / self.height,
-            text,
-            ha="left",
-            va="top",
-            gid=gid,
-            fontsize=size,
-            fontweight=weight,
-            color=color,
-        )
+            x / self.width, 1 - self.y / self.height, text, ha="left", va="top", gid=gid,
+            fontsize=size, fontweight=weight, color=color,
+        )  # fmt: skip
         self.y += line
 
     def axes(self, x: float, top: float, width: float, height: float) -> Axes:
@@ -261,17 +254,9 @@ def _draw_section(
 def _above(axes: Axes, text: str, y: float, gid: str, size: float) -> None:
     colour, slant = ("black", "normal") if gid == "panel" else (GREY, "italic")
     axes.text(
-        0,
-        y,
-        text,
-        transform=axes.transAxes,
-        ha="left",
-        va="top",
-        fontsize=size,
-        fontstyle=slant,
-        color=colour,
-        gid=gid,
-    )
+        0, y, text, transform=axes.transAxes, ha="left", va="top", fontsize=size,
+        fontstyle=slant, color=colour, gid=gid,
+    )  # fmt: skip
 
 
 def _legend_rows(
@@ -291,29 +276,23 @@ def _legend_rows(
 
 def _draw_legend(cursor: _Cursor, entries: list[tuple[Artist, str]]) -> None:
     legend = cursor.figure.legend(
-        [handle for handle, _ in entries],
-        [label for _, label in entries],
-        loc="upper left",
-        bbox_to_anchor=(_EDGE / cursor.width, 1 - cursor.y / cursor.height),
-        ncols=len(entries),
-        borderpad=0,
-        borderaxespad=0,
-        columnspacing=1.2,
-        handlelength=1.8,
-        handletextpad=0.5,
-        handleheight=0.9,
-    )
+        *zip(*entries, strict=True), loc="upper left", ncols=len(entries), borderpad=0,
+        bbox_to_anchor=(_EDGE / cursor.width, 1 - cursor.y / cursor.height), borderaxespad=0,
+        columnspacing=1.2, handlelength=1.8, handletextpad=0.5, handleheight=0.9,
+    )  # fmt: skip
     legend.set_gid("legend")
     cursor.y += 4.2
 
 
-def nothing_to_show(title: str, reason: str, below: Sequence[str]) -> Figure:
-    """Draw a figure that has only a title, the reason why it is empty, and a footer."""
+def nothing_to_show(
+    title: str, reason: str, below: Sequence[str], columns: Sequence[str]
+) -> tuple[Figure, pd.DataFrame]:
+    """A figure of a title, the reason why it is empty, and a footer; and its table's columns."""
     size = PanelSize(min_width=60.0, height=4.0, left=4.0, between=0.0, bottom=1.0)
     section = Section(reason, [Panel("")])
     page = lay_out(title, [], [section], footer=list(below), size=size)
     page.axes[0][0].set_axis_off()
-    return page.figure
+    return page.figure, pd.DataFrame(columns=list(columns))
 
 
 def unique(column: pd.Series) -> list[Any]:

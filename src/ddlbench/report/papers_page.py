@@ -9,9 +9,7 @@ One HTML file that needs no network::
 
 from __future__ import annotations
 
-import base64
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,10 +21,8 @@ import pandas as pd
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.report.figure_results import FigureResults, read_numbers
-from ddlbench.report.page import html_page
+from ddlbench.report.page import Png, html_page, read_png
 
-_PIXELS_EACH = 0.6  # of the page for one of a figure: 180 mm are 850
-_PNG = b"\x89PNG\r\n\x1a\n"
 _FIRST_ROWS = 60  # of a table
 
 
@@ -43,26 +39,16 @@ class Shown:
     caption: str
 
     @cached_property
-    def _bytes(self) -> bytes:
-        content = self.file.read_bytes()
-        if not content.startswith(_PNG) or len(content) < 24:
-            raise ConfigError(f"{self.file} is no PNG picture; delete it, or draw it anew")
-        return content
-
-    @property
-    def data(self) -> str:
-        """The picture as a data URI.
+    def png(self) -> Png:
+        """The picture itself.
 
         Raises:
             ConfigError: the file is no picture.
         """
-        return f"data:image/png;base64,{base64.b64encode(self._bytes).decode()}"
-
-    @property
-    def width(self) -> int:
-        """Pixels of the page."""
-        (pixels,) = struct.unpack(">I", self._bytes[16:20])
-        return round(pixels * _PIXELS_EACH)
+        png = read_png(self.file)
+        if png is None:
+            raise ConfigError(f"{self.file} is no PNG picture; delete it, or draw it anew")
+        return png
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from ddlbench.experiment.paper import Paper
 from ddlbench.report.labels import printed_name
 
 CITATION = "Jansen 2020"
+SOURCE = ("source", "figure", "where", "hardware")
+"""Columns of a table that holds printed values below ours."""
 
 
 def chosen(rows: pd.DataFrame, paper: Paper | None) -> pd.DataFrame:
@@ -32,6 +34,13 @@ def chosen(rows: pd.DataFrame, paper: Paper | None) -> pd.DataFrame:
 def is_of(paper: Paper | None, figure: str) -> bool:
     """Whether the values of a print may stand beside the cells of a paper's figure."""
     return paper is None or figure in paper.published
+
+
+def below(ours: pd.DataFrame, printed: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """A figure's table: our rows, then the printed ones."""
+    ours = ours.assign(source="measured here", figure="", where="", hardware="")
+    theirs = printed.assign(source=CITATION)
+    return (pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours)[columns]
 
 
 def deviations(strategy: str, predictor: str, geometry: str, paper: Paper | None) -> pd.DataFrame:

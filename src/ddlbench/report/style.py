@@ -1,18 +1,11 @@
-"""The style of all figures: sizes, fonts, colours, units of axes, and how a figure is saved.
-
-A strategy has a colour and a marker, a dataset a shade and a hatch, a kind of work a colour. The
-colours are those of Okabe and Ito (2008), which colour-blind readers can distinguish. Strategies of
-a family share a hue: data parallel blue, pipeline red to orange, model green, split purple.
-"""
+"""The style of all figures: sizes, fonts, units of axes, and how a figure is saved."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,8 +26,7 @@ from PIL import Image
 
 from ddlbench.common.document import whole_file
 from ddlbench.common.units import TIMES, Unit, unit_for
-from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.strategy import known_strategy
+from ddlbench.report.looks import PARAMETERS, DatasetLook
 
 MM = 1 / 25.4
 COLUMN_MM = 85.0
@@ -44,41 +36,11 @@ TITLE_PT = 9.0
 LINE_MM = 3.0
 GREY = "#555555"
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
+REFERENCE: dict[str, Any] = {"color": GREY, "linewidth": 0.6, "linestyle": (0, (4, 2))}
+"""A line to compare with."""
+DOTS: dict[str, Any] = {**REFERENCE, "linestyle": (0, (1, 1.5))}
 
 _COLOURS = 256  # of a picture: an index of a byte
-_RC: dict[Any, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": GREY,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.labelsize": MIN_PT,
-    "axes.linewidth": 0.5,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": MIN_PT + 0.5,
-    "axes.unicode_minus": True,
-    "figure.dpi": 200,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
-    "font.size": MIN_PT,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.4,
-    "hatch.linewidth": 0.5,
-    "legend.fontsize": MIN_PT,
-    "legend.frameon": False,
-    "lines.linewidth": 1.0,
-    "lines.markersize": 4.0,
-    "pdf.fonttype": 42,
-    "savefig.dpi": 200,
-    "xtick.labelsize": MIN_PT,
-    "xtick.major.size": 2.0,
-    "xtick.major.width": 0.5,
-    "xtick.minor.size": 0.0,
-    "ytick.labelsize": MIN_PT,
-    "ytick.major.size": 2.0,
-    "ytick.major.width": 0.5,
-    "ytick.minor.size": 0.0,
-}
 
 
 @contextmanager
@@ -86,7 +48,7 @@ def style() -> Iterator[None]:
     """Set matplotlib's parameters for figures of the project, within the context."""
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(_RC)
+        mpl.rcParams.update(PARAMETERS)
         yield
 
 
@@ -185,111 +147,10 @@ def plain(value: float, _: object) -> str:
     return f"{value:g}"
 
 
-@dataclass(frozen=True)
-class StrategyLook:
-    """Colour and marker of a strategy."""
-
-    colour: str
-    marker: str
-
-
-@dataclass(frozen=True)
-class DatasetLook:
-    """Share of white and hatch of a dataset."""
-
-    white: float
-    hatch: str
-
-
-@dataclass(frozen=True)
-class KindLook:
-    """Label, colour and hatch of one kind of work in timelines."""
-
-    label: str
-    colour: str
-    hatch: str = ""
-
-
-FAMILIES = {
-    "baseline": ("#000000", "#444444"),
-    "data parallel": ("#003F66", "#3C89C9", "#8CCBF0", "#1F5F8B"),
-    "pipeline": ("#8F3F00", "#F0B040", "#B07800", "#E8854A"),
-    "model": ("#00543E", "#4DBB9D", "#2E7D5B"),
-    "split": ("#CC79A7", "#8A4A70", "#E3B3CC"),
-}
-_OTHERS = ("#F0E442", "#7A7A00", "#8C6D31", "#999999")
-_MARKERS = ("X", "p", "h", "<", ">", "*", "8", "d")
-KINDS = {
-    "forward": KindLook("forward", "#56B4E9"),
-    "recompute": KindLook("recompute", "#56B4E9", "/////"),
-    "loss": KindLook("loss", "#0072B2"),
-    "backward": KindLook("backward", "#009E73"),
-    "backward_input": KindLook("backward, inputs", "#009E73"),
-    "backward_weight": KindLook("backward, weights", "#F0E442"),
-    "all_reduce": KindLook("all-reduce", "#E69F00"),
-    "all_reduce_bucket": KindLook("bucket of gradients under way", "#7A4A00"),
-    "message": KindLook("weights or gradients under way", "#B9A27C"),
-    "gather": KindLook("all-gather", "#D55E00"),
-    "scatter": KindLook("reduce-scatter", "#882255"),
-    "halo": KindLook("halo exchange", "#D55E00", "....."),
-    "update": KindLook("update", "#CC79A7"),
-    "wait": KindLook("waiting", "#777777"),
-}
-
-
-def strategy_look(name: str) -> StrategyLook:
-    """The look that a strategy declares, else one of its family's colours chosen by its name."""
-    strategy = known_strategy(name)
-    # A subclass does not inherit the look, so that no two strategies look the same.
-    own = vars(type(strategy))
-    if "colour" in own and "marker" in own:
-        return StrategyLook(own["colour"], own["marker"])
-    number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
-    shades = FAMILIES.get(strategy.family, _OTHERS)
-    return StrategyLook(shades[number % len(shades)], _MARKERS[number % len(_MARKERS)])
-
-
 def bar_style(colour: str, look: DatasetLook) -> dict[str, Any]:
     """Matplotlib's properties of a bar."""
     face = shade(colour, look.white)
     return {"facecolor": face, "edgecolor": colour, "hatch": look.hatch, "linewidth": 0.6}
-
-
-def dataset_look(name: str) -> DatasetLook:
-    """The look of a dataset."""
-    if name not in DATASETS:  # of a package that is not here
-        return DatasetLook(0.6, "xxxxx")
-    if name in DATASETS.declared:
-        place = sorted(DATASETS.declared).index(name)
-        return _LOOKS_OF_OWN[place % len(_LOOKS_OF_OWN)]
-    spec = DATASETS[name]
-    return DatasetLook(spec.white, spec.hatch)
-
-
-def condition_look(place: int) -> DatasetLook:
-    """The look of the bars of one of several geometries, by its place among them."""
-    return _LOOKS_OF_CONDITIONS[place % len(_LOOKS_OF_CONDITIONS)]
-
-
-_LOOKS_OF_CONDITIONS = (
-    DatasetLook(0.8, ""), DatasetLook(0.45, "/////"), DatasetLook(0.0, ""),
-    DatasetLook(0.6, "....."), DatasetLook(0.3, "xxxxx"), DatasetLook(0.7, "-----"),
-)  # fmt: skip
-
-# Of datasets that a configuration declares, in the order of their names.
-_LOOKS_OF_OWN = (
-    DatasetLook(0.6, "xxxxx"),
-    DatasetLook(0.3, "....."),
-    DatasetLook(0.8, "\\\\\\\\\\"),
-    DatasetLook(0.5, "-----"),
-    DatasetLook(0.2, "ooo"),
-    DatasetLook(0.7, "|||||"),
-)
-
-
-def kind_look(name: str) -> KindLook:
-    """The look of a kind of work; an unlisted kind is brown and labelled by its name."""
-    return KINDS.get(name, KindLook(name.replace("_", " "), "#8C6D31"))
 
 
 def shade(colour: str, white: float) -> str:

@@ -24,7 +24,7 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.planning.matrix import expand
-from ddlbench.report.style import dataset_look
+from ddlbench.report.looks import dataset_look
 
 TOY_DATASET = """
 from pathlib import Path

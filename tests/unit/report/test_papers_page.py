@@ -184,4 +184,4 @@ def test_a_page_lies_where_the_user_is(project, monkeypatch) -> None:
 def test_a_file_that_is_no_picture_is_named(tmp_path) -> None:
     (tmp_path / "speedup.png").write_bytes(b"version https://git-lfs")
     with pytest.raises(ConfigError, match=r"speedup\.png is no PNG picture"):
-        Shown(tmp_path / "speedup.png", "").data  # noqa: B018
+        Shown(tmp_path / "speedup.png", "").png  # noqa: B018

@@ -163,11 +163,11 @@ def test_scaling_leaves_the_panel_of_a_network_without_the_dataset_empty():
 
 def test_figures_are_chosen_before_anything_runs(monkeypatch):
     usual = ["speedup", "memory", "traffic", "utilisation", "steps", "loss", "timelines"]
-    assert figures_for(matrix(monkeypatch)) == usual
+    assert list(figures_for(matrix(monkeypatch))) == usual
     several = matrix(monkeypatch, geometry=["1x2", "1x4"])
-    assert figures_for(several) == [*usual[:-1], "scaling", "timelines"]
+    assert list(figures_for(several)) == [*usual[:-1], "scaling", "timelines"]
     alone = matrix(monkeypatch, strategies=["sequential"])
-    assert figures_for(alone) == ["memory", "utilisation", "steps"]
+    assert list(figures_for(alone)) == ["memory", "utilisation", "steps"]
     without_base = matrix(monkeypatch, strategies=["ddp"])
     assert "speedup" not in figures_for(without_base)
 

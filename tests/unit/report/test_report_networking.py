@@ -11,7 +11,7 @@ from report_factory import SITE_NAME, experiment, failed, result, site, timing, 
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
 from ddlbench.report import figures_for, make_tables
-from ddlbench.report.figures import networking
+from ddlbench.report.curves import DASHES
 from ddlbench.report.figures.networking import (
     draw_bandwidth,
     draw_latency,
@@ -145,7 +145,7 @@ def test_conditions_that_a_panel_lacks_are_said_to_be_not_run(rows, tmp_path) ->
 
 def test_every_batch_of_the_study_has_a_line_of_its_own():
     batches = 6  # config/experiments/networking.yaml
-    assert len(set(networking._STYLES)) >= batches
+    assert len(set(DASHES)) >= batches
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ddlbench.report.figures.gpipe_step import shares
 from ddlbench.report.figures.micro_batches import table_6_1
 from ddlbench.report.footer import Context
 from ddlbench.report.predicted import own_predictors, read_predicted, with_conditions
-from ddlbench.report.registry import FIGURES, prediction_figure, prediction_figures_for
+from ddlbench.report.registry import prediction_figure, prediction_figures_for
 from ddlbench.report.style import style
 
 pytestmark = pytest.mark.slow
@@ -68,8 +68,9 @@ def drawn(cases):
     for case, name in DRAWN:
         predicted = cases[case][1]
         strategies = list(dict.fromkeys(predicted.predictions["strategy"]))
-        figure_name, arguments = prediction_figure(name, strategies)
-        drawing = FIGURES[figure_name].function()
+        chosen = prediction_figure(name, strategies)
+        arguments = (chosen.strategy,) if chosen.strategy else ()
+        drawing = chosen.entry.function()
         with style():
             figure, plotted = drawing(predicted, Context("this machine, CPU"), *arguments)
             figure.canvas.draw()
@@ -89,7 +90,8 @@ def test_figures_suit_the_matrix(cases):
     assert "micro_batches" not in one
     assert set(many) - set(one) == {"micro_batches"}
     alone = rows_of(datasets=["mnist"], networks=["vgg11"], strategies=["sequential"])
-    assert prediction_figures_for(alone) == ["accuracy", "deviation_sequential", "parts_sequential"]
+    names = ["accuracy", "deviation_sequential", "parts_sequential"]
+    assert list(prediction_figures_for(alone)) == names
 
 
 def test_a_deviation_is_the_signed_error_in_percent(drawn):

@@ -10,7 +10,7 @@ from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import ask, predictor_of
 from ddlbench.predict.recommend import recommend
-from ddlbench.report.style import FAMILIES, strategy_look
+from ddlbench.report.looks import FAMILIES, strategy_look
 from ddlbench.testing import assert_equals_sequential, assert_resumes
 
 TESTS = Path(__file__).parents[2]

@@ -14,16 +14,18 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.common.statistics import mean_interval
 from ddlbench.planning.labels import strategy_label
-from ddlbench.report.bars import patch
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.bars import ground, label_rows, patch, write_in_row
+from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.predicted import Predicted, shown_cells
-from ddlbench.report.style import GREY, DatasetLook, bar_style, strategy_look, text_width_mm
+from ddlbench.report.style import GREY, bar_style, text_width_mm
 
 _MODEL = DatasetLook(0.35, "")
 _BASELINE = DatasetLook(0.75, "/////")
 _NEUTRAL = "#444444"
-_SPREAD = Line2D([], [], color=GREY, linestyle=(0, (1, 1.2)))
+_DOTS: dict[str, Any] = {"color": GREY, "linestyle": (0, (1, 1.2))}
+_SPREAD = Line2D([], [], **_DOTS)
 _ROW_MM = 4.0
 _CUT = 2.0  # longer bars are cut at 200 % and have their value written out
 
@@ -71,9 +73,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
                 _write(axes, place, 0.02, "not scored", color=GREY)
         spread = own["repeat_spread"].median()
         if math.isfinite(spread):
-            axes.axvline(
-                spread, color=GREY, linewidth=0.8, linestyle=(0, (1, 1.2)), zorder=4, gid="spread"
-            )
+            axes.axvline(spread, **_DOTS, linewidth=0.8, zorder=4, gid="spread")
     return page.figure, pd.DataFrame(records)
 
 
@@ -89,11 +89,7 @@ def _size(predictors: list[str], strategies: int) -> PanelSize:
 
 
 def _frame(axes: Axes, predictors: list[str], errors: pd.Series, first: bool) -> None:
-    axes.set_ylim(len(predictors) - 0.4, -0.6)
-    axes.set_yticks(range(len(predictors)), predictors)
-    axes.tick_params(axis="y", length=0, labelleft=first)
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
+    label_rows(axes, predictors, first)
     longest = min(float(errors.max()), _CUT) if len(errors) else 1.0
     axes.set_xlim(0, 1.12 * max(longest, 0.01))
     axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
@@ -130,17 +126,7 @@ _POINT: dict[str, Any] = {
 
 
 def _write(axes: Axes, place: int, x: float, text: str, **style: Any) -> None:
-    axes.text(
-        x,
-        place,
-        text,
-        transform=axes.get_yaxis_transform(),
-        va="center",
-        **style,
-        gid="mark",
-        zorder=5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
-    )
+    write_in_row(axes, place, x, text, **style, gid="mark", zorder=5, bbox=ground(0.3))
 
 
 def _record(
@@ -163,15 +149,6 @@ def _record(
 
 def _legend_sentence(scored: pd.DataFrame) -> str:
     if not len(scored):
-        return "No cell has both a prediction and a measurement."
-    cut = ""
-    if scored["signed_error"].abs().max() > _CUT:
-        cut = (
-            f" Panels end at {_CUT:.0%}; an arrow has the mean beyond, or the number of cells "
-            "beyond (in predictions.csv)."
-        )
-    return (
-        "Error: |predicted - measured| / measured of a step. Bars: mean over cells; whiskers: 95 % "
-        "bootstrap interval of that mean, from 3 cells on. A row without a bar: the predictor does "
-        f"not model that strategy.{cut}"
-    )
+        return sentence("accuracy_none")
+    beyond = scored["signed_error"].abs().max() > _CUT
+    return sentence("accuracy") + (sentence("accuracy_cut", cut=_CUT) if beyond else "")

@@ -23,20 +23,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ddlbench.common.units import HOURS, TIMES, unit_for
-from ddlbench.planning.labels import dataset_label, network_label
+from ddlbench.report.bars import draw_intervals, name_rows
+from ddlbench.report.labels import case_title
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import (
-    GREY,
-    LINE_MM,
-    MM,
-    strategy_look,
-    text_width_mm,
-    ticks_in,
-    wrapped,
-)
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import GREY, LINE_MM, MM, text_width_mm, ticks_in, wrapped
 
 _ROW_MM = 5.0
-_APART = 0.2  # of a row, from its middle
 _MOST = 6  # cases
 _GAP_MM = 2.0
 _REASON_MM = 52.0
@@ -60,7 +53,8 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     answers = choice["answers"][:_MOST]
     shown = [one for answer in answers for one in answer["candidates"]]
     left = max((text_width_mm(one["label"]) for one in shown), default=0.0) + 5
-    reason_mm = max((text_width_mm(line) for a in answers for line in _all_reasons(a)), default=0.0)
+    reasons = (line for answer in answers for lines in _reasons(answer) for line in lines)
+    reason_mm = max(map(text_width_mm, reasons), default=0.0)
     right = _GAP_MM + text_width_mm(_HEADING) + (_GAP_MM + reason_mm if reason_mm else 0.0)
     page = lay_out(
         "Which strategy is the fastest?",
@@ -83,21 +77,16 @@ def _reason(answer: Mapping[str, Any], strategy: str) -> list[str]:
     return wrapped(f"not advised: {reason}", _REASON_MM) if reason else []
 
 
-def _all_reasons(answer: Mapping[str, Any]) -> list[str]:
-    names = [one["strategy"] for one in answer["candidates"]]
-    return [line for name in names for line in _reason(answer, name)]
-
-
-def _row_mm(answer: Mapping[str, Any]) -> float:
-    names = [one["strategy"] for one in answer["candidates"]]
-    return max([_ROW_MM, *(len(_reason(answer, name)) * LINE_MM + 0.5 for name in names)])
+def _reasons(answer: Mapping[str, Any]) -> list[list[str]]:
+    return [_reason(answer, one["strategy"]) for one in answer["candidates"]]
 
 
 def _section(answer: Mapping[str, Any]) -> Section:
     rows = answer["candidates"]
     if not rows:
         return Section("", [Panel(_title(answer["case"]), next(iter(answer["advice"]), ""))], 1.0)
-    return Section("", [Panel(_title(answer["case"]))], height=_row_mm(answer) * len(rows) + 2)
+    row_mm = max([_ROW_MM, *(len(lines) * LINE_MM + 0.5 for lines in _reasons(answer))])
+    return Section("", [Panel(_title(answer["case"]))], height=row_mm * len(rows) + 2)
 
 
 def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
@@ -106,10 +95,11 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
         axes.set_axis_off()
         return
     for place, one in enumerate(candidates):
-        _bars(axes, place, one)
+        measured = (one["step_s"], one["interval_s"]) if one["basis"] == "measured" else None
+        colour = strategy_look(one["strategy"]).colour
+        draw_intervals(axes, place, _predicted(one), measured, colour)
         _beside(axes, place, one, _reason(answer, one["strategy"]), width_mm)
-    axes.set_yticks(range(len(candidates)), [one["label"] for one in candidates])
-    axes.set_ylim(len(candidates) - 0.4, -0.6)
+    name_rows(axes, [one["label"] for one in candidates])
     axes.set_xlim(left=0)
     for label, one in zip(axes.get_yticklabels(), candidates, strict=True):
         if one["strategy"] == answer["recommended"]:
@@ -122,21 +112,10 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
     )  # fmt: skip
 
 
-def _bars(axes: Axes, place: int, one: Mapping[str, Any]) -> None:
-    """What was predicted in grey; what was measured below it, in the strategy's colour."""
-    predicted = _predicted(one)
-    if predicted:
-        axes.plot(predicted, [place - _APART] * 2, "-", color=GREY, linewidth=2)
-    if one["basis"] == "measured":
-        colour = strategy_look(one["strategy"]).colour
-        axes.plot(one["interval_s"], [place + _APART] * 2, "-", color=colour, linewidth=1)
-        axes.plot([one["step_s"]], [place + _APART], "o", color=colour)
-
-
 def _predicted(one: Mapping[str, Any]) -> Sequence[float]:
     """The ends of what was predicted; none for a candidate that was only measured."""
     if one["predicted_interval_s"] is None and one["basis"] == "predicted":
-        return [*one["interval_s"]]
+        return list(one["interval_s"])
     return one["predicted_interval_s"] or ()
 
 
@@ -168,13 +147,10 @@ def _legend(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[Artist, str]]
 
 
 def _title(case: Mapping[str, Any]) -> str:
-    geometry = f"{case['nodes']}x{case['devices_per_node']}"
-    named = [network_label(case["network"]), dataset_label(case["dataset"]), geometry]
-    settings = case["settings"]
-    fabric, precision = settings.get("fabric", "default"), settings.get("precision", "fp32")
-    named += [fabric] if fabric != "default" else []
-    named += [precision] if precision != "fp32" else []
-    return ", ".join([*named, f"{case['batch_size']} samples a step"])
+    usual = {"fabric": "default", "precision": "fp32"}
+    settings = {**usual, **case["settings"]}
+    other = [settings[name] for name in usual if settings[name] != usual[name]]
+    return case_title(case, *other, f"{case['batch_size']} samples a step")
 
 
 def _footer(choice: Mapping[str, Any]) -> list[str]:

@@ -18,18 +18,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.bars import draw_cross, write_instead
+from ddlbench.report.curves import log_limits, log_y, whisker
 from ddlbench.report.figures.networking import NOT_ENDED
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
-from ddlbench.report.style import GREY, plain
+from ddlbench.report.style import GREY
 from ddlbench.report.tables import rows_of
 
 _LOOKS = (
@@ -43,6 +43,7 @@ _TABLE = [
     "measured_step_s", "measured_low_s", "measured_high_s", "signed_error", "computed_links",
     "mark", "notes",
 ]  # fmt: skip
+_ENDS = ("measured_step_s", "measured_low_s", "measured_high_s", "predicted_step_s")
 _COMPUTED = "are computed from its delay"
 
 
@@ -53,14 +54,15 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     if shown.empty:
         below = footer(shown_cells(predicted, shown), context, [])
         reason = "No strategy that ran under two conditions."
-        return nothing_to_show(title, reason, below), shown[_TABLE]
+        return nothing_to_show(title, reason, below, _TABLE)
     fabrics = in_condition_order(shown)
     looks = _looks(shown)
     sections = []
     for heading, part in shown.groupby("section", sort=False):
         panels = []
         for place, network in enumerate(unique(shown["panel"])):
-            data = (part[part["panel"] == network], _limits(part))
+            ends = pd.concat([part[name] for name in _ENDS])
+            data = (part[part["panel"] == network], log_limits(ends, 1.6, 1.6))
             panels.append(Panel(network, "" if place else _signs(part, looks), data))
         sections.append(Section(str(heading), panels))
     page = lay_out(
@@ -141,31 +143,14 @@ def _sentences(shown: pd.DataFrame) -> list[str]:
     computed = list(dict.fromkeys(shown.loc[shown["computed_links"], "fabric"]))
     sentences = []
     if computed:
-        sentences.append(
-            f"Links of {', '.join(map(str, computed))} were not measured: they are computed from "
-            "the condition's delay, rate and loss."
-        )
+        sentences.append(sentence("conditions_computed", links=", ".join(map(str, computed))))
     if shown["measured_step_s"].isna().any():
-        sentences.append("Crosses and words stand for cells without a measured step.")
+        sentences.append(sentence("conditions_crosses"))
     return sentences
 
 
-def _limits(part: pd.DataFrame) -> tuple[float, float]:
-    columns = ("measured_step_s", "measured_low_s", "measured_high_s", "predicted_step_s")
-    values = pd.concat([part[name] for name in columns]).dropna()
-    values = values[values > 0]
-    if values.empty:
-        return 0.1, 10.0
-    return float(values.min()) / 1.6, float(values.max()) * 1.6
-
-
 def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
-    axes.set_yscale("log")
-    axes.set_ylim(*limits)
-    narrow = math.log10(limits[1] / limits[0]) < 1.5
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=8))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(plain)
+    log_y(axes, limits, 8)
     axes.set_xlim(-0.5, len(fabrics) - 0.5)
     axes.set_xticks(range(len(fabrics)), fabrics)
     if 9.0 * len(fabrics) > axes.get_window_extent().width / axes.figure.dpi * 25.4:
@@ -184,9 +169,7 @@ def _fill(
         x = fabrics.index(str(fabric))
         row = next(rows_of(cells))
         if math.isfinite(row.measured_step_s):
-            ends = (row.measured_low_s, row.measured_high_s)
-            if all(map(math.isfinite, ends)):
-                axes.plot([x, x], ends, color="black", linewidth=0.8, gid="whisker")
+            whisker(axes, x, (row.measured_low_s, row.measured_high_s), "black", 0.8, gid="whisker")
             axes.plot([x], [row.measured_step_s], color="black", marker="o", gid="measured")
         else:
             colour = NOT_ENDED if row.status == Status.TIMEOUT else GREY

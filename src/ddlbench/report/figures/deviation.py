@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -19,7 +20,6 @@ from ddlbench.planning.labels import dataset_label, in_dataset_order, network_la
 from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,
-    Group,
     bar_groups,
     draw_beside,
     draw_groups,
@@ -28,8 +28,9 @@ from ddlbench.report.bars import (
     patch,
     slots_width_mm,
 )
-from ddlbench.report.footer import Context, footer, note_sentences
+from ddlbench.report.footer import Context, footer, note_sentences, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
+from ddlbench.report.looks import condition_look, dataset_look
 from ddlbench.report.predicted import (
     Predicted,
     condition_label,
@@ -37,7 +38,7 @@ from ddlbench.report.predicted import (
     shown_cells,
     title_of,
 )
-from ddlbench.report.style import GREY, PAGE_MM, condition_look, dataset_look
+from ddlbench.report.style import GREY, PAGE_MM
 from ddlbench.report.tables import rows_of
 
 _NEUTRAL = "#444444"
@@ -63,17 +64,43 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
         for row in rows_of(shown)
     ]
     shown = shown.assign(condition=headings)
-    look = _Look.of(shown, predictors)
     beside = _beside(shown, predictors, strategy, context)
-    if look.by_condition:
-        shown, beside = (one.assign(slot=one["condition"]) for one in (shown, beside))
-        sections = [Section("", look.panels(shown, beside))]
-    else:
-        sections = [
-            Section(str(heading), look.panels(part, beside[beside["condition"] == heading]))
+    networks, datasets = unique(shown["network"]), in_dataset_order(shown["dataset"])
+    conditions = unique(shown["condition"])
+    by_condition, alone = len(datasets) == 1 < len(conditions), len(networks) == 1
+    looks = {name: dataset_look(name) for name in datasets}
+    if by_condition:
+        looks = {name: condition_look(place) for place, name in enumerate(conditions)}
+    slot, group = ("condition" if by_condition else "dataset"), "network"
+    groups = {name: network_label(name) for name in networks}
+    if alone:
+        group, groups = "predictor", {name: name for name in predictors}
+
+    def panels(part: pd.DataFrame, printed: pd.DataFrame) -> list[Panel]:
+        """Each with its groups of bars and its printed rows."""
+        bars = partial(bar_groups, groups=groups, looks=looks, values=_values, group=group)
+        if alone:
+            return [Panel(network_label(networks[0]), data=(bars(part, slot=slot), printed))]
+        of = [
+            (name, part["predictor"] == name, printed["predictor"] == name) for name in predictors
+        ]
+        return [
+            Panel(name, data=(bars(part[ours], slot=slot), printed[theirs]))
+            for name, ours, theirs in of
+        ]
+
+    sections = (
+        [Section("", panels(shown, beside))]
+        if by_condition
+        else [
+            Section(str(heading), panels(part, beside[beside["condition"] == heading]))
             for heading, part in shown.groupby("condition", sort=False)
         ]
-    legend: list[tuple[Artist, str]] = [*look.legend]
+    )
+    legend: list[tuple[Artist, str]] = [
+        (patch(_NEUTRAL, look), name if by_condition else dataset_label(name))
+        for name, look in looks.items()
+    ]
     if len(beside):
         legend.append((hollow(), published.label(beside, context.paper)))
     cells = shown_cells(predicted, shown, marked=True)
@@ -82,21 +109,27 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
         legend,
         sections,
         footer=footer(cells, context, [*_sentences(shown, beside), *note_sentences(cells)]),
-        size=_size(look, 1 if look.one_network else len(predictors), sections),
+        size=_size(list(groups.values()), len(looks), 1 if alone else len(predictors), sections),
         share_y=True,
     )
     limits = _limits(shown, beside)
-    for axes, (groups, printed) in page.facets:
-        theirs = Beside(look.places_of(printed), limits[1] - limits[0])
-        draw_groups(axes, groups, page.width_mm, "{:+.0f}", theirs)
-        draw_beside(axes, theirs, len(look.slots))
+    on_x, slots = list(groups), list(looks)
+    for axes, (bars, printed) in page.facets:
+        places = {
+            (on_x.index(getattr(row, group)), slots.index(getattr(row, slot))): 100
+            * float(row.signed_error)
+            for row in rows_of(printed)
+        }
+        theirs = Beside(places, limits[1] - limits[0])
+        draw_groups(axes, bars, page.width_mm, "{:+.0f}", theirs)
+        draw_beside(axes, theirs, len(looks))
         axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
         axes.set_ylim(*limits)
         axes.yaxis.set_major_formatter(
             FuncFormatter(lambda value, _: f"{value:+,g}" if value else "0")
         )
     page.label_rows("Deviation (%)")
-    return page.figure, _table(shown, beside)
+    return page.figure, published.below(shown, beside.drop_duplicates(), _TABLE)
 
 
 def _beside(
@@ -116,78 +149,10 @@ def _beside(
     return pd.concat(parts, ignore_index=True)
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What stands where: groups on x, slots of a group, and a panel for each predictor.
-
-    Args:
-        predictors: in their order.
-        networks: in their order.
-        slots: datasets, or headings of geometries.
-        by_condition: slots are geometries.
-    """
-
-    predictors: Sequence[str]
-    networks: Sequence[str]
-    slots: Sequence[str]
-    by_condition: bool
-
-    @classmethod
-    def of(cls, shown: pd.DataFrame, predictors: Sequence[str]) -> _Look:
-        datasets, conditions = in_dataset_order(shown["dataset"]), unique(shown["condition"])
-        by_condition = len(datasets) == 1 and len(conditions) > 1
-        slots = conditions if by_condition else datasets
-        return cls(predictors, unique(shown["network"]), slots, by_condition)
-
-    @property
-    def one_network(self) -> bool:
-        return len(self.networks) == 1
-
-    @property
-    def labels(self) -> list[str]:
-        """Of the groups on x."""
-        if self.one_network:
-            return list(self.predictors)
-        return [network_label(network) for network in self.networks]
-
-    @property
-    def legend(self) -> list[tuple[Artist, str]]:
-        if self.by_condition:
-            looks = (condition_look(place) for place in range(len(self.slots)))
-            return [
-                (patch(_NEUTRAL, one), slot) for one, slot in zip(looks, self.slots, strict=True)
-            ]
-        return [(patch(_NEUTRAL, dataset_look(slot)), dataset_label(slot)) for slot in self.slots]
-
-    def panels(self, part: pd.DataFrame, beside: pd.DataFrame) -> list[Panel]:
-        """Each with its groups of bars and its printed rows."""
-        groups = {
-            name: bar_groups(part[part["predictor"] == name], self.networks, self.slots, _values)
-            for name in self.predictors
-        }
-        if self.one_network:
-            each = [Group(name, own[0].bars) for name, own in groups.items()]
-            return [Panel(network_label(self.networks[0]), data=(each, beside))]
-        return [
-            Panel(name, data=(own, beside[beside["predictor"] == name]))
-            for name, own in groups.items()
-        ]
-
-    def places_of(self, printed: pd.DataFrame) -> dict[tuple[int, int], float]:
-        """Per cents of printed rows, by group and slot."""
-        on_x = self.predictors if self.one_network else self.networks
-        return {
-            (
-                on_x.index(row.predictor if self.one_network else row.network),
-                self.slots.index(row.slot if self.by_condition else row.dataset),
-            ): 100 * float(row.signed_error)
-            for row in rows_of(printed)
-        }
-
-
-def _size(look: _Look, predictors: int, sections: Sequence[Section]) -> PanelSize:
+def _size(
+    labels: list[str], members: int, predictors: int, sections: Sequence[Section]
+) -> PanelSize:
     """Put all predictors side by side if their bars allow it."""
-    labels, members = look.labels, len(look.slots)
     size = panel_size(
         labels, members, [predictors] * len(sections), left=_LEFT, between=_BETWEEN, right=_RIGHT
     )
@@ -224,25 +189,12 @@ def _limits(shown: pd.DataFrame, printed: pd.DataFrame) -> tuple[float, float]:
 
 def _sentences(shown: pd.DataFrame, printed: pd.DataFrame) -> list[str]:
     repeats = sorted(set(shown.loc[shown["measured_step_s"].notna(), "repeats"].astype(int)))
-    sentences = [
-        "(predicted - measured) / measured of one step; below zero the prediction is too short."
-    ]
+    sentences = [sentence("deviation")]
     if repeats:
         over = "the steps of the only run" if repeats[-1] < 2 else "repeats"
-        sentences.append(
-            f"Whiskers: the deviation at both ends of the measured step's interval over {over}."
-        )
+        sentences.append(sentence("deviation_whiskers", over=over))
     if len(printed):
-        sentences.append(
-            "Hollow: printed in the thesis, of another machine and its batches; of an epoch there."
-        )
+        sentences.append(sentence("deviation_printed"))
     if others := sorted(set(printed.loc[printed["elsewhere"].astype(bool), "geometry"])):
         sentences[-1] += f" They are of {', '.join(others)} (nodes x devices)."
     return sentences
-
-
-def _table(shown: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    ours = shown.assign(source="measured here", figure="", where="", hardware="")
-    theirs = printed.assign(source=published.CITATION).drop_duplicates()
-    both = pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours
-    return both[_TABLE]

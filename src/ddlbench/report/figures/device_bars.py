@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,23 +20,22 @@ from ddlbench.common.units import BYTES, GIB, MIB, Unit, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
-from ddlbench.report.bars import Bar, Group, draw_groups, panel_size, patch, top_of
-from ddlbench.report.footer import Context, footer, without_signs
+from ddlbench.report.bars import Group, bar_groups, draw_groups, panel_size, patch, top_of
+from ddlbench.report.curves import places
+from ddlbench.report.footer import SIGNS, Context, footer, sentence, without_signs
 from ddlbench.report.labels import common_workers, status_mark, variant_labels, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
-from ddlbench.report.style import GREY, DatasetLook, strategy_look
+from ddlbench.report.looks import DatasetLook, strategy_look
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 NOT_MEASURED = "no value"
 _LOG_FROM = 30
 _WHOLE_FROM = 100
-_PLAIN = DatasetLook(0.0, "")
 _VARIANT_LOOKS = (
-    _PLAIN,
-    DatasetLook(0.5, "/////"),
-    DatasetLook(0.75, ""),
+    DatasetLook(0.0, ""), DatasetLook(0.5, "/////"), DatasetLook(0.75, ""),
     DatasetLook(0.88, "..."),
-)
+)  # fmt: skip
 _TABLE = [
     "dataset", "network", "geometry", "workers", "strategy", "variant", "device_kind", "mark",
     "reason", "stale",
@@ -74,41 +74,52 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         shown = shown[shown["strategy"] != BASE].copy()
     shown["value"] = shown[quantity.column]
     shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    shown["member"] = list(zip(shown["strategy"], shown["variant"], strict=True))
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])
     base = shown[shown["strategy"] == BASE]
     others = shown[shown["strategy"] != BASE]
     geometries = list(others.groupby("geometry", sort=False)) or [("1x1", base.iloc[:0])]
-    members = list(dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True)))
-    members.sort(key=lambda member: member[0] != BASE)
-    looks = _looks(members)
+    members = sorted(unique(shown["member"]), key=lambda member: member[0] != BASE)
+    looks = {  # of a strategy's colour; variants differ in shade
+        member: _VARIANT_LOOKS[place % len(_VARIANT_LOOKS)]
+        for member, place in places(members).items()
+    }
+    labels = {network: network_label(network) for network in networks}
     known = shown.loc[shown["mark"] == "", "value"].astype(float)
     unit = quantity.unit(float(known.max()))
+
+    def values_of(row: Any) -> tuple[float, float, float]:
+        return math.nan if row.mark else float(row.value) / unit.size, math.nan, math.nan
+
     sections = []
     for geometry, part in geometries:
         workers = workers_label(int(part["workers"].max())) if len(part) else ""
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
         both = pd.concat([base, part])
-        panels = []
-        for dataset in datasets:
-            own = both[both["dataset"] == dataset]
-            groups = _groups(own, networks, members, looks, unit)
-            panels.append(Panel(dataset_label(dataset), data=groups))
+        owns = ((name, both[both["dataset"] == name]) for name in datasets)
+        panels = [
+            Panel(
+                dataset_label(name),
+                data=bar_groups(own, labels, looks, values_of, slot="member", without=SIGNS),
+            )
+            for name, own in owns
+        ]
         sections.append(Section(heading, panels))
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         f"{quantity.title} {common_workers(others['workers'])}".strip(),
-        [(patch(*looks[member]), strategy_label(*member)) for member in members],
+        [
+            (patch(strategy_look(member[0]).colour, look), strategy_label(*member))
+            for member, look in looks.items()
+        ],
         sections,
         footer=footer(signed, context, [quantity.explain(shown)]),
         size=panel_size(
-            [network_label(network) for network in networks],
-            len(members),
-            [len(datasets)] * len(sections),
-            left=12.5,
+            list(labels.values()), len(members), [len(datasets)] * len(sections), left=12.5,
             between=11.0,
         ),
-    )
+    )  # fmt: skip
     values = [drawn for _, groups in page.facets if (drawn := _values(groups))]
     logarithmic = any(max(drawn) / min(drawn) > _LOG_FROM for drawn in values)
     largest = max(map(max, values), default=0.0)
@@ -127,41 +138,6 @@ def _mark(row: object) -> str:
     if status == Status.OK and pd.isna(getattr(row, "value", None)):
         return NOT_MEASURED
     return status_mark(status)
-
-
-def _looks(members: list[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, DatasetLook]]:
-    """Give each member its strategy's colour; variants differ in shade."""
-    seen: dict[str, int] = {}
-    looks = {}
-    for strategy, variant in members:
-        place = seen[strategy] = seen.get(strategy, -1) + 1
-        look = _VARIANT_LOOKS[place % len(_VARIANT_LOOKS)]
-        looks[strategy, variant] = (strategy_look(strategy).colour, look)
-    return looks
-
-
-def _groups(
-    part: pd.DataFrame,
-    networks: list[str],
-    members: list[tuple[str, str]],
-    looks: dict[tuple[str, str], tuple[str, DatasetLook]],
-    unit: Unit,
-) -> list[Group]:
-    rows = {(r.network, (r.strategy, r.variant)): r for r in rows_of(part)}
-    groups = []
-    for network in networks:
-        bars: list[Bar | None] = []
-        for member in members:
-            row = rows.get((network, member))
-            if row is None:
-                bars.append(None)
-                continue
-            value = math.nan if row.mark else float(row.value) / unit.size
-            bars.append(
-                Bar(value, math.nan, math.nan, *looks[member], str(row.mark), bool(row.stale))
-            )
-        groups.append(Group(network_label(network), bars))
-    return groups
 
 
 def _values(groups: list[Group]) -> list[float]:
@@ -186,51 +162,22 @@ def _scale(axes: Axes, groups: list[Group], limit: float, logarithmic: bool) -> 
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     if math.isfinite(limit) and limit <= axes.get_ylim()[1] * 1.5:
         axes.set_ylim(top=max(axes.get_ylim()[1], limit * 1.12))
-        axes.axhline(limit, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), gid="device size")
+        axes.axhline(limit, **REFERENCE, gid="device size")
         axes.text(
-            1.0,
-            limit,
-            "device",
-            transform=axes.get_yaxis_transform(),
-            ha="right",
-            va="bottom",
-            color=GREY,
-            gid="bound",
-        )
+            1.0, limit, "device", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
+            color=GREY, gid="bound",
+        )  # fmt: skip
 
 
 def _memory_sentence(shown: pd.DataFrame) -> str:
     kinds = set(" ".join(shown["device_kind"]).split())
-    parts = []
-    if "cuda" in kinds:
-        parts.append("peak bytes allocated by CUDA's allocator")
-    if "cpu" in kinds:
-        parts.append(
-            "peak bytes of live tensors of a process in one step, as CPUs have no memory of their "
-            "own (GPipe and model parallel: one process holds all partitions)"
-        )
-    bars = "; ".join(parts) or "peak bytes"
-    return f"Bars: {bars}; the fullest device of all repeats."
-
-
-def _traffic_sentence(_: pd.DataFrame) -> str:
-    return (
-        "Bars: bytes that the busiest rank sends to other processes in a step, by the kernel's "
-        "counters of TCP. No value: over NCCL, or within one process."
-    )
+    parts = [sentence(f"memory_{kind}") for kind in ("cuda", "cpu") if kind in kinds]
+    return sentence("memory", bars="; ".join(parts) or "peak bytes")
 
 
 def _utilisation_sentence(shown: pd.DataFrame) -> str:
-    above = (
-        " Above 100 %: a library computes convolutions of 3 x 3 with fewer operations than are "
-        "counted (Winograd), or the machine was slower when its peak was measured."
-    )
-    return (
-        "Bars: model FLOPs utilisation, the operations that the network needs for a step over "
-        "what its devices reach in that time in large matrix products."
-        + above
-        * bool((shown["mfu"].astype(float) > 1).any())
-    )
+    above = bool((shown["mfu"].astype(float) > 1).any())
+    return sentence("utilisation") + (sentence("utilisation_above") if above else "")
 
 
 draw_memory = partial(
@@ -253,7 +200,7 @@ draw_traffic = partial(
         column="sent_bytes",
         beside=("step_median_s",),
         unit=lambda largest: unit_for(largest, BYTES),
-        explain=_traffic_sentence,
+        explain=lambda _: sentence("traffic"),
         without_base=True,
     ),
 )

@@ -18,19 +18,13 @@ from matplotlib.figure import Figure
 
 from ddlbench.common.units import TIMES, unit_for
 from ddlbench.planning.labels import network_label
-from ddlbench.report.bars import message, patch
-from ddlbench.report.footer import Context, footer, note_sentences
+from ddlbench.report.bars import ground, label_rows, message, patch
+from ddlbench.report.footer import Context, footer, note_sentences, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
+from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.predicted import Predicted, condition_sections, shown_cells
 from ddlbench.report.recorded_step import SENDING, gap_over_pass, idle_of, parts_of
-from ddlbench.report.style import (
-    CENTRED,
-    DatasetLook,
-    bar_style,
-    strategy_look,
-    text_width_mm,
-    ticks_in,
-)
+from ddlbench.report.style import CENTRED, bar_style, text_width_mm, ticks_in
 from ddlbench.report.tables import rows_of
 
 STRATEGY = "gpipe"
@@ -67,23 +61,23 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         "What the partitions of GPipe do during a step",
         [
             *((patch(colour, look), kind) for kind, look in _KINDS.items()),
-            (
-                patch(_SENDING, DatasetLook(0.0, "")),
-                "sending: the input is computed, the partition is free",
-            ),
+            (patch(_SENDING, DatasetLook(0.0, "")), sentence("gpipe_step_sending")),
         ],
         sections,
         footer=footer(
-            below, context, [*_SENTENCES, *note_sentences(below), *_missing(cells, shown)]
+            below,
+            context,
+            [
+                *map(sentence, ("gpipe_step", "gpipe_step_published")),
+                *note_sentences(below),
+                *_missing(cells, shown),
+            ],
         ),
         size=PanelSize(
-            min_width=100.0,
-            height=max(12.0, most * _ROW_MM),
+            min_width=100.0, height=max(12.0, most * _ROW_MM), between=5.0, max_columns=2,
             left=text_width_mm("partition 10") + 2.5,
-            between=5.0,
-            max_columns=2,
         ),
-    )
+    )  # fmt: skip
     for axes, (spans, workers) in page.facets:
         _fill(axes, spans, workers, page.width_mm, colour)
         axes.tick_params(axis="y", labelleft=axes in page.first_in_row)
@@ -103,16 +97,6 @@ def shares(spans: pd.DataFrame, workers: int) -> dict[str, float]:
     kinds = {kind: float(seconds.get(kind, 0.0)) / length / workers for kind in _KINDS}
     busy = sum(kinds.values())
     return {**kinds, "gaps": max(0.0, 1 - busy), "at_once": busy * workers}
-
-
-_SENTENCES = [
-    "One step after the timed region, recorded with hooks; numbers are micro-batches. Shares are "
-    "of the step, averaged over partitions; a pipeline without any other loss waits the ideal "
-    "share (W - 1) / (W + m - 1) with W partitions and m micro-batches. White is waiting: the "
-    "input is not computed yet. A message that a pass hides is not seen; what is yellow, none hid.",
-    "Jansen 2020, Fig. 6.3 (ResNet-18, CIFAR-10, 8 micro-batches, 4 Titan RTX), in words: forward "
-    "takes longer than backward, and gaps are almost as long as the compute.",
-]
 
 
 def _missing(cells: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
@@ -142,9 +126,7 @@ def _panel(row: Any, spans: pd.DataFrame) -> Panel:
 
 
 def _fill(axes: Axes, spans: pd.DataFrame, workers: int, width_mm: float, colour: str) -> None:
-    axes.set_ylim(workers - 0.4, -0.6)
-    axes.set_yticks(range(workers), [f"partition {index + 1}" for index in range(workers)])
-    axes.tick_params(axis="y", length=0)
+    label_rows(axes, [f"partition {index + 1}" for index in range(workers)])
     axes.grid(visible=False)
     if not len(spans):
         axes.set_xticks([])
@@ -182,4 +164,4 @@ def _number(axes: Axes, x: float, y: float, text: str, look: DatasetLook) -> Non
     colour = "white" if look.white < 0.3 else "black"
     drawn = axes.text(x, y, text, color=colour, gid="number", **CENTRED)
     if look.hatch:
-        drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})
+        drawn.set_bbox(ground(0.3))

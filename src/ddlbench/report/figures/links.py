@@ -25,13 +25,15 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ddlbench.common.units import BYTES_BINARY, GB, NS, TIMES, US, Unit, unit_for
 from ddlbench.experiment.links import Links, LinkSweep, Matrix, PairMatrix, SlowPair
-from ddlbench.report.footer import links_origin
+from ddlbench.report.curves import ticks_at, whisker
+from ddlbench.report.footer import links_origin, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import CENTRED, StrategyLook, strategy_look
+from ddlbench.report.looks import StrategyLook, strategy_look
+from ddlbench.report.style import CENTRED
 
 _SLOW = "#D55E00"
 _EMPTY = "#eeeeee"
@@ -67,14 +69,7 @@ def draw_links(links: Links) -> tuple[Figure, pd.DataFrame]:
         [],
         sections,
         footer=[_pairs_sentence(pairs), *links_origin(links)],
-        size=PanelSize(
-            min_width=34.0,
-            height=side,
-            left=9.0,
-            between=13.0,
-            bottom=7.5,
-            max_width=max(side * 1.6, 45.0),
-        ),
+        size=PanelSize(34.0, side, 9.0, 13.0, bottom=7.5, max_width=max(side * 1.6, 45.0)),
     )
     for axes, data in page.facets:
         if data is None:
@@ -120,15 +115,11 @@ def _heat(axes: Axes, values: np.ndarray) -> None:
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     # From zero, so that a small difference looks small.
     norm = Normalize(0 if high < 10 * max(low, 1e-30) else low, high or 1.0)
+    edges = np.arange(size + 1) - 0.5
     axes.pcolormesh(
-        np.arange(size + 1) - 0.5,
-        np.arange(size + 1) - 0.5,
-        np.ma.masked_invalid(values),
-        cmap=_SHADES,
-        norm=norm,
-        edgecolors="white",
+        edges, edges, np.ma.masked_invalid(values), cmap=_SHADES, norm=norm, edgecolors="white",
         linewidth=0.6 if size <= 32 else 0.0,
-    )
+    )  # fmt: skip
     if size > _MOST_WRITTEN:
         return
     for row in range(size):
@@ -144,8 +135,7 @@ def _frame(axes: Axes, size: int) -> None:
     axes.set_ylim(size - 0.5, -0.5)
     step = math.ceil(size / _MOST_TICKS)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator(list(range(0, size, step))))
-        axis.set_minor_locator(NullLocator())
+        ticks_at(axis, list(range(0, size, step)))
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.set_xlabel("to", labelpad=1)
@@ -164,20 +154,13 @@ def _pairs_sentence(pairs: Sequence[PairMatrix]) -> str:
     if not pairs:
         return "No pair has been measured."
     slow = sum(len(pair.slow_pairs) for pair in pairs)
-    framed = (
-        f" Framed: {slow} pair(s) below 0.8 of the median bandwidth of their level."
-        if slow
-        else " No pair is slow (below 0.8 of its level's median; two pairs cannot tell)."
-    )
+    framed = sentence("pairs_slow" if slow else "pairs_none_slow", slow=slow)
     counts = sorted({pair.repeats for pair in pairs})
     runs = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
     by_hand = all(pair.method == "given" for pair in pairs)
     source = "Given by hand, not measured." if by_hand else f"Medians of runs: {runs}."
-    both = (
-        " Bidirectional: sum of both directions."
-        if any(pair.direction == "bidirectional" for pair in pairs)
-        else ""
-    )
+    bidirectional = any(pair.direction == "bidirectional" for pair in pairs)
+    both = " Bidirectional: sum of both directions." if bidirectional else ""
     holes = "".join(
         f" Pairs of ranks: {pair.sampled.in_words()}." for pair in pairs if pair.sampled is not None
     )
@@ -288,26 +271,15 @@ def _legend(sweeps: Sequence[LinkSweep]) -> list[tuple[Line2D, str]]:
 def _draw_sweep(axes: Axes, sweep: LinkSweep) -> None:
     look, points = _look(sweep), sweep.points
     for point in points:
-        if point.interval_s is not None:
-            axes.plot(
-                [point.message_bytes] * 2,
-                point.interval_s,
-                color=look.colour,
-                linewidth=0.7,
-                zorder=2,
-                gid="interval",
-            )
-    sizes = [point.message_bytes for point in points]
-    axes.plot(
-        sizes,
-        [point.time_s for point in points],
-        linestyle="none",
-        marker=look.marker,
-        markersize=3.2,
-        color=look.colour,
-        zorder=3,
-        gid="points",
+        ends = point.interval_s or (math.nan, math.nan)
+        whisker(axes, point.message_bytes, ends, look.colour, zorder=2, gid="interval")
+    sizes, times_s = (
+        [getattr(one, name) for one in points] for name in ("message_bytes", "time_s")
     )
+    axes.plot(
+        sizes, times_s, linestyle="none", marker=look.marker, markersize=3.2, color=look.colour,
+        zorder=3, gid="points",
+    )  # fmt: skip
     low, high = (min(sizes), max(sizes)) if sizes else _GIVEN_BYTES
     for piece in sweep.fit.pieces:
         start = max(low, piece.from_bytes)
@@ -321,14 +293,12 @@ def _draw_sweep(axes: Axes, sweep: LinkSweep) -> None:
 def _frame_sweeps(axes: Axes, sweeps: Sequence[LinkSweep]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_minor_locator(NullLocator())
     low, high = (round(math.log2(max(edge, 1.0))) for edge in axes.get_xlim())
     step = max(2, 2 * math.ceil((high - low) / 12))
-    axes.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(10, 41, step)]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
+    ticks_at(axes.xaxis, [2.0**power for power in range(10, 41, step)], _bytes)
     axes.yaxis.set_major_locator(LogLocator(base=10))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _seconds(value)))
+    axes.yaxis.set_major_formatter(_seconds)
     axes.grid(visible=True, axis="both")
     axes.set_xlabel("Message of one rank", labelpad=1)
     axes.set_ylabel("Time", labelpad=1)
@@ -336,11 +306,11 @@ def _frame_sweeps(axes: Axes, sweeps: Sequence[LinkSweep]) -> None:
         axes.set_xlim(*_GIVEN_BYTES)
 
 
-def _bytes(value: float) -> str:
+def _bytes(value: float, _: object) -> str:
     return unit_for(value, BYTES_BINARY).text(value, "g")
 
 
-def _seconds(value: float) -> str:
+def _seconds(value: float, _: object) -> str:
     # A tick of one unit may lie a rounding error below it.
     return unit_for(value / 0.999, (*TIMES, NS)).text(value, "g")
 
@@ -351,12 +321,7 @@ def _sweeps_sentence(sweeps: Sequence[LinkSweep]) -> str:
         return "Lines: latency and bandwidth as given by hand." if sweeps else "No sweep."
     typical = [100 * fit.median_relative_residual for fit in fitted]
     worst = max(100 * fit.largest_relative_residual for fit in fitted)
-    return (
-        "Points: medians, of the slowest rank; whiskers: 95 % rank-based interval over the "
-        "repeats, where there are six or more. Lines: fit of alpha + beta x bytes in pieces; its "
-        f"median residual is {min(typical):.0f} to {max(typical):.0f} % of the time, the largest "
-        f"{worst:.0f} %."
-    )
+    return sentence("sweeps", least=min(typical), most=max(typical), worst=worst)
 
 
 def _sweep_rows(sweep: LinkSweep) -> list[dict[str, Any]]:

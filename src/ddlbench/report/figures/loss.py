@@ -19,11 +19,11 @@ from matplotlib.ticker import MaxNLocator
 
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.applicability import LEARNING_STEPS
-from ddlbench.report.curves import Lines, by_link
-from ddlbench.report.footer import STALE, Context, footer, without_signs
+from ddlbench.report.curves import Lines, by_link, mark_end
+from ddlbench.report.footer import Context, footer, sentence, without_signs
 from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
-from ddlbench.report.style import GREY, plain
+from ddlbench.report.style import DOTS, plain
 from ddlbench.report.tables import Tables, rows_of
 
 FEWEST_STEPS = LEARNING_STEPS
@@ -96,7 +96,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     if shown.empty:
         reason = f"No run with {FEWEST_STEPS} losses yet."
         below = footer(tables.summary, context, [])
-        return nothing_to_show(_TITLE, reason, below), pd.DataFrame(columns=TABLE)
+        return nothing_to_show(_TITLE, reason, below, TABLE)
     parts = [
         (heading, part)
         for _, network in shown.groupby(_KEYS, sort=False)
@@ -111,11 +111,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             Section(_heading(part, link), [Panel("by updates"), Panel("by time")])
             for link, part in parts
         ],
-        footer=footer(
-            signed,
-            context,
-            [_legend_sentence(curves), *_lost(shown, curves)],
-        ),
+        footer=footer(signed, context, [_legend_sentence(curves), *_lost(shown, curves)]),
         size=PanelSize(min_width=50.0, height=34.0, left=12.0, between=4.0),
         share_y=True,
     )
@@ -159,11 +155,7 @@ def _heading(part: pd.DataFrame, link: str) -> str:
 
 def _legend_sentence(curves: dict[str, pd.DataFrame]) -> str:
     windows = sorted({int(curve["window"].iloc[0]) for curve in curves.values()})
-    window = " or ".join(map(str, windows))
-    return (
-        f"Mean loss of the last {window} mini-batches as they were trained on, warm-up included; "
-        "first repeat. Dotted: the lowest loss that all strategies of a row reach."
-    )
+    return sentence("loss", window=" or ".join(map(str, windows)))
 
 
 def _lost(shown: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> list[str]:
@@ -192,10 +184,7 @@ def _line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, look: dict[str, 
             markersize=3.5, color=look["color"], gid="mark",
         )  # fmt: skip
     if row.stale:
-        axes.annotate(
-            STALE, end, xytext=(2, 0), textcoords="offset points", va="center",
-            gid="point-mark",
-        )  # fmt: skip
+        mark_end(axes, end, 2)
 
 
 def _frame(
@@ -203,7 +192,7 @@ def _frame(
 ) -> None:
     target = next(iter(reached.values()))[0]
     if math.isfinite(target):
-        axes.axhline(target, color=GREY, linewidth=0.6, linestyle=(0, (1, 1.5)), gid="target")
+        axes.axhline(target, **DOTS, gid="target")
     if 0 < target < _FOOT * top:
         axes.set_yscale("log")
         axes.set_ylim(target / 2, top)

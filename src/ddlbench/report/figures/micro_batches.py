@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -18,14 +17,16 @@ from ddlbench.planning.labels import dataset_label, in_dataset_order, strategy_l
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import write_instead
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.curves import DASHES, sample, ticks_at, whisker
+from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.labels import workers_label
 from ddlbench.report.layout import PanelSize, Section, lay_out, network_panels, unique
+from ddlbench.report.looks import strategy_look
 from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
-from ddlbench.report.style import plain, strategy_look
+from ddlbench.report.style import plain
 from ddlbench.report.tables import rows_of
 
-_STYLES = ((0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
+_STYLES = DASHES[1:4]  # a measured line is whole
 _COLUMNS_6_1 = (
     "source", "strategy", "network", "dataset", "geometry", "batch_size", "chunks", "micro_batch",
     "ideal_factor", "measured_samples_per_s", "predictor", "predicted_samples_per_s",
@@ -45,45 +46,35 @@ def table_6_1(predictions: pd.DataFrame) -> pd.DataFrame:
     ``ideal_factor`` is (W + m - 1) / (W m) for W devices and m micro-batches (Eq. 6.1). The thesis
     gives epochs; their samples a second are the dataset's images over the epoch.
     """
-    rows = []
-    for row in rows_of(_pipelines(predictions)):
-        rows.append(
-            {
-                "source": "measured here",
-                "strategy": row.strategy,
-                "network": row.network,
-                "dataset": row.dataset,
-                "geometry": f"{row.nodes}x{row.devices_per_node}",
-                "batch_size": row.batch_size,
-                "chunks": row.chunks,
-                "micro_batch": row.batch_size // row.chunks,
-                "ideal_factor": _factor(row.nodes * row.devices_per_node, row.chunks),
-                "measured_samples_per_s": row.batch_size / row.measured_step_s,
-                "predictor": row.predictor,
-                "predicted_samples_per_s": row.batch_size / row.predicted_step_s,
-                "signed_error": row.signed_error,
-                "mark": "" if row.status == Status.OK else row.status,
-            }
-        )
-    if not rows:
-        return pd.DataFrame(columns=list(_COLUMNS_6_1))
-    for row in rows_of(published.micro_batches()):
-        rows.append(
-            {
-                "source": f"{published.CITATION}, {row.where} ({row.hardware})",
-                "strategy": "gpipe",
-                "network": row.network,
-                "dataset": row.dataset,
-                "geometry": row.geometry,
-                "batch_size": row.batch_size,
-                "chunks": row.chunks,
-                "micro_batch": row.micro_batch,
-                "ideal_factor": _factor(4, row.chunks),
-                "measured_samples_per_s": DATASETS[row.dataset].num_train / row.epoch_s,
-                "mark": "",
-            }
-        )
+    rows = [_of_6_1(row) for row in rows_of(_pipelines(predictions))]
+    rows += [_of_thesis(row) for row in rows_of(published.micro_batches())] if rows else []
     return pd.DataFrame(rows, columns=list(_COLUMNS_6_1))
+
+
+def _of_6_1(row: Any) -> dict[str, Any]:
+    same = ("strategy", "network", "dataset", "batch_size", "chunks", "predictor", "signed_error")
+    return {
+        **{name: getattr(row, name) for name in same},
+        "source": "measured here",
+        "geometry": f"{row.nodes}x{row.devices_per_node}",
+        "micro_batch": row.batch_size // row.chunks,
+        "ideal_factor": _factor(row.nodes * row.devices_per_node, row.chunks),
+        "measured_samples_per_s": row.batch_size / row.measured_step_s,
+        "predicted_samples_per_s": row.batch_size / row.predicted_step_s,
+        "mark": "" if row.status == Status.OK else row.status,
+    }
+
+
+def _of_thesis(row: Any) -> dict[str, Any]:
+    same = ("network", "dataset", "geometry", "batch_size", "chunks", "micro_batch")
+    return {
+        **{name: getattr(row, name) for name in same},
+        "source": f"{published.CITATION}, {row.where} ({row.hardware})",
+        "strategy": "gpipe",
+        "ideal_factor": _factor(4, row.chunks),
+        "measured_samples_per_s": DATASETS[row.dataset].num_train / row.epoch_s,
+        "mark": "",
+    }
 
 
 def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
@@ -104,7 +95,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
             Section(_heading(key), network_panels(part, networks))
             for key, part in shown.groupby(keys, sort=False)
         ],
-        footer=footer(shown_cells(predicted, shown), context, [_LEGEND_SENTENCE]),
+        footer=footer(shown_cells(predicted, shown), context, [sentence("micro_batches")]),
         size=PanelSize(
             min_width=30.0, height=28.0, left=11.0, between=9.0, max_width=60.0, max_columns=5
         ),
@@ -113,12 +104,6 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         _fill(axes, part, predictors)
     page.label_rows("Time of a sample (ms)", labelpad=1)
     return page.figure, table_6_1(predicted.predictions)
-
-
-_LEGEND_SENTENCE = (
-    "Step over samples of a step, as batches may differ. Filled: measured, with the interval of "
-    "its step; lines: predicted."
-)
 
 
 def _pipelines(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -156,9 +141,7 @@ def _heading(key: Any) -> str:
 def _legend(strategies: list[str], predictors: list[str]) -> list[tuple[Any, str]]:
     entries: list[tuple[Any, str]] = []
     for strategy in strategies:
-        look = strategy_look(strategy)
-        handle = Line2D([], [], color=look.colour, marker=look.marker)
-        entries.append((handle, f"{strategy_label(strategy)}, measured"))
+        entries.append((sample(strategy), f"{strategy_label(strategy)}, measured"))
     for name in predictors:
         handle = Line2D([], [], color="#444444", linestyle=_style(predictors, name))
         entries.append((handle, name))
@@ -182,9 +165,7 @@ def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str]) -> None:
     axes.plot(measured["chunks"], per_sample, color=look.colour, marker=look.marker, gid="measured")
     for row in rows_of(measured):
         ends = [1e3 * end / row.batch_size for end in (row.measured_low_s, row.measured_high_s)]
-        if all(map(math.isfinite, ends)):
-            axes.plot([row.chunks, row.chunks], ends, color=look.colour, linewidth=0.8)
-            values += ends
+        values += ends if whisker(axes, row.chunks, ends, look.colour, 0.8) else []
     values += list(per_sample)
     for row in rows_of(part[part["measured_step_s"].isna()].drop_duplicates("chunks")):
         write_instead(axes, row.chunks, str(row.mark), rotation=0)
@@ -196,9 +177,7 @@ def _fill(axes: Axes, part: pd.DataFrame, predictors: list[str]) -> None:
         values += list(predicted.dropna())
     axes.set_xscale("log", base=2)
     axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
-    axes.xaxis.set_major_locator(FixedLocator([float(count) for count in counts]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(plain)
+    ticks_at(axes.xaxis, [float(count) for count in counts])
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(plain)
     axes.set_ylim(0, 1.12 * max(*values, 1e-9))

@@ -25,23 +25,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from ddlbench.experiment.paper import Paper
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report import published
-from ddlbench.report.bars import (
-    draw_cross,
-    draw_point,
-    draw_published,
-    hollow,
-    write_instead,
-)
+from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow, write_instead
+from ddlbench.report.curves import DASHES, log_limits, log_y, ticks_at, whisker
 from ddlbench.report.footer import Context, footer, interval_sentence
 from ddlbench.report.labels import status_mark, variant_labels
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
-from ddlbench.report.style import GREY, StrategyLook, plain, shade, strategy_look
+from ddlbench.report.looks import StrategyLook, strategy_look
+from ddlbench.report.style import GREY, shade
 from ddlbench.report.tables import Tables, rows_of
 
 _CITATION = "Cheng et al."
@@ -62,19 +57,24 @@ class Quantity:
     label: str
     scale: float
     published: str
+    word: str
+    unit: str
 
 
 QUANTITIES = {
     "latency": Quantity(
-        "link_latency_s", "Throughput by latency", "One-way delay (ms)", 1e3, "latency_ms"
+        "link_latency_s", "Throughput by latency", "One-way delay (ms)", 1e3, "latency_ms",
+        "delay", "ms one way",
     ),
     "bandwidth": Quantity(
-        "link_bits_per_s", "Throughput by bandwidth", "Rate (Mbit/s)", 1e-6, "bandwidth_mbit_per_s"
+        "link_bits_per_s", "Throughput by bandwidth", "Rate (Mbit/s)", 1e-6,
+        "bandwidth_mbit_per_s", "rate", "Mbit/s",
     ),
     "packet_loss": Quantity(
-        "link_loss", "Throughput by packet loss", "Packets lost (%)", 1e2, "loss_percent"
+        "link_loss", "Throughput by packet loss", "Packets lost (%)", 1e2, "loss_percent",
+        "loss", "%",
     ),
-}
+}  # fmt: skip
 TABLE = [
     "quantity", "value", "dataset", "network", "strategy", "variant", "geometry", "batch_size",
     "fabric", *_CONDITION, *_BESIDE, "samples_per_s", "samples_low_per_s", "samples_high_per_s",
@@ -105,7 +105,7 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
     if shown.empty:
         reason = "No two cells whose links differ in this alone."
         below = footer(tables.summary, context, [])
-        return nothing_to_show(quantity.title, reason, below), pd.DataFrame(columns=TABLE)
+        return nothing_to_show(quantity.title, reason, below, TABLE)
     shown["value"] = shown[quantity.column] * quantity.scale
     shown["x"] = shown["value"].replace(math.inf, _unlimited_at(shown))
     shown["mark"] = [status_mark(status) for status in shown["status"]]
@@ -129,7 +129,9 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
     for section, axes_row in zip(sections, page.axes, strict=True):
         content = [panel.data for panel in section.panels]
         measured, printed = (pd.concat(parts) for parts in zip(*content, strict=True))
-        limits = _limits(measured, printed)
+        good = measured[measured["mark"] == ""]
+        ends = [good[f"samples_{end}per_s"].dropna() for end in ("", "low_", "high_")]
+        limits = log_limits(pd.concat([*ends, printed["samples_per_s"]]), 2.5, _ABOVE)
         for axes, (own, theirs) in zip(axes_row, content, strict=True):
             _frame(axes, quantity, ticks, limits)
             _draw_lines(axes, own, looks, batches)
@@ -180,18 +182,11 @@ def _variants(shown: pd.DataFrame) -> list[str]:
     return [", ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
 
 
-_STYLES: tuple[Any, ...] = (
-    "-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)),
-    (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)), (0, (2, 4)), (0, (9, 2, 3, 2)),
-)  # fmt: skip
-
-
 def _looks(shown: pd.DataFrame) -> dict[tuple[str, str], StrategyLook]:
     """The look of each strategy and variant: later variants of a strategy are lighter."""
     looks: dict[tuple[str, str], StrategyLook] = {}
     for strategy, own in shown.groupby("strategy", sort=False):
-        look = strategy_look(str(strategy))
-        variants = list(dict.fromkeys(own["variant"]))
+        look, variants = strategy_look(str(strategy)), unique(own["variant"])
         for place, variant in enumerate(variants):
             lighter = shade(look.colour, 0.7 * place / len(variants))
             looks[str(strategy), variant] = StrategyLook(lighter, look.marker)
@@ -210,7 +205,7 @@ def _legend(
         entries.append((handle, strategy_label(strategy, variant)))
     if len(batches) > 1:
         for place, batch in enumerate(batches):
-            line = Line2D([], [], color=GREY, linestyle=_STYLES[place % len(_STYLES)])
+            line = Line2D([], [], color=GREY, linestyle=DASHES[place % len(DASHES)])
             entries.append((line, f"batch {batch}"))
     if (shown["status"] == Status.TIMEOUT).any():
         cross = Line2D([], [], color=NOT_ENDED, marker="x", linestyle="none")
@@ -224,17 +219,11 @@ def _legend(
 
 def _sentences(shown: pd.DataFrame, quantity: Quantity) -> list[str]:
     others = []
-    names = {
-        "link_latency_s": ("delay", 1e3, "ms one way"),
-        "link_bits_per_s": ("rate", 1e-6, "Mbit/s"),
-        "link_loss": ("loss", 1e2, "%"),
-    }
-    for column, (name, scale, unit) in names.items():
-        if column != quantity.column and len(shown):
-            value = float(shown[column].iloc[0]) * scale
-            others.append(
-                f"{name} {value:g} {unit}" if math.isfinite(value) else f"no {name} limit"
-            )
+    for other in QUANTITIES.values():
+        if other != quantity and len(shown):
+            value = float(shown[other.column].iloc[0]) * other.scale
+            known = f"{other.word} {value:g} {other.unit}"
+            others.append(known if math.isfinite(value) else f"no {other.word} limit")
     sentences = [f"Links otherwise: {', '.join(others)}."] if others else []
     sentences += filter(None, [interval_sentence(shown, ratio=False)])
     missing = shown[shown["mark"] != ""]
@@ -245,16 +234,6 @@ def _sentences(shown: pd.DataFrame, quantity: Quantity) -> list[str]:
         ]
         sentences.append(f"Crosses stand for cells without a rate ({'; '.join(parts)}).")
     return sentences
-
-
-def _limits(part: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, float]:
-    good = part[part["mark"] == ""]
-    ends = [good[f"samples_{end}per_s"].dropna() for end in ("", "low_", "high_")]
-    rates = pd.concat([*ends, theirs["samples_per_s"]])
-    rates = rates[rates > 0]
-    if rates.empty:
-        return 0.1, 10.0
-    return float(rates.min()) / 2.5, float(rates.max()) * _ABOVE
 
 
 def _unlimited_at(shown: pd.DataFrame) -> float:
@@ -275,8 +254,7 @@ def _ticks(shown: pd.DataFrame) -> dict[float, str]:
 def _frame(
     axes: Axes, quantity: Quantity, ticks: dict[float, str], limits: tuple[float, float]
 ) -> None:
-    axes.set_yscale("log")
-    axes.set_ylim(*limits)
+    log_y(axes, limits, 6)
     places = list(ticks)
     linear = 0 in ticks
     smallest = next((place for place in places if place > 0), 1.0)
@@ -287,13 +265,7 @@ def _frame(
     span = places[-1] / max(places[0], smallest / 2)
     margin = max(span**0.1, 1.15) if linear else span**0.1  # marks stand right of the last point
     axes.set_xlim(-0.1 * smallest if linear else places[0] / span**0.1, places[-1] * margin)
-    axes.xaxis.set_major_locator(FixedLocator(places))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: ticks.get(float(x), f"{x:g}")))
-    axes.xaxis.set_minor_locator(NullLocator())
-    narrow = math.log10(limits[1] / limits[0]) < 1.5
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=6))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(plain)
+    ticks_at(axes.xaxis, places, lambda x, _: ticks.get(float(x), f"{x:g}"))
     axes.set_xlabel(quantity.label, labelpad=1)
 
 
@@ -307,12 +279,11 @@ def _draw_lines(
         good = cells[cells["mark"] == ""].sort_values("x")
         axes.plot(
             good["x"], good["samples_per_s"], color=look.colour,
-            linestyle=_STYLES[batches.index(int(batch)) % len(_STYLES)], gid="line",
+            linestyle=DASHES[batches.index(int(batch)) % len(DASHES)], gid="line",
         )  # fmt: skip
         for row in rows_of(good):
             ends = [row.samples_low_per_s, row.samples_high_per_s]
-            if all(map(math.isfinite, ends)):
-                axes.plot([row.x] * 2, ends, color=look.colour, linewidth=0.7, gid="whisker")
+            whisker(axes, row.x, ends, look.colour, gid="whisker")
             draw_point(axes, (row.x, row.samples_per_s), look, row, size=3.5)
         for row in rows_of(cells[cells["mark"] != ""]):
             place = crosses[row.x] = crosses.get(row.x, -1) + 1

@@ -29,11 +29,12 @@ from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
 from ddlbench.predict.platform_file import Platform
 from ddlbench.report.bars import labels_height_mm, write_labels
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
+from ddlbench.report.looks import strategy_look
 from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.published import is_of
-from ddlbench.report.style import GREY, seconds_axis, shade, strategy_look
+from ddlbench.report.style import GREY, seconds_axis, shade
 from ddlbench.report.tables import rows_of, table_text
 
 MEASURED, PRINTED = "measured", "printed"
@@ -79,25 +80,18 @@ def draw_bars(
     labels = list(dict.fromkeys(_title(str(strategy)) for strategy in bars["strategy"]))
     by_panel = bars.groupby(["row", "strategy"])["place"]
     groups = int(by_panel.nunique().max()) if several else len(labels)
-    numbers = (
-        f"Above a projection: its accuracy in percent; {_DEPARTS} where the run is over "
-        f"{limit:.0%} longer than projected, or the projection than the run."
-    )
+    numbers = sentence("oracle_numbers", departs=_DEPARTS, limit=limit)
     page = lay_out(
         title,
         [*((_sample(source), _LEGEND[source]) for source in sources), *_parts(bars)],
         _sections(bars, several),
         footer=[numbers, *footer],
         size=PanelSize(
-            min_width=max(24.0, 2.3 * groups * (len(sources) + 1)),
-            height=32.0,
-            left=11.0,
-            between=10.0,
-            max_width=90.0,
-            max_columns=5,
+            min_width=max(24.0, 2.3 * groups * (len(sources) + 1)), height=32.0, left=11.0,
+            between=10.0, max_width=90.0, max_columns=5,
             bottom=lambda axes_mm: 8.0 if several else labels_height_mm(labels, axes_mm),
         ),
-    )
+    )  # fmt: skip
     for axes, own in page.facets:
         _fill(axes, own, sources, page.width_mm)
         if several:
@@ -230,32 +224,27 @@ def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
                 for gpus, batch, more in zip(keys["gpus"], batches, several, strict=True)
             ],
             "order": keys["gpus"] * 1e6 + batches.fillna(0),
-            "mark": "",
         }
     )
     measured_s = rows["seconds_per_iteration"]
     low_s, high_s = (rows[name].fillna(measured_s) for name in ("s_per_it_min", "s_per_it_max"))
     parts = [
-        place.assign(
-            source=MEASURED,
-            compute_s=rows["compute_seconds"],
-            communication_s=rows["comm_seconds"],
-            step_s=measured_s,
-            accuracy=math.nan,
-            departs=False,
-        )
+        place.assign(**_bar(MEASURED, rows["compute_seconds"], rows["comm_seconds"], measured_s))
     ]
     for variant in SOURCES[:2]:
         projection = projected(rows, platform, variant)
         iteration_s = projection["iteration"]
         parts.append(
             place.assign(
-                source=variant,
-                compute_s=projection["compute"],
-                communication_s=projection["communication"],
-                step_s=iteration_s,
-                accuracy=1 - (iteration_s - measured_s).abs() / measured_s,
-                departs=(low_s > iteration_s * (1 + LIMIT)) | (high_s < iteration_s / (1 + LIMIT)),
+                **_bar(
+                    variant,
+                    projection["compute"],
+                    projection["communication"],
+                    iteration_s,
+                    accuracy=1 - (iteration_s - measured_s).abs() / measured_s,
+                    departs=(low_s > iteration_s * (1 + LIMIT))
+                    | (high_s < iteration_s / (1 + LIMIT)),
+                )
             )
         )
     bars = pd.concat(parts)[COLUMNS]
@@ -288,15 +277,9 @@ def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFr
     title = "ParaDL's oracle: projected and measured step"
     if shown.empty:
         below = footer(shown_cells(predicted, shown), context, [])
-        reason = "No prediction by the oracle yet."
-        return nothing_to_show(title, reason, below), pd.DataFrame(columns=COLUMNS)
+        return nothing_to_show(title, "No prediction by the oracle yet.", below, COLUMNS)
     bars = bars_of_runs(shown, with_printed=is_of(context.paper, "paradl/fig1"))
-    sentences = [
-        "Measured communication is the time that the mean rank waits for others: it holds their "
-        "lateness too, and a pipeline's bubble, which projections count as computation. Strategies "
-        "that cannot tell it have a plain bar."
-    ]
-    below = footer(shown_cells(predicted, shown), context, sentences)
+    below = footer(shown_cells(predicted, shown), context, [sentence("oracle")])
     return draw_bars(title, bars, "Nodes x devices", below, LIMIT), bars
 
 
@@ -333,27 +316,20 @@ def bars_of_runs(predictions: pd.DataFrame, with_printed: bool = True) -> pd.Dat
 def _measured(row: Any) -> dict[str, Any]:
     # The mean wait of a step may exceed the median step, where one step was very long.
     wait_s = min(float(getattr(row, "measured_wait_s", math.nan)), float(row.measured_step_s))
-    return {
-        "source": MEASURED,
-        "compute_s": row.measured_step_s - wait_s,
-        "communication_s": wait_s,
-        "step_s": row.measured_step_s,
-        "accuracy": math.nan,
-        "departs": False,
-        "mark": "" if math.isfinite(row.measured_step_s) else str(row.mark or row.status),
-    }
+    mark = "" if math.isfinite(row.measured_step_s) else str(row.mark or row.status)
+    return _bar(MEASURED, row.measured_step_s - wait_s, wait_s, row.measured_step_s, mark=mark)
 
 
 def _printed(row: Any) -> dict[str, Any]:
-    return {
-        "source": PRINTED,
-        "compute_s": row.compute_seconds,
-        "communication_s": row.comm_seconds,
-        "step_s": row.seconds_per_iteration,
-        "accuracy": math.nan,
-        "departs": False,
-        "mark": "",
-    }
+    return _bar(PRINTED, row.compute_seconds, row.comm_seconds, row.seconds_per_iteration)
+
+
+def _bar(
+    source: str, compute_s: Any, communication_s: Any, step_s: Any, **judged: Any
+) -> dict[str, Any]:
+    """The columns of a bar, or of several of one source."""
+    parts = {"compute_s": compute_s, "communication_s": communication_s, "step_s": step_s}
+    return {"source": source, **parts, "accuracy": math.nan, "departs": False, "mark": "", **judged}
 
 
 def _projected(row: Any) -> dict[str, Any]:
@@ -364,12 +340,12 @@ def _projected(row: Any) -> dict[str, Any]:
             LIMIT,
         )
     )  # fmt: skip
-    return {
-        "source": _PREDICTORS[row.predictor],
-        "compute_s": row.compute_s + row.bubble_s,
-        "communication_s": row.communication_s,
-        "step_s": row.predicted_step_s,
-        "accuracy": 1 - abs(row.signed_error),
-        "departs": off,
-        "mark": "" if known else NOT_PREDICTED,
-    }
+    return _bar(
+        _PREDICTORS[row.predictor],
+        row.compute_s + row.bubble_s,
+        row.communication_s,
+        row.predicted_step_s,
+        accuracy=1 - abs(row.signed_error),
+        departs=off,
+        mark="" if known else NOT_PREDICTED,
+    )

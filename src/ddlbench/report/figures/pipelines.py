@@ -19,7 +19,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
@@ -27,10 +26,12 @@ from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, labels_height_mm, write_labels
-from ddlbench.report.footer import Context, footer
+from ddlbench.report.curves import sample
+from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.labels import common_workers, speedup_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out, unique
-from ddlbench.report.style import GREY, strategy_look
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 TABLE = [
@@ -39,10 +40,6 @@ TABLE = [
     "bubble", "bubble_least", "peak_memory_bytes", "published_speedup", "published_in", "mark",
     "reason", "stale",
 ]  # fmt: skip
-_STEADY_STATE = (
-    "Steady state: median step of sequential training at the same batch over median step. Bound: "
-    "what the schedule allows with equal stages and free messages (in the table beside)."
-)
 
 
 def pipeline_table(tables: Tables) -> pd.DataFrame:
@@ -134,9 +131,11 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     on_workers = common_workers(shown["workers"])
     page = lay_out(
         f"Share of its own bound that each pipeline reaches {on_workers}".strip(),
-        [(_handle(name[0]), strategy_label(*name)) for name in names] if several else [],
+        [(sample(name[0], linestyle="none"), strategy_label(*name)) for name in names]
+        if several
+        else [],
         dataset_sections(shown),
-        footer=footer(shown, context, [_STEADY_STATE, *_whiskers(shown), *_missing(shown)]),
+        footer=footer(shown, context, [sentence("pipelines"), *_whiskers(shown), *_missing(shown)]),
         size=PanelSize(
             min_width=max(36.0, 1.9 * len(names) * len(geometries), 5.0 * len(labels)),
             height=34.0,
@@ -161,11 +160,6 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     return page.figure, shown[TABLE]
 
 
-def _handle(strategy: str) -> Line2D:
-    look = strategy_look(strategy)
-    return Line2D([], [], color=look.colour, marker=look.marker, linestyle="none")
-
-
 def _whiskers(shown: pd.DataFrame) -> list[str]:
     most = int(shown["n"].max()) if len(shown) else 0
     return [f"Whiskers: range over {most} repeats, each against its own base."] if most > 1 else []
@@ -188,7 +182,7 @@ def _missing(shown: pd.DataFrame) -> list[str]:
 def _frame(axes: Axes, labels: list[str], top: float, width_mm: float) -> None:
     axes.set_xlim(-0.5, len(labels) - 0.5)
     axes.set_ylim(0, top)
-    axes.axhline(1, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="bound")
+    axes.axhline(1, **REFERENCE, zorder=1, gid="bound")
     for edge in range(1, len(labels)):
         axes.axvline(edge - 0.5, color="#dddddd", linewidth=0.5, zorder=1)
     write_labels(axes, range(len(labels)), labels, width_mm)

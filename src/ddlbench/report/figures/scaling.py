@@ -15,21 +15,20 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow
+from ddlbench.report.curves import DASHES, places, sample, ticks_at, whisker
 from ddlbench.report.footer import Context, footer, interval_sentence, marks, origin, sign_of_all
 from ddlbench.report.labels import speedup_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out
-from ddlbench.report.style import GREY, plain, strategy_look
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
-_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 TABLE = [
     "dataset", "network", "strategy", "variant", "workers", "geometry", "speedup", "speedup_low",
     "speedup_high", "speedup_n", "base_samples_per_s", "mark", "reason", "stale",
@@ -51,10 +50,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     below = footer(shown, context, sentences)
     legend = published.label(printed, context.paper) if len(printed) else ""
     figure = draw_lines(shown, "Speed-up by number of workers", below, (printed, legend))
-    ours = shown[TABLE].assign(source="measured here", figure="", where="", hardware="")
-    theirs = printed.assign(source=published.CITATION)
-    both = pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours
-    return figure, both[[*TABLE, "source", "figure", "where", "hardware"]]
+    return figure, published.below(shown[TABLE], printed, [*TABLE, *published.SOURCE])
 
 
 def without_base(summary: pd.DataFrame) -> pd.DataFrame:
@@ -81,12 +77,15 @@ def draw_lines(
     """
     printed, said = beside or (None, "")
     names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
-    styles = _styles(names)
+    styles = {name: DASHES[place % len(DASHES)] for name, place in places(names).items()}
     signs = {
         name: sign_of_all(shown[(shown["strategy"] == name[0]) & (shown["line"] == name[1])])
         for name in names
     }
-    legend = _legend(names, styles, signs)
+    legend: list[tuple[Artist, str]] = [
+        (sample(of, linestyle=styles[of, line]), f"{strategy_label(of, line)} {sign}".rstrip())
+        for (of, line), sign in signs.items()
+    ]
     if printed is not None and len(printed):
         legend.append((hollow(), said))
     page = lay_out(
@@ -110,8 +109,7 @@ def draw_lines(
         for place, name in enumerate(names):
             own = part[(part["strategy"] == name[0]) & (part["line"] == name[1])]
             shift = 1 + 0.03 * (place - (len(names) - 1) / 2)
-            own = own.sort_values("workers")
-            _draw_line(axes, own, styles[name], shift, signs[name])
+            _draw_line(axes, own.sort_values("workers"), styles[name], shift, signs[name])
         _draw_crosses(axes, part[part["mark"] != ""])
         if printed is not None:
             _draw_published(axes, part, printed)
@@ -128,31 +126,6 @@ def per_node_lines(shown: pd.DataFrame) -> list[str]:
         ", ".join(filter(None, [row.variant, f"{row.devices_per_node} a node" if twice else ""]))
         for row in rows_of(shown)
     ]
-
-
-def _styles(names: list[tuple[str, str]]) -> dict[tuple[str, str], Any]:
-    seen: dict[str, int] = {}
-    styles: dict[tuple[str, str], Any] = {}
-    for name in names:
-        place = seen[name[0]] = seen.get(name[0], -1) + 1
-        styles[name] = _STYLES[place % len(_STYLES)]
-    return styles
-
-
-def _legend(
-    names: list[tuple[str, str]],
-    styles: dict[tuple[str, str], Any],
-    signs: dict[tuple[str, str], str],
-) -> list[tuple[Artist, str]]:
-    entries: list[tuple[Artist, str]] = []
-    for strategy, line in names:
-        look = strategy_look(strategy)
-        handle = Line2D(
-            [], [], color=look.colour, marker=look.marker, linestyle=styles[strategy, line]
-        )
-        sign = signs[strategy, line]
-        entries.append((handle, f"{strategy_label(strategy, line)} {sign}".rstrip()))
-    return entries
 
 
 def _draw_published(axes: Axes, part: pd.DataFrame, printed: pd.DataFrame) -> None:
@@ -183,15 +156,12 @@ def _frame(axes: Axes, counts: list[int], limits: tuple[float, float]) -> None:
     axes.set_xlim(min(0.8, counts[0] / 1.25), counts[-1] * 1.25)
     axes.set_ylim(*limits)
     ends = axes.get_xlim()
-    axes.plot(ends, ends, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="linear")
+    axes.plot(ends, ends, **REFERENCE, zorder=1, gid="linear")
     axes.axhline(1, color=GREY, linewidth=0.6, zorder=1)
-    axes.xaxis.set_major_locator(FixedLocator(sorted({1, *counts})))
+    ticks_at(axes.xaxis, sorted({1, *counts}))
     powers = range(math.ceil(math.log2(limits[0])), math.floor(math.log2(limits[1])) + 1)
     every = 1 + len(powers) // 7
-    axes.yaxis.set_major_locator(FixedLocator([2.0**p for p in powers if p % every == 0]))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(plain)
+    ticks_at(axes.yaxis, [2.0**power for power in powers if power % every == 0])
 
 
 def _draw_line(axes: Axes, own: pd.DataFrame, style: Any, shift: float, sign: str) -> None:
@@ -204,9 +174,7 @@ def _draw_line(axes: Axes, own: pd.DataFrame, style: Any, shift: float, sign: st
         x = good["workers"].astype(float) * shift
         axes.plot(x, good["speedup"], color=look.colour, linestyle=style, zorder=2, gid="line")
         for place, row in zip(x, rows_of(good), strict=True):
-            if math.isfinite(row.speedup_low) and math.isfinite(row.speedup_high):
-                ends = [row.speedup_low, row.speedup_high]
-                axes.plot([place, place], ends, color=look.colour, linewidth=0.7, zorder=2)
+            whisker(axes, place, [row.speedup_low, row.speedup_high], look.colour, zorder=2)
             draw_point(axes, (place, row.speedup), look, row, without=sign)
 
 

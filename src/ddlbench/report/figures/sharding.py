@@ -16,14 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 
+from ddlbench.common.schema import read_yaml
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import GREY, MIN_PT, text_width_mm, wrapped
+from ddlbench.report.style import CENTRED, GREY, MIN_PT, text_width_mm, wrapped
 
 DEVICES = 4
 SAMPLES = 4
@@ -40,25 +43,21 @@ class Picture:
     """One strategy.
 
     Args:
-        question: the title.
         inputs, outputs: who computes with (sample, row, channel).
         weights: who holds (filter, channel); the first argument is not used.
         sentences: name and text: forward, backward, end of a step, what is held, limit.
+        question: the title.
         layers: the stages of a pipeline are drawn instead of one layer.
         everyone: the legend of cells that all devices hold.
     """
 
-    question: str
     inputs: Held
     weights: Held
     outputs: Held
     sentences: tuple[tuple[str, str], ...]
+    question: str
     layers: bool = False
     everyone: str = "every device, the same values"
-
-
-def _everyone(*_: int) -> Owners:
-    return ALL
 
 
 def one(device: int, *_: int) -> Owners:
@@ -66,95 +65,29 @@ def one(device: int, *_: int) -> Owners:
     return frozenset((device,))
 
 
-def _group(sample: int) -> Owners:
-    """The two devices of the group that has a sample."""
-    first = 2 * (sample // 2)
-    return frozenset((first, first + 1))
+# By its name in sharding.yaml: who holds (sample, row or filter, channel or filter).
+_HELD: dict[str, Held] = {
+    "all": lambda *_: ALL,
+    "first": lambda *_: one(0),
+    "sample": lambda n, *_: one(n),
+    "second": lambda _n, row, _c: one(row),
+    "third": lambda _n, _r, column: one(column),
+    "group": lambda n, *_: frozenset((2 * (n // 2), 2 * (n // 2) + 1)),
+    "half of second": lambda _n, row, _c: frozenset((row // 2, 2 + row // 2)),
+    "group and second": lambda n, row, _c: one(2 * (n // 2) + row // 2),
+    "group and third": lambda n, _r, column: one(2 * (n // 2) + column // 2),
+}
 
 
-def _text(
-    forward: str, backward: str, end: str, holds: str, limit: str
-) -> tuple[tuple[str, str], ...]:
-    names = ("Forward", "Backward", "End of step", "A device holds", "At most")
-    return tuple(zip(names, (forward, backward, end, holds, limit), strict=True))
+def _picture(held: list[str], sentences: dict[str, str], **values: Any) -> Picture:
+    inputs, weights, outputs = (_HELD[name] for name in held)
+    return Picture(inputs, weights, outputs, tuple(sentences.items()), **values)
 
 
-PICTURES: dict[str, Picture] = {
-    "serial": Picture(
-        "Serial: one device has everything",
-        lambda *_: one(0), lambda *_: one(0), lambda *_: one(0),
-        _text("nothing is sent.", "nothing is sent.", "the weights are updated.",
-              "everything.", "1 device."),
-    ),
-    "data": Picture(
-        "Data: each device has its samples, and all weights",
-        lambda n, *_: one(n), _everyone, lambda n, *_: one(n),
-        _text("nothing is sent.", "nothing is sent.",
-              "all-reduce of the gradients of all weights.",
-              "1/p of the activations, all weights.", "as many devices as samples in the batch."),
-    ),
-    "spatial": Picture(
-        "Spatial: each device has its rows of every image, and all weights",
-        lambda _n, h, _c: one(h), _everyone, lambda _n, h, _c: one(h),
-        _text("the halo, rows that a neighbour's kernel reads, before every layer that looks "
-              "beyond its rows; rows are gathered where the network's head begins.",
-              "gradients of the halo go back to its owner.",
-              "all-reduce of the gradients of the split layers' weights.",
-              "1/p of the split layers' activations, all weights.",
-              "as many devices as the smallest split layer has rows."),
-    ),
-    "filter": Picture(
-        "Filter: each device has its filters, so its channels of every output",
-        _everyone, lambda _n, f, _c: one(f), lambda _n, _h, f: one(f),
-        _text("all-gather of the output: the next layer reads all of it.",
-              "all-reduce of the gradient of the input: each device knows its filters' share.",
-              "nothing: each device has all gradients of its own weights.",
-              "whole activations, 1/p of the weights.",
-              "as many devices as the narrowest layer has filters."),
-    ),
-    "channel": Picture(
-        "Channel: each device reads its channels, and has part of every filter",
-        lambda _n, _h, c: one(c), lambda _n, _f, c: one(c), _everyone,
-        _text("all-reduce of the output: each device has a partial sum of all of it.",
-              "all-gather of the gradient of the input: each device knows its channels.",
-              "nothing: each device has all gradients of its own weights.",
-              "whole activations, 1/p of the weights (but the first layer's).",
-              "as many devices as the narrowest layer but the first has channels."),
-        everyone="every device: partial sums, the same values once they are added up",
-    ),
-    "data+filter": Picture(
-        "Data + filter: groups share the samples, devices of a group the filters",
-        lambda n, *_: _group(n),
-        lambda _n, f, _c: frozenset((f // 2, 2 + f // 2)),
-        lambda n, _h, f: one(2 * (n // 2) + f // 2),
-        _text("all-gather of the output within the group.",
-              "all-reduce of the gradient of the input within the group.",
-              "all-reduce of own gradients with the devices of other groups that have the same "
-              "filters.",
-              "activations of its group whole, 1/p2 of the weights.",
-              "samples times the filters of the narrowest layer."),
-    ),
-    "data+spatial": Picture(
-        "Data + spatial: groups share the samples, devices of a group the rows",
-        lambda n, h, _c: one(2 * (n // 2) + h // 2), _everyone,
-        lambda n, h, _c: one(2 * (n // 2) + h // 2),
-        _text("the halo within the group.", "gradients of the halo go back to its owner.",
-              "all-reduce of the gradients of the split layers' weights over all devices, of the "
-              "others' over groups.",
-              "1/p of the split layers' activations, all weights.",
-              "samples times the rows of the smallest split layer."),
-    ),
-    "pipeline": Picture(
-        "Pipeline: each device has its layers; micro-batches follow each other",
-        lambda *_: ALL, lambda *_: ALL, lambda *_: ALL,
-        _text("each stage sends its output to the next.",
-              "each stage sends the gradient of its input to the one before.",
-              "nothing: each device has all gradients of its own layers.",
-              "activations of its layers for the micro-batches under way, its weights.",
-              "as many devices as layers."),
-        layers=True,
-    ),
-}  # fmt: skip
+PICTURES = {
+    name: _picture(**values)
+    for name, values in read_yaml(Path(__file__).with_suffix(".yaml")).items()
+}
 assert tuple(PICTURES) == STRATEGIES
 
 
@@ -234,10 +167,7 @@ def _scene(axes: Axes, picture: Picture, foot: float) -> None:
     _grid(axes, 80.0, foot + 3.0, 14.0, lambda row, column: picture.weights(0, row, column))
     axes.text(87.0, foot + 20.5, "w: weights", ha="center")
     axes.text(87.0, foot - 0.3, "channels", ha="center", va="center", color=GREY)
-    axes.text(
-        78.8, foot + 10.0, "filters", rotation=90, ha="center", va="center",
-        color=GREY,
-    )  # fmt: skip
+    axes.text(78.8, foot + 10.0, "filters", rotation=90, color=GREY, **CENTRED)
     _arrow(axes, 96.0, 102.0, foot + 10.0)
     _tiles(axes, (106.0, foot), picture.outputs, "y: 4 samples, as computed", "filters")
 
@@ -255,10 +185,7 @@ def _tiles(axes: Axes, at: tuple[float, float], held: Held, name: str, columns: 
     middle = left + (SAMPLES * (side + gap) - gap) / 2
     axes.text(middle, foot + 20.5, name, ha="center")
     axes.text(middle, foot - 0.3, columns, ha="center", va="center", color=GREY)
-    axes.text(
-        left - 1.8, foot + 10.0, "rows", rotation=90, ha="center", va="center",
-        color=GREY,
-    )  # fmt: skip
+    axes.text(left - 1.8, foot + 10.0, "rows", rotation=90, color=GREY, **CENTRED)
 
 
 def _grid(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import pandas as pd
@@ -28,19 +28,16 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.experiment.registry import BASE
-from ddlbench.planning.labels import dataset_label, network_label
+from ddlbench.report.labels import case_title
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import GREY, LINE_MM, plain, strategy_look, text_width_mm, wrapped
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import GREY, LINE_MM, plain, text_width_mm, wrapped
 
 _LEAST_MM = 11.0  # of a size
 _FEW_DEVICES = 8  # above, the axis of speed-ups is logarithmic
 _BAND = "#e3e3e3"
 _NONE = "no answer"
 _TEN = 9.995
-_COLUMNS = [
-    "geometry", "devices", "strategy", "basis", "speedup", "speedup_low", "speedup_high",
-    "efficiency", "epoch_device_hours", "enough",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,10 @@ class _Point:
     label: str
     basis: str
     speedup: float
-    low: float
-    high: float
+    speedup_low: float
+    speedup_high: float
     efficiency: float
-    hours: float
+    epoch_device_hours: float
     enough: bool
 
     @property
@@ -93,12 +90,8 @@ def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
         _sizes(axes, points)
     _speedups(left, points, page.width_mm)
     _efficiencies(right, points)
-    rows = [
-        (p.geometry, p.devices, p.strategy, p.basis, p.speedup, p.low, p.high, p.efficiency,
-         p.hours, p.enough)
-        for p in points
-    ]  # fmt: skip
-    return page.figure, pd.DataFrame(rows, columns=_COLUMNS)
+    table = pd.DataFrame(map(astuple, points), columns=[field.name for field in fields(_Point)])
+    return page.figure, table.drop(columns="label")
 
 
 def _point(one: Mapping[str, Any], enough: str | None) -> _Point:
@@ -119,10 +112,10 @@ def _point(one: Mapping[str, Any], enough: str | None) -> _Point:
         label=best["label"] if best else "",
         basis=(best["speedup_basis"] or best["basis"]) if best else "",
         speedup=speedup,
-        low=low,
-        high=high,
+        speedup_low=low,
+        speedup_high=high,
         efficiency=_number(one["efficiency"]),
-        hours=_number(one["epoch_device_hours"]),
+        epoch_device_hours=_number(one["epoch_device_hours"]),
         enough=one["geometry"] == enough,
     )
 
@@ -146,11 +139,17 @@ def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
     for place, one in enumerate(points):
         if one.known:
             colour = strategy_look(one.strategy).colour
-            axes.plot([place] * 2, [one.low, one.high], "-", color=colour, linewidth=1)
+            axes.plot(
+                [place] * 2, [one.speedup_low, one.speedup_high], "-", color=colour, linewidth=1
+            )
             axes.add_line(_mark(one, place, one.speedup))
     labels = ["\n".join(_label(one, width_mm / len(points))) for one in points]
     axes.set_xticks(range(len(points)), labels)
-    ends = [1.0, *linear, *(end for one in points if one.known for end in (one.low, one.high))]
+    ends = [
+        1.0,
+        *linear,
+        *(end for one in points if one.known for end in (one.speedup_low, one.speedup_high)),
+    ]
     if max(linear, default=1) > _FEW_DEVICES:
         axes.set_yscale("log", base=2)
         axes.set_ylim(min(ends) / 1.2, max(ends) * 1.2)
@@ -163,15 +162,18 @@ def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
 def _efficiencies(axes: Axes, points: Sequence[_Point]) -> None:
     for place, one in enumerate(points):
         if one.known:
-            low, high = one.low / one.devices, one.high / one.devices
+            low, high = one.speedup_low / one.devices, one.speedup_high / one.devices
             colour = strategy_look(one.strategy).colour
             axes.plot([place] * 2, [low, high], "-", color=colour, linewidth=1)
             axes.add_line(_mark(one, place, one.efficiency))
-    hours = ["" if math.isnan(one.hours) else f"\n{one.hours:.2g}" for one in points]
+    hours = [
+        "" if math.isnan(one.epoch_device_hours) else f"\n{one.epoch_device_hours:.2g}"
+        for one in points
+    ]
     labels = [f"{one.geometry}{text}" for one, text in zip(points, hours, strict=True)]
     axes.set_xticks(range(len(points)), labels)
     axes.set_xlabel("Nodes x devices of each; below, device-hours an epoch", labelpad=1)
-    top = max([1.0, *(one.high / one.devices for one in points if one.known)])
+    top = max([1.0, *(one.speedup_high / one.devices for one in points if one.known)])
     axes.set_ylim(0, 1.06 * top)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
@@ -208,12 +210,8 @@ def _legend(points: Sequence[_Point]) -> list[tuple[Artist, str]]:
     if "predicted" in bases:
         hollow = Line2D([], [], linestyle="-", marker="o", color=GREY, markerfacecolor="white")
         entries.append((hollow, "predicted, 90 %"))
-    entries.append(
-        (
-            Line2D([], [], linestyle="--", color=GREY, linewidth=0.8),
-            "linear: n devices n times as fast",
-        )
-    )
+    linear = Line2D([], [], linestyle="--", color=GREY, linewidth=0.8)
+    entries.append((linear, "linear: n devices n times as fast"))
     if any(one.enough for one in points):
         entries.append((Patch(facecolor=_BAND), "enough: more devices do not pay"))
     return entries
@@ -223,5 +221,4 @@ def _title(content: Mapping[str, Any]) -> str:
     if not content["geometries"]:
         return ""
     case = content["geometries"][0]["case"]
-    network, dataset = network_label(case["network"]), dataset_label(case["dataset"])
-    return f"{network}, {dataset}, {case['batch_size']} samples a step"
+    return case_title(case, f"{case['batch_size']} samples a step", geometry=False)

@@ -23,12 +23,12 @@ from ddlbench.report.bars import (
     message,
     panel_size,
     patch,
-    strategy_groups,
     top_of,
 )
 from ddlbench.report.figures.scaling import without_base
 from ddlbench.report.footer import (
     Context,
+    as_sentence,
     common_notes,
     footer,
     interval_sentence,
@@ -36,7 +36,8 @@ from ddlbench.report.footer import (
 )
 from ddlbench.report.labels import common_workers, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
-from ddlbench.report.style import GREY, dataset_look
+from ddlbench.report.looks import DatasetLook, dataset_look
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 _NEUTRAL = "#444444"
@@ -44,7 +45,7 @@ _FEW_BASES = 6
 _TABLE = [
     "geometry", "workers", "strategy", "variant", "network", "dataset", "speedup", "speedup_low",
     "speedup_high", "speedup_n", "samples_per_s", "base_samples_per_s", "mark", "reason", "stale",
-    "noisy", "source", "figure", "where", "hardware",
+    "noisy", *published.SOURCE,
 ]  # fmt: skip
 
 
@@ -56,34 +57,36 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     """
     shown = without_base(tables.summary)
     printed = published.speedups_of(shown, context.paper, "thesis/fig3.1")
+    shown["group"] = list(zip(shown["strategy"], shown["variant"], strict=True))
     datasets = in_dataset_order(shown["dataset"])
-    networks = unique(shown["network"])
+    looks = {dataset: dataset_look(dataset) for dataset in datasets}
+    networks = {network: network_label(network) for network in unique(shown["network"])}
     everywhere = common_notes(shown) if shown["strategy"].nunique() > 1 else []
     geometries = list(shown.groupby("geometry", sort=False))
     sections = []
-    labels = [network_label(network) for network in networks]
+    labels = list(networks.values())
     for geometry, part in geometries:
         theirs = printed[printed["geometry"] == geometry]
         workers = workers_label(int(part["workers"].max()))
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
         if len(networks) == 1:
-            groups = strategy_groups(part, datasets, _values)
+            own = {name: strategy_label(*name) for name in unique(part["group"])}
+            groups = bar_groups(part, own, looks, _values, group="group")
             names = list(dict.fromkeys(part["strategy"]))
             beside = theirs.assign(place=theirs["strategy"].map(names.index))
             if part["variant"].nunique() > 1:  # a group is a strategy and a variant
                 beside = beside.iloc[:0]
             sections.append(Section(heading, [Panel(labels[0], "", (part, groups, beside))]))
         else:
-            beside = theirs.assign(place=theirs["network"].map(networks.index))
-            panels = _panels(part, networks, datasets, everywhere, beside)
+            beside = theirs.assign(place=theirs["network"].map(list(networks).index))
+            panels = _panels(part, networks, looks, everywhere, beside)
             sections.append(Section(heading, panels))
     if len(networks) == 1:
         everywhere = [*everywhere, *_notes_by_strategy(shown, everywhere)]
-        pairs = dict.fromkeys(zip(shown["strategy"], shown["variant"], strict=True))
-        labels = [strategy_label(str(strategy), str(variant)) for strategy, variant in pairs]
+        labels = [strategy_label(*name) for name in unique(shown["group"])]
     counted = [len(section.panels) for section in sections]
     legend: list[tuple[Artist, str]] = [
-        (patch(_NEUTRAL, dataset_look(d)), dataset_label(d)) for d in datasets
+        (patch(_NEUTRAL, look), dataset_label(name)) for name, look in looks.items()
     ]
     if len(printed):
         legend.append((hollow(), published.label(printed, context.paper)))
@@ -112,15 +115,13 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             draw_beside(axes, hollows, len(datasets))
             _bounds(axes, scale, labelled=axes in page.last_in_row)
     page.label_rows("Speed-up")
-    ours = shown.assign(source="measured here", figure="", where="", hardware="")
-    both = pd.concat([ours, printed.assign(source=published.CITATION)], ignore_index=True)
-    return page.figure, (both if len(printed) else ours)[_TABLE]
+    return page.figure, published.below(shown, printed, _TABLE)
 
 
 def _panels(
     part: pd.DataFrame,
-    networks: list[str],
-    datasets: list[str],
+    networks: dict[str, str],
+    looks: dict[str, DatasetLook],
     everywhere: list[str],
     printed: pd.DataFrame,
 ) -> list[Panel]:
@@ -130,7 +131,7 @@ def _panels(
         note = "; ".join(n for n in common_notes(own) if n not in everywhere)
         theirs = printed[printed["strategy"] == strategy]
         sign = sign_of_all(own)  # of the strategy, so at its name
-        data = (own, bar_groups(own, networks, datasets, _values, sign), theirs)
+        data = (own, bar_groups(own, networks, looks, _values, without=sign), theirs)
         title = f"{strategy_label(str(strategy), str(variant))} {sign}".rstrip()
         panels.append(Panel(title, note, data))
     return panels
@@ -151,11 +152,7 @@ def _values(row: Any) -> tuple[float, float, float]:
 
 
 def _fill(
-    axes: Axes,
-    part: pd.DataFrame,
-    groups: list[Group],
-    width_mm: float,
-    beside: Beside,
+    axes: Axes, part: pd.DataFrame, groups: list[Group], width_mm: float, beside: Beside
 ) -> None:
     reasons = set(zip(part["mark"], part["reason"], strict=True))
     mark, reason = next(iter(reasons))
@@ -189,24 +186,16 @@ def _bounds(axes: Axes, scale: _Scale, labelled: bool) -> None:
     axes.axhline(1, color=GREY, linewidth=0.6, zorder=1, gid="base")
     lines = [(1.0, "base")]
     if scale.near and scale.linear > 1:
-        axes.axhline(
-            scale.linear, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, gid="linear"
-        )
+        axes.axhline(scale.linear, **REFERENCE, zorder=1, gid="linear")
         lines.append((float(scale.linear), "linear"))
     elif scale.linear > 1:
         lines.append((scale.height, f"{scale.linear} ↑"))
     if labelled:
         for y, text in lines:
             axes.annotate(
-                text,
-                (1, y),
-                xycoords=("axes fraction", "data"),
-                xytext=(2, 0),
-                textcoords="offset points",
-                va="center",
-                color=GREY,
-                gid="bound",
-            )
+                text, (1, y), xycoords=("axes fraction", "data"), xytext=(2, 0),
+                textcoords="offset points", va="center", color=GREY, gid="bound",
+            )  # fmt: skip
 
 
 def _sentences(
@@ -217,7 +206,7 @@ def _sentences(
         _base_sentence(shown, summary),
         *filter(None, [theirs]),
         *filter(None, [interval_sentence(shown, ratio=True)]),
-        *(f"{note[0].upper()}{note[1:].rstrip('.')}." for note in notes),
+        *map(as_sentence, notes),
     ]
 
 

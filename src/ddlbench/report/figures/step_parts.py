@@ -24,8 +24,9 @@ from matplotlib.lines import Line2D
 
 from ddlbench.experiment.registry import BASE
 from ddlbench.report.bars import patch, write_instead
-from ddlbench.report.footer import Context, footer, note_sentences
+from ddlbench.report.footer import Context, footer, note_sentences, sentence
 from ddlbench.report.layout import PanelSize, Section, lay_out, network_panels, unique
+from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.predicted import (
     NOT_PREDICTED,
     Predicted,
@@ -35,17 +36,10 @@ from ddlbench.report.predicted import (
     title_of,
 )
 from ddlbench.report.recorded_step import parts_of
-from ddlbench.report.style import (
-    GREY,
-    DatasetLook,
-    bar_style,
-    seconds_axis,
-    strategy_look,
-    text_width_mm,
-)
+from ddlbench.report.style import REFERENCE, bar_style, seconds_axis, text_width_mm
 from ddlbench.report.tables import rows_of
 
-_NEUTRAL = "#444444"
+_DASHES: dict[str, Any] = {**REFERENCE, "linewidth": 0.8}
 _PARTS = (
     ("compute_s", "compute", DatasetLook(0.0, "")),
     ("exposed_communication_s", "communication it waits for", DatasetLook(0.55, "/////")),
@@ -72,7 +66,7 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
     parts = [(name, text, look) for name, text, look in _PARTS if (shown[name] > 0).any()]
     colour = strategy_look(strategy).colour
     below = shown_cells(predicted, shown)
-    further = [_RECORDED_SENTENCE, *note_sentences(below)] if len(recorded) else []
+    further = [sentence("parts_recorded"), *note_sentences(below)] if len(recorded) else []
     page = lay_out(
         f"Predicted parts and measured step: {title_of(strategy)}",
         [*((patch(colour, look), text) for _, text, look in parts), *_legend(strategy)],
@@ -86,12 +80,6 @@ def draw(predicted: Predicted, context: Context, strategy: str) -> tuple[Figure,
     for axes, part in page.facets:
         _fill(axes, part, bars, colour)
     return page.figure, shown[_TABLE]
-
-
-_RECORDED_SENTENCE = (
-    "Recorded: one step after the timed ones, with hooks, so longer; means over partitions. "
-    "Communication is where a pass begins later than its input is computed and its partition free."
-)
 
 
 def _recorded(predicted: Predicted, shown: pd.DataFrame) -> pd.DataFrame:
@@ -111,20 +99,16 @@ def _recorded(predicted: Predicted, shown: pd.DataFrame) -> pd.DataFrame:
 def _size(labels: list[str], networks: int) -> PanelSize:
     turned = max(map(text_width_mm, labels)) * 0.71 + 3.0
     return PanelSize(
-        min_width=max(26.0, 6.0 * len(labels)),
-        height=30.0,
-        left=max(10.5, turned - 2),
-        between=max(11.0, turned * 0.55),
-        bottom=turned,
-        max_width=16.0 * len(labels),
+        min_width=max(26.0, 6.0 * len(labels)), height=30.0, left=max(10.5, turned - 2),
+        between=max(11.0, turned * 0.55), bottom=turned, max_width=16.0 * len(labels),
         max_columns=max(2, min(networks, 5)),
-    )
+    )  # fmt: skip
 
 
 def _legend(strategy: str) -> list[tuple[Any, str]]:
     entries: list[tuple[Any, str]] = [(patch("#000000", DatasetLook(1.0, "")), _MEASURED)]
     if strategy != BASE:
-        line = Line2D([], [], color=GREY, linewidth=0.8, linestyle=(0, (4, 2)))
+        line = Line2D([], [], **_DASHES)
         entries.append((line, "measured sequential step / workers"))
     return entries
 
@@ -179,16 +163,8 @@ def _stack(axes: Axes, place: int, row: Any, colour: str) -> float:
 def _base(axes: Axes, row: Any, top: float) -> None:
     share = row.base_step_s / row.workers
     if math.isfinite(share) and share <= 1.1 * top:
-        axes.axhline(share, color=GREY, linewidth=0.8, linestyle=(0, (4, 2)), gid="base", zorder=4)
+        axes.axhline(share, **_DASHES, gid="base", zorder=4)
 
 
 def _sentences(strategy: str) -> list[str]:
-    sentences = ["Whiskers: the measured step's interval. Each panel has its own scale."]
-    if strategy != BASE:
-        sentences.insert(
-            0,
-            "Compare compute with the dashed line, which is what perfect scaling of the measured "
-            "sequential step would leave; what of the white bar lies above it is the cost of "
-            "parallel training, to compare with the other two parts.",
-        )
-    return sentences
+    return [*([sentence("parts_base")] if strategy != BASE else []), sentence("parts")]

@@ -13,10 +13,12 @@ from ddlbench.common.units import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import strategy_label
-from ddlbench.report.footer import Context, footer, signs
+from ddlbench.report.bars import label_rows, write_in_row
+from ddlbench.report.footer import Context, footer, sentence, signs
 from ddlbench.report.labels import common_workers, status_mark, variant_labels
 from ddlbench.report.layout import PanelSize, dataset_sections, lay_out
-from ddlbench.report.style import GREY, shade, strategy_look, text_width_mm, ticks_in
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import GREY, shade, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 NO_STEPS = "no steps"
@@ -57,7 +59,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     )
     records = []
     for axes, part in page.facets:
-        _frame(axes, labels, axes in page.first_in_row)
+        label_rows(axes, labels, axes in page.first_in_row)
         rows = {_line_of(row): row for row in rows_of(part)}
         longest = 0.0
         marks, flags = [], []
@@ -103,23 +105,10 @@ def _line_labels(lines: list[_Line]) -> list[str]:
 
 
 def _size(labels: list[str], networks: int) -> PanelSize:
-    left = max(map(text_width_mm, labels)) + 2.5
     return PanelSize(
-        min_width=21.0 if networks > 4 else 36.0,
-        height=len(labels) * _ROW_MM + 1,
-        left=left,
-        between=4.0,
-        bottom=7.0,
-        max_columns=6,
-    )
-
-
-def _frame(axes: Axes, labels: list[str], first: bool) -> None:
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.tick_params(axis="y", length=0, labelleft=first)
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
+        min_width=21.0 if networks > 4 else 36.0, height=len(labels) * _ROW_MM + 1,
+        left=max(map(text_width_mm, labels)) + 2.5, between=4.0, bottom=7.0, max_columns=6,
+    )  # fmt: skip
 
 
 def _draw_steps(axes: Axes, place: int, times: np.ndarray, strategy: str, stale: bool) -> None:
@@ -129,31 +118,16 @@ def _draw_steps(axes: Axes, place: int, times: np.ndarray, strategy: str, stale:
     if len(times) >= _BOX_FROM:
         axes.plot([low, high], [place, place], color=colour, linewidth=0.7, zorder=2)
         axes.barh(
-            place,
-            third - first,
-            left=first,
-            height=0.56,
-            facecolor=shade(colour, 0.75),
-            edgecolor=colour,
-            linewidth=0.7,
-            zorder=2,
-            gid="box",
-        )
+            place, third - first, left=first, height=0.56, facecolor=shade(colour, 0.75),
+            edgecolor=colour, linewidth=0.7, zorder=2, gid="box",
+        )  # fmt: skip
     if len(times) > _ALL_POINTS:
         points = times[(times < low) | (times > high)]
     spread = np.random.default_rng(place).uniform(-0.2, 0.2, len(points))
     axes.plot(
-        points,
-        place + spread,
-        linestyle="none",
-        marker="o",
-        markersize=1.5,
-        markerfacecolor=colour,
-        markeredgewidth=0,
-        alpha=0.6,
-        zorder=3,
-        gid="steps",
-    )
+        points, place + spread, linestyle="none", marker="o", markersize=1.5, alpha=0.6,
+        markerfacecolor=colour, markeredgewidth=0, zorder=3, gid="steps",
+    )  # fmt: skip
     axes.plot([median, median], [place - 0.34, place + 0.34], color=colour, linewidth=1.6, zorder=4)
 
 
@@ -171,35 +145,18 @@ def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]
     for gid, x, side, texts in (("mark", 0.02, "left", marks), ("number", 0.995, "right", flags)):
         for place, text in texts:
             if text:
-                axes.text(
-                    x,
-                    place,
-                    text,
-                    transform=axes.get_yaxis_transform(),
-                    ha=side,
-                    va="center",
-                    color=GREY if gid == "mark" else "black",
-                    gid=gid,
-                )
+                colour = GREY if gid == "mark" else "black"
+                write_in_row(axes, place, x, text, ha=side, color=colour, gid=gid)
 
 
 def _legend_sentence(durations: dict[str, np.ndarray]) -> str:
     counts = [len(times) for times in durations.values()]
     if not counts:
         return "No step has been measured."
-    number = (
-        f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
-    )
-    points = (
-        "points: every step"
-        if max(counts) <= _ALL_POINTS
-        else f"points: every step, or those outside the whiskers beyond {_ALL_POINTS} steps"
-    )
-    return (
-        f"Thick line: median; box: quartiles (from {_BOX_FROM} steps on); whiskers: 5 % to 95 %; "
-        f"{points}. {number} steps a row, warm-up left out; a step is as long as its slowest rank. "
-        "Each panel has its own scale."
-    )
+    number = " to ".join(dict.fromkeys(f"{count:,}" for count in (min(counts), max(counts))))
+    outside = f", or those outside the whiskers beyond {_ALL_POINTS} steps"
+    beyond = outside if max(counts) > _ALL_POINTS else ""
+    return sentence("steps", box_from=_BOX_FROM, beyond=beyond, number=number)
 
 
 def _record(row: object, times: np.ndarray, mark: str) -> dict[str, object]:

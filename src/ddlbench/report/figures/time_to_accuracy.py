@@ -18,18 +18,11 @@ from matplotlib.ticker import PercentFormatter
 from ddlbench.common.units import TIMES, unit_for
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label
-from ddlbench.report.curves import Lines, by_link
-from ddlbench.report.footer import STALE, Context, footer, without_signs
+from ddlbench.report.curves import Lines, by_link, mark_end
+from ddlbench.report.footer import Context, footer, sentence, without_signs
 from ddlbench.report.labels import variant_labels
-from ddlbench.report.layout import (
-    Panel,
-    PanelSize,
-    Section,
-    lay_out,
-    nothing_to_show,
-    unique,
-)
-from ddlbench.report.style import GREY, ticks_in
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
+from ddlbench.report.style import DOTS, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 TABLE = [
@@ -37,7 +30,7 @@ TABLE = [
     "training_s", "accuracy", "n", "chance",
 ]  # fmt: skip
 _TITLE = "Accuracy by training time"
-_DOTS: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
+_DOTS: dict[str, Any] = {**DOTS, "linewidth": 0.8}
 
 
 def accuracy_curves(validation: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -70,15 +63,12 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     if shown.empty:
         below = footer(tables.summary, context, [])
         reason = "No run with validation yet."
-        return nothing_to_show(_TITLE, reason, below), pd.DataFrame(columns=TABLE)
+        return nothing_to_show(_TITLE, reason, below, TABLE)
     lines = Lines(shown, marked=True)
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         _TITLE,
-        [
-            *lines.legend(),
-            (Line2D([], [], **_DOTS), "chance: one over the number of classes"),
-        ],
+        [*lines.legend(), (Line2D([], [], **_DOTS), "chance: one over the number of classes")],
         [Section("", _panels(shown))],
         footer=footer(signed, context, [_legend_sentence(curves)]),
         size=PanelSize(min_width=50.0, height=38.0, left=12.0, between=5.0),
@@ -118,10 +108,7 @@ def _panels(shown: pd.DataFrame) -> list[Panel]:
 def _draw_line(axes: Axes, curve: pd.DataFrame, row: Any, look: dict[str, Any]) -> None:
     axes.plot(curve["training_s"], curve["accuracy"], **look, gid="line")
     if row.stale:
-        end = (curve["training_s"].iloc[-1], curve["accuracy"].iloc[-1])
-        axes.annotate(
-            STALE, end, xytext=(3, 0), textcoords="offset points", va="center", gid="point-mark"
-        )
+        mark_end(axes, (curve["training_s"].iloc[-1], curve["accuracy"].iloc[-1]), 3)
 
 
 def _frame(axes: Axes, longest_s: float, guessed: float) -> None:
@@ -136,9 +123,4 @@ def _frame(axes: Axes, longest_s: float, guessed: float) -> None:
 
 def _legend_sentence(curves: dict[str, pd.DataFrame]) -> str:
     most = max(int(curve["n"].max()) for curve in curves.values())
-    repeats = "; medians over repeats" if most > 1 else ""
-    return (
-        "A point: the share of the validation images that the network classifies right after an "
-        f"epoch{repeats}. The time is that of measured epochs; warm-up steps trained before, and "
-        "neither their time nor that of validation is in it."
-    )
+    return sentence("time_to_accuracy", repeats="; medians over repeats" if most > 1 else "")

@@ -16,13 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ddlbench.predict.measured_steps import Array
 from ddlbench.predict.platform_file import Accelerators
 from ddlbench.predict.transformer.runs import Runs
 from ddlbench.predict.transformer.search import Answer, Question, efficiencies, scaling
 from ddlbench.predict.transformer.step import PARTS
+from ddlbench.report.curves import ticks_at
+from ddlbench.report.footer import sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY
 
@@ -69,10 +70,7 @@ def draw_runs(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.Da
         "How long is a step of a GPT over tensor x data x pipeline devices?",
         [(_mark(kind), kind) for kind in shown],
         [Section("", panels)],
-        footer=[
-            "Every run is predicted with constants fitted without its model size. Line: equal; "
-            f"dotted: 20 % off. {where}"
-        ],
+        footer=[sentence("gpt_runs", where=where)],
         size=PanelSize(min_width=60, height=60, left=12, between=14, max_width=74),
     )
     for axes, own in page.facets:
@@ -99,15 +97,14 @@ def _scatter(axes: Axes, own: pd.DataFrame) -> None:
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if low <= tick <= high]
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator(ticks))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ticks_at(axes.xaxis, ticks)
+    ticks_at(axes.yaxis, ticks)
 
 
 def draw_errors(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
     """Relative error of every run by each part of its cut; a bar is the mean absolute error."""
     table = _table(runs, predicted_s)
+    runs_mark = Line2D([], [], linestyle="", marker="o", color=GREY)
     names = ("tensor", "data", "pipeline", "micro_batch")
     sections = [
         Section(str(place), [Panel(name.replace("_", "-"), data=(name, own)) for name in names])
@@ -115,15 +112,9 @@ def draw_errors(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.
     ]
     page = lay_out(
         "Which configurations does the oracle miss?",
-        [
-            (Patch(facecolor="#BBD7EE"), "mean absolute error"),
-            (
-                Line2D([], [], linestyle="", marker="o", color=GREY),
-                "a run: predicted / measured - 1",
-            ),
-        ],
+        [(Patch(facecolor="#BBD7EE"), "mean absolute error"), (runs_mark, sentence("gpt_run"))],
         sections,
-        footer=[f"Every run is predicted with constants fitted without its model size. {where}"],
+        footer=[sentence("gpt_errors", where=where)],
         size=PanelSize(min_width=30, height=34, left=11, between=6, max_columns=4),
         share_y=True,
     )
@@ -155,11 +146,7 @@ def draw_scaling(platform: Accelerators) -> tuple[Figure, pd.DataFrame]:
         f"What does a step of GPT-3 (175 billion parameters, {_BATCH:,} samples) cost?",
         [(Patch(facecolor=_COLOURS[part]), part) for part in PARTS],
         [Section("", [Panel("", data=table)])],
-        footer=[
-            "The best tensor x data x pipeline and micro-batch (below) with 1F1B at each number of "
-            "GPUs that fits; percent: tokens a second and GPU, over the most. "
-            f"{platform.description}."
-        ],
+        footer=[sentence("gpt_scaling", platform=platform.description)],
         size=PanelSize(min_width=120, height=62, left=14, between=0, bottom=16),
     )
     ((axes, own),) = page.facets

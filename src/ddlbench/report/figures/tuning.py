@@ -17,12 +17,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ddlbench.common.units import HOURS
-from ddlbench.planning.labels import dataset_label, network_label, strategy_label
+from ddlbench.planning.labels import strategy_label
+from ddlbench.report.bars import draw_intervals, name_rows
+from ddlbench.report.labels import case_title
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.style import GREY, strategy_look, text_width_mm
+from ddlbench.report.looks import strategy_look
+from ddlbench.report.style import GREY, text_width_mm
 
 _ROW_MM = 5.0
-_APART = 0.2  # of a row, from its middle
 _MOST = 24
 _COLUMNS = [
     "configuration", "basis", "samples_per_s", "low_samples_per_s", "high_samples_per_s",
@@ -53,15 +55,11 @@ def draw(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     )
     ((axes,),) = page.axes
     for place, one in enumerate(shown):
+        measured = (one["samples_per_s"], one["interval_samples_per_s"])
         predicted = one["predicted_interval_samples_per_s"]
-        axes.plot(predicted, [place - _APART] * 2, "-", color=GREY, linewidth=2)
-        if one["basis"] == "measured":
-            axes.plot(
-                one["interval_samples_per_s"], [place + _APART] * 2, "-", color=colour, linewidth=1
-            )
-            axes.plot([one["samples_per_s"]], [place + _APART], "o", color=colour)
-    axes.set_yticks(range(len(shown)), labels)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
+        given = measured if one["basis"] == "measured" else None
+        draw_intervals(axes, place, predicted, given, colour)
+    name_rows(axes, labels)
     axes.set_xlim(left=0)
     axes.set_xlabel("Samples a second")
     best = tuning["best"]["cell_id"] if tuning["best"] else None
@@ -89,11 +87,8 @@ def _label(one: Mapping[str, Any]) -> str:
 
 
 def _title(case: Mapping[str, Any]) -> str:
-    geometry = f"{case['nodes']}x{case['devices_per_node']}"
-    named = [network_label(case["network"]), dataset_label(case["dataset"]), geometry]
-    if "batch_size" not in case["varied"]:
-        named.append(f"{case['batch_size']} samples a step")
-    return ", ".join(named)
+    batch = [] if "batch_size" in case["varied"] else [f"{case['batch_size']} samples a step"]
+    return case_title(case, *batch)
 
 
 def _footer(tuning: Mapping[str, Any]) -> list[str]:

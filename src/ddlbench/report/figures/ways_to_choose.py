@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from ddlbench.report.footer import sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, plain
 from ddlbench.report.tables import rows_of
@@ -72,11 +73,7 @@ def draw(choices: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         [(_mark(place), name) for place, name in enumerate(names)],
         [Section("", [Panel("Right or within the noise", data=("within_noise", "share of cases")),
                       Panel("Extra time of the choice", data=("regret", "mean over cases"))])],
-        footer=[
-            f"{int(shown['cases'].max())} cases. Device time over that of running every candidate "
-            "for whole epochs; a recommender's holds the profile of the network. A way without an "
-            "answer in a case is not counted there.",
-        ],
+        footer=[sentence("ways_to_choose", cases=int(shown["cases"].max()))],
         size=PanelSize(min_width=62.0, height=42.0, left=11.0, between=13.0),
     )  # fmt: skip
     for axes, (column, label) in page.facets:
@@ -103,11 +100,5 @@ def _fill(axes: Axes, shown: pd.DataFrame, column: str) -> None:
 
 
 def _mark(place: int) -> Line2D:
-    return Line2D(
-        [],
-        [],
-        linestyle="none",
-        marker=_MARKERS[place % len(_MARKERS)],
-        color=_COLOURS[place % len(_COLOURS)],
-        markersize=5,
-    )
+    marker, colour = _MARKERS[place % len(_MARKERS)], _COLOURS[place % len(_COLOURS)]
+    return Line2D([], [], linestyle="none", marker=marker, color=colour, markersize=5)

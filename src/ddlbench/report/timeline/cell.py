@@ -31,11 +31,7 @@ from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.planner import StrategyPlan, read_plan
 from ddlbench.report.timeline.box import WAIT, Box, InvalidTimeline, Row
-from ddlbench.report.timeline.planned import (
-    boxes_of,
-    measured_durations,
-    unit_durations,
-)
+from ddlbench.report.timeline.planned import boxes_of, measured_durations, unit_durations
 from ddlbench.report.timeline.predicted_step import predicted_boxes
 from ddlbench.report.timeline.windows import Window, windows_of
 

@@ -37,19 +37,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ddlbench.common.units import TIMES, Unit, unit_for
+from ddlbench.report.bars import ground as ground_of_text
 from ddlbench.report.bars import patch
 from ddlbench.report.layout import Panel as PagePanel
 from ddlbench.report.layout import PanelSize, Section, lay_out
-from ddlbench.report.style import (
-    GREY,
-    KINDS,
-    DatasetLook,
-    KindLook,
-    kind_look,
-    shade,
-    text_width_mm,
-    ticks_in,
-)
+from ddlbench.report.looks import KINDS, DatasetLook, KindLook, kind_look
+from ddlbench.report.style import GREY, shade, text_width_mm, ticks_in
 from ddlbench.report.timeline.box import PASSES, WAIT, Box, Row, beside_lanes
 from ddlbench.report.timeline.windows import Part, Window
 
@@ -165,7 +158,7 @@ class Block:
             zorder=3,
         )
         if look.hatch:
-            drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.3})
+            drawn.set_bbox(ground_of_text(0.3))
 
 
 def _numbered(boxes: Sequence[Box], mm_per_s: float) -> set[str]:
@@ -241,7 +234,7 @@ def _draw_window(axes: Axes, shown: Shown, width_mm: float) -> None:
     for panel in shown.panels:
         text = _heading(panel, shown.window, shown.in_seconds)
         heading = axes.text(0, top + _HEAD_MM / 2, text, va="center", gid="panel")
-        heading.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+        heading.set_bbox(ground_of_text(0.5))
         if panel.part is not None:
             block = Block(axes, shown.rows, panel.part, top + _HEAD_MM, width_mm / length_s)
             block.draw(length_s)

@@ -28,7 +28,7 @@ from ddlbench.planning.schedules.division import (
     thesis_per_loader,
     why_release_stops,
 )
-from ddlbench.report.footer import Context, footer, without_signs
+from ddlbench.report.footer import Context, footer, sentence, without_signs
 from ddlbench.report.labels import workers_label
 from ddlbench.report.tables import Tables, rows_of
 from ddlbench.report.timeline.box import InvalidTimeline, Row
@@ -36,7 +36,6 @@ from ddlbench.report.timeline.cell import CellTimeline, has_spans, read_cell
 from ddlbench.report.timeline.draw import Shown, draw_page, duration_text
 from ddlbench.report.timeline.planned import boxes_of, unit_durations
 from ddlbench.report.timeline.schedule_diagrams import (
-    STAGE_ALL_REDUCES,
     WHOLE,
     Lesson,
     mini_batches_of_a_loader,
@@ -70,31 +69,21 @@ def shown_windows(cell: CellTimeline) -> Iterator[Shown]:
 
 def sentences(cells: Sequence[CellTimeline]) -> list[str]:
     """Explain the windows of these cells."""
-    lines = []
-    if any(cell.planned and cell.predicted for cell in cells):
-        lines.append(
-            "Planned without stages: one worker's step, predicted from the profile and links of "
-            "the site."
-        )
-    if any(cell.planned and cell.in_seconds and not cell.predicted for cell in cells):
-        lines.append(
-            "Planned: the plan's schedule, each pass as long as the cell's own median of that pass "
-            "and stage, messages free; so what differs is waiting, messages and unusual passes."
-        )
-    if any(cell.planned and not cell.in_seconds for cell in cells):
-        lines.append(
-            "Planned without a measurement: stages are equal, a forward pass takes 1, a backward "
-            "pass 2, messages nothing."
-        )
-    if any(cell.measured for cell in cells):
-        lines.append(_measured(cells))
-        lines.append(
-            "Numbers are micro-batches, or mini-batches where these are not split. White is the "
-            "bubble, or what is not recorded, as loading data. Dots end the counted part."
-        )
-    if any(len(row.stages) > 1 for cell in cells for row in cell.rows):
-        lines.append("Passes of a device's later stages are paler.")
-    return lines
+    planned = [cell for cell in cells if cell.planned]
+    measured = any(cell.measured for cell in cells)
+    lines = {
+        "timeline_predicted": any(cell.predicted for cell in planned),
+        "timeline_planned": any(cell.in_seconds and not cell.predicted for cell in planned),
+        "timeline_units": any(not cell.in_seconds for cell in planned),
+        "timeline_measured": measured,
+        "timeline_numbers": measured,
+        "timeline_paler": any(len(row.stages) > 1 for cell in cells for row in cell.rows),
+    }
+    return [
+        _measured(cells) if name == "timeline_measured" else sentence(name)
+        for name, said in lines.items()
+        if said
+    ]
 
 
 def _measured(cells: Sequence[CellTimeline]) -> str:
@@ -148,10 +137,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     if left_out:
         below.append(f"{left_out} more strategies and geometries: ddlbench timeline CELL_FOLDER.")
     if cells:
-        below.append(
-            "Of each strategy and geometry, the first dataset, network and variant is shown; "
-            "ddlbench timeline CELL_FOLDER draws any other."
-        )
+        below.append(sentence("timelines"))
     shown = [window for cell in cells for window in shown_windows(cell)]
     ids = {cell.cell.id.rpartition("/")[0] for cell in cells}
     summary = tables.summary
@@ -230,10 +216,7 @@ def division_sentences(lesson: Lesson) -> list[str]:
     """Why the release may stop, and whether its division is the one that is drawn."""
     replicas = pipedream_replicas(lesson)
     kept = thesis_per_loader(replicas, mini_batches_of_a_loader(lesson))
-    lines = [
-        "The release gives every replica of a stage a whole number of mini-batches, or stops. The "
-        f"thesis rounds those of a loader down to a multiple of {math.lcm(*replicas[1:])}."
-    ]
+    lines = [sentence("division", multiple=math.lcm(*replicas[1:]))]
     if kept and not why_release_stops(replicas, kept):
         ours = mini_batches_of(pipedream(replicas, kept * replicas[0]))
         theirs = [
@@ -242,10 +225,7 @@ def division_sentences(lesson: Lesson) -> list[str]:
             for replica in range(count)
         ]
         if ours != theirs:
-            lines.append(
-                "Drawn with this project's numbers: the release counts at each sender, so its "
-                "replicas get other mini-batches, and as many."
-            )
+            lines.append(sentence("division_numbers"))
     return lines
 
 
@@ -274,6 +254,9 @@ def show(lesson: Lesson) -> Shown:
     return Shown(heading, whole_run(boxes, len(rows), planned.flushes), rows, in_seconds=False)
 
 
+_SEVERAL_STAGES = ("interleaved", "zero-bubble", "zero-bubble-v")
+
+
 def caption(lesson: Lesson) -> list[str]:
     """The sentences under the picture."""
     forward, backward = "A forward pass takes 1", f"a backward pass {lesson.backward:g}"
@@ -283,17 +266,13 @@ def caption(lesson: Lesson) -> list[str]:
     if lesson.schedule.startswith("zero-bubble"):
         backward += " (half for inputs, half for weights)"
     numbers = "mini-batches" if lesson.schedule in WHOLE else "micro-batches"
-    sentences = [
-        f"{forward}, {backward}, a message {lesson.message:g}, an all-reduce "
-        f"{lesson.all_reduce:g}, an update {lesson.update:g}. Numbers are {numbers}; white is the "
-        "bubble.",
-        "Drawn from the schedule alone: nothing is measured.",
+    sums = len(set(lesson.replicas)) > 1 or lesson.stage_all_reduce != "sync"
+    return [
+        sentence("schedule", passes=f"{forward}, {backward}", lesson=lesson, numbers=numbers),
+        *([sentence(f"stage_all_reduce_{lesson.stage_all_reduce}")] if sums else []),
+        *([sentence("timeline_paler")] if lesson.schedule in _SEVERAL_STAGES else []),
+        sentence("schedule_alone"),
     ]
-    if lesson.schedule in ("interleaved", "zero-bubble", "zero-bubble-v"):
-        sentences.insert(1, "Passes of a device's later stages are paler.")
-    if len(set(lesson.replicas)) > 1 or lesson.stage_all_reduce != "sync":
-        sentences.insert(1, STAGE_ALL_REDUCES[lesson.stage_all_reduce])
-    return sentences
 
 
 def _device_rows(schedule: Schedule, staged: bool) -> tuple[Row, ...]:

@@ -38,14 +38,8 @@ from ddlbench.planning.schedules import (
 
 # Schedules whose numbers are mini-batches; the others split them and flush after each.
 WHOLE = ("data-parallel", "model-parallel", "pipedream")
-# When replicas of a stage wait for the sum of their gradients, and what captions say of it.
-STAGE_ALL_REDUCES = {
-    "sync": "Replicas of a stage wait for the sum of their gradients before they update.",
-    "async": "Replicas of a stage wait for nobody: the sum of their gradients is due by the update "
-    "after.",
-    "ddp": "Replicas of a stage sum their gradients within the backward pass, as torch's "
-    "DistributedDataParallel does; the stage before waits for it.",
-}
+STAGE_ALL_REDUCES = ("sync", "async", "ddp")
+"""When replicas of a stage wait for the sum of their gradients."""
 
 
 @dataclass(frozen=True)
