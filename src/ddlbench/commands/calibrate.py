@@ -13,7 +13,7 @@ import click
 from ddlbench.commands.experiment_options import with_matrix
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import Column, duration_text, paragraph, table
+from ddlbench.common.screen import duration_text, paragraph, table
 from ddlbench.experiment.paths import result_file
 from ddlbench.predict import calibration
 from ddlbench.predict.evaluate import predictions
@@ -69,10 +69,7 @@ def calibrate(
 
 
 def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:
-    columns = [
-        Column(""), Column("strategy"), Column("network"), Column("devices"),
-        Column("predicted", right=True), Column(""),
-    ]  # fmt: skip
+    headings = " | strategy | network | devices | > predicted | "
     rows = [
         (
             str(place),
@@ -85,18 +82,16 @@ def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:
         for place, cell in enumerate(cells, start=1)
     ]
     return [
-        *table(columns, rows),
+        *table(headings, rows),
         *paragraph("--json prints their result files, which snakemake takes as targets."),
     ]
 
 
 def _score_lines(found: Calibration, scores: pd.DataFrame, path: Path) -> list[str]:
-    columns = [
-        Column("strategy"), Column("n", right=True), Column("before", right=True),
-        Column("networks", right=True), Column("geometries", right=True),
-        Column("covered", right=True), Column("work", right=True), Column("messages", right=True),
-        Column("step", right=True),
-    ]  # fmt: skip
+    headings = (
+        "strategy | > n | > before | > networks | > geometries | > covered | > work"
+        " | > messages | > step"
+    )
     rows = []
     for score in scores.to_dict("records"):
         constants = found.of(str(score["strategy"]))
@@ -117,7 +112,7 @@ def _score_lines(found: Calibration, scores: pd.DataFrame, path: Path) -> list[s
         texts = ("" if math.isnan(share) else f"{share:.1%}" for share in shares)
         rows.append((str(score["strategy"]), str(score["n"]), *texts, *learnt))
     return [
-        *table(columns, rows),
+        *table(headings, rows),
         *paragraph(
             "Errors: mean of |predicted / measured - 1|, before calibration, and with constants "
             "that learnt from other networks, or other geometries, only. covered: share of cells "

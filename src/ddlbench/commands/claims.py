@@ -15,7 +15,7 @@ from ddlbench.claims.evidence import rows_of_site, rows_of_tables
 from ddlbench.claims.ledger import DECIDED, VERDICTS, Claim, Judged, judge, read_claims
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import Column, named_lines, paragraph, table, two_digits
+from ddlbench.common.screen import named_lines, paragraph, table, two_digits
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import load_site
 from ddlbench.report.tables import write_table
@@ -107,10 +107,7 @@ def ledger_lines(judged: Sequence[Judged], *, every_claim: bool) -> list[str]:
 
 def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
     bed = judged[0].bed
-    columns = [
-        Column("claim"), Column("verdict"), Column("true", right=True),
-        Column("value", right=True), Column("runs", right=True),
-    ]  # fmt: skip
+    headings = "claim | verdict | > true | > value | > runs"
     shown = [one for one in judged if every_claim or one.found.verdict in DECIDED]
     rows = [
         (one.claim.id, one.found.verdict, _cases(one), _value(one), _runs(one)) for one in shown
@@ -120,7 +117,7 @@ def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
     head = f"{bed}: one run is known to {KNOWN_TO[bed]:.1%}" if bed else "Nothing is measured"
     single = [one for one in judged if one.found.verdict in DECIDED and _rests_on_little(one)]
     lacking = Counter(words for one in judged for words in one.lacks)
-    lines = [head, *(table(columns, rows) if rows else []), *paragraph(f"{told}.")]
+    lines = [head, *(table(headings, rows) if rows else []), *paragraph(f"{told}.")]
     if single:
         lines += paragraph(f"{len(single)} rest on one case, or on one run a cell.")
     if lacking:

@@ -19,7 +19,7 @@ from ddlbench.commands.experiment_options import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import Column, duration_text, named_lines, paragraph, table
+from ddlbench.common.screen import duration_text, named_lines, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.paper import (
@@ -139,8 +139,7 @@ def papers(
 def _printed_table(file: PaperFile, out: Path | None) -> list[str]:
     """The printed values beside ours; written into a folder if there is one."""
     values = printed_table(file.paper.table, file.paper.printed)
-    columns = [Column(name) for name in COLUMNS[:-1]]
-    lines = ["", *table(columns, [tuple(row)[:-1] for row in values.itertuples(index=False)])]
+    lines = ["", *table(" | ".join(COLUMNS[:-1]), values[COLUMNS[:-1]].to_numpy())]
     for row in values[values["note"] != ""].itertuples():
         lines += paragraph(f"{row.of}, {row.quantity}: {row.note}.")
     if out is not None:
@@ -278,10 +277,7 @@ def on_a_cluster(file: PaperFile, scale: str) -> tuple[Site, list[MatrixRow]]:
 
 def paper_lines(rows: list[Row], scale: str) -> list[str]:
     """One line a figure."""
-    columns = [
-        Column("figure"), Column("shows"), Column("cells", right=True), Column("there", right=True),
-        Column("time here", right=True),
-    ]  # fmt: skip
+    headings = "figure | shows | > cells | > there | > time here"
     shown = [
         (
             row.figure,
@@ -292,7 +288,7 @@ def paper_lines(rows: list[Row], scale: str) -> list[str]:
         )
         for row in rows
     ]
-    lines = table(columns, shown)
+    lines = table(headings, shown)
     lines += paragraph(
         f"Scale {scale} (--scale). `ddlbench papers FIGURE` says what a figure asks, its command, "
         "and how to read it."

@@ -104,8 +104,11 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
             errors[str(error)] = None
     if not found:
         missing = here.inputs.missing(cell)
-        made = f"; make what is missing with: {making_command(here.site.name, missing)}"
-        raise ConfigError("; ".join(errors) + made * bool(missing))
+        sentences = list(errors)
+        if missing:
+            command = making_command(here.site.name, missing)
+            sentences.append(f"make what is missing with: {command}")
+        raise ConfigError("; ".join(sentences))
     return found
 
 
