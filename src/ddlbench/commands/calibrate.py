@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 from ddlbench.commands.experiment_options import with_matrix
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, paragraph, table
+from ddlbench.common.screen import duration_text, paragraph, show, table
 from ddlbench.experiment.paths import result_file
 from ddlbench.predict import calibration
 from ddlbench.predict.evaluate import predictions
@@ -51,7 +50,7 @@ def calibrate(
     if choose is not None:
         chosen = calibration.choose(cells, choose)
         paths = [str(result_file(site.name, cell.cell_id)) for cell in chosen]
-        click.echo(json.dumps(paths, indent=1) if as_json else "\n".join(_chosen_lines(chosen)))
+        show(paths, _chosen_lines(chosen), as_json=as_json)
         return
     measured = [cell for cell in cells if cell.measured_s is not None]
     found = calibration.calibrate(site.name, measured)
@@ -62,10 +61,8 @@ def calibrate(
         )
     path = calibration.write_calibration(found)
     scores = calibration.scores(measured)
-    if as_json:
-        click.echo(json.dumps({**found.to_dict(), "scores": records(scores)}, indent=1))
-        return
-    click.echo("\n".join(_score_lines(found, scores, path)))
+    values = {**found.to_dict(), "scores": records(scores)}
+    show(values, _score_lines(found, scores, path), as_json=as_json)
 
 
 def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:

@@ -100,7 +100,7 @@ def score_lines(values: Mapping[str, Any], platform: Platform) -> list[str]:
             for name in _highest_first({name: one["accuracy"] for name, one in groups.items()}):
                 numbers = (_percent(groups[name][key]) for key in ACCURACIES)
                 rows.append((name, *numbers, str(groups[name]["cells"])))
-        lines += table(headings, rows) if rows else []
+        lines += table(headings, rows)
     lines += paragraph("accuracy: 1 - |projected / measured - 1|, the mean over cells.")
     return lines + _grouped("left out", [(row["cell"], row["why"]) for row in values["left_out"]])
 
@@ -195,7 +195,7 @@ def departure_lines(judged: pd.DataFrame, limit: float, source: str) -> list[str
     lines = paragraph(
         f"{len(departing)} of {count} runs depart over {limit:.0%} from the projection by {source}"
     )
-    lines += table(headings, rows) if departing else []
+    lines += table(headings, rows)
     return lines + _grouped(
         "not judged", [(names[row["run"]], row["why_unknown"]) for row in unknown]
     )

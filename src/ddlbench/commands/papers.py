@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import pandas as pd
@@ -127,7 +127,9 @@ def papers(
         raise ConfigError(f"--out: only for a printed table: write one of {tables}")
     rows = [row_of(file, scale, site_name) for file in files]
     if as_json:
-        click.echo(json.dumps([_record(*both) for both in zip(rows, files, strict=True)], indent=1))
+        both = zip(files, rows, strict=True)
+        records = [{**file.paper.to_dict(), **asdict(row)} for file, row in both]
+        click.echo(json.dumps(records, indent=1))
     elif figure is not None:
         click.echo("\n".join(figure_lines(files[0], rows[0])))
         if files[0].paper.table:
@@ -213,11 +215,6 @@ def _exhibit(
     )
 
 
-def _record(row: Row, file: PaperFile) -> dict[str, Any]:
-    said = file.paper.to_dict()
-    return {**{key: said[key] for key in said if key != "command"}, **asdict(row)}
-
-
 def row_of(file: PaperFile, scale: str, site_name: str | None = None) -> Row:
     """What a figure costs at a scale on its site, and what of it is there."""
     paper = file.paper
@@ -288,12 +285,11 @@ def paper_lines(rows: list[Row], scale: str) -> list[str]:
         )
         for row in rows
     ]
-    lines = table(headings, shown)
-    lines += paragraph(
+    told = (
         f"Scale {scale} (--scale). `ddlbench papers FIGURE` says what a figure asks, its command, "
         "and how to read it."
     )
-    return lines
+    return [*table(headings, shown), *paragraph(told)]
 
 
 _TITLE = 36  # as much as 80 columns leave

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, in_one_unit, paragraph, table
+from ddlbench.common.screen import duration_text, in_one_unit, paragraph, show, table
 from ddlbench.common.units import BYTES, TIMES
 from ddlbench.planning.partition import (
     COST_MODELS,
@@ -150,11 +149,9 @@ def partition(
         names = [[node.name for node in nodes] for nodes in inside]
     else:
         chain, found = network, cut(network, levels, cost_model, straight, limit)
-    if as_json:
-        click.echo(json.dumps(found.to_dict() | ({"nodes": names} if names else {})))
-        return
     terms = limit or MemoryLimit(float("inf"), optimizer_states, extra_warmup)
-    click.echo("\n".join([*_lines(found, chain, terms), *_holdings(names)]))
+    values = found.to_dict() | ({"nodes": names} if names else {})
+    show(values, [*_lines(found, chain, terms), *_holdings(names)], as_json=as_json)
 
 
 def _lines(found: Partition, chain: Chain, terms: MemoryLimit) -> list[str]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ddlbench.planning.matrix import MatrixRow
 
 _REASONS_SHOWN = 4
+_UNKNOWN = "its balance reads a table of the built-in networks, without your own ones"
 
 
 def plan_lines(
@@ -208,7 +209,8 @@ def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
     groups: dict[str, list[MatrixRow]] = {}
     for row in rows:
         if row.unsupported is not None:
-            groups.setdefault(_reason(row), []).append(row)
+            reason = _UNKNOWN if _blocks_unknown(row) else str(row.unsupported)
+            groups.setdefault(reason, []).append(row)
     pairs = []
     for reason, members in list(groups.items())[:_REASONS_SHOWN]:
         strategies = ", ".join(dict.fromkeys(row.cell.strategy for row in members))
@@ -229,9 +231,3 @@ def _missing_balance(rows: Sequence[MatrixRow], experiment: Experiment) -> list[
 
 def _blocks_unknown(row: MatrixRow) -> bool:
     return code_of(row.unsupported) == "unknown_blocks"
-
-
-def _reason(row: MatrixRow) -> str:
-    if _blocks_unknown(row):
-        return "its balance reads a table of the built-in networks, without your own ones"
-    return str(row.unsupported)

@@ -40,6 +40,7 @@ _SHORT_REASONS = {
     "package_missing": "not installed",
     "uneven_batch": "the batch does not divide",
     "site_too_small": "the site is too small",
+    "unknown_blocks": "blocks unknown, write --option STRATEGY.balance=profile",
     "too_few_blocks": "more stages than blocks",
     "no_prediction": "no prediction",
     "fault": "a fault in its code",
@@ -160,15 +161,9 @@ def _not_ranked(others: Sequence[Candidate], *, why: bool) -> list[str]:
     pairs = [(c.label, re.sub(_COMMAND, "", str(c.reason))) for c in others]
     groups: dict[str, list[str]] = {}
     for c in others:
-        groups.setdefault(_short_reason(c), []).append(c.label)
+        groups.setdefault(_SHORT_REASONS.get(c.code, "cannot run"), []).append(c.label)
     brief = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in groups.items())
     return left_out("Not ranked", pairs, "" if why else brief, "--why")
-
-
-def _short_reason(candidate: Candidate) -> str:
-    if "balance: profile" in candidate.reason:
-        return "blocks unknown, write --option STRATEGY.balance=profile"
-    return _SHORT_REASONS.get(candidate.code, "cannot run")
 
 
 def _parts(ranked: Sequence[Candidate]) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ddlbench.common.errors import file_fault, printable
 from ddlbench.common.units import BYTES, Unit, unit_for
@@ -177,6 +179,11 @@ def paragraph(text: str, indent: str = "", hanging: str | None = None) -> list[s
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def show(values: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command answers: JSON values, or lines for a terminal."""
+    print(json.dumps(values, indent=1) if as_json else "\n".join(lines))
 
 
 def say_error(error: Exception) -> None:
