@@ -68,7 +68,10 @@ def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: st
     for report in reports:
         findings += [_torch(site, report), _scratch(report), _network(report, nodes)]
         if site.device == "cuda" and site.devices_per_node > 1 and not site.devices_share_gpu:
-            findings.append(_p2p(report))
+            # NVIDIA's test of links; without it links are measured by our own copies.
+            state = report["p2p_state"]
+            ok, absent = state != "wrong", state == "absent"
+            findings.append(Finding(f"{report['host']}: {P2P}", ok, report["p2p"], doubtful=absent))
     return findings + _alike(reports)
 
 
@@ -124,13 +127,6 @@ def _torch(site: Site, report: dict[str, Any]) -> Finding:
     if site.devices_share_gpu:
         says += f"; all {wanted} devices of the node share one: no timing claim between devices"
     return Finding(what, True, says)
-
-
-def _p2p(report: dict[str, Any]) -> Finding:
-    """NVIDIA's test of links; without it links are measured by our own copies."""
-    what = f"{report['host']}: {P2P}"
-    state = report["p2p_state"]
-    return Finding(what, state != "wrong", report["p2p"], doubtful=state == "absent")
 
 
 def _scratch(report: dict[str, Any]) -> Finding:

@@ -101,8 +101,12 @@ class SlurmExecutor(plugin.Executor):
             words = self._submit(job)
             if words is None:
                 return None
-            if not self._may_pass(words, time.monotonic() - begin_s):
-                return _refused_reason(words)
+            waited_s = time.monotonic() - begin_s
+            busy = refusals.is_busy(words)  # SLURM does not answer; else other jobs may end
+            if not (waited_s < _BUSY_LIMIT_S if busy else refusals.may_pass(words)):
+                key = None if refusals.limits_jobs(words) else refusals.key_of(words)
+                change = f"; change {key} in the site's file" if key else ""
+                return Reason("not_submitted", f"SLURM did not take the job: {words}{change}")
             self._show(f"sbatch does not take a job now ({words}); it is submitted later")
             self._stopping.wait(_LIMIT_PAUSE_S)
         return None
@@ -125,12 +129,6 @@ class SlurmExecutor(plugin.Executor):
         quoted = re.search(r"The error message was '(.*?)'\.\n", msg, re.DOTALL)
         words = refusal(quoted[1]) if quoted else " ".join(msg.split())
         self._refused.words = words or "sbatch failed and gave no reason"
-
-    def _may_pass(self, words: str, waited_s: float) -> bool:
-        """Whether sbatch will take the job later: other jobs of this user end, or SLURM answers."""
-        if refusals.is_busy(words):
-            return waited_s < _BUSY_LIMIT_S
-        return refusals.may_pass(words)
 
     def report_job_submission(self, job_info: SubmittedJobInfo, register_job: bool = True) -> None:
         """Follow a job from now on; its cells' folders name it, for ``ddlbench status``."""
@@ -317,17 +315,13 @@ class SlurmExecutor(plugin.Executor):
         now_s = time.monotonic()
         for sentence, infos in waiting.items():
             late = [info for info in infos if now_s - self._record(info).began_s > _SOON_S]
-            fresh = [info for info in late if self._is_news(info, sentence, now_s)]
-            if not fresh:
+            shown = [self._record(info).shown for info in late]
+            if all(words == sentence and now_s - at_s <= _REMIND_S for words, at_s in shown):
                 continue
             for info in late:
                 self._record(info).shown = (sentence, now_s)
             more = f" and {len(late) - 1} more" if len(late) > 1 else ""
             self.logger.warning(f"ddlbench: waiting: {JobFiles(late[0]).name}{more}: {sentence}")
-
-    def _is_news(self, info: SubmittedJobInfo, sentence: str, now_s: float) -> bool:
-        shown, at_s = self._record(info).shown
-        return sentence != shown or now_s - at_s > _REMIND_S
 
     def _show_silence(self, silent: bool, began_s: float) -> None:
         """SLURM does not answer: jobs go on, and nobody knows how.
@@ -401,13 +395,6 @@ def install() -> None:
     plugin.get_max_array_size = lambda: max(largest(), 1000)
     # It advises on how the plugin would follow jobs.
     plugin.validate_status_command_settings = lambda *_: None
-
-
-def _refused_reason(words: str) -> Reason:
-    """Why a job could not be submitted, and which key of the site to change."""
-    key = None if refusals.limits_jobs(words) else refusals.key_of(words)
-    change = f"; change {key} in the site's file" if key else ""
-    return Reason("not_submitted", f"SLURM did not take the job: {words}{change}")
 
 
 def _in_words(error: BaseException) -> str:

@@ -217,17 +217,16 @@ def _of_one_partition(kinds: Sequence[NodeKind], offers: list[Offer], ask: bool)
         wanted = _pick("partition", names, suggested=offers[0].is_ready)
         return [offer for offer in offers if offer.kind.partition == wanted]
     if not offers[0].is_ready:
-        reasons = [_why_not(name, kinds) for name in {o.kind.partition: 0 for o in offers}]
+        reasons = []
+        for name in dict.fromkeys(offer.kind.partition for offer in offers):
+            here = [kind for kind in kinds if kind.partition == name]
+            why = counted(unusable_in(here)) if here[0].is_up else "down"
+            reasons.append(f"{name}: {why}")
         raise ConfigError(
             f"no such node takes jobs now ({'; '.join(reasons)}); wait, or name one of them with "
             "--partition"
         )
     return offers
-
-
-def _why_not(name: str, kinds: Sequence[NodeKind]) -> str:
-    here = [kind for kind in kinds if kind.partition == name]
-    return f"{name}: " + (counted(unusable_in(here)) if here[0].is_up else "down")
 
 
 def _ask_offer(offers: list[Offer]) -> Offer:

@@ -206,16 +206,13 @@ def partition_lines(kinds: Sequence[NodeKind], offers: Sequence[Offer]) -> list[
     for name in dict.fromkeys(ranked):
         here = [kind for kind in kinds if kind.partition == name]
         mine = [offer for offer in offers if offer.kind.partition == name]
-        text = ", ".join(labels(mine)) or _nodes_of_other_kinds(here)
+        usable = sum(kind.usable for kind in here)
+        others = f"{nodes_text(usable)}, none of what you ask for" if usable else "no nodes"
+        text = ", ".join(labels(mine)) or others
         apart = unusable_in(here)
         state = "" if here[0].is_up else " (down)"
         lines.append(f"{name}{state}: {text}" + (f"; apart: {counted(apart)}" if apart else ""))
     return lines
-
-
-def _nodes_of_other_kinds(kinds: Sequence[NodeKind]) -> str:
-    count = sum(kind.usable for kind in kinds)
-    return f"{nodes_text(count)}, none of what you ask for" if count else "no nodes"
 
 
 def select(

@@ -77,20 +77,14 @@ def ask_nodes(
 
 def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[str]:
     """The sbatch command: resources of the largest cell on ``nodes`` nodes, for a few minutes."""
-    step = [
-        *(sys.executable, "-m", "ddlbench.cluster.probe_job"),
-        *(site_name, str(nodes), str(folder)),
-    ]
+    step = [sys.executable, "-m", "ddlbench.cluster.probe_job", site_name, str(nodes), str(folder)]
     minutes = min(_JOB_MINUTES, job_minutes(site))
     options = [
         option.text if option.key != "cell_timeout_s" else f"--time={minutes}"
         for option in options_of(site, nodes, site.devices_per_node)
     ]
-    return [
-        *("sbatch", "--parsable", "--job-name=ddlbench-doctor", f"--output={folder / _OUTPUT}"),
-        *options,
-        f"--wrap={shlex.join(step)}",
-    ]
+    sbatch = ["sbatch", "--parsable", "--job-name=ddlbench-doctor", f"--output={folder / _OUTPUT}"]
+    return [*sbatch, *options, f"--wrap={shlex.join(step)}"]
 
 
 def _unseen(output: Path) -> str:

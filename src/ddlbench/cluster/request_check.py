@@ -146,13 +146,10 @@ def judge_request(
 
 # Names that judge_partition gives to what keys decide.
 _WHAT = {"slurm.gres": "GRES", "slurm.gpu_type": "GRES", "cell_timeout_s": "time limit"}
-# What a node must have, from the plainest mistake to those that may follow from others.
-_OF_A_NODE = (
-    *("nodes", "slurm.constraint", "slurm.gres", "slurm.gpu_type"),
-    *("memory_per_device_mb", "devices_per_node", "cpus_per_device"),
-)
 # A wrong number of devices asks for wrong amounts of these.
-_OF_DEVICES = {"memory_per_device_mb", "devices_per_node", "cpus_per_device"}
+_OF_DEVICES = ("memory_per_device_mb", "devices_per_node", "cpus_per_device")
+# What a node must have, from the plainest mistake to those that may follow from others.
+_OF_A_NODE = ("nodes", "slurm.constraint", "slurm.gres", "slurm.gpu_type", *_OF_DEVICES)
 
 
 def _unfit_keys(
@@ -177,7 +174,7 @@ def _unfit_keys(
             unfit.add(key)
         else:
             taken += added
-    return unfit - _OF_DEVICES if "GRES" in named else unfit
+    return unfit - set(_OF_DEVICES) if "GRES" in named else unfit
 
 
 def _keys_of(words: str) -> set[str]:

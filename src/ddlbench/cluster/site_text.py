@@ -103,7 +103,7 @@ def site_text(answers: Answers) -> str:
         _line("  gpu_type", (chosen.offer.gpu_type or None) if on_gpus else None),
         _line("  gres", "gpu" if on_gpus and chosen.offer.gpus else ""),
         _line("  exclusive", True, "whole nodes: no neighbour disturbs a measurement"),
-        _line(*constraint) if chosen.constraint else _marked(_line(*constraint)),
+        _line(*constraint) if chosen.constraint else f"  # {_line(*constraint).lstrip()}",
         "  # qos: normal         # quality of service",
         "  # extra: --reservation=NAME            # further sbatch options",
         '  # srun: ["--cpu-bind=cores"]           # options of every srun in a job',
@@ -117,12 +117,6 @@ def _line(key: str, value: Any, remark: str = "") -> str:
     text = yaml.safe_dump(value, default_style=style, width=math.inf, allow_unicode=True)
     entry = f"{key}: {text.strip().removesuffix('...').strip()}"  # "..." ends a document
     return f"{entry.ljust(_REMARKS_AT - 2)}  # {_plain(remark)}" if remark else entry
-
-
-def _marked(line: str) -> str:
-    """The line as a comment, at the place of its key."""
-    key = line.lstrip()
-    return f"{line[: len(line) - len(key)]}# {key}"
 
 
 def _comment(text: str) -> Iterable[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.screen import Column, duration_text, paragraph, table
+from ddlbench.common.screen import duration_text, paragraph, table
 from ddlbench.common.units import MB
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project, profile_file
@@ -178,9 +178,10 @@ def _of_graphs(
 
 
 def _lines(tables: Tables) -> list[str]:
-    columns = [Column("dataset"), Column("network")]
-    headings = ("blocks", "tensors", "parameters", "batch sizes", "forward", "backward")
-    columns += [Column(heading, right=True) for heading in headings]
+    headings = (
+        "dataset | network | > blocks | > tensors | > parameters | > batch sizes | > forward "
+        "| > backward"
+    )
     rows = []
     for (dataset, network), made in tables.items():
         times = made.pass_s(made.batch_sizes[-1])
@@ -195,4 +196,4 @@ def _lines(tables: Tables) -> list[str]:
                 *map(duration_text, times),
             )
         )
-    return [*table(columns, rows), *paragraph("Times are of the largest batch size.")]
+    return [*table(headings, rows), *paragraph("Times are of the largest batch size.")]

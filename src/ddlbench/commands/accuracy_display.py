@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ddlbench.common.screen import Column, paragraph, table
+from ddlbench.common.screen import counted, paragraph, table
 from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.paths import tables_dir
 from ddlbench.planning.labels import network_label, strategy_label
@@ -33,8 +33,8 @@ def accuracy_lines(
     counts = rows.groupby("strategy")["n"].max()
     total = int(counts.sum())
     lines = paragraph(
-        f"Prediction errors of a step: {experiment} on {site}, {total} "
-        f"configuration{'s' * (total != 1)} measured"
+        f"Prediction errors of a step: {experiment} on {site}, "
+        f"{counted(total, 'configuration')} measured"
     )
     if rows.empty:
         lines.append("Nothing was both measured and predicted.")
@@ -63,11 +63,8 @@ _NO_FLOOR = "Without repeats the noise is unknown."
 
 
 def _error_table(rows: pd.DataFrame, *, every_row: bool) -> list[str]:
-    columns = [
-        Column("strategy"), Column("predictor" if every_row else "best predictor"),
-        Column("n", right=True, drop=1), Column("error", right=True), Column("floor", right=True),
-        Column("worst", right=True), Column("", drop=2), Column("", drop=3),
-    ]  # fmt: skip
+    predictor = "predictor" if every_row else "best predictor"
+    headings = f"strategy | {predictor} | > n /1 | > error | > floor | > worst | /2 | /3"
     lines = []
     for row in rows.to_dict("records"):
         floor = row["noise_floor"]
@@ -88,4 +85,4 @@ def _error_table(rows: pd.DataFrame, *, every_row: bool) -> list[str]:
                 "within noise" if known and error <= floor else "",
             )
         )
-    return table(columns, lines)
+    return table(headings, lines)

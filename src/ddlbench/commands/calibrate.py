@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 from ddlbench.commands.experiment_options import with_matrix
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import Column, duration_text, paragraph, table
+from ddlbench.common.screen import duration_text, paragraph, show, table
 from ddlbench.experiment.paths import result_file
 from ddlbench.predict import calibration
 from ddlbench.predict.evaluate import predictions
@@ -51,7 +50,7 @@ def calibrate(
     if choose is not None:
         chosen = calibration.choose(cells, choose)
         paths = [str(result_file(site.name, cell.cell_id)) for cell in chosen]
-        click.echo(json.dumps(paths, indent=1) if as_json else "\n".join(_chosen_lines(chosen)))
+        show(paths, _chosen_lines(chosen), as_json=as_json)
         return
     measured = [cell for cell in cells if cell.measured_s is not None]
     found = calibration.calibrate(site.name, measured)
@@ -62,17 +61,12 @@ def calibrate(
         )
     path = calibration.write_calibration(found)
     scores = calibration.scores(measured)
-    if as_json:
-        click.echo(json.dumps({**found.to_dict(), "scores": records(scores)}, indent=1))
-        return
-    click.echo("\n".join(_score_lines(found, scores, path)))
+    values = {**found.to_dict(), "scores": records(scores)}
+    show(values, _score_lines(found, scores, path), as_json=as_json)
 
 
 def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:
-    columns = [
-        Column(""), Column("strategy"), Column("network"), Column("devices"),
-        Column("predicted", right=True), Column(""),
-    ]  # fmt: skip
+    headings = " | strategy | network | devices | > predicted | "
     rows = [
         (
             str(place),
@@ -85,18 +79,16 @@ def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:
         for place, cell in enumerate(cells, start=1)
     ]
     return [
-        *table(columns, rows),
+        *table(headings, rows),
         *paragraph("--json prints their result files, which snakemake takes as targets."),
     ]
 
 
 def _score_lines(found: Calibration, scores: pd.DataFrame, path: Path) -> list[str]:
-    columns = [
-        Column("strategy"), Column("n", right=True), Column("before", right=True),
-        Column("networks", right=True), Column("geometries", right=True),
-        Column("covered", right=True), Column("work", right=True), Column("messages", right=True),
-        Column("step", right=True),
-    ]  # fmt: skip
+    headings = (
+        "strategy | > n | > before | > networks | > geometries | > covered | > work"
+        " | > messages | > step"
+    )
     rows = []
     for score in scores.to_dict("records"):
         constants = found.of(str(score["strategy"]))
@@ -117,7 +109,7 @@ def _score_lines(found: Calibration, scores: pd.DataFrame, path: Path) -> list[s
         texts = ("" if math.isnan(share) else f"{share:.1%}" for share in shares)
         rows.append((str(score["strategy"]), str(score["n"]), *texts, *learnt))
     return [
-        *table(columns, rows),
+        *table(headings, rows),
         *paragraph(
             "Errors: mean of |predicted / measured - 1|, before calibration, and with constants "
             "that learnt from other networks, or other geometries, only. covered: share of cells "

@@ -19,7 +19,7 @@ from ddlbench.common.screen import paragraph, shortened
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import CONFIG, enter_project
-from ddlbench.experiment.registry import known, mismatch
+from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import check_name
 
@@ -123,7 +123,8 @@ def _cells(
         with suppress(ConfigError):  # nothing of a project is needed
             enter_project()
         names = strategies or known("ddlbench.strategies")
-        trained = [_default(networks[0], datasets[0], name) for name in names]
+        first = Cell(datasets[0], networks[0], BASE, batch_size=1, learning_rate=_LEARNING_RATE)
+        trained = [first.with_(strategy=name) for name in names]
         return _paired(trained, [(n, d) for n in networks for d in datasets])
     _, _, rows = matrix_at(configfile or CONFIG)
     cells = [row.cell for row in rows]
@@ -137,10 +138,6 @@ def _cells(
         for dataset in datasets or [cell.dataset]
     ]
     return _paired(trained, list(dict.fromkeys(pairs)))
-
-
-def _default(network: str, dataset: str, strategy: str) -> Cell:
-    return Cell(dataset, network, strategy, batch_size=1, learning_rate=_LEARNING_RATE)
 
 
 def _paired(trained: Sequence[Cell], pairs: Sequence[tuple[str, str]]) -> list[Cell]:

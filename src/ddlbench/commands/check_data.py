@@ -93,7 +93,5 @@ def _show(checked: CheckedData) -> None:
     click.echo("\n".join(paragraph(f"{checked.dataset}: {described}", hanging="  ")))
     for fault in checked.faults:
         click.echo(f"  {fault}")  # not wrapped, so that names can be taken from it
-    if checked.faults:
-        click.echo(f"  {len(checked.faults):,} bad, {checked.read:,} can be read")
-    else:
-        click.echo("  every file can be read")
+    bad = f"{len(checked.faults):,} bad, {checked.read:,} can be read"
+    click.echo(f"  {bad if checked.faults else 'every file can be read'}")

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import Column, duration_text, paragraph, table
+from ddlbench.common.screen import duration_text, paragraph, table
 from ddlbench.common.units import MB, MBIT_PER_S, MS
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
 from ddlbench.experiment.fabric import Backend, LinkCondition
@@ -88,11 +85,9 @@ _POOR_FIT = 0.5
 
 
 def _fit_lines(links: Links) -> list[str]:
-    columns = [
-        Column("operation"), Column("transport"), Column("group", drop=1),
-        Column("from KiB", right=True), Column("latency", right=True), Column("MB/s", right=True),
-        Column("error", right=True), Column("worst", right=True),
-    ]  # fmt: skip
+    headings = (
+        "operation | transport | group /1 | > from KiB | > latency | > MB/s | > error | > worst"
+    )
     rows, poor = [], []
     for sweep in links.sweeps:
         fit = sweep.fit
@@ -113,7 +108,7 @@ def _fit_lines(links: Links) -> list[str]:
                     *(tail if number == 0 else ("", "")),
                 )
             )
-    lines = [f"Fits of {links.site}, fabric {links.fabric}", *table(columns, rows)]
+    lines = [f"Fits of {links.site}, fabric {links.fabric}", *table(headings, rows)]
     if poor:
         lines += paragraph(
             f"A poor fit, over {_POOR_FIT:.0%} off at some size: {', '.join(poor)}.", hanging="  "
@@ -136,10 +131,7 @@ def _fit_lines(links: Links) -> list[str]:
 
 
 def _pair_lines(links: Links) -> list[str]:
-    columns = [
-        Column("matrix"), Column("from"), Column("to"), Column("MB/s", right=True),
-        Column("of the median", right=True),
-    ]  # fmt: skip
+    headings = "matrix | from | to | > MB/s | > of the median"
     rows = []
     for pair in links.pairs:
         words = (pair.scope, pair.method, pair.direction, pair.access, pair.operation)
@@ -155,7 +147,7 @@ def _pair_lines(links: Links) -> list[str]:
                 )
             )
     title = "Slow pairs (below 0.8 of their level's median)"
-    return [title, *table(columns, rows)] if rows else [f"{title}: none"]
+    return [title, *table(headings, rows)] if rows else [f"{title}: none"]
 
 
 @click.group()
@@ -225,45 +217,35 @@ def _known(values: dict[str, float | None]) -> dict[str, float]:
 
 def _show_probe(found: dict[str, Any]) -> None:
     setting, measured = found["setting"], found["measured"]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("link")
-    for name in ("set", "measured"):
-        table.add_column(name, justify="right")
-    if setting["nodes"] > 1:
-        _add_link(table, setting, measured)
+    rows = _link_rows(setting, measured) if setting["nodes"] > 1 else []
     if "inside" in measured:
-        _add_link(table, setting["inside"], measured["inside"], " inside a node")
+        rows += _link_rows(setting["inside"], measured["inside"], " inside a node")
     if (loss := measured["loss"]) is not None:
         interval = f"{loss['interval']['low']:.3%} to {loss['interval']['high']:.3%}"
-        table.add_row(
-            f"loss ({loss['sent']} packets)",
-            f"{setting['loss']:.3%}",
-            f"{loss['share']:.3%} ({interval})",
-        )
-    failures: list[str] = []
-    for tcp in measured["tcp"]:
-        table.add_row(f"TCP, {tcp['congestion_control']}", "", _mbit(tcp["goodput_bits_per_s"]))
-        failures += [tcp["failure"]] if tcp["failure"] else []
-    console = Console()
-    console.print(table)
-    console.print(f"made by {measured['links']['backend']}", highlight=False)
-    for sentence in failures:
-        console.print(f"no goodput of TCP: {sentence}", highlight=False, soft_wrap=True)
-    for sentence in found["misses"]:
-        console.print(f"missed: {sentence}", highlight=False, soft_wrap=True)
+        share = f"{loss['share']:.3%} ({interval})"
+        rows.append((f"loss ({loss['sent']} packets)", f"{setting['loss']:.3%}", share))
+    tests = measured["tcp"]
+    rows += [
+        (f"TCP, {tcp['congestion_control']}", "", _mbit(tcp["goodput_bits_per_s"])) for tcp in tests
+    ]
+    lines = [*table("link | > set | > measured", rows), f"made by {measured['links']['backend']}"]
+    lines += [f"no goodput of TCP: {tcp['failure']}" for tcp in tests if tcp["failure"]]
+    click.echo("\n".join([*lines, *(f"missed: {sentence}" for sentence in found["misses"])]))
 
 
-def _add_link(
-    table: Table, setting: dict[str, Any], measured: dict[str, Any], where: str = ""
-) -> None:
+def _link_rows(
+    setting: dict[str, Any], measured: dict[str, Any], where: str = ""
+) -> list[tuple[str, str, str]]:
     """Rows of one kind of links."""
     delay_s, rate = measured["one_way_delay_s"], measured["rate_bits_per_s"]
-    table.add_row(f"one-way delay{where}", _ms(setting["latency_s"]), _ms(delay_s))
     round_trip_s = None if delay_s is None else 2 * delay_s
-    table.add_row(
-        f"round trip{where or ' (ping)'}", _ms(2 * setting["latency_s"]), _ms(round_trip_s)
-    )
-    table.add_row(f"rate{where or ' (UDP)'}", _mbit(setting["bandwidth_bits_per_s"]), _mbit(rate))
+    both_ways = _ms(2 * setting["latency_s"])
+    bandwidth = _mbit(setting["bandwidth_bits_per_s"])
+    return [
+        (f"one-way delay{where}", _ms(setting["latency_s"]), _ms(delay_s)),
+        (f"round trip{where or ' (ping)'}", both_ways, _ms(round_trip_s)),
+        (f"rate{where or ' (UDP)'}", bandwidth, _mbit(rate)),
+    ]
 
 
 def _ms(seconds: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 from ddlbench.commands.measuring import by_workflow
 from ddlbench.commands.questions import case_options, questions_of
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import paragraph
+from ddlbench.common.screen import paragraph, show
 from ddlbench.planning.memory import capacity_bytes
 from ddlbench.predict.candidate import assess
 from ddlbench.predict.choose import result_of
@@ -19,8 +18,7 @@ from ddlbench.predict.largest_batch import MemoryOfBatches, lines, smallest_batc
 from ddlbench.predict.largest_batch import largest_batch as search
 
 if TYPE_CHECKING:
-    from ddlbench.experiment.cell import Cell
-    from ddlbench.predict.question import Question
+    pass
 
 
 @click.command("largest-batch")
@@ -45,7 +43,10 @@ def largest_batch(
     """Find the largest batch that fits, and confirm it by a cell."""
     questions = questions_of(options, batch_size=1)
     site, here = questions.site, questions.knowledge()
-    cell = _cell_of_any_batch(questions.one, strategy)
+    # The options of a cell follow its batch: take those of a large one, for servers among them too.
+    devices = questions.one.devices
+    large = questions.one.with_batch(64 * devices * max(1, devices - 1))
+    cell = large.cell(strategy).with_(batch_size=1)
     smallest = smallest_batch(cell, site.accelerator)
     candidate = assess(cell.with_(batch_size=smallest), here)
     if candidate.bound is None:
@@ -64,15 +65,5 @@ def largest_batch(
     found = search(
         memory, None if dry_run else measure, lambda one: result_of(one, site.name), trials
     )
-    if as_json:
-        click.echo(json.dumps(asdict(found), indent=1))
-        return
-    for line in lines(found, memory):
-        click.echo("\n".join(paragraph(line)))
-
-
-def _cell_of_any_batch(question: Question, strategy: str) -> Cell:
-    """The strategy's cell, with options that suit large batches; its own batch is 1."""
-    devices = question.devices
-    large = question.with_batch(64 * devices * max(1, devices - 1))  # for servers among them, too
-    return large.cell(strategy).with_(batch_size=1)
+    told = [part for line in lines(found, memory) for part in paragraph(line)]
+    show(asdict(found), told, as_json=as_json)

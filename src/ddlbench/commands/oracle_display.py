@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import Column, duration_text, named_lines, paragraph, size_text, table
+from ddlbench.common.screen import (
+    duration_text,
+    left_out,
+    named_lines,
+    paragraph,
+    ranking,
+    size_text,
+    table,
+)
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.predict.paradl.measured import mean_accuracy
 
@@ -77,11 +85,7 @@ def accuracy_by_strategy(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[
 
 def score_lines(values: Mapping[str, Any], platform: Platform) -> list[str]:
     """Accuracies of every campaign with the baselines, and what the projections miss most."""
-    columns = [
-        Column("of"), Column("accuracy", right=True), Column("computation", right=True),
-        Column("communication", right=True), Column("worst cell", right=True),
-        Column("cells", right=True),
-    ]  # fmt: skip
+    headings = "of | > accuracy | > computation | > communication | > worst cell | > cells"
     lines = paragraph(f"{values['predictor']} on {platform.description}")
     for campaign, score in {values["campaign"]: values, **values["campaigns"]}.items():
         known = {name: value for name, value in score["baselines"].items() if value is not None}
@@ -96,7 +100,7 @@ def score_lines(values: Mapping[str, Any], platform: Platform) -> list[str]:
             for name in _highest_first({name: one["accuracy"] for name, one in groups.items()}):
                 numbers = (_percent(groups[name][key]) for key in ACCURACIES)
                 rows.append((name, *numbers, str(groups[name]["cells"])))
-        lines += table(columns, rows) if rows else []
+        lines += table(headings, rows)
     lines += paragraph("accuracy: 1 - |projected / measured - 1|, the mean over cells.")
     return lines + _grouped("left out", [(row["cell"], row["why"]) for row in values["left_out"]])
 
@@ -120,10 +124,7 @@ def _grouped(what: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 def calibration_lines(value: Mapping[str, Any], platform: Platform) -> list[str]:
     """Every fitted constant, then accuracies."""
-    columns = [
-        Column("constant"), Column("fitted", right=True), Column("+-", right=True),
-        Column("prior", right=True),
-    ]  # fmt: skip
+    headings = "constant | > fitted | > +- | > prior"
     fitted = value["constants"]
     rows = [
         (
@@ -137,7 +138,7 @@ def calibration_lines(value: Mapping[str, Any], platform: Platform) -> list[str]
     lines = paragraph(
         f"{len(fitted)} constants from {value['rows']} iterations: {platform.description}"
     )
-    lines += table(columns, rows)
+    lines += table(headings, rows)
     loose = [name for name, one in fitted.items() if one["relative_error"] > _LOOSE]
     if loose:
         lines += paragraph(
@@ -180,10 +181,7 @@ def departure_lines(judged: pd.DataFrame, limit: float, source: str) -> list[str
     names = dict(zip(judged["run"], _run_names(judged["run"].tolist()), strict=True))
     departing = judged[judged["departs"] != ""].to_dict("records")
     departing.sort(key=lambda row: -abs(math.log(row["ratio"])))
-    columns = [
-        Column("run"), Column("measured", right=True), Column("projected", right=True),
-        Column("ratio", right=True), Column("is"), Column("mostly in", drop=1),
-    ]  # fmt: skip
+    headings = "run | > measured | > projected | > ratio | is | mostly in /1"
     rows = (
         (
             names[row["run"]], duration_text(row["measured_s"]),
@@ -197,7 +195,7 @@ def departure_lines(judged: pd.DataFrame, limit: float, source: str) -> list[str
     lines = paragraph(
         f"{len(departing)} of {count} runs depart over {limit:.0%} from the projection by {source}"
     )
-    lines += table(columns, rows) if departing else []
+    lines += table(headings, rows)
     return lines + _grouped(
         "not judged", [(names[row["run"]], row["why_unknown"]) for row in unknown]
     )
@@ -227,26 +225,27 @@ def _machine(question: Question) -> str:
     )
 
 
+_HEADINGS = (
+    "strategy | > devices | > iteration | > computing /2 | > sending /1 | > epoch | > memory "
+    "| bound by"
+)
+
+
 def best_lines(answers: Sequence[Answer], question: Question, devices: int) -> list[str]:
     """A ranking of what can run, fastest first; below it what cannot, with the reason."""
     lines = paragraph(
         f"{_machine(question)}; {devices:,} devices, batch {question.batch_size:,.0f}"
     )
     able = [one for one in answers if not one.why]
-    lines += _answers(able, with_devices=False)
+    lines += ranking(_HEADINGS, _rows(able, with_devices=False))
     lines.append(f"best: {able[0].strategy}" if able else "no strategy can run like this")
     pairs = [(one.strategy, one.why.replace("device(s)", "devices")) for one in answers if one.why]
-    if pairs:
-        lines += ["Cannot run", *named_lines(pairs, "  ")]
-    return lines
+    return lines + left_out("Cannot run", pairs)
 
 
 def limits_lines(reaches: Iterable[Reach], question: Question) -> list[str]:
     """What bounds each strategy from where on, and what ends it."""
-    columns = [
-        Column("strategy"), Column("longest term"),
-        Column("mostly sending from", right=True, drop=1), Column("ends at"),
-    ]  # fmt: skip
+    headings = "strategy | longest term | > mostly sending from /1 | ends at"
     rows = []
     for one in reaches:
         regimes = ", ".join(
@@ -255,7 +254,7 @@ def limits_lines(reaches: Iterable[Reach], question: Question) -> list[str]:
         )
         outweighs = f"{one.communication_from:,}" if one.communication_from else ""
         rows.append((one.strategy, regimes or "never runs", outweighs, one.end))
-    return [*paragraph(_machine(question)), *table(columns, rows)]
+    return [*paragraph(_machine(question)), *table(headings, rows)]
 
 
 def target_lines(
@@ -263,22 +262,16 @@ def target_lines(
 ) -> list[str]:
     """The fewest devices of each strategy that keep the time."""
     lines = paragraph(f"{_machine(question)}; an epoch in {duration_text(epoch_s)}")
-    lines += _answers([one for one in answers.values() if one], with_devices=True)
+    able = [one for one in answers.values() if one]
+    lines += table(_HEADINGS, _rows(able, with_devices=True))
     missed = [name for name, one in answers.items() if one is None]
     if missed:
         lines += paragraph(f"not in time with any number of devices: {', '.join(missed)}")
     return lines
 
 
-def _answers(answers: Sequence[Answer], *, with_devices: bool) -> list[str]:
-    if not answers:
-        return []
-    columns = [
-        Column("strategy"), Column("devices", right=True), Column("iteration", right=True),
-        Column("computing", right=True, drop=2), Column("sending", right=True, drop=1),
-        Column("epoch", right=True), Column("memory", right=True), Column("bound by"),
-    ]  # fmt: skip
-    rows = [
+def _rows(answers: Sequence[Answer], *, with_devices: bool) -> list[tuple[str, ...]]:
+    return [
         (
             one.strategy,
             f"{one.devices:,}" if with_devices else "",
@@ -291,7 +284,6 @@ def _answers(answers: Sequence[Answer], *, with_devices: bool) -> list[str]:
         )
         for one in answers
     ]
-    return table(columns, rows)
 
 
 def _percent(value: float | None) -> str:

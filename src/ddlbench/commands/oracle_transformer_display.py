@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.commands.oracle_display import written
-from ddlbench.common.screen import Column, duration_text, paragraph, size_text, table
+from ddlbench.common.screen import duration_text, paragraph, ranking, size_text, table
 from ddlbench.common.units import DAYS
 from ddlbench.predict.transformer.configurations import CUT
 from ddlbench.predict.transformer.search import Answer, Question, below_half, efficiencies
@@ -58,14 +58,14 @@ def _cut(row: Mapping[str, Any]) -> tuple[str, str]:
     return " x ".join(f"{row[name]:.0f}" for name in CUT[:3]), f"{row['micro_batch']:.0f}"
 
 
-def _rows(answers: Sequence[Answer], *, with_devices: bool) -> list[str]:
-    columns = [
-        Column("devices", right=True), Column("t x d x p", right=True),
-        Column("micro", right=True), Column("schedule", drop=1), Column("recompute", drop=2),
-        Column("step", right=True), Column("90 %", right=True), Column("memory", right=True),
-        Column("of peak", right=True, drop=3),
-    ]  # fmt: skip
-    rows = [
+_HEADINGS = (
+    "> devices | > t x d x p | > micro | schedule /1 | recompute /2 | > step | > 90 % | > memory "
+    "| > of peak /3"
+)
+
+
+def _rows(answers: Sequence[Answer], *, with_devices: bool) -> list[tuple[str, ...]]:
+    return [
         (
             f"{one.devices:,}" if with_devices else "",
             *_cut(one.row),
@@ -78,7 +78,6 @@ def _rows(answers: Sequence[Answer], *, with_devices: bool) -> list[str]:
         )
         for one in answers
     ]
-    return table(columns, rows)
 
 
 def best_lines(answers: Sequence[Answer], question: Question) -> list[str]:
@@ -88,7 +87,7 @@ def best_lines(answers: Sequence[Answer], question: Question) -> list[str]:
     slowest = max(first.parts, key=lambda part: first.parts[part])
     return [
         *_head(question),
-        *_rows(answers[:_FEW], with_devices=False),
+        *ranking(_HEADINGS, _rows(answers[:_FEW], with_devices=False)),
         *paragraph(
             f"{first.device_hours(BILLION):,.0f} GPU-hours for a billion tokens; longest part: "
             f"{slowest}, {first.parts[slowest] / first.step_s:.0%} of the step; {near} of "
@@ -99,12 +98,10 @@ def best_lines(answers: Sequence[Answer], question: Question) -> list[str]:
 
 def limits_lines(answers: Sequence[Answer], question: Question) -> list[str]:
     """The best configuration of each size, and from where on it is under half as efficient."""
-    columns = [
-        Column("devices", right=True), Column("t x d x p", right=True),
-        Column("micro", right=True, drop=2), Column("step", right=True),
-        Column("efficiency", right=True), Column("GPU-h/1e9 tokens", right=True, drop=1),
-        Column("longest wait"),
-    ]  # fmt: skip
+    headings = (
+        "> devices | > t x d x p | > micro /2 | > step | > efficiency"
+        " | > GPU-h/1e9 tokens /1 | longest wait"
+    )
     waits = ("sends", "bubble", "tensor parallelism", "data parallelism", "host", "update")
     rows = []
     for one, share in zip(answers, efficiencies(answers), strict=True):
@@ -123,7 +120,7 @@ def limits_lines(answers: Sequence[Answer], question: Question) -> list[str]:
     where = f"under half as efficient as at best from {half:,} devices on" if half else ""
     return [
         *_head(question),
-        *table(columns, rows),
+        *table(headings, rows),
         *paragraph(
             f"{where or 'never under half'}, up to {answers[-1].devices:,} devices, at this batch, "
             "with 1F1B."
@@ -148,7 +145,7 @@ def target_lines(
         )
     return [
         *_head(question),
-        *_rows([chosen], with_devices=True),
+        *table(_HEADINGS, _rows([chosen], with_devices=True)),
         *paragraph(
             f"{tokens / BILLION:,.0f} billion tokens in {takes:,.1f} days: "
             f"{chosen.device_hours(tokens):,.0f} GPU-hours"
@@ -164,22 +161,16 @@ def score_lines(values: Mapping[str, Any], platform: Accelerators) -> list[str]:
         f"{values['rows']:,} runs, {how}: mean absolute error {values['mean_absolute_error']:.1%}, "
         f"median {values['median_absolute_error']:.1%}; {platform.description}"
     )
-    columns = [Column("by"), *(Column("", right=True) for _ in range(9))]
     rows = []
     for name in CUT:
         errors = list(values["by"][name].items())[:9]
         cells = [f"{value}: {one['mean_absolute_error']:.0%}" for value, one in errors]
         rows.append((name, *cells, *[""] * (9 - len(cells))))
-    lines += table(columns, rows)
+    lines += table("by" + "| >" * 9, rows)
     lines.append("worst rows")
-    columns = [
-        Column("devices", right=True), Column("hidden", right=True),
-        Column("t x d x p", right=True), Column("micro", right=True),
-        Column("measured", right=True), Column("predicted", right=True),
-        Column("error", right=True),
-    ]  # fmt: skip
+    headings = "> devices | > hidden | > t x d x p | > micro | > measured | > predicted | > error"
     lines += table(
-        columns,
+        headings,
         [
             (
                 f"{one['devices']}",
@@ -204,10 +195,7 @@ def score_lines(values: Mapping[str, Any], platform: Accelerators) -> list[str]:
 
 def calibration_lines(value: Mapping[str, Any], platform: Accelerators) -> list[str]:
     """Every constant with its interval."""
-    columns = [
-        Column("constant"), Column("fitted", right=True), Column("90 %", right=True),
-        Column("prior", right=True), Column("unit", drop=1),
-    ]  # fmt: skip
+    headings = "constant | > fitted | > 90 % | > prior | unit /1"
     rows = [
         (
             name,
@@ -222,4 +210,4 @@ def calibration_lines(value: Mapping[str, Any], platform: Accelerators) -> list[
         f"{len(rows)} constants from {value['rows']:,} runs: {platform.description}; mean absolute "
         f"error on the same runs {value['mean_absolute_error']:.1%}"
     )
-    return [*lines, *table(columns, rows), *written(value)]
+    return [*lines, *table(headings, rows), *written(value)]

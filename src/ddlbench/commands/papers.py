@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import pandas as pd
@@ -18,7 +18,7 @@ from ddlbench.commands.experiment_options import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import Column, duration_text, named_lines, paragraph, table
+from ddlbench.common.screen import duration_text, named_lines, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.paper import (
@@ -127,7 +127,9 @@ def papers(
         raise ConfigError(f"--out: only for a printed table: write one of {tables}")
     rows = [row_of(file, scale, site_name) for file in files]
     if as_json:
-        click.echo(json.dumps([_record(*both) for both in zip(rows, files, strict=True)], indent=1))
+        both = zip(files, rows, strict=True)
+        records = [{**file.paper.to_dict(), **asdict(row)} for file, row in both]
+        click.echo(json.dumps(records, indent=1))
     elif figure is not None:
         click.echo("\n".join(figure_lines(files[0], rows[0])))
         if files[0].paper.table:
@@ -139,8 +141,7 @@ def papers(
 def _printed_table(file: PaperFile, out: Path | None) -> list[str]:
     """The printed values beside ours; written into a folder if there is one."""
     values = printed_table(file.paper.table, file.paper.printed)
-    columns = [Column(name) for name in COLUMNS[:-1]]
-    lines = ["", *table(columns, [tuple(row)[:-1] for row in values.itertuples(index=False)])]
+    lines = ["", *table(" | ".join(COLUMNS[:-1]), values[COLUMNS[:-1]].to_numpy())]
     for row in values[values["note"] != ""].itertuples():
         lines += paragraph(f"{row.of}, {row.quantity}: {row.note}.")
     if out is not None:
@@ -214,11 +215,6 @@ def _exhibit(
     )
 
 
-def _record(row: Row, file: PaperFile) -> dict[str, Any]:
-    said = file.paper.to_dict()
-    return {**{key: said[key] for key in said if key != "command"}, **asdict(row)}
-
-
 def row_of(file: PaperFile, scale: str, site_name: str | None = None) -> Row:
     """What a figure costs at a scale on its site, and what of it is there."""
     paper = file.paper
@@ -278,10 +274,7 @@ def on_a_cluster(file: PaperFile, scale: str) -> tuple[Site, list[MatrixRow]]:
 
 def paper_lines(rows: list[Row], scale: str) -> list[str]:
     """One line a figure."""
-    columns = [
-        Column("figure"), Column("shows"), Column("cells", right=True), Column("there", right=True),
-        Column("time here", right=True),
-    ]  # fmt: skip
+    headings = "figure | shows | > cells | > there | > time here"
     shown = [
         (
             row.figure,
@@ -292,12 +285,11 @@ def paper_lines(rows: list[Row], scale: str) -> list[str]:
         )
         for row in rows
     ]
-    lines = table(columns, shown)
-    lines += paragraph(
+    told = (
         f"Scale {scale} (--scale). `ddlbench papers FIGURE` says what a figure asks, its command, "
         "and how to read it."
     )
-    return lines
+    return [*table(headings, shown), *paragraph(told)]
 
 
 _TITLE = 36  # as much as 80 columns leave

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import Column, duration_text, in_one_unit, paragraph, table
+from ddlbench.common.screen import duration_text, in_one_unit, paragraph, show, table
 from ddlbench.common.units import BYTES, TIMES
 from ddlbench.planning.partition import (
     COST_MODELS,
@@ -150,11 +149,9 @@ def partition(
         names = [[node.name for node in nodes] for nodes in inside]
     else:
         chain, found = network, cut(network, levels, cost_model, straight, limit)
-    if as_json:
-        click.echo(json.dumps(found.to_dict() | ({"nodes": names} if names else {})))
-        return
     terms = limit or MemoryLimit(float("inf"), optimizer_states, extra_warmup)
-    click.echo("\n".join([*_lines(found, chain, terms), *_holdings(names)]))
+    values = found.to_dict() | ({"nodes": names} if names else {})
+    show(values, [*_lines(found, chain, terms), *_holdings(names)], as_json=as_json)
 
 
 def _lines(found: Partition, chain: Chain, terms: MemoryLimit) -> list[str]:
@@ -164,9 +161,7 @@ def _lines(found: Partition, chain: Chain, terms: MemoryLimit) -> list[str]:
     first = found.stages[0]
     if len(found.stages) == 1 and first.replicas > 1:
         period = f"1 stage, {first.replicas} replicas: this is data parallelism. {period}"
-    columns = [Column("stage", right=True), Column("layers")]
-    headings = ("replicas", "computing", "weights", "in flight", "memory")
-    columns += [Column(heading, right=True) for heading in headings]
+    headings = "> stage | layers | > replicas | > computing | > weights | > in flight | > memory"
     waiting = warmups(found.replicas, terms.extra_warmup)
     memory = stage_memory_bytes(found, chain, terms)
     inside = [(stage.first, stage.last - 1) for stage in found.stages]
@@ -181,7 +176,7 @@ def _lines(found: Partition, chain: Chain, terms: MemoryLimit) -> list[str]:
         strict=True,
     )
     below = "Of one device: computing a mini-batch, weights, mini-batches in flight, memory."
-    return [*paragraph(period), *table(columns, rows), *paragraph(below)]
+    return [*paragraph(period), *table(headings, rows), *paragraph(below)]
 
 
 def _holdings(names: Sequence[Sequence[str]]) -> list[str]:

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlbench.common.screen import duration_text, named_lines, paragraph, size_text, two_digits
+from ddlbench.common.screen import (
+    counted,
+    duration_text,
+    named_lines,
+    paragraph,
+    size_text,
+    two_digits,
+)
 from ddlbench.common.units import HOURS
 from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.config import Experiment
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from ddlbench.planning.matrix import MatrixRow
 
 _REASONS_SHOWN = 4
+_UNKNOWN = "its balance reads a table of the built-in networks, without your own ones"
 
 
 def plan_lines(
@@ -47,7 +55,7 @@ def plan_lines(
         every_cell: list the cells to run.
     """
     lines = paragraph(
-        f"{experiment.name} on {site.name}: {_count(cost.cells, 'cell')}, {cost.to_run:,} to run, "
+        f"{experiment.name} on {site.name}: {counted(cost.cells, 'cell')}, {cost.to_run:,} to run, "
         f"{_done(cost)}, {cost.unsupported:,} cannot run"
         + (f", {cost.left:,} left as they are" if cost.left else "")
     )
@@ -104,10 +112,6 @@ def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> s
     return " ".join(parts)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _done(cost: Budget) -> str:
     failures = {name: count for name, count in cost.done_statuses.items() if name != "ok"}
     listed = ", ".join(f"{count:,} {name}" for name, count in failures.items())
@@ -153,7 +157,7 @@ def _predictions(
         return []
     parts = []
     if missing:
-        parts.append(f"{_count(missing, 'profile')} too, about {_profile_time(experiment)} each")
+        parts.append(f"{counted(missing, 'profile')} too, about {_profile_time(experiment)} each")
     return [("predict", ", and ".join([*parts, *links]))]
 
 
@@ -177,16 +181,16 @@ def _needs(cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Ce
     disk = (
         f"{size_text(cost.node_disk_bytes)} of disk a node" if cost.node_disk_bytes else "no disk"
     )
-    jobs = f"{_count(cost.slurm_jobs, 'SLURM job')}" if cost.slurm_jobs else "no SLURM jobs"
+    jobs = f"{counted(cost.slurm_jobs, 'SLURM job')}" if cost.slurm_jobs else "no SLURM jobs"
     first = ""
     if cost.measured_first:
-        first = f", {_count(cost.measured_first, 'profile or links file')} measured first"
+        first = f", {counted(cost.measured_first, 'profile or links file')} measured first"
         times = [f"{_profile_time(experiment)} a profile", *_links(site, to_run)]
         first += f" (about {', '.join(times)})"
     return (
         f"{disk}, no download, {jobs}{first}; "
-        f"largest cell {_count(cost.largest_nodes, 'node')}, "
-        f"{_count(cost.largest_devices, 'device')}"
+        f"largest cell {counted(cost.largest_nodes, 'node')}, "
+        f"{counted(cost.largest_devices, 'device')}"
     )
 
 
@@ -205,11 +209,12 @@ def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
     groups: dict[str, list[MatrixRow]] = {}
     for row in rows:
         if row.unsupported is not None:
-            groups.setdefault(_reason(row), []).append(row)
+            reason = _UNKNOWN if _blocks_unknown(row) else str(row.unsupported)
+            groups.setdefault(reason, []).append(row)
     pairs = []
     for reason, members in list(groups.items())[:_REASONS_SHOWN]:
         strategies = ", ".join(dict.fromkeys(row.cell.strategy for row in members))
-        pairs.append(("cannot run", f"{strategies}, {_count(len(members), 'cell')}: {reason}"))
+        pairs.append(("cannot run", f"{strategies}, {counted(len(members), 'cell')}: {reason}"))
     if len(groups) > _REASONS_SHOWN:
         pairs.append(("", f"{len(groups) - _REASONS_SHOWN} more reasons: ddlbench status --all"))
     return named_lines(pairs) + _missing_balance(rows, experiment)
@@ -226,9 +231,3 @@ def _missing_balance(rows: Sequence[MatrixRow], experiment: Experiment) -> list[
 
 def _blocks_unknown(row: MatrixRow) -> bool:
     return code_of(row.unsupported) == "unknown_blocks"
-
-
-def _reason(row: MatrixRow) -> str:
-    if _blocks_unknown(row):
-        return "its balance reads a table of the built-in networks, without your own ones"
-    return str(row.unsupported)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from ddlbench.commands.experiment_options import with_matrix
 from ddlbench.commands.predict_display import prediction_lines
 from ddlbench.commands.questions import cell_options, questions_of
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import show
 from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.site import making_command
 from ddlbench.planning.planner import make_plan
@@ -61,29 +61,25 @@ def predict(
     if every_model:
         names = tuple(known("ddlbench.predictors"))
     predictions = _predictions(candidate, names or (used,), here)
-    if as_json:
-        records = [prediction_dict(prediction) for prediction in predictions]
-        shown = {
-            "cell_id": cell.id,
-            "bound": candidate.bound,
-            "step_s": candidate.predicted_s,
-            "interval_s": prediction_interval_s(ranking, strategy),
-            "predictions": records,
-        }
-        click.echo(json.dumps(shown, indent=1))
-        return
-
+    interval_s = prediction_interval_s(ranking, strategy)
+    values = {
+        "cell_id": cell.id,
+        "bound": candidate.bound,
+        "step_s": candidate.predicted_s,
+        "interval_s": interval_s,
+        "predictions": [prediction_dict(prediction) for prediction in predictions],
+    }
     lines = prediction_lines(
         question,
         predictions,
         candidate=candidate,
         alone=alone,
-        interval_s=prediction_interval_s(ranking, strategy),
+        interval_s=interval_s,
         used=used,
         known=here,
         why=why,
     )
-    click.echo("\n".join(lines))
+    show(values, lines, as_json=as_json)
 
 
 def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) -> list[Prediction]:
@@ -104,8 +100,11 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
             errors[str(error)] = None
     if not found:
         missing = here.inputs.missing(cell)
-        made = f"; make what is missing with: {making_command(here.site.name, missing)}"
-        raise ConfigError("; ".join(errors) + made * bool(missing))
+        sentences = list(errors)
+        if missing:
+            command = making_command(here.site.name, missing)
+            sentences.append(f"make what is missing with: {command}")
+        raise ConfigError("; ".join(sentences))
     return found
 
 
@@ -138,14 +137,10 @@ def accuracy(
     if figures:
         make_report(experiment, site, rows)  # the footers speak of its tables
         drawn = draw_predictions(experiment, site, rows)
-    if as_json:
-        by_name = {field.name: records(getattr(tables, field.name)) for field in fields(tables)}
-        click.echo(json.dumps(by_name, indent=1))
-        return
+    by_name = {field.name: records(getattr(tables, field.name)) for field in fields(tables)}
     lines = accuracy_lines(tables, experiment.name, site.name, every_row=every_row)
-    click.echo("\n".join(lines))
-    if drawn:
-        click.echo(f"Figures: {drawn[0].parent}")
+    lines += [f"Figures: {drawn[0].parent}"] if drawn else []
+    show(by_name, lines, as_json=as_json)
 
 
 def prediction_dict(prediction: Prediction) -> dict[str, Any]:

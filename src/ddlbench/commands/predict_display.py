@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddlbench.common.screen import (
-    Column,
+    counted,
     duration_text,
     in_one_unit,
     paragraph,
@@ -47,17 +47,16 @@ def header(question: Question, site: Site, strategy: str = "") -> str:
     what = f"{strategy} on " if strategy else ""
     trained = f"{network_label(question.network)}, {dataset_label(question.dataset)}"
     return (
-        f"{trained}, {what}{question.geometry} ({devices} {kind}{'s' * (devices > 1)}), "
-        f"{question.batch_size} sample{'s' * (question.batch_size > 1)} a step, site {site.name}"
+        f"{trained}, {what}{question.geometry} ({counted(devices, kind)}), "
+        f"{counted(question.batch_size, 'sample')} a step, site {site.name}"
     )
 
 
 def _off(errors: Sequence[float]) -> str:
     """How far predictions were off, in words."""
     middle = median(errors)
-    cells = f"{len(errors)} cell{'s' * (len(errors) > 1)}"
     direction = "long" if middle > 0 else "short"
-    return f"{abs(middle):.0%} too {direction} on {cells} here"
+    return f"{abs(middle):.0%} too {direction} on {counted(len(errors), 'cell')} here"
 
 
 def prediction_lines(
@@ -97,7 +96,7 @@ def prediction_lines(
     lines += noisy_profile(alone.prediction)
     own = known.errors.get((first.predictor, strategy))
     if own:
-        before = " before calibration" * calibrated
+        before = " before calibration" if calibrated else ""
         lines += paragraph(f"{first.predictor} was {_off(own)} (median){before}.")
     for prediction in ordered if why else ordered[:1]:
         assumptions = "; ".join((*prediction.notes, *prediction.limits))
@@ -116,11 +115,7 @@ def _prediction_table(
     remarks = dict.fromkeys(baselines, "baseline")
     if len(ordered) > 1:
         remarks[used] = "`recommend` uses it"
-    columns = [
-        Column(""), Column("predictor"), Column("step", right=True), Column("compute", right=True),
-        Column("waits", right=True), Column("bubble", right=True),
-        Column("memory", right=True, drop=2), Column("", drop=3),
-    ]  # fmt: skip
+    headings = " | predictor | > step | > compute | > waits | > bubble | > memory /2 | /3"
     bubbles = [p.bubble_s or None for p in ordered]
     cells = zip(
         ["->" if p.predictor == used and len(ordered) > 1 else "" for p in ordered],
@@ -133,7 +128,7 @@ def _prediction_table(
         [remarks.get(p.predictor, "") for p in ordered],
         strict=True,
     )
-    return table(columns, cells)
+    return table(headings, cells)
 
 
 def _speedup_line(candidate: Candidate, alone: Candidate, first: Prediction) -> list[str]:
@@ -148,12 +143,9 @@ def _speedup_line(candidate: Candidate, alone: Candidate, first: Prediction) -> 
             text += f": at most {bound:.3g} can be reached, the model says {ratio:.2f}"
         sentences.append(f"{text}.")
     if candidate.measured_s:
-        sentences.append(f"Measured here: {_measured_text(candidate.measured_s)}.")
+        steps_s = candidate.measured_s
+        repeats = counted(len(steps_s), "repeat")
+        sentences.append(f"Measured here: {duration_text(median(steps_s))} ({repeats}).")
     if candidate.beyond:
         sentences.append(f"Predicted beyond what can be measured: {candidate.beyond}.")
     return paragraph(" ".join(sentences))
-
-
-def _measured_text(steps: Sequence[float]) -> str:
-    repeats = f"{len(steps)} repeat{'s' * (len(steps) > 1)}"
-    return f"{duration_text(median(steps))} ({repeats})"

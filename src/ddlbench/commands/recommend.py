@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,7 @@ from ddlbench.commands.questions import Questions, cell_options, questions_of
 from ddlbench.commands.recommend_display import cost_lines, recommendation_lines
 from ddlbench.commands.sizes_display import sizes_lines
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import paragraph
+from ddlbench.common.screen import paragraph, show
 from ddlbench.common.units import HOURS
 from ddlbench.experiment.site import making_command
 from ddlbench.predict.advice import Advice, advise, answer_dict
@@ -24,9 +22,7 @@ from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER
 from ddlbench.predict.sizes import Size, sizes_dict
 
 if TYPE_CHECKING:
-    from ddlbench.predict.candidate import Knowledge
     from ddlbench.predict.question import Question
-    from ddlbench.predict.ranking import Ranking
 
 
 @click.command()
@@ -104,12 +100,12 @@ def _answer(
     else:
         choice, advice = _measured(questions, fixed, measure, device_hours)
         here, ranking, cost = questions.knowledge(**fixed), choice.ranking, cost_lines(choice)
-    if as_json:
-        click.echo(json.dumps(answer_dict(question, ranking, advice), indent=1))
-        return
     lines = recommendation_lines(question, ranking, advice, here, why=why) + cost
-    lines += _how_to_make(questions, ranking, here)
-    click.echo("\n".join(lines))
+    cells = [c.cell for c in ranking.candidates if c.cell.devices > 1]
+    if missing := here.inputs.missing(cells[0]) if cells else ():
+        command = making_command(questions.site.name, missing)
+        lines += paragraph(f"Make what is missing with: {command}")
+    show(answer_dict(question, ranking, advice), lines, as_json=as_json)
 
 
 def _measured(
@@ -133,14 +129,6 @@ def _measured(
     return choice, advice
 
 
-def _how_to_make(questions: Questions, ranking: Ranking, here: Knowledge) -> list[str]:
-    cells = [c.cell for c in ranking.candidates if c.cell.devices > 1]
-    missing = here.inputs.missing(cells[0]) if cells else []
-    if not missing:
-        return []
-    return paragraph(f"Make what is missing with: {making_command(questions.site.name, missing)}")
-
-
 def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool) -> None:
     """Answer for each geometry, and say after which one more devices do not pay."""
     here = questions.knowledge(**fixed)
@@ -150,19 +138,11 @@ def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool
         return Size(question, ranking, advise(question, ranking, here))
 
     sizes = [answered(q) for q in sorted(questions.each, key=lambda q: (q.devices, q.nodes))]
-    path = _draw_sizes(questions, sizes)
-    if as_json:
-        click.echo(json.dumps(sizes_dict(sizes), indent=1))
-        return
-    click.echo("\n".join([*sizes_lines(sizes, here), f"figure: {path}"]))
-
-
-def _draw_sizes(questions: Questions, sizes: Sequence[Size]) -> str:
-    largest = sizes[-1].question
-    path = choice_file(questions.site.name, case_id(largest)).with_name("sizes.png")
+    values = sizes_dict(sizes)
+    path = choice_file(questions.site.name, case_id(sizes[-1].question)).with_name("sizes.png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _draw("sizes", path, sizes_dict(sizes))
-    return str(path)
+    _draw("sizes", path, values)
+    show(values, [*sizes_lines(sizes, here), f"figure: {path}"], as_json=as_json)
 
 
 def _draw(figure: str, path: Path, content: Any) -> None:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from ddlbench.commands.predict_display import header, noisy_profile
 from ddlbench.common.screen import (
-    Column,
+    counted,
     in_one_unit,
+    left_out,
     named_lines,
     paragraph,
     size_text,
-    table,
 )
+from ddlbench.common.screen import ranking as ranking_table
 from ddlbench.common.units import BYTES, HOURS, TIMES
 from ddlbench.planning.labels import strategy_label
 from ddlbench.predict.advice import chance_text, range_text
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ddlbench.predict.ranking import Ranking
 
 _DISAGREE = 0.2
+_COMMAND = r"(; make (it|what is missing)|; measure them) with: .*"
 _SHORT_REASONS = {
     "too_large": "too large for a device",
     "old_weights": "old weights (--allow-stale)",
@@ -38,6 +40,7 @@ _SHORT_REASONS = {
     "package_missing": "not installed",
     "uneven_batch": "the batch does not divide",
     "site_too_small": "the site is too small",
+    "unknown_blocks": "blocks unknown, write --option STRATEGY.balance=profile",
     "too_few_blocks": "more stages than blocks",
     "no_prediction": "no prediction",
     "fault": "a fault in its code",
@@ -77,20 +80,14 @@ def recommendation_lines(
 
 def _ranking_table(ranking: Ranking) -> list[str]:
     ranked, tied = ranking.ranked, ranking.tied
+    places = {place for place, c in enumerate(ranked, start=1) if c in tied}
     measured = in_one_unit([median(c.measured_s) if c.measured_s else None for c in ranked], TIMES)
     if any(measured):
         measured = [text or "no" for text in measured]
-    columns = [
-        Column(""), Column("strategy"), Column("predicted", right=True),
-        Column("measured", right=True), Column("90 %", right=True, drop=1),
-        Column("speed-up", right=True), Column("memory", right=True, drop=2),
-        Column("fastest", right=True),
-    ]  # fmt: skip
+    headings = (
+        "strategy | > predicted | > measured | > 90 % /1 | > speed-up | > memory /2 | > fastest"
+    )
     rows = zip(
-        [
-            "1=" if len(tied) > 1 and c in tied else str(place)
-            for place, c in enumerate(ranked, start=1)
-        ],
         [c.label for c in ranked],
         in_one_unit([c.predicted_s for c in ranked], TIMES),
         [f"{text}!" if _disagrees(c) else text for c, text in zip(ranked, measured, strict=True)],
@@ -100,7 +97,7 @@ def _ranking_table(ranking: Ranking) -> list[str]:
         [chance_text(c.chance) if len(ranked) > 1 else "" for c in ranked],
         strict=True,
     )
-    return table(columns, rows)
+    return ranking_table(headings, rows, places if len(tied) > 1 else ())
 
 
 def _speedup_text(ranking: Ranking, candidate: Candidate) -> str:
@@ -108,8 +105,9 @@ def _speedup_text(ranking: Ranking, candidate: Candidate) -> str:
     speedup = ranking.speedup(candidate)
     if speedup is None:
         return ""
-    above = "^" * ranking.above_bound(candidate)
-    return f"{'~' * _of_other_world(ranking, candidate)}{speedup.ratio:.2f}{above}"
+    before = "~" if _of_other_world(ranking, candidate) else ""
+    above = "^" if ranking.above_bound(candidate) else ""
+    return f"{before}{speedup.ratio:.2f}{above}"
 
 
 def _of_other_world(ranking: Ranking, candidate: Candidate) -> bool:
@@ -154,33 +152,18 @@ def _errors_here(ranked: Sequence[Candidate], errors: SignedErrors) -> list[str]
     ]
     if not sizes:
         return []
-    cells = f"{len(sizes)} cell{'s' * (len(sizes) > 1)}"
+    cells = counted(len(sizes), "cell")
     return paragraph(f"These predictors were {median(sizes):.0%} off on {cells} here (median).")
 
 
 def _not_ranked(others: Sequence[Candidate], *, why: bool) -> list[str]:
-    if not others:
-        return []
-    if why:
-        pairs = [(c.label, _without_command(str(c.reason))) for c in others]
-        return ["", f"Not ranked, {len(others)}", *named_lines(pairs, "  ")]
+    # The last line names the command that makes what is missing, for all.
+    pairs = [(c.label, re.sub(_COMMAND, "", str(c.reason))) for c in others]
     groups: dict[str, list[str]] = {}
     for c in others:
-        groups.setdefault(_short_reason(c), []).append(c.label)
-    parts = [f"{reason}: {', '.join(names)}" for reason, names in groups.items()]
-    text = f"Not ranked, {len(others)} (--why): {'; '.join(parts)}."
-    return paragraph(text, hanging="  ")
-
-
-def _without_command(reason: str) -> str:
-    """A reason without the command that makes what is missing: the last line names it for all."""
-    return re.sub(r"(; make (it|what is missing)|; measure them) with: .*", "", reason)
-
-
-def _short_reason(candidate: Candidate) -> str:
-    if "balance: profile" in candidate.reason:
-        return "blocks unknown, write --option STRATEGY.balance=profile"
-    return _SHORT_REASONS.get(candidate.code, "cannot run")
+        groups.setdefault(_SHORT_REASONS.get(c.code, "cannot run"), []).append(c.label)
+    brief = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in groups.items())
+    return left_out("Not ranked", pairs, "" if why else brief, "--why")
 
 
 def _parts(ranked: Sequence[Candidate]) -> list[str]:

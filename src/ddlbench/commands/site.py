@@ -11,7 +11,7 @@ import click
 from ddlbench.cluster.doctor import examine
 from ddlbench.cluster.init import free_site_file, interview, link_test_remarks, write_site
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import paragraph
+from ddlbench.common.screen import counted, paragraph
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import Site, load_site
 
@@ -84,6 +84,5 @@ def show_findings(findings: Sequence[Finding], site: Site) -> int:
         click.echo("\n".join([f"{mark} {lines[0].strip()}", *lines[1:]]))
     wrong = sum(not finding.ok for finding in findings)
     if wrong:
-        things = "1 thing" if wrong == 1 else f"{wrong} things"
-        click.echo(f"{things} to change in config/sites/{site.name}.yaml")
+        click.echo(f"{counted(wrong, 'thing')} to change in config/sites/{site.name}.yaml")
     return wrong

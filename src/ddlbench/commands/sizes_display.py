@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddlbench.common.screen import Column, in_one_unit, paragraph, table, two_digits
+from ddlbench.common.screen import in_one_unit, paragraph, table, two_digits
 from ddlbench.common.units import BYTES, HOURS, TIMES
 from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.predict.advice import batch_hint, chance_text
@@ -28,12 +28,10 @@ def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
         f"{network_label(first.network)}, {dataset_label(first.dataset)}, {first.batch_size} "
         f"samples a step, site {known.site.name}"
     )
-    columns = [
-        Column("devices"), Column("best strategy"), Column("step", right=True),
-        Column("speed-up", right=True), Column("eff.", right=True),
-        Column("device-h", right=True), Column("memory", right=True),
-        Column("fastest", right=True, drop=1),
-    ]  # fmt: skip
+    headings = (
+        "devices | best strategy | > step | > speed-up | > eff. | > device-h"
+        " | > memory | > fastest /1"
+    )
     best = [size.best for size in sizes]
     rows = zip(
         [size.question.geometry for size in sizes],
@@ -46,7 +44,7 @@ def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
         [chance_text(one.chance) if one else "" for one in best],
         strict=True,
     )
-    lines += table(columns, rows)
+    lines += table(headings, rows)
     for sentence in sizes_advice(sizes):
         lines += paragraph(sentence)
     for size in sizes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,12 +12,13 @@ from ddlbench.commands.measuring import by_workflow, case_id
 from ddlbench.commands.questions import cell_options, questions_of
 from ddlbench.commands.tune_display import cost_lines, tuning_lines
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import show
 from ddlbench.common.units import HOURS
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.choose import Limits, result_of, short_cell
-from ddlbench.predict.configurations import Configuration, configurations, varied
+from ddlbench.predict.configurations import configurations, varied
 from ddlbench.predict.tuning import Tuning, tuning_file, write_tuning
 from ddlbench.predict.tuning import tune as search
 from ddlbench.report.drawing import draw_figure
@@ -92,7 +93,8 @@ def tune(
         cost = _cost(cells, trials, site) if cells and not beyond else None
     else:
         limits = Limits(trials, budget_device_hours and HOURS.size * budget_device_hours)
-        measure = by_workflow(questions, _named(found))
+        labels = {short_cell(one.cell).id: one.label for one in found}
+        measure = by_workflow(questions, lambda cell: labels.get(cell.id, cell.id))
         tuning = search(
             found,
             history,
@@ -106,18 +108,9 @@ def tune(
         draw_figure("tuning", path.with_suffix(".png"), content)
         click.echo(f"written: {path}, {path.with_suffix('.png').name}", err=True)
         cost = None
-    if as_json:
-        click.echo(json.dumps(tuning.to_dict(site.name, case), indent=1))
-        return
     lines = tuning_lines(question, site, strategy, tuning, every_row=every_row)
     lines += cost_lines(tuning, cost, trials)
-    click.echo("\n".join(lines))
-
-
-def _named(found: Sequence[Configuration]) -> Callable[[Cell], str]:
-    """The label of the configuration that a short cell measures."""
-    labels = {short_cell(one.cell).id: one.label for one in found}
-    return lambda cell: labels.get(cell.id, cell.id)
+    show(tuning.to_dict(site.name, case), lines, as_json=as_json)
 
 
 def _cost(cells: Sequence[Cell], trials: int, site: Site) -> tuple[Budget, Budget]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from ddlbench.commands.predict_display import header
 from ddlbench.common.screen import (
-    Column,
+    counted,
     duration_text,
     in_one_unit,
-    named_lines,
+    left_out,
     paragraph,
-    table,
+    ranking,
     two_digits,
 )
 from ddlbench.common.units import BYTES, HOURS
@@ -45,31 +45,22 @@ def tuning_lines(
 
 
 def _table(known: list[tuple[Configuration, Belief]], *, every_row: bool) -> list[str]:
-    shown = [
-        (place, one, belief)
-        for place, (one, belief) in enumerate(known, start=1)
+    shown = {
+        place
+        for place, (_, belief) in enumerate(known, start=1)
         if every_row or place <= _MOST_ROWS or belief.basis == "measured"
-    ]
+    }
     names = list(known[0][0].values)
-    columns = [
-        Column(""), *(Column(name) for name in names),
-        Column("predicted", right=True), Column("measured", right=True),
-        Column("memory", right=True, drop=1),
-    ]  # fmt: skip
-    memory = in_one_unit([one.memory_bytes for _, one, _ in shown], BYTES)
-    rows = [
-        (
-            str(place),
-            *(_value(one, name) for name in names),
-            "" if one.expected is None else f"{two_digits(1 / one.expected.step_s)}/s",
-            f"{two_digits(1 / belief.step_s)}/s" if belief.basis == "measured" else "",
-            room,
-        )
-        for (place, one, belief), room in zip(shown, memory, strict=True)
-    ]
-    lines = table(columns, rows)
-    bases = {belief.basis for _, _, belief in shown}
-    if len(bases) > 1:
+    rows = zip(
+        *([_value(one, name) for one, _ in known] for name in names),
+        [two_digits(1 / one.expected.step_s) + "/s" if one.expected else "" for one, _ in known],
+        [f"{two_digits(1 / b.step_s)}/s" if b.basis == "measured" else "" for _, b in known],
+        in_one_unit([one.memory_bytes for one, _ in known], BYTES),
+        strict=True,
+    )
+    headings = " | ".join([*names, "> predicted", "> measured", "> memory /1"])
+    lines = ranking(headings, rows, shown=shown)
+    if len({known[place - 1][1].basis for place in shown}) > 1:
         lines += paragraph("What was measured moves the places of the others.")
     if len(shown) < len(known):
         lines.append(f"... and {len(known) - len(shown)} more (--all)")
@@ -87,7 +78,7 @@ def _verdict(tuning: Tuning) -> list[str]:
     assert tuning.best is not None
     one, belief = tuning.best
     fast, slow = (1 / bound for bound in belief.interval_s)
-    runs = f", {belief.runs} run{'s' * (belief.runs > 1)}" * (belief.basis == "measured")
+    runs = f", {counted(belief.runs, 'run')}" if belief.basis == "measured" else ""
     return paragraph(
         f"best: {one.label} ({belief.basis}{runs}, {two_digits(slow)} to {two_digits(fast)} "
         "samples a second)."
@@ -127,14 +118,7 @@ def _hours(budget: Budget) -> str:
 
 
 def _left_out(tuning: Tuning, *, every_row: bool) -> list[str]:
-    out = [one for one in tuning.found if one.why]
-    if not out:
-        return []
-    if every_row:
-        return ["", f"Left out, {len(out)}", *named_lines([(c.label, c.why) for c in out], "  ")]
-    kinds: dict[str, int] = {}
-    for one in out:
-        kind = one.why.partition(":")[0]
-        kinds[kind] = kinds.get(kind, 0) + 1
-    told = ", ".join(f"{kind}: {count}" for kind, count in kinds.items())
-    return paragraph(f"Left out, {len(out)} (--all): {told}.")
+    out = [(one.label, one.why) for one in tuning.found if one.why]
+    kinds = Counter(why.partition(":")[0] for _, why in out)
+    brief = ", ".join(f"{kind}: {count}" for kind, count in kinds.items())
+    return left_out("Left out", out, "" if every_row else brief, "--all")

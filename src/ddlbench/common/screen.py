@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ddlbench.common.errors import file_fault, printable
 from ddlbench.common.units import BYTES, Unit, unit_for
 
 _GAP = "  "
+_UNLIMITED = 100_000
+_HEADING = re.compile(r"(>?)\s*(.*?)\s*(?:(?<!\S)/(\d))?")
 _DURATIONS = (
     (1e-3, 1e-6, "µs"),
     (1.0, 1e-3, "ms"),
@@ -42,8 +48,20 @@ def terminal_width() -> int:
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
+def columns(headings: str) -> list[Column]:
+    """Columns from their headings, as ``strategy | > step | > memory /2``.
+
+    ``>`` stands before a column of numbers, ``/2`` after a column whose ``drop`` is 2.
+    """
+    made = []
+    for heading in headings.split("|"):
+        right, name, drop = _HEADING.fullmatch(heading.strip()).groups()  # type: ignore[union-attr]
+        made.append(Column(name, right=bool(right), drop=int(drop or 0)))
+    return made
+
+
 def table(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int | None = None
+    headings: str | Sequence[Column], rows: Iterable[Sequence[str]], width: int | None = None
 ) -> list[str]:
     """Lines of a table: a heading, then one line a row, none wider than the terminal.
 
@@ -51,36 +69,104 @@ def table(
     columns that may be left out, its text stands on a line of its own, above the rest of the row.
     """
     width = width or terminal_width()
-    rows = [tuple(map(str, row)) for row in rows]
-    shown = [at for at in range(len(columns)) if any(row[at] for row in rows)]
-
-    def width_of(at: int) -> int:
-        return max(len(columns[at].heading), *(len(row[at]) for row in rows))
-
-    def total() -> int:
-        return sum(map(width_of, shown)) + len(_GAP) * (len(shown) - 1)
-
-    while shown and total() > width and any(columns[at].drop for at in shown):
-        shown.remove(max(shown, key=lambda at: columns[at].drop))
+    shown = columns(headings) if isinstance(headings, str) else list(headings)
+    texts = [[str(text) for text in row] for row in rows]
+    empty = {at for at in range(len(shown)) if not any(row[at] for row in texts)}
+    shown, texts = _without(empty, shown, texts)
     if not shown:
         return []
-    widths = {at: width_of(at) for at in shown}
-    first = shown[0]
-    if total() > width:
-        widths[first] = max(len(columns[first].heading), width - (total() - widths[first]))
-    lines = [_line([(columns[at].heading, widths[at], columns[at].right) for at in shown])]
-    for row in rows:
-        cells = [(row[at], widths[at], columns[at].right) for at in shown]
-        if len(row[first]) > widths[first]:
-            lines += textwrap.wrap(row[first], width, break_on_hyphens=False)
-            cells[0] = ("", widths[first], False)
-        lines.append(_line(cells))
+    whole = _rendered(shown, texts)
+    if max(map(len, whole)) <= width:
+        return whole
+    last = max(range(len(shown)), key=lambda at: shown[at].drop)
+    if shown[last].drop:
+        return table(*_without({last}, shown, texts), width)
+    least = len(shown[0].heading)
+    room = max(least, width - max(map(len, whole)) + max(least, *(len(row[0]) for row in texts)))
+    inside = [row if len(row[0]) <= room else ["", *row[1:]] for row in texts]
+    heading, *rest = _rendered(shown, inside, room)
+    lines = [heading]
+    for row, line in zip(texts, rest, strict=True):
+        if len(row[0]) > room:
+            lines += textwrap.wrap(row[0], width, break_on_hyphens=False)
+        lines.append(line)
     return lines
 
 
-def _line(cells: Sequence[tuple[str, int, bool]]) -> str:
-    padded = (text.rjust(width) if right else text.ljust(width) for text, width, right in cells)
-    return _GAP.join(padded).rstrip()
+def _without(
+    places: set[int], columns: Sequence[Column], rows: Sequence[Sequence[str]]
+) -> tuple[list[Column], list[list[str]]]:
+    kept = [at for at in range(len(columns)) if at not in places]
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+def _rendered(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], first_width: int | None = None
+) -> list[str]:
+    """Lines of a table as wide as its texts, without borders."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and --help has no table
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    grid = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0))
+    for place, column in enumerate(columns):
+        grid.add_column(
+            Text(column.heading),
+            justify="right" if column.right else "left",
+            min_width=None if place else first_width,
+            no_wrap=True,
+        )
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), width=_UNLIMITED, color_system=None)
+    lines = console.render_lines(grid, pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
+
+
+def ranking(
+    headings: str,
+    rows: Iterable[Sequence[str]],
+    tied: Container[int] = (),
+    shown: Container[int] | None = None,
+) -> list[str]:
+    """A table of what was ranked, the first at the top, with a column of places.
+
+    Args:
+        headings: of the other columns, see :func:`columns`.
+        rows: of all that was ranked.
+        tied: places that share the first, ``1=``.
+        shown: places to print; all if None.
+    """
+    placed = [
+        ("1=" if place in tied else str(place), *row)
+        for place, row in enumerate(rows, start=1)
+        if shown is None or place in shown
+    ]
+    return table(f"| {headings}", placed)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 cell``, ``1,200 cells``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def left_out(
+    title: str, reasons: Sequence[tuple[str, str]], brief: str = "", option: str = ""
+) -> list[str]:
+    """What is not in a ranking, and why.
+
+    Args:
+        title: before the number of what is left out.
+        reasons: name and reason of each.
+        brief: the reasons in short; empty for a line each.
+        option: the option that prints a line each.
+    """
+    if not reasons:
+        return []
+    head = f"{title}, {len(reasons)}"
+    if brief:
+        return paragraph(f"{head} ({option}): {brief}.", hanging="  ")
+    return ["", head, *named_lines(reasons, "  ")]
 
 
 def paragraph(text: str, indent: str = "", hanging: str | None = None) -> list[str]:
@@ -93,6 +179,11 @@ def paragraph(text: str, indent: str = "", hanging: str | None = None) -> list[s
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def show(values: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command answers: JSON values, or lines for a terminal."""
+    print(json.dumps(values, indent=1) if as_json else "\n".join(lines))
 
 
 def say_error(error: Exception) -> None:

@@ -213,7 +213,7 @@ def choice_lines(cases: pd.DataFrame, rates: pd.DataFrame, *, every_row: bool) -
     if scored.empty:
         return paragraph("Fastest strategy: no case can be scored (Table 8.2).")
     parts = [
-        f"{row['recommender']}{' (baseline)' * bool(row['baseline'])} "
+        f"{row['recommender']}{' (baseline)' if row['baseline'] else ''} "
         f"{row['correct']:.2g} of {row['n']}"
         for row in scored.to_dict("records")
     ]

@@ -35,7 +35,10 @@ def not_advised(answers: Sequence[_Answer], summary: pd.DataFrame) -> list[str]:
     cells = [Cell.from_id(f"{name}/rep0") for name in measured["configuration"]]
     found = []
     for answer in answers:
-        own = measured[[_of_case(cell, answer["case"]) for cell in cells]]
+        case = answer["case"]
+        named = {**{name: case[name] for name in _SIZE}, **case["settings"]}
+        of_case = [all(getattr(cell, k) == v for k, v in named.items()) for cell in cells]
+        own = measured[of_case]
         if own.empty or answer["recommended"] is None:
             continue
         highest = str(own["strategy"].iloc[int(own["speedup"].argmax())])
@@ -46,11 +49,6 @@ def not_advised(answers: Sequence[_Answer], summary: pd.DataFrame) -> list[str]:
                 f"{_named(answer['case'], answers)} and is not advised: {reason.rstrip('.')}."
             )
     return found
-
-
-def _of_case(cell: Cell, case: Mapping[str, Any]) -> bool:
-    named = {**{name: case[name] for name in _SIZE}, **case["settings"]}
-    return all(getattr(cell, name) == value for name, value in named.items())
 
 
 def _reason(answer: _Answer, strategy: str) -> str:

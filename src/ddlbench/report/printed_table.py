@@ -139,14 +139,11 @@ def _networks() -> Ours:
     return ours
 
 
-def _first_channels(blocks: tuple[BlockCost, ...]) -> int:
-    """From the batch norm behind the first convolution: a weight and a bias for each channel."""
-    return blocks[1].parameter_bytes // (2 * _FLOAT32_BYTES)
-
-
 def _first_kernel(blocks: tuple[BlockCost, ...], dataset: str) -> str:
+    # The batch norm after the first convolution has a weight and a bias for each channel.
+    channels = blocks[1].parameter_bytes // (2 * _FLOAT32_BYTES)
     weights = blocks[0].parameter_bytes / _FLOAT32_BYTES
-    per_channel = weights / (_first_channels(blocks) * DATASETS[dataset].channels)
+    per_channel = weights / (channels * DATASETS[dataset].channels)
     return f"{math.isqrt(round(per_channel))}"
 
 

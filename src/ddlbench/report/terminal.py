@@ -14,6 +14,7 @@ import pandas as pd
 
 from ddlbench.common.screen import (
     Column,
+    columns,
     duration_text,
     paragraph,
     size_text,
@@ -82,12 +83,11 @@ def with_telling_options(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
-    columns = [
-        Column("dataset"), Column("network"), Column("strategy"),
-        *(Column(_HEADINGS[name]) for name in differing),
-        Column("workers", right=True, drop=2), Column("samples/s", right=True),
-        Column("speed-up", right=True), Column("memory", right=True, drop=1),
-    ]  # fmt: skip
+    headings = [
+        "dataset | network | strategy",
+        *(_HEADINGS[name] for name in differing),
+        "> workers /2 | > samples/s | > speed-up | > memory /1",
+    ]
     cells = []
     for row in rows:
         cells.append(
@@ -100,7 +100,7 @@ def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[s
                 *numbers_of(row),
             )
         )
-    return table(columns, cells)
+    return table(" | ".join(headings), cells)
 
 
 _HEADINGS = {"geometry": "devices", "batch_size": "batch", "fabric": "link"} | {
@@ -110,11 +110,10 @@ _HEADINGS = {"geometry": "devices", "batch_size": "batch", "fabric": "link"} | {
 
 def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[str]:
     """One line a network, one column a strategy; empty where it does not fit the terminal."""
-    columns, cells = speedup_table(rows, differing)
-    lines = table(columns, cells)
-    if max(map(len, lines)) > terminal_width() or len(lines) > len(cells) + 1:
-        return []
-    return lines
+    shown, cells = speedup_table(rows, differing)
+    lines = table(shown, cells)
+    fits = max(map(len, lines)) <= terminal_width() and len(lines) == len(cells) + 1
+    return lines if fits else []
 
 
 def speedup_table(
@@ -140,11 +139,11 @@ def speedup_table(
         for place in places:
             groups.setdefault((*key, place), {})[_column_name(row)] = row
     several = len({key[-1] for key in groups}) > 1
-    columns = [
-        Column("dataset"), Column("network"), *(Column(_HEADINGS[name]) for name in kept),
-        Column("devices" if several else ""), Column("1 device", right=True),
+    shown = [
+        *columns(" | ".join(["dataset", "network", *(_HEADINGS[name] for name in kept)])),
+        *columns(f"{'devices' if several else ''} | > 1 device"),
         *(Column(name, right=True) for name in names),
-    ]  # fmt: skip
+    ]
     cells = []
     for key, by_name in groups.items():
         base = by_name.get(strategy_label(BASE))
@@ -153,7 +152,7 @@ def speedup_table(
         speed += " disturbed" if base and base["disturbed"] else ""
         speedups = [_speedup(by_name[name]) if name in by_name else "" for name in names]
         cells.append((*key[:-1], key[-1] if several else "", speed, *speedups))
-    return columns, cells
+    return shown, cells
 
 
 def _column_name(row: dict[Hashable, Any]) -> str:

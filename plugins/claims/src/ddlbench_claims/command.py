@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import Column, named_lines, paragraph, table, two_digits
+from ddlbench.common.screen import named_lines, paragraph, show, table, two_digits
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import load_site
 from ddlbench.report.beds import KNOWN_TO
@@ -73,12 +72,8 @@ def claims(
     judged = judge(chosen, rows)
     if csv_path is not None:
         write_csv(judged, csv_path)
-    if as_json:
-        click.echo(json.dumps([one.to_dict() for one in judged], indent=1))
-    elif claim is not None:
-        click.echo("\n".join(claim_lines(judged)))
-    else:
-        click.echo("\n".join(ledger_lines(judged, every_claim=every_claim)))
+    lines = claim_lines(judged) if claim else ledger_lines(judged, every_claim=every_claim)
+    show([one.to_dict() for one in judged], lines, as_json=as_json)
 
 
 def write_csv(judged: Sequence[Judged], path: Path) -> None:
@@ -98,42 +93,40 @@ def ledger_lines(judged: Sequence[Judged], *, every_claim: bool) -> list[str]:
     for bed in dict.fromkeys(one.bed for one in judged):
         lines += ["", *_bed_lines([one for one in judged if one.bed == bed], every_claim)]
     count = len({one.claim.id for one in judged})
-    lines += ["", *paragraph(
-        f"{count} claims; a verdict is of one bed. `ddlbench claims ID` prints one in full"
-        + ("." if every_claim else "; --all lists those that nothing decides, too.")
-    )]  # fmt: skip
-    return lines[1:]
+    more = "" if every_claim else "; --all lists those that nothing decides, too"
+    told = (
+        f"{count} claims; a verdict is of one bed. `ddlbench claims ID` prints one in full{more}."
+    )
+    return [*lines[1:], "", *paragraph(told)]
 
 
 def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
     bed = judged[0].bed
-    columns = [
-        Column("claim"), Column("verdict"), Column("true", right=True),
-        Column("value", right=True), Column("runs", right=True),
-    ]  # fmt: skip
+    headings = "claim | verdict | > true | > value | > runs"
     shown = [one for one in judged if every_claim or one.found.verdict in DECIDED]
     rows = [
-        (one.claim.id, one.found.verdict, _cases(one), _value(one), _runs(one)) for one in shown
+        (
+            one.claim.id,
+            one.found.verdict,
+            _cases(one),
+            "" if one.found.value is None else two_digits(one.found.value),
+            _runs(one),
+        )
+        for one in shown
     ]
     counts = Counter(one.found.verdict for one in judged)
     told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
     head = f"{bed}: one run is known to {KNOWN_TO[bed]:.1%}" if bed else "Nothing is measured"
-    single = [one for one in judged if one.found.verdict in DECIDED and _rests_on_little(one)]
+    decided = [one.found for one in judged if one.found.verdict in DECIDED]
+    single = [found for found in decided if min(found.n, found.runs_least) <= 1]
     lacking = Counter(words for one in judged for words in one.lacks)
-    lines = [head, *(table(columns, rows) if rows else []), *paragraph(f"{told}.")]
+    lines = [head, *table(headings, rows), *paragraph(f"{told}.")]
     if single:
         lines += paragraph(f"{len(single)} rest on one case, or on one run a cell.")
     if lacking:
-        lines += paragraph(
-            "Missing here: "
-            + "; ".join(f"{words} ({count})" for words, count in lacking.most_common())
-            + "."
-        )
+        listed = "; ".join(f"{words} ({count})" for words, count in lacking.most_common())
+        lines += paragraph(f"Missing here: {listed}.")
     return lines
-
-
-def _rests_on_little(one: Judged) -> bool:
-    return one.found.n == 1 or one.found.runs_least <= 1
 
 
 def _cases(one: Judged) -> str:
@@ -150,10 +143,6 @@ def _runs(one: Judged) -> str:
         return ""
     least, most = found.runs_least, found.runs_most
     return str(most) if least == most else f"{least}-{most}"
-
-
-def _value(one: Judged) -> str:
-    return "" if one.found.value is None else two_digits(one.found.value)
 
 
 def claim_lines(judged: Sequence[Judged]) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -67,7 +67,9 @@ def _configuration(kept: Sequence[Sequence[Row]]) -> dict[str, Any]:
     runs, rows = [of_run[0] for of_run in kept], [row for of_run in kept for row in of_run]
     count = math.fsum(float(run["runs"]) for run in runs)
     made: dict[str, Any] = {name: rows[0][name] for name in CONFIGURATION}
-    made |= {name: _agreed(row[name] for row in rows) for name in OF_CONFIGURATION}
+    for name in OF_CONFIGURATION:  # the least that is known: a table of one run may leave some out
+        known = [row[name] for row in rows if pd.notna(row[name])]
+        made[name] = min(known, default=math.nan)
     made["base_s"] = _mean([(run["base_s"], float(run["runs"])) for run in runs])
     made["runs"] = count
     share = KNOWN_TO[made["bed"]] / math.sqrt(count)
@@ -89,11 +91,6 @@ def _configuration(kept: Sequence[Sequence[Row]]) -> dict[str, Any]:
             f"{metric}_high": max(*ends, most),
         }
     return made
-
-
-def _agreed(values: Iterable[Any]) -> Any:
-    """The least of the values that are known: tables of one run may leave some out."""
-    return min((value for value in values if pd.notna(value)), default=math.nan)
 
 
 def _mean(values: list[tuple[Any, float]]) -> float:
@@ -118,16 +115,12 @@ def _of_an_error(value: float, share: float) -> Ends:
     return (1 + value) / (1 + share) - 1, (1 + value) / (1 - share) - 1
 
 
-def _of_a_count(value: float, _: float) -> Ends:
-    return value, value
-
-
 _WIDENED: Mapping[str, Callable[[float, float], Ends]] = {
     "speedup": _of_a_ratio,
     "samples_per_s": _of_a_time,
     "step_s": _of_a_time,
     "signed_error": _of_an_error,
-    "right": _of_a_count,
+    "right": lambda value, _: (value, value),
     "device_share": _of_a_time,
     "forward_over_backward": _of_a_time,
     "gap_over_compute": _of_a_time,

@@ -288,17 +288,14 @@ def _trend(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
 
 def _in_order(one: Predicate, case: Sequence[Row]) -> list[Any]:
     """The values of ``along`` that a case has, in the claim's order."""
-    there = sorted({row[one.along] for row in case if pd.notna(row[one.along])}, key=_number_first)
+    values = {row[one.along] for row in case if pd.notna(row[one.along])}
+    there = sorted(values, key=lambda value: (isinstance(value, str), value))
     if set(one.order) == {LEAST, MOST}:
         if len(there) < 2 or there[-1] < one.apart * there[0]:
             return []
         return [there[0], there[-1]] if one.order[0] == LEAST else [there[-1], there[0]]
     texts = {value_text(value): value for value in there}
     return [texts[value_text(value)] for value in one.order if value_text(value) in texts]
-
-
-def _number_first(value: Any) -> tuple[bool, Any]:
-    return isinstance(value, str), value
 
 
 def _greatest_steps(
