@@ -36,6 +36,7 @@ from ddlbench.networks.recording import CannotRecord
 from ddlbench.networks.transformer import SHAPE, shape_of
 from ddlbench.networks.whole import Whole
 from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.tried_networks import compared_before
 
 
 def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
@@ -72,7 +73,8 @@ def build_with_traits(
     if not callable(factory):
         raise ConfigError(f"network {network!r} is not callable")
     with seeded(seed), unchanged(), torch.device("cpu"):
-        made = out_of_place(_checked(network, factory(spec), spec))
+        compare = not compared_before(network, spec.name)
+        made = out_of_place(_checked(network, factory(spec), spec, compare=compare))
     if network in NETWORKS.built_in:
         return made, static_traits(made)
     return made, inspect(made, spec)
@@ -88,8 +90,8 @@ def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
         return out_of_place(_checked(network, load("ddlbench.networks", network)(spec), spec))
 
 
-def _checked(name: str, made: Any, spec: DatasetSpec) -> nn.Sequential:
-    """What a factory has made, with all of its weights.
+def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) -> nn.Sequential:
+    """What a factory has made, with all of its weights; recorded blocks are compared with it.
 
     Raises:
         ConfigError: it is no module, or has no blocks.
@@ -101,7 +103,7 @@ def _checked(name: str, made: Any, spec: DatasetSpec) -> nn.Sequential:
     if not isinstance(block, Whole):
         return network
     try:
-        return cut_by_recording(block, spec)
+        return cut_by_recording(block, spec, compare=compare)
     except CannotRecord as error:
         block.why = str(error)
         return network
@@ -367,7 +369,7 @@ def main(pairs: str, answers_at: str) -> None:
         try:
             tried = try_network(network, DATASETS[dataset])
             answer: dict[str, Any] = {"operations": tried.operations}
-            if tried.operations:
+            if tried.operations and not tried.traits.uncut:
                 name = max(tried.work, key=tried.work.__getitem__)
                 answer["largest"] = [name, tried.work[name] / tried.operations]
             answers.append({**answer, "traits": tried.traits.to_dict()})
