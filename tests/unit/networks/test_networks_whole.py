@@ -190,9 +190,20 @@ def test_wrong_arguments_are_one_sentence(name: str) -> None:
         Cell("cifar10", name, "ddp", 32)
 
 
-def test_labels_name_the_library() -> None:
-    assert network_label("torchvision:resnet50") == "resnet50 (torchvision)"
-    assert network_label("mine.models:unet") == "unet"
+@pytest.mark.parametrize(
+    ("network", "label"),
+    [
+        ("torchvision:resnet50", "ResNet-50 (torchvision)"),
+        ("torchvision:vit_b_16", "ViT b 16 (torchvision)"),
+        ("timm:convnext_tiny", "ConvNeXt tiny (timm)"),
+        ("timm:dm_nfnet_f0", "dm nfnet f0 (timm)"),
+        ("hf:gpt2?n_layer=4,n_embd=64", "GPT-2, n_layer=4, n_embd=64 (hf)"),
+        ("hf:mine.json", "mine.json (hf)"),
+        ("mine.models:unet", "unet"),
+    ],
+)
+def test_labels_name_the_library(network: str, label: str) -> None:
+    assert network_label(network) == label
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
