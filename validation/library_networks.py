@@ -12,7 +12,8 @@ import csv
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from ddlbench.common.errors import ConfigError
@@ -76,7 +77,7 @@ def declare_images() -> None:
     ]
     os.environ[OWN_DATA] = json.dumps([asdict(spec) for spec in specs])
     for spec in specs:
-        DATASETS.declare(spec.name, lambda spec=spec: spec)
+        DATASETS.declare(spec.name, partial(replace, spec))
 
 
 def row_of(network: str, dataset: str) -> dict[str, object]:
@@ -107,7 +108,7 @@ def table(rows: list[dict[str, str]]) -> str:
         f"| network | sample | blocks | largest block | {' | '.join(STRATEGIES)} |",
         f"|---|---|---:|---|{'---|' * len(STRATEGIES)}",
     ]
-    notes = []
+    notes: list[str] = []
     for row in rows:
         largest = f"{float(row['share']):.0%} {row['largest']}" if row["share"] else ""
         mark = ""
