@@ -8,39 +8,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from importlib.machinery import PathFinder
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.text import read_json
-from ddlbench.experiment.paths import RESULTS
-from ddlbench.experiment.registry import NETWORKS, known
+from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import Site
 from ddlbench.own_folders import look
 from ddlbench.planning.expected_time import OwnParts
 from ddlbench.planning.finished import finished_of
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.network_traits import NetworkTraits, named
 from ddlbench.planning.planner import make_plan, request_of
-from ddlbench.planning.trainable import why_not_cut, why_not_trained
+from ddlbench.planning.trainable import has_stages, why_not_cut, why_not_trained
+from ddlbench.planning.tried_networks import TRIED, key_of, tried_before
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
 
 _Pair = tuple[str, str]  # a network and a dataset
-_TRIED = RESULTS / ".networks-tried.json"
 _TRY = "import sys; from ddlbench.networks.factory import main; main(*sys.argv[1:])"
 _TRY_TIMEOUT_S = 300.0
+_EVEN_SHARE = 0.5  # of the work; more than that leaves one of two stages waiting
 
 
 def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
@@ -95,6 +91,17 @@ def _on_networks(
             continue
         traits = NetworkTraits.from_dict(answer["traits"])
         of_pair = [c for c in waiting if (c.network, c.dataset) == (network, dataset)]
+        block, share = answer.get("largest", ("", 0.0))
+        if share > _EVEN_SHARE and any(has_stages(cell) for cell in of_pair):
+            yield (
+                f"{network} on {dataset}: {share:.0%} of its work is in block {block}, which "
+                "cannot be cut, so stages cannot share it evenly"
+            )
+        if traits.unused:
+            yield (
+                f"{network} on {dataset}: {named(traits.unused)} get no gradient, for which ddp "
+                "looks at each step; leave them out (auxiliary heads: aux_logits=false)"
+            )
         reasons = {cell.strategy: _why_not(cell, traits, site) for cell in of_pair}
         yield from (
             f"{network} with {strategy} will be unsupported: {reason}"
@@ -124,11 +131,8 @@ def _try_networks(
     elsewhere = site.container is not None or site.accelerator is not None
     if not pairs or elsewhere or importlib.util.find_spec("torch") is None:
         return {}
-    tried: dict[str, dict[str, Any]] = {}
-    with suppress(OSError, ValueError):
-        known = dict(read_json(_TRIED)).items()
-        tried = {key: answer for key, answer in known if isinstance(answer, dict)}
-    keys = {pair: f"{pair[0]} {pair[1]} {_state_of(pair[0])}" for pair in pairs}
+    tried = tried_before()
+    keys = {pair: key_of(*pair) for pair in pairs}
     new = [pair for pair in pairs if keys[pair] not in tried]
     if new:
         for pair, answer in zip(new, _answers(new), strict=True):
@@ -138,7 +142,7 @@ def _try_networks(
                 remarks[f"{answer['error']}; the CPU of this machine said so, a GPU may not"] = None
             else:
                 raise ConfigError(answer["error"])
-        write_json(_TRIED, tried)
+        write_json(TRIED, tried)
     # Earlier ones too: their cells tell how fast this site is. The last is the newest.
     words = {key: key.split() for key in (*tried, *keys.values()) if key in tried}
     return {(network, dataset): tried[key] for key, (network, dataset, _) in words.items()}
@@ -165,20 +169,3 @@ def _answers(pairs: list[_Pair]) -> list[dict[str, Any]]:
             said = (tried.stderr.strip().splitlines() or [status])[-1]
             raise ConfigError(f"{names}: the process that builds it ended: {said}") from None
     return answers
-
-
-def _state_of(network: str) -> str:
-    """Names, times and sizes of the files of a network's package, without importing it."""
-    top = known("ddlbench.networks").get(network, network).partition(":")[0].partition(".")[0]
-    found = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
-    places: list[str] = []
-    if found is not None:
-        places = list(found.submodule_search_locations or [found.origin or ""])
-    files = [
-        file
-        for place in map(Path, places)
-        for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
-        if file.is_file()
-    ]
-    state = [(str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files]
-    return hashlib.blake2b(json.dumps(state).encode(), digest_size=8).hexdigest()

@@ -223,8 +223,8 @@ def load(group: str, name: str) -> Any:
     Raises:
         ConfigError: the name is not known, or what it points to cannot be imported.
     """
-    word, _, rest = name.partition(":")
-    if group == NETWORKS.group and rest and word in LIBRARIES:
+    word, colon, rest = name.partition(":")
+    if group == NETWORKS.group and colon and word in LIBRARIES:
         return load_target(word, LIBRARIES[word])(rest)
     target = known(group).get(name, name)
     if ":" not in target:

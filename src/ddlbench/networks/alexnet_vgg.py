@@ -16,6 +16,7 @@ has no dropout.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -57,19 +58,10 @@ def _small_alexnet(spec: DatasetSpec) -> nn.Sequential:
     return small_network(layers, channels, spec.num_classes)
 
 
-def vgg11(spec: DatasetSpec) -> nn.Sequential:
-    """VGG-11 (configuration A): (N, C, H, W) -> (N, num_classes)."""
-    return _vgg(models.vgg11, _VGG11, spec)
-
-
-def vgg16(spec: DatasetSpec) -> nn.Sequential:
-    """VGG-16 (configuration D): (N, C, H, W) -> (N, num_classes)."""
-    return _vgg(models.vgg16, _VGG16, spec)
-
-
 def _vgg(
     torchvision_model: Callable[..., nn.Module], stages: _Stages, spec: DatasetSpec
 ) -> nn.Sequential:
+    """(N, C, H, W) -> (N, num_classes)."""
     if not is_small(spec):
         return flatten(torchvision_model(num_classes=spec.num_classes), head="classifier")
     layers: list[nn.Module] = []
@@ -83,3 +75,7 @@ def _vgg(
             layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
             side //= 2
     return small_network(layers, channels, spec.num_classes)
+
+
+vgg11 = partial(_vgg, models.vgg11, _VGG11)  # configuration A
+vgg16 = partial(_vgg, models.vgg16, _VGG16)  # configuration D

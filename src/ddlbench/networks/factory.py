@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,12 +20,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
-from ddlbench.experiment.registry import NETWORKS, load, pairs
+from ddlbench.experiment.registry import LIBRARIES, NETWORKS, load, pairs
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.copying import tensors_of
 from ddlbench.networks.emulated import emulated_network
-from ddlbench.networks.flatten import out_of_place
+from ddlbench.networks.flatten import LARGEST_SMALL_SIDE, out_of_place
 from ddlbench.networks.foreign import seeded, unchanged
 from ddlbench.networks.form import apart, checked
 from ddlbench.networks.inputs import input_dtype
@@ -33,6 +36,7 @@ from ddlbench.networks.recording import CannotRecord
 from ddlbench.networks.transformer import SHAPE, shape_of
 from ddlbench.networks.whole import Whole
 from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.tried_networks import compared_before
 
 
 def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
@@ -69,7 +73,8 @@ def build_with_traits(
     if not callable(factory):
         raise ConfigError(f"network {network!r} is not callable")
     with seeded(seed), unchanged(), torch.device("cpu"):
-        made = out_of_place(_checked(network, factory(spec), spec))
+        compare = not compared_before(network, spec.name)
+        made = out_of_place(_checked(network, factory(spec), spec, compare=compare))
     if network in NETWORKS.built_in:
         return made, static_traits(made)
     return made, inspect(made, spec)
@@ -85,8 +90,8 @@ def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
         return out_of_place(_checked(network, load("ddlbench.networks", network)(spec), spec))
 
 
-def _checked(name: str, made: Any, spec: DatasetSpec) -> nn.Sequential:
-    """What a factory has made, with all of its weights.
+def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) -> nn.Sequential:
+    """What a factory has made, with all of its weights; recorded blocks are compared with it.
 
     Raises:
         ConfigError: it is no module, or has no blocks.
@@ -98,7 +103,7 @@ def _checked(name: str, made: Any, spec: DatasetSpec) -> nn.Sequential:
     if not isinstance(block, Whole):
         return network
     try:
-        return cut_by_recording(block, spec)
+        return cut_by_recording(block, spec, compare=compare)
     except CannotRecord as error:
         block.why = str(error)
         return network
@@ -188,12 +193,18 @@ class TriedNetwork:
     """What trying a network tells.
 
     Args:
-        operations: floating-point operations of a forward pass of one sample.
+        work: floating-point operations of a forward pass of one sample, of each block; empty if
+            they cannot be counted.
         traits: which decide the strategies that can train it.
     """
 
-    operations: int
+    work: dict[str, float]
     traits: NetworkTraits
+
+    @property
+    def operations(self) -> int:
+        """Of all blocks."""
+        return round(sum(self.work.values()))
 
 
 def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
@@ -202,18 +213,18 @@ def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
     Raises:
         ConfigError: it cannot be loaded, built or run, or returns a wrong shape.
     """
-    operations = try_out(network, spec)
+    work = _work(network, spec)
     with suppress(Exception):  # some networks cannot be built without numbers
         plan = skeleton(network, spec)
         if sum(tensor.nbytes for tensor in tensors_of(plan)) > _BUILT_BYTES:
-            return TriedNetwork(operations, inspect(plan, spec))
+            return TriedNetwork(work, inspect(plan, spec))
     # The meta device does not compare types of numbers.
-    _operations(network, _load(network), spec, "cpu")
+    _work_on("cpu", network, _load(network), spec)
     built, traits = build_with_traits(network, spec, seed=0)
     error = why_step_fails(built, spec)
     if error is not None:
         raise BlockFails(f"network {network!r} cannot be trained: {_sentence(error)}") from error
-    return TriedNetwork(operations, traits)
+    return TriedNetwork(work, traits)
 
 
 def try_out(network: str, spec: DatasetSpec) -> int:
@@ -225,14 +236,18 @@ def try_out(network: str, spec: DatasetSpec) -> int:
     Raises:
         ConfigError: it cannot be loaded, built or run, or returns a wrong shape.
     """
+    return round(sum(_work(network, spec).values()))
+
+
+def _work(network: str, spec: DatasetSpec) -> dict[str, float]:
     where = f"network {network!r}"
     factory = _load(network)
     if not callable(factory):
         raise ConfigError(f"{where} is not callable; name a function that returns the network")
     try:
-        return _operations(network, factory, spec, "meta")
+        return _work_on("meta", network, factory, spec)
     except Exception:  # what the device lacks, or what is wrong: the CPU tells
-        return _operations(network, factory, spec, "cpu")
+        return _work_on("cpu", network, factory, spec)
 
 
 def _load(network: str) -> Any:
@@ -242,9 +257,10 @@ def _load(network: str) -> Any:
     except ConfigError as error:
         lacking = getattr(error.__cause__, "name", None)
         if isinstance(error.__cause__, ModuleNotFoundError) and network.startswith(str(lacking)):
+            near = nearest(lacking, LIBRARIES)
+            instead = near if "?" in near else "put its file or folder beside the Snakefile"
             raise ConfigError(
-                f"network {network!r}: there is no module {lacking}; put its file or folder beside "
-                "the Snakefile"
+                f"network {network!r}: there is no module {lacking}; {instead}"
             ) from error
         raise
     except Exception as error:
@@ -252,7 +268,7 @@ def _load(network: str) -> Any:
         raise ConfigError(f"network {network!r}: {module} fails: {_sentence(error)}") from error
 
 
-def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> int:
+def _work_on(device: str, network: str, factory: Any, spec: DatasetSpec) -> dict[str, float]:
     where = f"network {network!r}"
     try:
         with unchanged(), torch.device(device):
@@ -265,16 +281,23 @@ def _operations(network: str, factory: Any, spec: DatasetSpec, device: str) -> i
     counter = FlopCounterMode(display=False)
     try:
         with counter:
-            _run_blocks(where, blocks, spec, device)
+            until = _run_blocks(where, blocks, spec, device, counter.get_total_flops)
     except BlockFails:
         # The counter's hooks forbid some ways to differentiate; then operations are unknown.
         _run_blocks(where, blocks, spec, device)
-        return 0
-    return round(counter.get_total_flops() / _SAMPLES)
+        return {}
+    each = (last - first for first, last in pairwise([0, *until]))
+    return {name: total / _SAMPLES for name, total in zip(blocks._modules, each, strict=True)}
 
 
-def _run_blocks(where: str, blocks: nn.Sequential, spec: DatasetSpec, device: str) -> None:
-    """Run two samples through the blocks.
+def _run_blocks(
+    where: str,
+    blocks: nn.Sequential,
+    spec: DatasetSpec,
+    device: str,
+    counted: Callable[[], int] = int,
+) -> list[int]:
+    """Run two samples through the blocks; what is counted at the end of each.
 
     Raises:
         BlockFails: a block cannot compute its output.
@@ -283,6 +306,7 @@ def _run_blocks(where: str, blocks: nn.Sequential, spec: DatasetSpec, device: st
     with torch.enable_grad():  # some networks take gradients within their forward pass
         inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
         passing: Any = inputs
+        until = []
         for name, block in blocks._modules.items():  # named_children skips repeated modules
             assert block is not None
             shape = tuple(passing.shape)
@@ -291,8 +315,9 @@ def _run_blocks(where: str, blocks: nn.Sequential, spec: DatasetSpec, device: st
             except Exception as error:
                 raise BlockFails(
                     f"{where}: block {name!r} fails on an input of shape {shape} ({spec.name}): "
-                    f"{_sentence(error)}"
+                    f"{_sentence(error)}{_if_small(spec)}"
                 ) from error
+            until.append(counted())
             if not isinstance(passing, Tensor):
                 raise ConfigError(
                     f"{where}: block {name!r} must return one tensor, not "
@@ -305,6 +330,14 @@ def _run_blocks(where: str, blocks: nn.Sequential, spec: DatasetSpec, device: st
             f"{where} must return a tensor of shape {('N', *wanted)} for {spec.name}, one "
             f"value {each}, not {('N', *passing.shape[1:])}".replace("'N'", "N")
         )
+    return until
+
+
+def _if_small(spec: DatasetSpec) -> str:
+    """The end of an error's sentence where images may be too small for a network."""
+    if spec.kind != "images" or max(spec.height, spec.width) > LARGEST_SMALL_SIDE:
+        return ""
+    return "; a network for images of 224 pixels may need those of imagenet"
 
 
 def _sentence(error: Exception) -> str:
@@ -328,14 +361,18 @@ def _sentence(error: Exception) -> str:
 def main(pairs: str, answers_at: str) -> None:
     """Try pairs of network and dataset, and write a JSON list into a file.
 
-    Of each pair ``operations`` and ``traits``, or an ``error``, with ``on_cpu`` true if a GPU may
-    do better.
+    Of each pair ``operations``, the ``largest`` block's name and share of them, and ``traits``, or
+    an ``error``, with ``on_cpu`` true if a GPU may do better.
     """
     answers: list[dict[str, Any]] = []
     for network, dataset in json.loads(pairs):
         try:
             tried = try_network(network, DATASETS[dataset])
-            answers.append({"operations": tried.operations, "traits": tried.traits.to_dict()})
+            answer: dict[str, Any] = {"operations": tried.operations}
+            if tried.operations and not tried.traits.uncut:
+                name = max(tried.work, key=tried.work.__getitem__)
+                answer["largest"] = [name, tried.work[name] / tried.operations]
+            answers.append({**answer, "traits": tried.traits.to_dict()})
         except ConfigError as error:
             answers.append({"error": str(error), "on_cpu": isinstance(error, BlockFails)})
         except Exception as error:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -31,28 +31,6 @@ from ddlbench.networks.transformer import TransformerBlock, initialize, learnt
 
 _EPSILON = 1e-5
 _WIDER = 4  # the perceptron's hidden features over those of a token
-
-
-@dataclass(frozen=True)
-class _Size:
-    layers: int
-    width: int
-    heads: int
-
-
-def gpt_tiny(spec: DatasetSpec) -> nn.Sequential:
-    """4 layers, 128 features in 4 heads: (N, T) -> (N, T, vocabulary)."""
-    return _gpt(_Size(4, 128, 4), spec)
-
-
-def gpt_small(spec: DatasetSpec) -> nn.Sequential:
-    """GPT-2 small, 12 layers, 768 features in 12 heads: (N, T) -> (N, T, vocabulary)."""
-    return _gpt(_Size(12, 768, 12), spec)
-
-
-def gpt_medium(spec: DatasetSpec) -> nn.Sequential:
-    """GPT-2 medium, 24 layers, 1024 features in 16 heads: (N, T) -> (N, T, vocabulary)."""
-    return _gpt(_Size(24, 1024, 16), spec)
 
 
 class Embedding(nn.Module):
@@ -74,24 +52,30 @@ class Embedding(nn.Module):
         return features
 
 
-def _gpt(size: _Size, spec: DatasetSpec) -> nn.Sequential:
+def _gpt(layers: int, width: int, heads: int, spec: DatasetSpec) -> nn.Sequential:
+    """(N, T) -> (N, T, vocabulary)."""
     if spec.sequence_length is None:
         raise ConfigError(
             f"the GPT networks read sequences of tokens, but dataset {spec.name!r} has "
             f"{spec.kind}; write dataset: tokens"
         )
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
-    blocks["embedding"] = Embedding(spec.num_classes, spec.sequence_length, size.width)
-    for number in range(size.layers):
+    blocks["embedding"] = Embedding(spec.num_classes, spec.sequence_length, width)
+    for number in range(layers):
         blocks[f"layer_{number}"] = TransformerBlock(
-            *(size.width, size.heads, _WIDER * size.width, _EPSILON), causal=True, gelu="tanh"
+            *(width, heads, _WIDER * width, _EPSILON), causal=True, gelu="tanh"
         )
-    blocks["norm"] = nn.LayerNorm(size.width, _EPSILON)
-    blocks["head"] = nn.Linear(size.width, spec.num_classes, bias=False)
+    blocks["norm"] = nn.LayerNorm(width, _EPSILON)
+    blocks["head"] = nn.Linear(width, spec.num_classes, bias=False)
     network = nn.Sequential(blocks)
     initialize(network)
     for block in network:
         if isinstance(block, TransformerBlock):
             for addition in (block.attention.output, block.fc2):
-                addition.weight.data /= math.sqrt(2 * size.layers)
+                addition.weight.data /= math.sqrt(2 * layers)
     return network
+
+
+gpt_tiny = partial(_gpt, 4, 128, 4)
+gpt_small = partial(_gpt, 12, 768, 12)
+gpt_medium = partial(_gpt, 24, 1024, 16)

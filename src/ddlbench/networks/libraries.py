@@ -25,6 +25,14 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 
 Factory = Callable[[DatasetSpec], nn.Module]
 
+_WEIGHTS = frozenset(
+    {
+        "weights", "weights_backbone", "pretrained", "pretrained_backbone", "pretrained_cfg",
+        "pretrained_cfg_overlay", "checkpoint_path", "cache_dir",
+    }
+)  # fmt: skip
+_EXAMPLES = ("hf:vit or hf:resnet", "hf:gpt2 or hf:llama")  # for images, for tokens
+
 
 def torchvision(name: str) -> Factory:
     """A network of ``torchvision.models``.
@@ -34,8 +42,15 @@ def torchvision(name: str) -> Factory:
     """
     from ddlbench.networks.torchvision_compat import models  # noqa: PLC0415 - slow to import
 
-    name, arguments = _parted(name)
+    written = f"torchvision:{name}"
+    name, arguments = _parted("torchvision", name)
     known = models.list_models(module=models)
+    if name in set(models.list_models()) - set(known):
+        task = models.get_model_builder(name).__module__.split(".")[2].replace("_", " ")
+        raise ConfigError(
+            f"torchvision:{name} is a network of torchvision.models for {task}; networks here "
+            f"classify images in floating point, as torchvision:resnet50 does"
+        )
     if name not in known:
         raise ConfigError(f"torchvision has no network {shown(name)}; {nearest(name, known)}")
     builder = models.get_model_builder(name)
@@ -47,7 +62,7 @@ def torchvision(name: str) -> Factory:
             values["image_size"] = spec.height
         if name in ("googlenet", "inception_v3"):  # heads that only training has
             values |= {"aux_logits": False, "init_weights": True}
-        return _called(f"torchvision:{name}", builder, {**values, **arguments})
+        return _called(written, spec, builder, {**values, **arguments})
 
     return build
 
@@ -59,7 +74,8 @@ def timm(name: str) -> Factory:
         ConfigError: timm is not installed, or has none of this name.
     """
     library = _library("timm", "timm")
-    name, arguments = _parted(name)
+    written = f"timm:{name}"
+    name, arguments = _parted("timm", name)
     known = library.list_models()
     if name.partition(".")[0] not in known:
         raise ConfigError(f"timm has no network {shown(name)}; {nearest(name, known)}")
@@ -76,8 +92,8 @@ def timm(name: str) -> Factory:
         sized = {"img_size": (spec.height, spec.width), **values}
         try:
             network: nn.Module = library.create_model(**sized)
-        except (TypeError, AssertionError):  # most convolutional networks read any size
-            network = _called(f"timm:{name}", library.create_model, values)
+        except Exception:  # most convolutional networks read any size
+            network = _called(written, spec, library.create_model, values)
         return network
 
     return build
@@ -90,37 +106,54 @@ def hf(name: str) -> Factory:
         ConfigError: transformers is not installed, or has no such type or file.
     """
     library = _library("transformers", "transformers")
-    name, arguments = _parted(name)
-    written: dict[str, Any] = {}
+    written, (name, arguments) = f"hf:{name}", _parted("hf", name)
+    configured: dict[str, Any] = {}
     model_type = name
     if name.endswith(".json"):
-        written = _read_configuration(Path(name))
-        model_type = str(written.pop("model_type", ""))
+        configured = _read_configuration(Path(name))
+        model_type = str(configured.pop("model_type", ""))
     types = list(library.CONFIG_MAPPING)
     if model_type not in types:
         remark = nearest(model_type, types)
         raise ConfigError(f"transformers has no model type {shown(model_type)}; {remark}")
 
+    kind = library.CONFIG_MAPPING[model_type]
+    words = {*dir(kind()), *kind.attribute_map}
+    for word in arguments.keys() - words:  # which transformers would take, and not read
+        raise ConfigError(f"hf:{name} has no argument {shown(word)}; {nearest(word, words)}")
+
     def build(spec: DatasetSpec) -> nn.Module:
         tokens = spec.kind == "tokens"
-        config = library.CONFIG_MAPPING[model_type](**{**written, **_of_data(spec), **arguments})
-        if tokens and getattr(config, "max_position_embeddings", spec.shape[0]) < spec.shape[0]:
-            config.max_position_embeddings = spec.shape[0]
-        kind = library.AutoModelForCausalLM if tokens else library.AutoModelForImageClassification
-        try:
-            network: nn.Module = kind.from_config(config)
-        except ValueError:
+        if not tokens:
+            _needs_images(f"hf:{name}", spec)
+        model = library.AutoModelForCausalLM if tokens else library.AutoModelForImageClassification
+        if kind not in model._model_mapping:
             what = "causal language model" if tokens else "image classifier"
             raise ConfigError(
                 f"transformers has no {what} of type {model_type}, so hf:{name} cannot read "
-                f"dataset {spec.name}"
-            ) from None
-        return network
+                f"dataset {spec.name}; take {_EXAMPLES[tokens]}, or return such a network from a "
+                "function of your own"
+            )
+        values = {**configured, **_of_data(spec, model_type), **arguments}
+        if "is_decoder" in words:  # BERT else reads the token that it is to predict
+            values = {"is_decoder": True, **values}
+        return _called(written, spec, lambda **given: _made(kind, model, spec, given), values)
 
     return build
 
 
-def _of_data(spec: DatasetSpec) -> dict[str, Any]:
+def _made(kind: Any, model: Any, spec: DatasetSpec, values: dict[str, Any]) -> nn.Module:
+    """The network of a configuration, with as many positions as samples have."""
+    config = kind(**values)
+    config.architectures = config.architectures or []  # transformers reads it where it is None
+    length = spec.shape[0] if spec.kind == "tokens" else 0
+    if getattr(config, "max_position_embeddings", length) < length:
+        config.max_position_embeddings = length
+    network: nn.Module = model.from_config(config)
+    return network
+
+
+def _of_data(spec: DatasetSpec, model_type: str) -> dict[str, Any]:
     """Values of a configuration that follow from the dataset; a tied head belongs to no stage."""
     if spec.kind == "tokens":
         return {
@@ -129,7 +162,7 @@ def _of_data(spec: DatasetSpec) -> dict[str, Any]:
             "tie_word_embeddings": False,
             "bos_token_id": None,
             "eos_token_id": None,
-            "pad_token_id": None,
+            "pad_token_id": 1 if "roberta" in model_type else None,  # it counts positions from it
         }
     return {
         "num_labels": spec.num_classes,
@@ -148,11 +181,22 @@ def _read_configuration(path: Path) -> dict[str, Any]:
     return written
 
 
-def _parted(name: str) -> tuple[str, dict[str, Any]]:
-    """A name, and the arguments behind its question mark, as numbers where they are."""
+def _parted(library: str, name: str) -> tuple[str, dict[str, Any]]:
+    """A name, and the arguments behind its question mark, as numbers where they are.
+
+    Raises:
+        ConfigError: one asks for weights of others.
+    """
     name, _, rest = name.partition("?")
     pairs = (pair.partition("=") for pair in rest.split(",") if pair)
-    return name, {key: _value(text) for key, _, text in pairs}
+    arguments = {key: _value(text) for key, _, text in pairs}
+    for word in _WEIGHTS & arguments.keys():
+        if arguments[word] not in (None, False):
+            raise ConfigError(
+                f"{library}:{name}: {word} would load the weights of others; leave it out, as "
+                "weights are drawn from the seed of a cell"
+            )
+    return name, arguments
 
 
 def _value(text: str) -> Any:
@@ -167,16 +211,26 @@ def _value(text: str) -> Any:
     return text
 
 
-def _called(name: str, builder: Callable[..., nn.Module], values: Mapping[str, Any]) -> nn.Module:
+def _called(
+    name: str, spec: DatasetSpec, builder: Callable[..., nn.Module], values: Mapping[str, Any]
+) -> nn.Module:
     """The network that a builder makes.
 
     Raises:
-        ConfigError: it does not take one of these arguments.
+        ConfigError: it does not take one of these arguments, or they do not fit the dataset.
     """
     try:
         return builder(**values)
     except TypeError as error:
         raise ConfigError(f"network {name} does not take these arguments: {error}") from None
+    except NotImplementedError:  # what the device "meta" lacks
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"network {name} cannot be built for {spec.name}, {'x'.join(map(str, spec.shape))}: "
+            f"{why}; other arguments stand behind a question mark (?name=value)"
+        ) from None
 
 
 def _library(module: str, package: str) -> Any:

@@ -36,11 +36,11 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.copying import copy_of, copy_without_data, tensors_of
 from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import made_up_inputs
-from ddlbench.networks.recording import CannotRecord, Entry, Recording, Ref, record
+from ddlbench.networks.recording import CannotRecord, Entry, Recording, Ref, alike, record
 from ddlbench.networks.whole import Whole
 
 _SAMPLES = (2, 3)
-_CHECKED_SAMPLES = 5
+_CHECKED_SAMPLES = (5, 4)  # of two calls
 _CHECKED_BYTES = 2**28  # of the weights of the largest networks that are compared
 _TOLERANCE = 1e-3
 
@@ -65,19 +65,21 @@ class _Mode:
     evaluation: Any
 
 
-def cut_by_recording(network: Whole, spec: DatasetSpec) -> nn.Sequential:
+def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True) -> nn.Sequential:
     """The same network as blocks.
 
     Args:
         network: on the CPU, or on the device "meta".
         spec: of the data that it reads.
+        compare: whether blocks are compared with the network, where that is small enough.
 
     Raises:
         CannotRecord: it cannot be recorded, has no cut, or blocks compute something else.
     """
     entries, returned = _recorded(network, spec)
     blocks = _blocks_of(network.module, entries, returned)
-    _check(network, spec, entries, returned)
+    if compare:
+        _check(network, spec, entries, returned)
     return blocks
 
 
@@ -109,18 +111,12 @@ def _recorded_of(double: Whole, spec: DatasetSpec) -> tuple[list[Entry], int]:
         if not other:
             raise CannotRecord("it calls other functions in evaluation than in training")
         opaque |= dict.fromkeys(
-            _alike(double.module, other), "it calls other functions in evaluation"
+            alike(double.module, other), "it calls other functions in evaluation"
         )
     raise CannotRecord("every recording differs from the one before")
 
 
 _MOST_ROUNDS = 20
-
-
-def _alike(module: nn.Module, path: str) -> list[str]:
-    """A module's path, and those of all others of its class, which do the same."""
-    kind = type(module.get_submodule(path))
-    return [name for name, one in module.named_modules() if name and type(one) is kind]
 
 
 def _run(
@@ -145,14 +141,14 @@ def _without_numbers(network: Whole) -> Whole:
 
 
 def _first_difference(one: Recording, other: Recording) -> str | None:
-    """The module around the first entry that differs; None if all are of the same calls."""
+    """The innermost module of the first entries that differ; None if all are of the same calls."""
     for mine, theirs in zip(one.entries, other.entries, strict=False):
         if (mine.kind, str(mine.target), mine.path) != (
             theirs.kind,
             str(theirs.target),
             theirs.path,
         ):
-            return min(mine.path, theirs.path, key=len)
+            return max(mine.path, theirs.path, key=len)
     same = len(one.entries) == len(other.entries) and one.returned == other.returned
     return None if same else ""
 
@@ -295,23 +291,24 @@ def _tensors_between(
 ) -> set[int]:
     """Identities of the weights and buffers that a block has."""
     tensors: set[int] = set()
+    weights = dict(module.named_parameters(remove_duplicate=False))
     for number in _needed(entries, first, last):
         entry = entries[number]
         if entry.kind == "layer":
             layer = module.get_submodule(entry.target)
             tensors |= {id(tensor) for tensor in tensors_of(layer)}
-        elif entry.kind == "attribute" and entry.target in dict(module.named_parameters()):
-            tensors.add(id(module.get_parameter(entry.target)))
+        elif entry.kind == "attribute" and entry.target in weights:
+            tensors.add(id(weights[entry.target]))
     return tensors  # a buffer outside of layers is never written, so that each block has a copy
 
 
 def _name_of(entries: Sequence[Entry], first: int, last: int, taken: Container[str]) -> str:
     """A block's name: the module that is just this block, or else its last layer."""
-    layers = [
-        entries[n].target for n in _needed(entries, first, last) if entries[n].kind == "layer"
-    ]
+    within = [entries[number] for number in _needed(entries, first, last)]
+    layers = [entry.target for entry in within if entry.kind == "layer"]
+    owners = [one.target.rpartition(".")[0] for one in within if one.kind == "attribute"]
     everywhere = [entry.target for entry in entries if entry.kind == "layer"]
-    names = [layers[-1]] if layers else ["block"]
+    names = [*layers[-1:], *filter(None, owners), "block"][:1]
     prefix: list[str] = []
     for parts in zip(*(layer.split(".") for layer in layers), strict=False):
         if len(set(parts)) > 1:
@@ -369,7 +366,7 @@ class _Builder:
             return graph.call_module(entry.target, arguments, named)
         if entry.kind == "attribute":
             return graph.get_attr(entry.target)
-        if entry.kind == "part":
+        if entry.kind in ("part", "after"):
             node = arguments[0]
             for key in entry.target:
                 node = graph.call_function(operator.getitem, (node, key))
@@ -429,7 +426,7 @@ def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: in
     whole, other = copy_of(network).train(), copy_of(network).train()
     blocks = _blocks_of(other.module, entries, returned).train()
     with seeded(1):
-        batches = [made_up_inputs(spec, _CHECKED_SAMPLES, "cpu") for _ in range(2)]
+        batches = [made_up_inputs(spec, samples, "cpu") for samples in _CHECKED_SAMPLES]
     expected, computed = (_seen(call, batches) for call in (whole, blocks))
     _compare("its output", expected.outputs, computed.outputs)
     if expected.state != computed.state:

@@ -17,11 +17,14 @@ the recording begins again.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
@@ -33,6 +36,7 @@ _READS = frozenset(
     }
 )  # fmt: skip
 _SHAPES = frozenset({"size", "dim", "numel", "stride", "__len__", "element_size", "ndimension"})
+_TENSORS = frozenset({"__iter__", "__contains__"})  # reads that the device "meta" can do
 _DRAWS = frozenset(
     {
         "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
@@ -65,8 +69,9 @@ class Entry:
     """One layer or function of a run.
 
     Args:
-        kind: "input", "layer", "function", "attribute" (a parameter or buffer by its name), or
-            "part" (of what an entry returned: its place).
+        kind: "input", "layer", "function", "attribute" (a parameter or buffer by its name),
+            "part" (of what an entry returned: its place), or "after" (the first argument, after
+            the second wrote into its memory).
         target: the layer's or attribute's name, the function, or the place.
         arguments, named: with :class:`Ref` for values of earlier entries.
         path: of the module that called it.
@@ -115,7 +120,13 @@ def record(
         except _Blamed as blamed:
             if not blamed.path or blamed.path in known:
                 raise CannotRecord(blamed.why) from None
-            known[blamed.path] = blamed.why
+            known |= dict.fromkeys(alike(module, blamed.path), blamed.why)
+
+
+def alike(module: nn.Module, path: str) -> list[str]:
+    """A module's path, and those of all others of its class, which do the same."""
+    kind = type(module.get_submodule(path))
+    return [name for name, one in module.named_modules() if name and type(one) is kind]
 
 
 class _Recorder(TorchFunctionMode):
@@ -132,7 +143,8 @@ class _Recorder(TorchFunctionMode):
         }
         self.entries: list[Entry] = []
         self._of: dict[int, int] = {}  # entry of each tensor, by its identity
-        self._alive: list[Tensor] = []  # so that no identity is used twice
+        self._alive: dict[int, Tensor] = {}  # so that no identity is used twice
+        self._written: dict[int, int] = {}  # the last entry that wrote into a tensor's memory
         self._stack: list[str] = []
         self._within_layer = 0
 
@@ -207,6 +219,9 @@ class _Recorder(TorchFunctionMode):
         if name in _READS and name not in _SHAPES and any(map(self._is_data, tensors)):
             where = self._stack[-1] if self._stack else ""
             raise _Blamed(where, f"{where or 'it'} reads a value of its data (Tensor.{name})")
+        if name in _READS - _SHAPES - _TENSORS and any(tensor.is_meta for tensor in tensors):
+            args, named = tree_map(self._number_on_cpu, (args, dict(named)))
+            return func(*args, **named)
         versions = [tensor._version for tensor in tensors]
         returned = func(*args, **named)
         made = [one for one in tree_leaves(returned) if isinstance(one, Tensor)]
@@ -220,21 +235,43 @@ class _Recorder(TorchFunctionMode):
         if writes:
             for tensor, version in zip(tensors, versions, strict=True):
                 if tensor._version != version:
-                    self._changed(tensor)
+                    self._changed(tensor, returned)
         return returned
 
-    def _is_data(self, tensor: Tensor) -> bool:
-        entry = self._of.get(id(tensor))
-        return entry is not None and self.entries[entry].of_data
+    def _number_on_cpu(self, value: Any) -> Any:
+        """A value of no data, computed again on the CPU, as "meta" has no numbers to read."""
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if isinstance(value, Tensor):
+            value = Ref(self._number_of(value))
+        if not isinstance(value, Ref):
+            return value
+        entry = self.entries[value.entry]
+        args, named = tree_map(self._number_on_cpu, (entry.arguments, dict(entry.named)))
+        if entry.kind == "part":
+            return reduce(operator.getitem, entry.target, args[0])
+        if entry.kind != "function" or entry.writes:
+            raise RuntimeError("a number of a tensor is read that the device meta does not know")
+        with torch.device("cpu"):
+            return entry.target(*args, **named)
 
-    def _changed(self, tensor: Tensor) -> None:
-        """From now on a tensor that was written is what the last entry made of it."""
-        if id(tensor) in self._named:
-            raise _Blamed(
-                self._stack[-1] if self._stack else "",
-                f"{self._named[id(tensor)]} is changed by the forward pass",
-            )
-        self._of[id(tensor)] = len(self.entries) - 1
+    def _is_data(self, tensor: Tensor) -> bool:
+        numbers = (known.get(id(tensor)) for known in (self._of, self._written))
+        return any(number is not None and self.entries[number].of_data for number in numbers)
+
+    def _changed(self, tensor: Tensor, returned: Any) -> None:
+        """From now on a tensor that was written, and its views, are what the last entry made."""
+        written, memory = len(self.entries) - 1, tensor.untyped_storage()._cdata
+        for number, other in self._alive.items():
+            if other.untyped_storage()._cdata != memory:
+                continue
+            if number in self._named:
+                raise _Blamed(
+                    self._stack[-1] if self._stack else "",
+                    f"{self._named[number]} is changed by the forward pass",
+                )
+            if other is not returned:
+                self._written[number] = written
 
     # Entries -------------------------------------------------------------------------------------
 
@@ -266,13 +303,18 @@ class _Recorder(TorchFunctionMode):
                     "torch made",
                 )
             self._note(tensor, Entry("attribute", name))
+        written = self._written.pop(id(tensor), None)
+        if written is not None:
+            refs = (Ref(self._of[id(tensor)]), Ref(written))
+            of_data = any(self.entries[ref.entry].of_data for ref in refs)
+            self._note(tensor, Entry("after", (), refs, of_data=of_data))
         return self._of[id(tensor)]
 
     def _note(self, tensor: Tensor, entry: Entry) -> None:
         entry.shape = tuple(tensor.shape)
         self.entries.append(entry)
         self._of[id(tensor)] = len(self.entries) - 1
-        self._alive.append(tensor)
+        self._alive[id(tensor)] = tensor
 
     def _note_returned(self, returned: Any, entry: Entry) -> None:
         """An entry, and one for each tensor of a tuple, list or dictionary that it returned."""
@@ -281,7 +323,7 @@ class _Recorder(TorchFunctionMode):
         if isinstance(returned, Tensor):
             entry.shape = tuple(returned.shape)
             self._of[id(returned)] = whole
-            self._alive.append(returned)
+            self._alive[id(returned)] = returned
             return
         for place, tensor in _parts(returned):
             part = Entry("part", place, (Ref(whole),), path=entry.path, of_data=entry.of_data)

@@ -8,6 +8,7 @@ stride 1 and there is no ``maxpool``, as in DDLBench (benchmark/{mnist,cifar10})
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -16,31 +17,18 @@ from ddlbench.networks.flatten import flatten, initialize, is_small
 from ddlbench.networks.torchvision_compat import models
 
 
-def resnet18(spec: DatasetSpec) -> nn.Sequential:
-    """ResNet-18: (N, C, H, W) -> (N, num_classes)."""
-    return _resnet(models.resnet18, spec)
-
-
-def resnet50(spec: DatasetSpec) -> nn.Sequential:
-    """ResNet-50: (N, C, H, W) -> (N, num_classes)."""
-    return _resnet(models.resnet50, spec)
-
-
-def resnet101(spec: DatasetSpec) -> nn.Sequential:
-    """ResNet-101: (N, C, H, W) -> (N, num_classes)."""
-    return _resnet(models.resnet101, spec)
-
-
-def resnet152(spec: DatasetSpec) -> nn.Sequential:
-    """ResNet-152: (N, C, H, W) -> (N, num_classes)."""
-    return _resnet(models.resnet152, spec)
-
-
 def _resnet(torchvision_model: Callable[..., nn.Module], spec: DatasetSpec) -> nn.Sequential:
-    small = is_small(spec)
+    """(N, C, H, W) -> (N, num_classes)."""
+    small = is_small(spec)  # first, as it refuses some images
     model = torchvision_model(num_classes=spec.num_classes)
     if small:
         model.conv1 = nn.Conv2d(spec.channels, 64, kernel_size=3, padding=1, bias=False)
         initialize(model.conv1)
         del model.maxpool
     return flatten(model, head="fc")
+
+
+resnet18 = partial(_resnet, models.resnet18)
+resnet50 = partial(_resnet, models.resnet50)
+resnet101 = partial(_resnet, models.resnet101)
+resnet152 = partial(_resnet, models.resnet152)

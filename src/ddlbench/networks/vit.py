@@ -17,7 +17,7 @@ ViT-B/16 computes what torchvision's ``vit_b_16`` does; initial weights are thos
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,27 +31,6 @@ _LAYERS = 12
 _EPSILON = 1e-6
 _WIDER = 4  # the perceptron's hidden features over those of a token
 _PATCH, _SMALL_PATCH = 16, 4
-
-
-@dataclass(frozen=True)
-class _Size:
-    width: int
-    heads: int
-
-
-def vit_tiny(spec: DatasetSpec) -> nn.Sequential:
-    """ViT-Ti, 192 features in 3 heads: (N, C, H, W) -> (N, num_classes)."""
-    return _vit(_Size(192, 3), spec)
-
-
-def vit_small(spec: DatasetSpec) -> nn.Sequential:
-    """ViT-S, 384 features in 6 heads: (N, C, H, W) -> (N, num_classes)."""
-    return _vit(_Size(384, 6), spec)
-
-
-def vit_base(spec: DatasetSpec) -> nn.Sequential:
-    """ViT-B, 768 features in 12 heads: (N, C, H, W) -> (N, num_classes)."""
-    return _vit(_Size(768, 12), spec)
 
 
 class Patches(nn.Module):
@@ -88,17 +67,21 @@ class ClassToken(nn.Module):
         return tokens[:, 0]
 
 
-def _vit(size: _Size, spec: DatasetSpec) -> nn.Sequential:
+def _vit(width: int, heads: int, spec: DatasetSpec) -> nn.Sequential:
+    """(N, C, H, W) -> (N, num_classes)."""
     small = max(spec.height, spec.width) <= LARGEST_SMALL_SIDE
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
-    blocks["patches"] = Patches(spec, _SMALL_PATCH if small else _PATCH, size.width)
+    blocks["patches"] = Patches(spec, _SMALL_PATCH if small else _PATCH, width)
     for number in range(_LAYERS):
-        blocks[f"layer_{number}"] = TransformerBlock(
-            size.width, size.heads, _WIDER * size.width, _EPSILON
-        )
-    blocks["norm"] = nn.LayerNorm(size.width, _EPSILON)
+        blocks[f"layer_{number}"] = TransformerBlock(width, heads, _WIDER * width, _EPSILON)
+    blocks["norm"] = nn.LayerNorm(width, _EPSILON)
     blocks["class_token"] = ClassToken()
-    blocks["head"] = nn.Linear(size.width, spec.num_classes)
+    blocks["head"] = nn.Linear(width, spec.num_classes)
     network = nn.Sequential(blocks)
     initialize(network)
     return network
+
+
+vit_tiny = partial(_vit, 192, 3)
+vit_small = partial(_vit, 384, 6)
+vit_base = partial(_vit, 768, 12)

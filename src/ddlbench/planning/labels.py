@@ -8,13 +8,36 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import LIBRARIES, NETWORKS
 from ddlbench.planning.strategy import known_strategy
 
+_WORDS = {
+    word.lower().replace("-", ""): word
+    for word in (
+        "AlexNet", "BERT", "BEiT", "ConvNeXt", "DeiT", "DenseNet", "EfficientNet", "GoogLeNet",
+        "GPT-2", "HRNet", "Inception", "LLaMA", "MaxViT", "Mistral", "Mixtral", "MNASNet",
+        "MobileNet", "OPT", "RegNet", "ResNet", "ResNeXt", "ShuffleNet", "SqueezeNet", "Swin",
+        "VGG", "ViT",
+    )
+}  # fmt: skip
+
 
 def network_label(name: str) -> str:
-    """The network's label; of an unregistered network, its name without the module."""
+    """The network's label; of an unregistered network, its name without the module.
+
+    >>> network_label("torchvision:resnet50"), network_label("hf:gpt2?n_layer=4")
+    ('ResNet-50 (torchvision)', 'GPT-2, n_layer=4 (hf)')
+    """
     if name in NETWORKS:
         return NETWORKS[name].label
     word, _, rest = name.rpartition(":")
-    return f"{rest} ({word})" if word in LIBRARIES else rest
+    if word not in LIBRARIES:
+        return rest
+    rest, _, arguments = rest.partition("?")
+    family, *others = rest.split("_")
+    letters = family.rstrip("0123456789")
+    number = family[len(letters) :]
+    if family not in _WORDS and letters in _WORDS:
+        family = "-".join(filter(None, (_WORDS[letters], number)))
+    shown = " ".join([_WORDS.get(family, family), *others])
+    return f"{', '.join(filter(None, (shown, *arguments.split(','))))} ({word})"
 
 
 def dataset_label(name: str) -> str:

@@ -46,13 +46,17 @@ def why_not_trained(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
     return plan.strategy.why_not_network(traits, plan)
 
 
+def has_stages(cell: Cell) -> bool:
+    """Whether the cell's strategy deals blocks to stages."""
+    return cell.devices > 1 and issubclass(strategy_of(cell.strategy).options, StageOptions)
+
+
 def why_not_cut(traits: NetworkTraits, cell: Cell) -> Reason | None:
     """Why a network that is one block has no stages for the cell's strategy; None if it needs none.
 
     It needs no plan, so that it is known before a profile tells the blocks.
     """
-    staged = issubclass(strategy_of(cell.strategy).options, StageOptions)
-    if not (traits.uncut and staged and cell.devices > 1):
+    if not (traits.uncut and has_stages(cell)):
         return None
     return Reason(
         "cannot_be_cut",

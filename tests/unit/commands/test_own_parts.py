@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from ddlbench import own_parts
+from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Container, load_site
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.tried_networks import TRIED, compared_before, key_of
 
 LOCAL = replace(load_site("local"), devices_per_node=2)
 BASE = Cell("cifar10", "resnet18", "sequential", batch_size=16)
@@ -65,6 +67,33 @@ def test_a_network_is_tried_once_until_its_file_changes(
     file.write_text(GOOD.replace("spec.num_classes", "7"))
     with pytest.raises(ConfigError, match=r"'own_tried_nets:net' must return .* \(N, 10\)"):
         try_own_parts(LOCAL, rows)
+
+
+def test_what_is_remembered_of_a_library_s_network(folder: Path) -> None:
+    assert not compared_before("hf:mine.json", "tokens")
+    (folder / "mine.json").write_text("{}")
+    key = key_of("hf:mine.json", "tokens")
+    assert key == key_of("hf:mine.json", "tokens")
+    for uncut in ("", "it reads a value of its data"):
+        write_json(TRIED, {key: {"operations": 1, "traits": {"uncut": uncut}}})
+        assert compared_before("hf:mine.json", "tokens") == (not uncut)
+    (folder / "mine.json").write_text("{} ")
+    assert key != key_of("hf:mine.json", "tokens")
+    assert not compared_before("hf:mine.json", "tokens")
+
+
+def test_a_block_with_most_of_the_work_is_a_remark_on_stages(folder: Path) -> None:
+    name = "torchvision:densenet121"
+    cell = BASE.with_(network=name, devices_per_node=2)
+    answer = {"operations": 9, "largest": ["stages_3", 0.8], "traits": {"unused": ["a", "b", "c"]}}
+    write_json(TRIED, {key_of(name, "cifar10"): answer})
+    unused = f"{name} on cifar10: a, b and 1 more get no gradient, for which ddp looks at each step"
+    dealt = (("balance", "7+7"),)
+    for strategy, options, remarks in (("ddp", (), 1), ("pipe-1f1b", dealt, 2)):
+        found = try_own_parts(LOCAL, _rows(cell.with_(strategy=strategy, options=options))).remarks
+        assert len(found) == remarks
+        assert unused in found[-1]
+    assert "80% of its work is in block stages_3, which cannot be cut, so stages" in found[0]
 
 
 @pytest.mark.slow

@@ -60,6 +60,43 @@ class InPlaceAtTheStart(Base):
         return self.norm(x)
 
 
+class SetsItems(Base):
+    def middle(self, x):
+        mask = x.new_zeros(8)
+        mask[2:5] = 1
+        mask[4] = 3
+        x = self.b(x)
+        x[:, :2] = 0
+        return self.norm(x * mask[:, None, None])
+
+
+class WritesThroughAView(Base):
+    def middle(self, x):
+        y = self.b(x)
+        y[:, :2].mul_(2)
+        y[:, 1].add_(3)
+        return self.norm(y)
+
+
+class ReadsItsMask(Base):
+    def middle(self, x):
+        mask = (torch.arange(x.shape[2], device=x.device) - 1).cumsum(-1)
+        return self.b(x) * mask if mask[-1] > 0 and (mask[:1] == -1).all() else x
+
+
+class DropsSamples(nn.Module):
+    def forward(self, x):
+        return x * x.new_empty(len(x), 1, 1, 1).bernoulli_(0.5) if self.training else x
+
+
+class StochasticDepth(Base):
+    def prepare(self):
+        self.drop = DropsSamples()
+
+    def middle(self, x):
+        return x + self.drop(self.norm(self.b(x)))
+
+
 class Twice(Base):
     def middle(self, x):
         return self.norm(self.b(self.b(x)))
@@ -118,6 +155,10 @@ class Two(Base):
         (Shortcut, ["a", "norm", "c", "fc"]),
         (InPlace, ["a", "b", "norm", "c", "fc"]),
         (InPlaceAtTheStart, ["a", "b", "norm", "c", "fc"]),
+        (SetsItems, ["a", "b", "norm", "c", "fc"]),
+        (WritesThroughAView, ["a", "b", "norm", "c", "fc"]),
+        (ReadsItsMask, ["a", "b", "c", "fc"]),
+        (StochasticDepth, ["a", "drop", "c", "fc"]),
         (Twice, ["a", "b", "norm", "c", "fc"]),
         (Tied, ["a", "c", "fc"]),
         (Dropout, ["a", "b", "c", "fc"]),
@@ -239,7 +280,15 @@ def test_a_module_that_reads_its_data_is_one_layer_of_others() -> None:
     assert list(blocks._modules) == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(("network", "count"), [("resnet18", 11), ("mobilenet_v2", 55)])
+def test_a_mask_is_read_without_numbers() -> None:
+    with torch.device("meta"):
+        blocks = cut_by_recording(whole(ReadsItsMask(), "it is one block")[0], CIFAR10)
+    assert list(blocks._modules) == ["a", "b", "c", "fc"]
+
+
+@pytest.mark.parametrize(
+    ("network", "count"), [("resnet18", 11), ("mobilenet_v2", 55), ("swin_t", 34)]
+)
 def test_torchvision_s_networks_are_cut(network, count) -> None:
     name = f"torchvision:{network}"
     blocks = build(name, CIFAR10, seed=1)

@@ -96,6 +96,13 @@ def test_the_weights_are_the_library_s_and_follow_from_the_seed() -> None:
     ("network", "dataset", "sentence"),
     [
         ("torchvision:resnet5", CIFAR10, "torchvision has no network 'resnet5'; did you mean"),
+        ("torchvision:", CIFAR10, "torchvision has no network ''; known: alexnet"),
+        ("torchvison:resnet18", CIFAR10, "no module torchvison; did you mean 'torchvision'?"),
+        ("torchvision:fcn_resnet50", CIFAR10, "for segmentation; networks here classify images"),
+        ("torchvision:raft_small", CIFAR10, "for optical flow; networks here classify images"),
+        ("torchvision:resnet18?weights=DEFAULT", IMAGENET, "weights would load the weights of oth"),
+        ("torchvision:alexnet", CIFAR10, "too small; a network for images of 224 pixels may need"),
+        ("torchvision:vit_h_14", CIFAR10, "cannot be built for cifar10, 3x32x32: Input shape indi"),
         ("torchvision:resnet18?depth=3", CIFAR10, "does not take these arguments: .*depth"),
         ("torchvision:resnet18", TOKENS, "reads images, but dataset tokens has tokens"),
         ("torchvision:resnet18", DATASETS["mnist"], "reads 3 channels, but dataset mnist has 1"),
@@ -104,6 +111,57 @@ def test_the_weights_are_the_library_s_and_follow_from_the_seed() -> None:
 def test_a_name_or_dataset_that_does_not_fit_is_one_sentence(network, dataset, sentence) -> None:
     with pytest.raises(ConfigError, match=sentence):
         try_network(network, dataset)
+
+
+@pytest.mark.parametrize(
+    ("package", "network", "dataset", "sentence"),
+    [
+        ("timm", "timm:convnext_tinny", CIFAR10, "did you mean 'convnext_tiny'?"),
+        ("timm", "timm:resnet18?pretrained=true", CIFAR10, "pretrained would load the weights of"),
+        (
+            "transformers",
+            "hf:gpt2?n_layr=3",
+            TOKENS,
+            "has no argument 'n_layr'; did you mean 'n",
+        ),
+        (
+            "transformers",
+            "hf:gpt2?n_head=5",
+            TOKENS,
+            "cannot be built for tokens, 128: .*divisible",
+        ),
+        ("transformers", "hf:t5", TOKENS, "no causal language model of type t5, .*; take hf:g"),
+        ("transformers", "hf:gpt2", CIFAR10, "no image classifier of type gpt2, .*; take hf:v"),
+        (
+            "transformers",
+            "hf:vit",
+            DATASETS["cosmoflow"],
+            "reads images, but dataset cosmof",
+        ),
+    ],
+)
+def test_so_it_is_with_libraries_to_be_installed(package, network, dataset, sentence) -> None:
+    pytest.importorskip(package)
+    with pytest.raises(ConfigError, match=sentence):
+        try_network(network, dataset)
+
+
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [
+        ("hf:gpt2?n_layer=2,n_embd=32,n_head=2", 8),
+        ("hf:roberta?hidden_size=32,num_hidden_layers=2,num_attention_heads=2", 13),
+        (
+            "hf:mixtral?hidden_size=32,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=2",
+            7,
+        ),
+    ],
+)
+def test_language_models_are_cut(network, count) -> None:
+    pytest.importorskip("transformers")
+    tried = try_network(network, TOKENS)
+    assert len(tried.traits.blocks) == count
+    assert not tried.traits.unused
 
 
 @pytest.mark.parametrize(("word", "package"), [("timm", "timm"), ("hf", "transformers")])
@@ -132,9 +190,20 @@ def test_wrong_arguments_are_one_sentence(name: str) -> None:
         Cell("cifar10", name, "ddp", 32)
 
 
-def test_labels_name_the_library() -> None:
-    assert network_label("torchvision:resnet50") == "resnet50 (torchvision)"
-    assert network_label("mine.models:unet") == "unet"
+@pytest.mark.parametrize(
+    ("network", "label"),
+    [
+        ("torchvision:resnet50", "ResNet-50 (torchvision)"),
+        ("torchvision:vit_b_16", "ViT b 16 (torchvision)"),
+        ("timm:convnext_tiny", "ConvNeXt tiny (timm)"),
+        ("timm:dm_nfnet_f0", "dm nfnet f0 (timm)"),
+        ("hf:gpt2?n_layer=4,n_embd=64", "GPT-2, n_layer=4, n_embd=64 (hf)"),
+        ("hf:mine.json", "mine.json (hf)"),
+        ("mine.models:unet", "unet"),
+    ],
+)
+def test_labels_name_the_library(network: str, label: str) -> None:
+    assert network_label(network) == label
 
 
 @pytest.mark.parametrize("strategy", SHIPPED_STRATEGIES)
