@@ -86,7 +86,7 @@ validate: setup
 	python validation/networking.py
 	python validation/splits.py
 	python validation/emulated.py
-	python validation/transformers.py
+	python validation/transformer_cells.py
 	python validation/learning.py
 	python validation/large_images.py
 	python validation/tuning.py

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import emulated
 import pandas as pd
 import prediction
-import transformers
+import transformer_cells
 from bed_study import ROOT, Part, Study
 
 from ddlbench.experiment.config import parse_experiment
@@ -43,8 +43,11 @@ STUDIES: dict[str, list[Part]] = {
     "fast-link": prediction.parts(prediction.fast),
     "slow-link": prediction.parts(prediction.slow),
     **{
-        transformers.PARTS[name]["experiment"]: [
-            (partial(transformers.described, transformers.PARTS[name]), transformers.PARTS[name])
+        transformer_cells.PARTS[name]["experiment"]: [
+            (
+                partial(transformer_cells.described, transformer_cells.PARTS[name]),
+                transformer_cells.PARTS[name],
+            )
         ]
         for name in ("computed", "computed-bw250")
     },

@@ -22,7 +22,6 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DatasetSpec
 from ddlbench.networks.factory import try_network
 
-sys.path = [path for path in sys.path if path != str(Path(__file__).parent)]  # a transformers.py
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "validation" / "library_networks.csv"
 PAGE = ROOT / "docs" / "networks.md"
