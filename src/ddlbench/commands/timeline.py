@@ -14,7 +14,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.timeline.box import trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell
-from ddlbench.report.timeline.figure import show
+from ddlbench.report.timeline.figure import show_schedule
 from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, STAGE_ALL_REDUCES, Lesson
 
 _OF_SCHEDULES = {
@@ -131,7 +131,7 @@ def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
 
 def _of_schedule(lesson: Lesson, out: Path) -> Path:
     png = draw_figure("schedule", out / f"{lesson.schedule}.png", lesson)
-    shown = show(lesson)
+    shown = show_schedule(lesson)
     assert shown.window.planned is not None
     trace = trace_of_boxes({"planned": shown.window.planned.boxes}, shown.rows)
     write_json(png.with_suffix(".json"), trace)

@@ -22,7 +22,7 @@ from ddlbench.report.timeline import figure
 from ddlbench.report.timeline.box import PASSES, Box, beside_lanes, trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.draw import COLUMNS, draw_page, row_heights_mm
-from ddlbench.report.timeline.figure import caption, show
+from ddlbench.report.timeline.figure import caption, show_schedule
 from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, STAGE_ALL_REDUCES, Lesson
 from ddlbench.report.timeline.windows import Part
 
@@ -180,7 +180,9 @@ def test_schedules_alone_are_readable(name):
     replicas = (4,) if name == "data-parallel" else (1,)
     lesson = Lesson(name, stages=4, batches=8, replicas=replicas, message=0.25)
     with style():
-        page, table = draw_page("Which device computes what when", [show(lesson)], caption(lesson))
+        page, table = draw_page(
+            "Which device computes what when", [show_schedule(lesson)], caption(lesson)
+        )
         page.canvas.draw()
     assert_readable(page)
     assert_no_overlap(page)
@@ -199,7 +201,9 @@ def test_the_caption_says_how_long_and_when_replicas_wait(how):
         how == "async", how == "ddp",
     )  # fmt: skip
     with style():
-        page, _ = draw_page("Which device computes what when", [show(lesson)], caption(lesson))
+        page, _ = draw_page(
+            "Which device computes what when", [show_schedule(lesson)], caption(lesson)
+        )
         page.canvas.draw()
     assert_readable(page)
     assert_no_overlap(page)

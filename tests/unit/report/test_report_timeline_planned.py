@@ -13,7 +13,7 @@ from ddlbench.planning.schedules import Action, StageDurations
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report.timeline.box import Box, Row, computing_share
 from ddlbench.report.timeline.cell import read_cell
-from ddlbench.report.timeline.figure import show
+from ddlbench.report.timeline.figure import show_schedule
 from ddlbench.report.timeline.planned import (
     boxes_of,
     measured_durations,
@@ -67,7 +67,7 @@ TWO_STEPS = words(
     ids=lambda value: value.schedule if isinstance(value, Lesson) else "",
 )
 def test_boxes_equal_the_table(lesson, table):
-    shown = show(lesson)
+    shown = show_schedule(lesson)
     assert made.table_of(shown.window.planned.boxes, len(shown.rows)) == table
     computing = sum(word[0] in "fbr" for line in table for word in line.split())
     everything = sum(len(line.split()) for line in table)
@@ -89,7 +89,7 @@ def test_torchgpipe_recomputes_before_it_waits_for_the_gradient():
 
 def test_replicas_number_as_their_executors_do():
     """Of a replicated pipeline each replica counts its own micro-batches."""
-    shown = show(Lesson("1f1b", stages=1, batches=2, replicas=(2,), steps=2))
+    shown = show_schedule(Lesson("1f1b", stages=1, batches=2, replicas=(2,), steps=2))
     line = "f0 b0 b0 f1 b1 b1 a0 f0 b0 b0 f1 b1 b1 a1"
     assert made.table_of(shown.window.planned.boxes, 2) == [line, line]
     assert [row.label for row in shown.rows] == [
@@ -99,7 +99,7 @@ def test_replicas_number_as_their_executors_do():
 
 
 def test_replicas_of_a_stage_meet_before_they_update():
-    shown = show(Lesson("pipedream", stages=2, batches=2, replicas=(2, 1), update=1.0))
+    shown = show_schedule(Lesson("pipedream", stages=2, batches=2, replicas=(2, 1), update=1.0))
     # Both replicas wait for mini-batch 1, whose gradient the last stage gives second.
     sums = [box for box in shown.window.planned.boxes if box.kind == "all_reduce"]
     assert len({(box.start_s, box.end_s) for box in sums}) == 1
@@ -214,7 +214,7 @@ def test_the_loss_is_part_of_the_last_stages_forward_pass():
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_every_schedule_can_be_shown(name, stages):
     lesson = Lesson(name, stages=stages, batches=8)
-    shown = show(lesson)
+    shown = show_schedule(lesson)
     assert len(shown.rows) == (1 if name == "data-parallel" else stages)
     assert 0 < shown.window.planned.computing <= 1
     assert {box.row for box in shown.window.planned.boxes} == set(range(len(shown.rows)))
@@ -247,7 +247,7 @@ def test_what_waiting_for_replicas_costs(replicas, sync, ddp):
             "pipedream", stages=len(replicas), replicas=replicas, batches=300, all_reduce=0.0,
             durations=tuple(map(float, replicas)), stage_all_reduce=how,
         )  # fmt: skip
-        return show(lesson).window.planned.computing
+        return show_schedule(lesson).window.planned.computing
 
     assert computing("async") > 0.97
     assert computing("sync") == pytest.approx(sync, abs=0.015)
@@ -260,12 +260,14 @@ def test_an_update_that_waits_for_a_late_sum_is_drawn_as_long_as_it_takes(update
         "pipedream", stages=3, replicas=(2, 1, 1), batches=8, durations=(2.0, 1.0, 1.0),
         update=update, stage_all_reduce="async",
     )  # fmt: skip
-    updates = [b for b in show(lesson).window.planned.boxes if b.kind == "update"]
+    updates = [b for b in show_schedule(lesson).window.planned.boxes if b.kind == "update"]
     assert {round(box.end_s - box.start_s, 9) for box in updates} == ({update} if update else set())
 
 
 def test_stages_take_the_durations_that_are_given():
-    shown = show(Lesson("pipedream", stages=2, batches=2, durations=(2.0, 1.0), backward=2.0))
+    shown = show_schedule(
+        Lesson("pipedream", stages=2, batches=2, durations=(2.0, 1.0), backward=2.0)
+    )
     assert made.table_of(shown.window.planned.boxes, 2) == words(
         "f0 f0 f1 f1 .  b0 b0 b0 b0 b1 b1 b1 b1",
         ".  .  f0 b0 b0 f1 b1 b1 .  .  .  .  . ",

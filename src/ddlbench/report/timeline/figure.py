@@ -180,7 +180,7 @@ def draw_schedule(lesson: Lesson) -> tuple[Figure, pd.DataFrame]:
     if lesson.division:
         below = [*caption(lesson), *division_sentences(lesson)]
         return draw_page("Which replica computes which mini-batch", show_division(lesson), below)
-    return draw_page("Which device computes what when", [show(lesson)], caption(lesson))
+    return draw_page("Which device computes what when", [show_schedule(lesson)], caption(lesson))
 
 
 def show_division(lesson: Lesson) -> list[Shown]:
@@ -203,9 +203,9 @@ def show_division(lesson: Lesson) -> list[Shown]:
             heading += "; it stops before the first pass" if each else ""
             shown.append(Shown(heading, nothing, (), not_planned=why, in_seconds=False))
         else:
-            shown.append(_named(show(replace(lesson, batches=whole)), rule, heading))
+            shown.append(_named(show_schedule(replace(lesson, batches=whole)), rule, heading))
     here = "this project: a mini-batch's number decides on its replica, whatever their count"
-    return [*shown, _named(show(lesson), "this project", here)]
+    return [*shown, _named(show_schedule(lesson), "this project", here)]
 
 
 def _named(shown: Shown, title: str, heading: str) -> Shown:
@@ -229,7 +229,7 @@ def division_sentences(lesson: Lesson) -> list[str]:
     return lines
 
 
-def show(lesson: Lesson) -> Shown:
+def show_schedule(lesson: Lesson) -> Shown:
     """The window of a schedule with all its boxes.
 
     Raises:
