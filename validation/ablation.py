@@ -29,9 +29,8 @@ from ddlbench.planning import pipeline
 from ddlbench.planning.matrix import expand
 from ddlbench.planning.schedules import Messaging, Schedule, messaging_of
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.collectives import Contention
 from ddlbench.predict.evaluate import predictions
-from ddlbench.predict.links import LinkTable
+from ddlbench.predict.links import Contention, LinkTable
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR
 from ddlbench.predict.predictors import pipeline_replay
 from ddlbench.strategies.pipelining import descriptor

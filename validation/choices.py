@@ -47,12 +47,12 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.belief import from_prediction, from_runs
 from ddlbench.predict.calibration import Calibration, calibrate, calibrated, cells_of
 from ddlbench.predict.candidate import Candidate
-from ddlbench.predict.choose import Limits, choose, result_of
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction
 from ddlbench.predict.ranking import Ranking, rank
+from ddlbench.predict.recommend import Limits, choose, result_of
 from ddlbench.report.drawing import draw_figure
-from ddlbench.report.figures.ways_to_choose import ways
+from ddlbench.report.figures.choice import ways
 
 OUT = ROOT / "docs" / "validation"
 MOST = 3

@@ -34,15 +34,15 @@ from bed_study import ROOT, Study
 
 from ddlbench.commands.papers import command_of
 from ddlbench.common.document import write_text
-from ddlbench.experiment.paper import LAPTOP, PaperFile, read_papers
+from ddlbench.experiment.config import LAPTOP, PaperFile, read_papers
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import matrix_of
 from ddlbench.report.columns import MEASUREMENTS, STEPS, VALIDATION
 from ddlbench.report.drawing import draw_figure
-from ddlbench.report.figure_results import TEXT
-from ddlbench.report.figures.scaling import draw_sites
+from ddlbench.report.figures.speedup import draw_sites
 from ddlbench.report.footer import Context
+from ddlbench.report.papers_page import TEXT
 from ddlbench.report.registry import names_of
 from ddlbench.report.style import save_figure, style
 from ddlbench.report.summary import summarise

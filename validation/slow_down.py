@@ -20,7 +20,7 @@ from bed_study import ROOT, Study
 from papers import results_of
 
 from ddlbench.commands.papers import command_of
-from ddlbench.experiment.paper import LAPTOP, read_papers
+from ddlbench.experiment.config import LAPTOP, read_papers
 from ddlbench.report.columns import MEASUREMENTS
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import read_table

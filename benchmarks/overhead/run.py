@@ -33,7 +33,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.networks import build
 from ddlbench.planning.planner import make_plan
-from ddlbench.runtime.progress import Reporter
+from ddlbench.runtime.watchdog import Reporter
 from ddlbench.strategies.executor import Context, Executor
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddlbench.equivalence.mini_batches import whole_batches
+from ddlbench.equivalence.one_device import whole_batches
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
-from ddlbench.strategies.pipedream.replay import OldWeights
-from ddlbench.testing.networks import network_of
+from ddlbench.strategies.pipedream.executor import OldWeights
+from ddlbench.testing.training import network_of
 
 RUNS = ((0, 3), (3, 8))  # (first, count): warm-up, and the measured region
 

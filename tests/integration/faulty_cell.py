@@ -30,7 +30,7 @@ from local_cells import local_site
 from ddlbench.runtime import watchdog
 from ddlbench.runtime.staging import StagingFailed, stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
-from ddlbench.workflow.log import logged
+from ddlbench.workflow.run import logged
 watchdog._OTHERS_REPORT_S = 1.0  # the other rank waits for the test, and has nothing to report
 results, scratch = map(Path, sys.argv[1:])
 folder = results / "cells" / CELL.id

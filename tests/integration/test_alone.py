@@ -13,9 +13,8 @@ from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.alone import MessageLog
 from ddlbench.strategies.executor import Context, executor_of
-from ddlbench.testing.networks import network_of
 from ddlbench.testing.rank_pool import run_ranks
-from ddlbench.testing.training import Reader, context_of
+from ddlbench.testing.training import Reader, context_of, network_of
 
 CPU = torch.device("cpu")
 SPANS = {"halo": "swap", "gather": "all_gather", "all_reduce": "all_reduce"}

@@ -20,7 +20,7 @@ from local_cells import local_site
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import read_result
 from ddlbench.runtime import supervise
-from ddlbench.runtime.checkpoint.state_file import read_state
+from ddlbench.runtime.checkpoint.rank import read_state
 from ddlbench.runtime.checkpoint.store import journal_file, rank_file, read_journal
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell

@@ -7,11 +7,9 @@ from counted_bytes import assert_sent, count_bytes
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.workload import Tensor
-from ddlbench.strategies.ddp.descriptor import shares
-from ddlbench.strategies.ddp.low_rank import bucket_bytes
+from ddlbench.strategies.ddp.descriptor import bucket_bytes, shares
 from ddlbench.testing import assert_cell_equals_sequential
-from ddlbench.testing.networks import network_of
-from ddlbench.testing.training import assert_same_weights, reference, train
+from ddlbench.testing.training import assert_same_weights, network_of, reference, train
 
 STEPS = 4
 FLOAT_BYTES = 4

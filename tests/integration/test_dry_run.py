@@ -18,10 +18,9 @@ import ddlbench
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.strategies.dry_run import dry_run
-from ddlbench.testing.networks import network_with_dropout
+from ddlbench.strategies.alone import dry_run
 from ddlbench.testing.rank_pool import run_ranks
-from ddlbench.testing.training import Reader, context_of, executor_of
+from ddlbench.testing.training import Reader, context_of, executor_of, network_with_dropout
 
 CPU = torch.device("cpu")
 RUNS = ((0, 3), (3, 5))
@@ -200,7 +199,7 @@ def test_a_parameter_server_greets_both_ways_before_anything_is_expected():
 
 def test_greetings_have_one_order_so_that_no_ranks_wait_in_turn(monkeypatch):
     """Every rank's calls, played with messages that both sides wait for."""
-    from ddlbench.strategies.parameter_server.worker import channels_between
+    from ddlbench.strategies.parameter_server.server import channels_between
     from ddlbench.strategies.process_group import connect
 
     servers, workers = [0, 1], [2, 3, 4]

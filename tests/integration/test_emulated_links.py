@@ -11,7 +11,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import read_links
 from ddlbench.experiment.site import GivenLinks, Interconnect, Slurm, load_site
 from ddlbench.interconnect.measure import LinksFailed, measure_links
-from ddlbench.interconnect.worlds import links_geometry, links_request
+from ddlbench.interconnect.time_plan import links_geometry, links_request
 from ddlbench.runtime import emulated_fabric
 
 DELAY_S = 0.01

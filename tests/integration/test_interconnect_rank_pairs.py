@@ -13,7 +13,7 @@ from torch import distributed as dist
 from ddlbench.experiment.links import InvalidLinks, Links, read_links, write_links
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect import measure as measure_module
-from ddlbench.interconnect.assemble import world_pairs
+from ddlbench.interconnect.measure import world_pairs
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.interconnect.rank_pairs import MOST_PAIRS, chosen_pairs
 from ddlbench.planning.pipeline_stages import bandwidth_of
@@ -61,7 +61,7 @@ def test_however_many_ranks_the_sample_is_no_larger():
 
 def pairs_here(most: int, rank: int, store: dist.Store, *, budget_s: float) -> dict:
     from ddlbench.interconnect import rank_pairs
-    from ddlbench.interconnect.group import Group, joined, members_of
+    from ddlbench.interconnect.collectives import Group, joined, members_of
 
     rank_pairs.chosen_pairs = lambda nodes: chosen_pairs(nodes, most)
     members = members_of(1, 3, 3)

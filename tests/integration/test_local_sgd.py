@@ -6,12 +6,11 @@ import pytest
 import torch
 from local_cells import LOCAL_SGD, local_site, run_one
 
-from ddlbench.equivalence.mini_batches import whole_batches
+from ddlbench.equivalence.one_device import whole_batches
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
-from ddlbench.strategies.local_sgd.replay import replay
-from ddlbench.testing.networks import network_of
-from ddlbench.testing.training import assert_same_weights, loss_of, train
+from ddlbench.strategies.local_sgd.executor import replay
+from ddlbench.testing.training import assert_same_weights, loss_of, network_of, train
 
 RUNS = ((0, 2), (2, 6))  # a call ends within a round, and so does the last round
 STEPS = 8

@@ -10,8 +10,7 @@ from local_cells import local_site, run_one
 
 from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DataRequest
-from ddlbench.experiment.own_data import OwnDataset, declare
+from ddlbench.experiment.dataset_spec import DATASETS, OWN_DATA, DataRequest, OwnDataset, declare
 from ddlbench.planning.strategy import normalise
 
 

@@ -15,8 +15,7 @@ import torch
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.testing.networks import network_of
-from ddlbench.testing.training import STATISTICS, reference, train
+from ddlbench.testing.training import STATISTICS, network_of, reference, train
 
 ALL = ("pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb", "pipe-zbv")
 TWO_STAGES = ALL[2:]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddlbench.cluster import doctor, probe_job
-from ddlbench.cluster.probe_job import batch_command
+from ddlbench.cluster import doctor
+from ddlbench.cluster.doctor import batch_command
 from ddlbench.experiment.site import load_site
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -82,7 +82,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(CONFIG.parent / "src"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(probe_job, "_POLL_S", 0.05)
+    monkeypatch.setattr(doctor, "_POLL_S", 0.05)
     return tmp_path
 
 

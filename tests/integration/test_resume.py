@@ -16,7 +16,7 @@ from ddlbench.strategies.executor import Context
 from ddlbench.strategies.torchgpipe import executor as torchgpipe_executor
 from ddlbench.strategies.torchgpipe.executor import GPipeExecutor
 from ddlbench.testing import assert_cells_resume
-from ddlbench.testing.networks import network_with_dropout
+from ddlbench.testing.training import network_with_dropout
 
 TWO_STAGES, FOUR_STAGES = {"balance": "5+5"}, {"balance": "3+2+2+3"}
 OPTIONS = {

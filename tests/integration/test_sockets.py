@@ -9,7 +9,7 @@ import pytest
 from local_cells import DDP, GPIPE, HOROVOD, PARAMETER_SERVER, PIPEDREAM
 from torch.distributed import HashStore
 
-from ddlbench.strategies.horovod.rendezvous import join_rendezvous
+from ddlbench.strategies.horovod.executor import join_rendezvous
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.training import with_precision
-from ddlbench.testing.networks import network_of
 from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import (
     STATISTICS,
     Reader,
     context_of,
     executor_of,
+    network_of,
     reference,
     sequential,
     train,

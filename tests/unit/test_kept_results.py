@@ -11,8 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ddlbench.experiment.paper import read_papers
-from ddlbench.report.figure_results import kept_results
+from ddlbench.experiment.config import read_papers
+from ddlbench.report.papers_page import kept_results
 from ddlbench.report.style import new_figure, save_figure, small_png, style
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""What a cell asks of SLURM, by geometry: the table of `ddlbench.planning.resources`."""
+"""What a cell asks of SLURM, by geometry: the table of `ddlbench.planning.budget`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.site import Site, load_site
-from ddlbench.planning.resources import SchedulerRequest, request
+from ddlbench.planning.budget import SchedulerRequest, request
 
 
 def cell(geometry: str) -> Cell:

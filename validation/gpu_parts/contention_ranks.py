@@ -9,7 +9,7 @@ from ddlbench.datasets.staging import hold
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.paths import scratch_dir
-from ddlbench.interconnect.group import settle
+from ddlbench.interconnect.collectives import settle
 from ddlbench.profiling.steps import StepRunner, run_rounds
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from ddlbench.interconnect.group import Group, joined, members_of, settle
+from ddlbench.interconnect.collectives import Group, joined, members_of, settle
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import join_store, leave
 

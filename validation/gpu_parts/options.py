@@ -28,7 +28,7 @@ from ddlbench.experiment.site import Interconnect, Site
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.measure import LinksFailed, measure_links
 from ddlbench.interconnect.nvidia_programs import find_nvbandwidth, find_or_build_p2p
-from ddlbench.interconnect.p2p_binary import run_nvbandwidth, run_p2p
+from ddlbench.interconnect.p2p import run_nvbandwidth, run_p2p
 from ddlbench.planning.planner import request_of
 from ddlbench.profiling.steps import slowdowns
 from ddlbench.runtime.rank_job import run_rank_job

@@ -35,7 +35,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.interconnect.measure import measure_links
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.store import journal_file, read_journal
-from ddlbench.runtime.placement import SHARED_GPU_NOTE
+from ddlbench.runtime.launch import SHARED_GPU_NOTE
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed
 from gpu_parts.clock import furthest, losses_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.measure import measure_links
 from ddlbench.report.drawing import make_links_figures
-from ddlbench.workflow.log import logged
+from ddlbench.workflow.run import logged
 
 site_name, fabric, output, log = sys.argv[1:]
 with logged(log):

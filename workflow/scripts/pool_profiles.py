@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from ddlbench.experiment.profile import read_profile, write_profile
-from ddlbench.profiling.pool import pooled
-from ddlbench.workflow.log import logged
+from ddlbench.profiling.worker import pooled
+from ddlbench.workflow.run import logged
 
 output, log, *runs = sys.argv[1:]
 with logged(log):

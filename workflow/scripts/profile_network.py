@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.profiles import ProfileNeeds
-from ddlbench.profiling.make import make_profile
+from ddlbench.profiling.worker import make_profile
 from ddlbench.runtime.rank_job import RankJobFailed
-from ddlbench.workflow.log import logged
+from ddlbench.workflow.run import logged
 
 site_name, real_data, needs, output, log = sys.argv[1:]
 with logged(log, RankJobFailed):

@@ -13,7 +13,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import StagingFailed, stage_cell, staged_by_this_job, unstage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
-from ddlbench.workflow.log import logged
+from ddlbench.workflow.run import logged
 
 site_name, real_data, cell_id, staged, result, log, attempt = sys.argv[1:]
 with logged(log, CellFailed, StagingFailed, attempt=int(attempt)):

@@ -13,7 +13,7 @@ from ddlbench.common.document import write_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
 from ddlbench.runtime.staging import StagingFailed, stage_cell
-from ddlbench.workflow.log import logged
+from ddlbench.workflow.run import logged
 
 site_name, real_data, cell_id, output, log, attempt = sys.argv[1:]
 with logged(log, StagingFailed, attempt=int(attempt)):

@@ -5,7 +5,7 @@ from pathlib import Path
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.matrix import matrix_of
 from ddlbench.report import make_tables
-from ddlbench.workflow.log import logged
+from ddlbench.workflow.run import logged
 
 with logged(snakemake.log[0]):
     experiment, site, rows = matrix_of(snakemake.config)

@@ -38,8 +38,8 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from ddlbench.cluster.job_files import JobFiles
 from ddlbench.experiment.status import Reason
 from ddlbench.slurm import jobs as slurm
-from ddlbench.slurm import refusals
-from ddlbench.slurm.commands import SlurmError, ask, refusal
+from ddlbench.slurm import partitions
+from ddlbench.slurm.jobs import SlurmError, ask, refusal
 
 _SOON_S = 35.0  # a job that waits longer says why
 _REMIND_S = 3600.0
@@ -102,9 +102,9 @@ class SlurmExecutor(plugin.Executor):
             if words is None:
                 return None
             waited_s = time.monotonic() - begin_s
-            busy = refusals.is_busy(words)  # SLURM does not answer; else other jobs may end
-            if not (waited_s < _BUSY_LIMIT_S if busy else refusals.may_pass(words)):
-                key = None if refusals.limits_jobs(words) else refusals.key_of(words)
+            busy = partitions.is_busy(words)  # SLURM does not answer; else other jobs may end
+            if not (waited_s < _BUSY_LIMIT_S if busy else partitions.may_pass(words)):
+                key = None if partitions.limits_jobs(words) else partitions.key_of(words)
                 change = f"; change {key} in the site's file" if key else ""
                 return Reason("not_submitted", f"SLURM did not take the job: {words}{change}")
             self._show(f"sbatch does not take a job now ({words}); it is submitted later")

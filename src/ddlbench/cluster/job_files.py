@@ -20,15 +20,12 @@ from typing import Any
 from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from ddlbench.common.document import write_json
-from ddlbench.common.run_id import Writer
-from ddlbench.common.text import UnreadableJson
+from ddlbench.common.document import UnreadableJson, write_json
+from ddlbench.common.owner import Writer
 from ddlbench.experiment.cell import Cell, short_names
-from ddlbench.experiment.failure import Failure
 from ddlbench.experiment.paths import QUEUED_FILE
-from ddlbench.experiment.status import Reason
-from ddlbench.slurm.jobs import ENDED_FOR_MEMORY, ENDED_FOR_TIME, JobState
-from ddlbench.slurm.output import telling_line
+from ddlbench.experiment.status import Failure, Reason
+from ddlbench.slurm.jobs import ENDED_FOR_MEMORY, ENDED_FOR_TIME, JobState, telling_line
 
 _TAIL_LINES = 20
 

@@ -16,9 +16,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.planning.resources import SPARE_MINUTES
-from ddlbench.slurm.constraints import holds, telling
-from ddlbench.slurm.node_kinds import SLICES_ALONE, NodeKind, counted, is_slice, unusable_in
+from ddlbench.planning.budget import SPARE_MINUTES
+from ddlbench.slurm.partitions import (
+    SLICES_ALONE,
+    NodeKind,
+    counted,
+    holds,
+    is_slice,
+    telling,
+    unusable_in,
+)
 
 STAGE_TIMEOUT_S = 1800
 CELL_TIMEOUT_S = 3600

@@ -23,15 +23,20 @@ from pathlib import Path
 
 import psutil
 
-from ddlbench.cluster.partition_check import judge_partition, usable_nodes
-from ddlbench.cluster.request_check import Finding, judge_request, options_of, sbatch_refuses
+from ddlbench.cluster.checks import (
+    Finding,
+    judge_partition,
+    judge_request,
+    options_of,
+    sbatch_refuses,
+    usable_nodes,
+)
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS, expanded, scratch_dir
 from ddlbench.experiment.site import Site
-from ddlbench.planning.resources import request
-from ddlbench.slurm.commands import NEEDED_COMMANDS, SlurmError, missing_commands
-from ddlbench.slurm.output import telling_line
+from ddlbench.planning.budget import request
+from ddlbench.slurm.jobs import NEEDED_COMMANDS, SlurmError, missing_commands, telling_line
 from ddlbench.slurm.partitions import accounts, enforced_limits, node_kinds, qos_names
 
 _SETUP_S = 20.0

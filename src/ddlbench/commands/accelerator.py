@@ -11,7 +11,7 @@ import click
 
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.screen import duration_text, paragraph, table
-from ddlbench.common.units import MB
+from ddlbench.common.statistics import MB
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project, profile_file
 from ddlbench.experiment.site import is_emulated, load_site

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.screen import paragraph, shortened
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
@@ -24,7 +24,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.matrix import check_name
 
 if TYPE_CHECKING:
-    from ddlbench.equivalence.verdict import Verdict
+    from ddlbench.equivalence.examination import Verdict
 
 _LEARNING_RATE = 0.05  # so that a few steps change weights much, and no network diverges
 _MARKS = {
@@ -96,9 +96,11 @@ def _listed(values: Sequence[str]) -> list[str]:
 def _verdicts(
     cells: Sequence[Cell], geometry: tuple[int, int], batch_size: int | None
 ) -> Iterator[Verdict]:
-    from ddlbench.equivalence.errors import Kind  # noqa: PLC0415 - these import torch
-    from ddlbench.equivalence.examination import Examination  # noqa: PLC0415
-    from ddlbench.equivalence.verdict import Verdict  # noqa: PLC0415
+    from ddlbench.equivalence.examination import (
+        Examination,
+        Verdict,
+    )
+    from ddlbench.equivalence.rounding import Kind  # noqa: PLC0415 - these import torch
 
     examination = Examination(geometry, batch_size)
     several = len({cell.network for cell in cells}) > 1

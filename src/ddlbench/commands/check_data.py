@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import paragraph
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import CONFIG
-from ddlbench.own_folders import CheckedData, check_files
+from ddlbench.own_parts import CheckedData, check_files
 from ddlbench.planning.planner import request_of
 
 if TYPE_CHECKING:

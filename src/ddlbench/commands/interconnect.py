@@ -12,13 +12,13 @@ import click
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import duration_text, paragraph, table
-from ddlbench.common.units import MB, MBIT_PER_S, MS
+from ddlbench.common.statistics import MB, MBIT_PER_S, MS
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
 from ddlbench.experiment.fabric import Backend, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
-from ddlbench.interconnect.captured_text import decoded
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
-from ddlbench.interconnect.p2p_text import parse_p2p
+from ddlbench.interconnect.nvidia_programs import decoded
+from ddlbench.interconnect.p2p import parse_p2p
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 
 _FILE = click.argument("file", type=click.Path(path_type=Path, allow_dash=True))

@@ -18,21 +18,20 @@ import click
 
 from ddlbench.commands import oracle_display as display
 from ddlbench.commands import oracle_transformer_display as transformer_display
-from ddlbench.commands.experiment_options import with_matrix
+from ddlbench.commands.plan import with_matrix
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.units import DAYS
+from ddlbench.common.statistics import DAYS
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
+from ddlbench.predict.measured_steps import Accelerators, Platform, PlatformFile
 from ddlbench.predict.paradl import measured as iterations
-from ddlbench.predict.paradl import search as cnn
+from ddlbench.predict.paradl import oracle as cnn
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.oracle import VARIANTS
-from ddlbench.predict.platform_file import Accelerators, Platform, PlatformFile
 from ddlbench.predict.transformer import runs as gpt_runs
 from ddlbench.predict.transformer import search as gpt
-from ddlbench.predict.transformer.counts import RECOMPUTATIONS
-from ddlbench.predict.transformer.own_runs import COLUMNS, own_rows
-from ddlbench.predict.transformer.shapes import is_shape
+from ddlbench.predict.transformer.configurations import RECOMPUTATIONS, is_shape
+from ddlbench.predict.transformer.runs import COLUMNS, own_rows
 from ddlbench.report.drawing import draw_figure
 
 if TYPE_CHECKING:

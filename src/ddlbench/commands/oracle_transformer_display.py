@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.commands.oracle_display import written
 from ddlbench.common.screen import duration_text, paragraph, ranking, size_text, table
-from ddlbench.common.units import DAYS
+from ddlbench.common.statistics import DAYS
 from ddlbench.predict.transformer.configurations import CUT
 from ddlbench.predict.transformer.search import Answer, Question, below_half, efficiencies
 
 if TYPE_CHECKING:
-    from ddlbench.predict.platform_file import Accelerators
+    from ddlbench.predict.measured_steps import Accelerators
 
 BILLION = 1e9
 CONSTANT = ("value", "low", "high", "prior", "at_most", "unit", "meaning")

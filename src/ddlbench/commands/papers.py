@@ -14,39 +14,38 @@ import click
 import pandas as pd
 
 from ddlbench import __version__
-from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest
 from ddlbench.common.screen import duration_text, named_lines, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
-from ddlbench.experiment.config import parse_experiment
-from ddlbench.experiment.paper import (
+from ddlbench.experiment.config import (
     EXAMPLE_SITE,
     FULL,
     LAPTOP,
     NO_CELLS,
     SCALES,
     PaperFile,
+    parse_experiment,
     read_papers,
 )
 from ddlbench.experiment.paths import RESULTS, enter_project
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.matrix import MatrixRow, expand
-from ddlbench.report.comparison import compared
-from ddlbench.report.figure_results import shown_results
+from ddlbench.report.comparison import compared, printed_values
 from ddlbench.report.kept_verdicts import KeptVerdict, kept_verdicts
 from ddlbench.report.papers_page import (
     Exhibit,
     beside_of,
     pictures_of,
     published_pictures,
+    shown_results,
     tables_of,
     write_page,
 )
 from ddlbench.report.printed_table import COLUMNS, printed_table
-from ddlbench.report.printed_values import printed_values
 from ddlbench.report.tables import write_table
 
 if TYPE_CHECKING:

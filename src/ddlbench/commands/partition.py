@@ -9,7 +9,7 @@ import click
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import duration_text, in_one_unit, paragraph, show, table
-from ddlbench.common.units import BYTES, TIMES
+from ddlbench.common.statistics import BYTES, TIMES
 from ddlbench.planning.partition import (
     COST_MODELS,
     Chain,
@@ -22,7 +22,7 @@ from ddlbench.planning.partition import (
     stage_memory_bytes,
 )
 from ddlbench.planning.partition import partition as cut
-from ddlbench.planning.schedules.pipedream import warmups
+from ddlbench.planning.schedules.orders import warmups
 
 LISTS = ("--machines", "--bandwidth")
 

@@ -1,26 +1,312 @@
-"""``ddlbench plan``: what an experiment will cost."""
+"""``ddlbench plan``: what an experiment will cost.
+
+How a plan and the states of cells look in a terminal.
+
+The options that name an experiment, for every command that reads one.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddlbench.cluster.preflight import examine_for, is_here
-from ddlbench.commands.experiment_options import with_matrix
-from ddlbench.commands.plan_display import plan_lines
 from ddlbench.commands.site import show_findings
-from ddlbench.experiment.paths import RESULTS
+from ddlbench.common.schema import read_yaml
+from ddlbench.common.screen import (
+    counted,
+    duration_text,
+    named_lines,
+    paragraph,
+    size_text,
+    two_digits,
+)
+from ddlbench.common.statistics import HOURS
+from ddlbench.experiment.cell import short_names
+from ddlbench.experiment.config import Experiment
+from ddlbench.experiment.paths import (
+    CONFIG,
+    RESULTS,
+    check_results,
+    enter_project,
+    links_file,
+    profile_file,
+)
+from ddlbench.experiment.profile import ProfileKey
+from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import Site
+from ddlbench.experiment.status import code_of
+from ddlbench.interconnect.time_plan import links_plan
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import cells_to_run, estimate, finished_rows
-from ddlbench.planning.matrix import MatrixRow
+from ddlbench.planning.expected_time import START_S
+from ddlbench.planning.matrix import MatrixRow, matrix_of
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
+    from ddlbench.planning.budget import Budget
+    from ddlbench.planning.matrix import MatrixRow
+
+_REASONS_SHOWN = 4
+_UNKNOWN = "its balance reads a table of the built-in networks, without your own ones"
+
+
+def plan_lines(
+    cost: Budget,
+    experiment: Experiment,
+    site: Site,
+    rows: Sequence[MatrixRow],
+    to_run: Sequence[Cell],
+    *,
+    every_cell: bool = False,
+) -> list[str]:
+    """What an experiment costs, what it lacks, and the next command.
+
+    Args:
+        cost: what :func:`ddlbench.planning.budget.estimate` returns.
+        experiment: the experiment.
+        site: where it runs.
+        rows: its matrix.
+        to_run: cells without a result.
+        every_cell: list the cells to run.
+    """
+    lines = paragraph(
+        f"{experiment.name} on {site.name}: {counted(cost.cells, 'cell')}, {cost.to_run:,} to run, "
+        f"{_done(cost)}, {cost.unsupported:,} cannot run"
+        + (f", {cost.left:,} left as they are" if cost.left else "")
+    )
+    pairs = []
+    if cost.to_run:
+        strategies = Counter(cell.strategy for cell in to_run).most_common()
+        pairs = [
+            ("time", _time(cost, experiment, site)),
+            ("needs", _needs(cost, experiment, site, to_run)),
+            *_predictions(cost, experiment, site, to_run),
+            ("to run", ", ".join(f"{name} {count:,}" for name, count in strategies)),
+        ]
+    pairs += [("data", line) for line in cost.data]
+    lines += named_lines(pairs)
+    lines += _cannot(rows, experiment)
+    for warning in cost.warnings:
+        lines += paragraph(f"Warning: {warning}.", hanging="  ")
+    lines += _check_of_own(experiment, to_run)
+    if every_cell:
+        lines += [f"  {name}" for name in short_names(to_run)]
+    elif len(to_run) > 1:
+        lines.append("The cells to run: --list.")
+    if cost.to_run:
+        lines += paragraph(f"Next: {snakemake_command(experiment, site)}", hanging="  ")
+    elif not cost.done:
+        lines.append("Nothing can run yet.")
+    else:
+        lines += paragraph("Nothing to run. The tables and figures: ddlbench report", hanging="  ")
+    return lines
+
+
+def _check_of_own(experiment: Experiment, to_run: Sequence[Cell]) -> list[str]:
+    """The command that compares strategies with one device, where a network is not built in."""
+    if all(cell.network in NETWORKS.built_in for cell in to_run):
+        return []
+    command = "ddlbench check"
+    if Path(experiment.where) != CONFIG:
+        command += f" --configfile {experiment.where}"
+    sentence = "Whether each strategy trains your network as one device does, in a few tiny steps: "
+    return paragraph(sentence + command, hanging="  ")
+
+
+def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> str:
+    """The command that measures an experiment on a site, or makes a target of it."""
+    # The target stands first, as --configfile would take it for a file of its own.
+    parts = ["snakemake", *filter(None, [target]), "--profile", f"profiles/{site.launcher}"]
+    if Path(experiment.where) != CONFIG:
+        parts += ["--configfile", experiment.where]
+    settings = list(experiment.given)
+    if site.name != experiment.site:
+        settings.append(f"site={site.name}")
+    if settings:
+        parts += ["--config", *settings]
+    return " ".join(parts)
+
+
+def _done(cost: Budget) -> str:
+    failures = {name: count for name, count in cost.done_statuses.items() if name != "ok"}
+    listed = ", ".join(f"{count:,} {name}" for name, count in failures.items())
+    return f"{cost.done:,} done" + (f" ({listed})" if listed else "")
+
+
+def _time(cost: Budget, experiment: Experiment, site: Site) -> str:
+    """The expected time first, and what it is known from; the time-outs bound it."""
+    alone = site.launcher != "slurm"
+    upper = _hours(cost.device_s_upper) if not alone else duration_text(cost.run_s_upper)
+    bound = f"at most {upper} (time-outs)"
+    known = cost.to_run - cost.cells_unknown
+    if cost.run_s_expected is None or cost.device_s_expected is None:
+        return (
+            f"unknown, {bound}: nothing measured here tells it; run first, about "
+            f"{_profile_time(experiment)} a network: "
+            f"{snakemake_command(experiment, site, 'profiles')}"
+        )
+    about = duration_text(cost.run_s_expected) if alone else _hours(cost.device_s_expected)
+    each = duration_text(cost.run_s_expected / known)
+    sources = [
+        (cost.cells_known_by_strategy, "as measured"),
+        (cost.cells_known_by_network, "as measured with another strategy"),
+        (cost.cells_known_by_steps, "from measured steps"),
+        (cost.cells_known_by_profile, "from profiles"),
+        (cost.cells_known_by_operations, "from operations, roughly"),
+        (cost.cells_unknown, "unknown and not counted"),
+    ]
+    parts = [(count, name) for count, name in sources if count]
+    alike = len(parts) == 1
+    listed = ", ".join(name if alike else f"{count:,} {name}" for count, name in parts)
+    return f"about {about}, {each} a cell ({listed}); {bound}"
+
+
+def _predictions(
+    cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Cell]
+) -> list[tuple[str, str]]:
+    """The profiles that only predictions need, which are in no cell's time."""
+    keys = {ProfileKey.of(cell).id for cell in to_run}
+    missing = sum(not profile_file(site.name, key).is_file() for key in keys)
+    links = _links(site, to_run)
+    if not (experiment.predict and (missing or links)) or cost.measured_first:
+        return []
+    parts = []
+    if missing:
+        parts.append(f"{counted(missing, 'profile')} too, about {_profile_time(experiment)} each")
+    return [("predict", ", and ".join([*parts, *links]))]
+
+
+def _links(site: Site, cells: Iterable[Cell]) -> list[str]:
+    """The links that are not measured yet, with their time; empty if there are none."""
+    fabrics = {cell.fabric for cell in cells}
+    times_s = [
+        links_plan(site, fabric).expected_s
+        for fabric in fabrics
+        if not links_file(site.name, fabric).is_file()
+    ]
+    if not times_s:
+        return []
+    each = f"about {duration_text(sum(times_s) / len(times_s))}"
+    return [
+        f"links, {each}" if len(times_s) == 1 else f"links of {len(times_s)} fabrics, {each} each"
+    ]
+
+
+def _needs(cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Cell]) -> str:
+    disk = (
+        f"{size_text(cost.node_disk_bytes)} of disk a node" if cost.node_disk_bytes else "no disk"
+    )
+    jobs = f"{counted(cost.slurm_jobs, 'SLURM job')}" if cost.slurm_jobs else "no SLURM jobs"
+    first = ""
+    if cost.measured_first:
+        first = f", {counted(cost.measured_first, 'profile or links file')} measured first"
+        times = [f"{_profile_time(experiment)} a profile", *_links(site, to_run)]
+        first += f" (about {', '.join(times)})"
+    return (
+        f"{disk}, no download, {jobs}{first}; "
+        f"largest cell {counted(cost.largest_nodes, 'node')}, "
+        f"{counted(cost.largest_devices, 'device')}"
+    )
+
+
+def _profile_time(experiment: Experiment) -> str:
+    profile = experiment.profile
+    return duration_text(profile.runs * (profile.budget_s + START_S))
+
+
+def _hours(device_s: float) -> str:
+    hours = HOURS.of(device_s)
+    return f"{two_digits(hours)} device-hours"
+
+
+def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
+    """Cells that cannot run by reason, and the lines of YAML that let pipelines run."""
+    groups: dict[str, list[MatrixRow]] = {}
+    for row in rows:
+        if row.unsupported is not None:
+            reason = _UNKNOWN if _blocks_unknown(row) else str(row.unsupported)
+            groups.setdefault(reason, []).append(row)
+    pairs = []
+    for reason, members in list(groups.items())[:_REASONS_SHOWN]:
+        strategies = ", ".join(dict.fromkeys(row.cell.strategy for row in members))
+        pairs.append(("cannot run", f"{strategies}, {counted(len(members), 'cell')}: {reason}"))
+    if len(groups) > _REASONS_SHOWN:
+        pairs.append(("", f"{len(groups) - _REASONS_SHOWN} more reasons: ddlbench status --all"))
+    return named_lines(pairs) + _missing_balance(rows, experiment)
+
+
+def _missing_balance(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
+    unknown = dict.fromkeys(row.cell.strategy for row in rows if _blocks_unknown(row))
+    if not unknown:
+        return []
+    lines = paragraph(f"Write into {experiment.where}:", "            ")
+    lines.append("              strategies:")
+    return lines + [f"                {name}: {{balance: profile}}" for name in unknown]
+
+
+def _blocks_unknown(row: MatrixRow) -> bool:
+    return code_of(row.unsupported) == "unknown_blocks"
+
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.config import Experiment
+    from ddlbench.experiment.site import Site
+    from ddlbench.planning.matrix import MatrixRow
+
+    Selected = tuple[Experiment, Site, list[MatrixRow]]
+
+
+def with_matrix(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options, and hand ``experiment``, ``site`` and ``rows`` to the command."""
+
+    @click.option(
+        "--configfile",
+        type=click.Path(path_type=Path),
+        default=CONFIG,
+        show_default=True,
+        help="The experiment.",
+    )
+    @click.option("--site", "site_name", default=None, help="Another site than the file names.")
+    @click.option("--scale", default=None, help="Of a published figure: full or laptop.")
+    @wraps(command)
+    def wrapped(configfile: Path, site_name: str | None, scale: str | None, **options: Any) -> None:
+        experiment, site, rows = matrix_at(configfile, site_name, scale)
+        command(experiment=experiment, site=site, rows=rows, **options)
+
+    return wrapped
+
+
+def matrix_at(configfile: Path, site_name: str | None = None, scale: str | None = None) -> Selected:
+    """The experiment of a file, its site and its matrix.
+
+    Args:
+        configfile: the file.
+        site_name: another site than the file names.
+        scale: of a published figure.
+    """
+    configfile = enter_project(configfile)
+    config, given = config_at(configfile, site_name, scale)
+    experiment, site, rows = matrix_of(config, where=str(configfile))
+    check_results(site.name)
+    return replace(experiment, given=given), site, rows
+
+
+def config_at(
+    configfile: Path, site_name: str | None = None, scale: str | None = None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A file with what the user has set beside it, and these settings as ``key=value``."""
+    settings = {"scale": scale, "site": site_name}
+    given = {key: value for key, value in settings.items() if value is not None}
+    return {**read_yaml(configfile), **given}, tuple(f"{k}={v}" for k, v in given.items())
 
 
 @click.command()

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.experiment_options import matrix_at
+from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.paths import check_results, enter_project, links_file
 from ddlbench.experiment.site import load_site, making_command
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.question import Question
+from ddlbench.predict.ranking import Question
 from ddlbench.predict.recommend import knowledge_of
 
 if TYPE_CHECKING:

@@ -1,28 +1,230 @@
-"""``ddlbench recommend``: what to train with, on one geometry or on several."""
+"""``ddlbench recommend``: what to train with, on one geometry or on several.
+
+How a recommendation looks in a terminal.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.measuring import by_workflow, case_id, measured_cell
+from ddlbench.commands.largest_batch import by_workflow, case_id, measured_cell
+from ddlbench.commands.predict import header, noisy_profile
 from ddlbench.commands.questions import Questions, cell_options, questions_of
-from ddlbench.commands.recommend_display import cost_lines, recommendation_lines
 from ddlbench.commands.sizes_display import sizes_lines
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import paragraph, show
-from ddlbench.common.units import HOURS
+from ddlbench.common.screen import (
+    counted,
+    in_one_unit,
+    left_out,
+    named_lines,
+    paragraph,
+    show,
+    size_text,
+)
+from ddlbench.common.screen import ranking as ranking_table
+from ddlbench.common.statistics import BYTES, HOURS, TIMES
 from ddlbench.experiment.site import making_command
-from ddlbench.predict.advice import Advice, advise, answer_dict
-from ddlbench.predict.choose import Choice, Limits, choice_file, choose, result_of, write_choice
+from ddlbench.planning.labels import strategy_label
+from ddlbench.predict.advice import Advice, advise, answer_dict, chance_text, range_text
+from ddlbench.predict.belief import DEFAULT_RECOMMENDER
+from ddlbench.predict.largest_batch import Size, sizes_dict
+from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked
-from ddlbench.predict.recommenders import DEFAULT_RECOMMENDER
-from ddlbench.predict.sizes import Size, sizes_dict
 
 if TYPE_CHECKING:
-    from ddlbench.predict.question import Question
+    from ddlbench.predict.accuracy import SignedErrors
+    from ddlbench.predict.advice import Advice
+    from ddlbench.predict.candidate import Candidate, Knowledge
+    from ddlbench.predict.ranking import Question, Ranking
+    from ddlbench.predict.recommend import Choice
+
+_DISAGREE = 0.2
+_COMMAND = r"(; make (it|what is missing)|; measure them) with: .*"
+_SHORT_REASONS = {
+    "too_large": "too large for a device",
+    "old_weights": "old weights (--allow-stale)",
+    "other_update": "another update",
+    "other_training": "other training",
+    "no_step": "failed here",
+    "package_missing": "not installed",
+    "uneven_batch": "the batch does not divide",
+    "site_too_small": "the site is too small",
+    "unknown_blocks": "blocks unknown, write --option STRATEGY.balance=profile",
+    "too_few_blocks": "more stages than blocks",
+    "no_prediction": "no prediction",
+    "fault": "a fault in its code",
+}
+
+
+def recommendation_lines(
+    question: Question, ranking: Ranking, advice: Advice, known: Knowledge, *, why: bool
+) -> list[str]:
+    """A ranking with its advice, what of it was measured, and what is not ranked.
+
+    Args:
+        question: what is to be trained.
+        ranking: the candidates.
+        advice: of this ranking.
+        known: what is known at the site.
+        why: print the parts of each prediction, and every reason in full.
+    """
+    ranked = ranking.ranked
+    lines = paragraph(header(question, known.site))
+    if ranked:
+        lines += _ranking_table(ranking)
+    for sentence in advice.sentences:
+        lines += paragraph(sentence)
+    if ranked:
+        lines += _legend(ranking)
+        lines += _errors_here(ranked, known.errors)
+        lines += noisy_profile(ranking.base.prediction if ranking.base else None)
+    lines += _not_ranked(ranking.not_ranked, why=why)
+    rooms = [c.room for c in ranked if c.room]
+    if rooms and all(room.capacity_bytes is None for room in rooms):
+        lines += paragraph("Device memory is unknown, fit not checked: --device-memory-bytes.")
+    if why:
+        lines += _parts(ranked)
+    return lines
+
+
+def _ranking_table(ranking: Ranking) -> list[str]:
+    ranked, tied = ranking.ranked, ranking.tied
+    places = {place for place, c in enumerate(ranked, start=1) if c in tied}
+    measured = in_one_unit([median(c.measured_s) if c.measured_s else None for c in ranked], TIMES)
+    if any(measured):
+        measured = [text or "no" for text in measured]
+    headings = (
+        "strategy | > predicted | > measured | > 90 % /1 | > speed-up | > memory /2 | > fastest"
+    )
+    rows = zip(
+        [c.label for c in ranked],
+        in_one_unit([c.predicted_s for c in ranked], TIMES),
+        [f"{text}!" if _disagrees(c) else text for c, text in zip(ranked, measured, strict=True)],
+        [range_text(*ranking.interval_s(c)) for c in ranked],
+        [_speedup_text(ranking, c) for c in ranked],
+        in_one_unit([c.memory_bytes for c in ranked], BYTES),
+        [chance_text(c.chance) if len(ranked) > 1 else "" for c in ranked],
+        strict=True,
+    )
+    return ranking_table(headings, rows, places if len(tied) > 1 else ())
+
+
+def _speedup_text(ranking: Ranking, candidate: Candidate) -> str:
+    """``1.12``; ``~1.12`` if a measured row has a predicted one, ``1.12^`` if above its bound."""
+    speedup = ranking.speedup(candidate)
+    if speedup is None:
+        return ""
+    before = "~" if _of_other_world(ranking, candidate) else ""
+    above = "^" if ranking.above_bound(candidate) else ""
+    return f"{before}{speedup.ratio:.2f}{above}"
+
+
+def _of_other_world(ranking: Ranking, candidate: Candidate) -> bool:
+    speedup = ranking.speedup(candidate)
+    return speedup is not None and speedup.basis != candidate.basis
+
+
+def _disagrees(candidate: Candidate) -> bool:
+    if not candidate.measured_s or candidate.predicted_s is None:
+        return False
+    return abs(candidate.predicted_s / median(candidate.measured_s) - 1) > _DISAGREE
+
+
+def _legend(ranking: Ranking) -> list[str]:
+    """What the signs of the table mean, and what the measured rows change."""
+    ranked = ranking.ranked
+    if not any(c.measured_s for c in ranked):
+        return paragraph("No cell like these has been measured here.")
+    if not any(c.basis == "measured" for c in ranked):
+        return paragraph("Measured steps decide nothing with this recommender.")
+    sentences = ["Measured rows have measured speed-ups, the others predicted ones."]
+    if any(c.basis == "measured" for c in ranked) and any(c.basis == "predicted" for c in ranked):
+        sentences.append(
+            "What was measured moves the places and the intervals of predicted rows, not their "
+            "predicted steps."
+        )
+    if any(map(_disagrees, ranked)):
+        sentences.append(f"! = predicted is over {_DISAGREE:.0%} off the measured step.")
+    if any(map(ranking.above_bound, ranked)):
+        sentences.append("^ = measured above what the strategy can reach.")
+    if any(_of_other_world(ranking, c) for c in ranked):
+        sentences.append("~ = predicted, as one device was not measured.")
+    return paragraph(" ".join(sentences))
+
+
+def _errors_here(ranked: Sequence[Candidate], errors: SignedErrors) -> list[str]:
+    sizes = [
+        abs(error)
+        for c in ranked
+        if c.prediction is not None
+        for error in errors.get((c.prediction.predictor, c.strategy), ())
+    ]
+    if not sizes:
+        return []
+    cells = counted(len(sizes), "cell")
+    return paragraph(f"These predictors were {median(sizes):.0%} off on {cells} here (median).")
+
+
+def _not_ranked(others: Sequence[Candidate], *, why: bool) -> list[str]:
+    # The last line names the command that makes what is missing, for all.
+    pairs = [(c.label, re.sub(_COMMAND, "", str(c.reason))) for c in others]
+    groups: dict[str, list[str]] = {}
+    for c in others:
+        groups.setdefault(_SHORT_REASONS.get(c.code, "cannot run"), []).append(c.label)
+    brief = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in groups.items())
+    return left_out("Not ranked", pairs, "" if why else brief, "--why")
+
+
+def _parts(ranked: Sequence[Candidate]) -> list[str]:
+    """The parts of each predicted step, and what the first prediction assumes."""
+    pairs = []
+    for candidate in ranked:
+        prediction = candidate.prediction
+        if prediction is None:
+            continue
+        parts = [f"compute {prediction.compute_s:.3g} s"]
+        if prediction.bubble_s:
+            parts.append(f"bubble {prediction.bubble_s:.3g} s")
+        if candidate.cell.devices > 1:
+            hidden = max(0.0, prediction.communication_s - prediction.exposed_communication_s)
+            parts.append(f"waits {prediction.exposed_communication_s:.3g} s for communication")
+            parts.append(f"hides {hidden:.3g} s of it")
+        if candidate.predicted_s is not None and candidate.predicted_s > prediction.step_s:
+            parts.append(
+                f"at least {candidate.predicted_s:.3g} s by its bound of {candidate.bound:.3g}"
+            )
+        if candidate.memory_bytes is not None:
+            parts.append(f"memory {size_text(candidate.memory_bytes)}")
+        pairs.append((candidate.label, f"{prediction.predictor}: {', '.join(parts)}"))
+    lines = ["", "Parts of a predicted step", *named_lines(pairs, "  ")]
+    first = next((c.prediction for c in ranked if c.prediction), None)
+    if first is not None and (first.notes or first.limits):
+        assumptions = "; ".join((*first.notes, *first.limits))
+        lines += paragraph(f"{first.predictor} assumes: {assumptions}.", hanging="  ")
+    return lines
+
+
+def cost_lines(choice: Choice) -> list[str]:
+    """What was measured for a choice, and what it saved."""
+    if not choice.trials:
+        return paragraph(f"Nothing was measured: {choice.stopped}.")
+    told = [
+        strategy_label(trial.strategy)
+        + ("" if trial.step_s else f" ({trial.status.replace('_', ' ')})")
+        for trial in choice.trials
+    ]
+    every = choice.device_s_all()
+    whole = f"; all candidates would take {HOURS.of(every):.2g}" if every else ""
+    return paragraph(
+        f"Measured for this choice: {', '.join(told)}, {HOURS.of(choice.device_s):.2g} "
+        f"device-hours{whole}. Stopped: {choice.stopped}."
+    )
 
 
 @click.command()

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddlbench.common.screen import in_one_unit, paragraph, table, two_digits
-from ddlbench.common.units import BYTES, HOURS, TIMES
+from ddlbench.common.statistics import BYTES, HOURS, TIMES
 from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.predict.advice import batch_hint, chance_text
-from ddlbench.predict.sizes import sizes_advice
+from ddlbench.predict.largest_batch import sizes_advice
 
 if TYPE_CHECKING:
     from ddlbench.predict.candidate import Knowledge
-    from ddlbench.predict.sizes import Size
+    from ddlbench.predict.largest_batch import Size
 
 
 def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:

@@ -21,13 +21,11 @@ from typing import Any
 
 from ddlbench.common.document import write_text
 from ddlbench.common.schema import file_schema
-from ddlbench.common.units import GB, MB, unit_for
-from ddlbench.experiment.cell import Cell
+from ddlbench.common.statistics import GB, MB, unit_for
+from ddlbench.experiment.cell import Cell, settings
 from ddlbench.experiment.config import ExperimentKeys, Profiling
-from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.own_data import OwnDataset
+from ddlbench.experiment.dataset_spec import DATASETS, OwnDataset
 from ddlbench.experiment.registry import NETWORKS, SHIPPED_STRATEGIES
-from ddlbench.experiment.settings import settings
 from ddlbench.planning.strategy import strategy_of
 
 _PLANNING = "src/ddlbench/planning"
@@ -75,10 +73,10 @@ class GeneratedTable:
 
 
 TABLES = (
-    GeneratedTable(f"{_PLANNING}/block_table.csv", "ddlbench.strategies.pipelining.cutting:table"),
-    GeneratedTable(f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.splits.limits:table"),
+    GeneratedTable(f"{_PLANNING}/block_table.csv", "ddlbench.strategies.pipelining.stage:table"),
+    GeneratedTable(f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.splits.convert:table"),
     GeneratedTable(
-        f"{_PLANNING}/tensor_pairs.csv", "ddlbench.strategies.tensor_parallel.conversion:table"
+        f"{_PLANNING}/tensor_pairs.csv", "ddlbench.strategies.tensor_parallel.executor:table"
     ),
     GeneratedTable(
         f"{_PLANNING}/transformer_shapes.csv", "ddlbench.networks.factory:transformer_table"

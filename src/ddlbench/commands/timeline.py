@@ -14,8 +14,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.timeline.box import trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell
-from ddlbench.report.timeline.figure import show_schedule
-from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, STAGE_ALL_REDUCES, Lesson
+from ddlbench.report.timeline.figure import SCHEDULES, STAGE_ALL_REDUCES, Lesson, show_schedule
 
 _OF_SCHEDULES = {
     "stages": "--stages",

@@ -6,6 +6,12 @@
 
 Files are only ever parsed, never unpickled or executed. They are validated when written and when
 read. Writes are atomic: to a temporary file, flushed to disk, renamed.
+
+The one reader of YAML and JSON: what is wrong with a file is one sentence.
+
+YAML is what the user writes: a mistake that YAML takes in silence, as a key that is written twice,
+is refused. JSON is what others hand in: a damaged or hostile result must not stop the reader of a
+thousand others.
 """
 
 from __future__ import annotations
@@ -16,15 +22,205 @@ import io
 import json
 import math
 import os
+import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ddlbench.common.errors import file_fault, shown
+import yaml
+
+from ddlbench.common.errors import ConfigError, file_fault, printable, shown
 from ddlbench.common.form import UnknownKey, WrongForm, adapter_of, read_form
-from ddlbench.common.text import UnreadableJson, read_json
+
+MOST_BYTES = 256 * 2**20  # of a JSON file
+_LONGEST_MESSAGE = 200
+_MERGE = "tag:yaml.org,2002:merge"
+_TEXT = "tag:yaml.org,2002:str"
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a text.
+
+    Args:
+        text: YAML.
+        where: the file's name, for messages.
+
+    Raises:
+        ConfigError: it is no YAML, or a key is written twice or is no text.
+    """
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = str(problem or getattr(error, "reason", "cannot be read"))
+        fault = problem if isinstance(error, _Misplaced) else f"not valid YAML: {problem}"
+        raise ConfigError(f"{where}{line}: {fault[:_LONGEST_MESSAGE]}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: {_TOO_DEEP}") from None
+    except (ValueError, OverflowError, TypeError, AttributeError, KeyError) as error:
+        # A constructor's: of a date that is none, a tag that does not fit.
+        raise ConfigError(
+            f"{where}: a number, a date or a tag does not fit ({_in_one_line(error)}); write a "
+            "text in quotes"
+        ) from None
+    check_keys(value, where)
+    return value
+
+
+def check_keys(value: Any, where: str) -> None:
+    """Refuse keys that are no text, as YAML and Snakemake take them.
+
+    Raises:
+        ConfigError: a key is no text, or a value contains itself.
+    """
+    try:
+        _check_keys(value, where)
+    except RecursionError:
+        raise ConfigError(f"{where}: {_TOO_DEEP}") from None
+
+
+_TOO_DEEP = (
+    "lists and groups lie too deep in each other, or an anchor contains itself; write its values "
+    "out"
+)
+
+
+def _check_keys(value: Any, where: str) -> None:
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"{where}: the key {shown(key)} is no text; write it in quotes")
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for inner in value:
+        _check_keys(inner, where)
+
+
+class _Misplaced(yaml.MarkedYAMLError):
+    """A key that YAML takes, and we do not."""
+
+    def __init__(self, node: yaml.Node, fault: str) -> None:
+        super().__init__(problem=fault, problem_mark=node.start_mark)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader, but keys are texts, and each stands once."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._checked: set[yaml.Node] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Check a group's keys before those of others are merged into it."""
+        if node not in self._checked:
+            self._checked.add(node)
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise _Misplaced(key, "a list or group cannot be a key; write a name")
+                if key.tag not in (_TEXT, _MERGE):
+                    wrong = f"the key {shown(key.value)} is no text; write it in quotes"
+                    raise _Misplaced(key, wrong)
+                if key.value in seen:
+                    wrong = f"{shown(key.value)} is written twice; keep one, as the last would win"
+                    raise _Misplaced(key, wrong)
+                seen.add(key.value)
+        super().flatten_mapping(node)
+
+
+class UnreadableJson(ValueError):  # noqa: N818 - a state of a file, shown as such
+    """A text that is no JSON, or more than a reader should bear."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a text.
+
+    Python's own parser reads NaN and infinity, and takes the last of two equal keys.
+
+    Raises:
+        UnreadableJson: it is no JSON, is too deep, writes a key twice, or has a number that no
+            floating-point number can hold.
+    """
+    try:
+        return json.loads(
+            text,
+            parse_constant=_not_finite,
+            parse_int=_integer,
+            parse_float=_number,
+            object_pairs_hook=_object,
+        )
+    except UnreadableJson:
+        raise
+    except RecursionError:
+        raise UnreadableJson("its lists and objects lie too deep in each other") from None
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise UnreadableJson(_in_one_line(error)) from None
+
+
+def read_json(path: Path) -> Any:
+    """The value in a file.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnreadableJson: as :func:`parse_json`, or the file is larger than any of ours.
+    """
+    status = path.stat()
+    if status.st_size > MOST_BYTES:
+        raise UnreadableJson(f"{status.st_size} bytes are more than {MOST_BYTES}")
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise UnreadableJson("it is a pipe or a device, which may never end")
+    return parse_json(path.read_bytes())
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a file.
+
+    Raises:
+        OSError, UnreadableJson: as :func:`read_json`, or the file holds another value.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UnreadableJson(f"{shown(value)} is no object")
+    return value
+
+
+# Called for every number, so as short as can be.
+def _integer(digits: str) -> int:
+    value = int(digits)
+    if -sys.maxsize <= value <= sys.maxsize:
+        return value
+    raise UnreadableJson(f"{shown(digits)} is too large a number")
+
+
+def _number(digits: str) -> float:
+    value = float(digits)
+    if value - value == 0:
+        return value
+    raise UnreadableJson(f"{shown(digits)} is larger than any number")
+
+
+def _not_finite(name: str) -> Any:
+    raise UnreadableJson(f"{name} is no number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise UnreadableJson(f"the key {shown(twice)} is written twice")
+    return value
+
+
+def _in_one_line(error: Exception) -> str:
+    lines = printable(str(error)).splitlines()
+    return lines[0][:_LONGEST_MESSAGE] if lines else type(error).__name__
+
 
 _Form = TypeVar("_Form")
 

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ddlbench.common.document import check_keys, parse_yaml
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Form, read_form, schema_of
-from ddlbench.common.text import check_keys, parse_yaml
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddlbench.common.errors import file_fault, printable
-from ddlbench.common.units import BYTES, Unit, unit_for
+from ddlbench.common.statistics import BYTES, Unit, unit_for
 
 _GAP = "  "
 _UNLIMITED = 100_000

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.datasets.class_folders import deeper, lies_there, listed, names_in, unpack_hint
 from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
-from ddlbench.datasets.hints import deeper, lies_there, listed, names_in, unpack_hint
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 

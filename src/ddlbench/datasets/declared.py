@@ -17,16 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.common.document import write_json
+from ddlbench.common.document import read_object, write_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.text import read_object
-from ddlbench.datasets import huggingface, idx
-from ddlbench.datasets.class_folders import EXTENSIONS
+from ddlbench.datasets import formats, huggingface
+from ddlbench.datasets.class_folders import EXTENSIONS, lies_there
 from ddlbench.datasets.files import ArraySplit, DataError, EncodedSplit, FileSplit, Split
 from ddlbench.datasets.formats import FORMATS, SPLITS
-from ddlbench.datasets.hints import lies_there
-from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.own_data import OwnDataset
+from ddlbench.experiment.dataset_spec import DatasetSpec, OwnDataset
 from ddlbench.experiment.paths import RESULTS, data_path
 
 _KEPT = RESULTS / ".own-data.json"
@@ -147,7 +144,7 @@ def _shape(entry: OwnDataset, data_format: str, root: Path, place: str) -> tuple
     if data_format == "cifar":
         fixed = (3, _CIFAR_PIXELS, _CIFAR_PIXELS)
     elif data_format == "idx" and root.exists():
-        fixed = (1, *idx.image_shape(root))
+        fixed = (1, *formats.image_shape(root))
     if fixed is None:
         if wanted is None:
             raise ConfigError(

@@ -3,22 +3,46 @@
 A checksum is computed while a file is written, and again to check it. A *record* describes what
 must be at a path: size and CRC-32 of a file; of a folder of many small files, their number, total
 size and the CRC-32 of all paths and contents in sorted order.
+
+``manifest.json`` of a dataset: what was made, and which files must be there.
+
+Remembers that files had the right checksums, until one changes or the node boots.
+
+::
+
+    mnist-idx-x1-s0-v1/            the data
+    mnist-idx-x1-s0-v1.verified    boot, and digest of names, sizes, times and inodes of its files
+
+Whoever writes to a file changes its times, so its bytes are read again. What changes beside the
+file system, as on a failing disk, is found after the next boot.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 from typing_extensions import TypedDict
+
+from ddlbench.common.document import read_object, write_text
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Form
+from ddlbench.datasets.synthetic import CONTENT_VERSION
+from ddlbench.experiment.dataset_spec import DataRequest
+from ddlbench.experiment.paths import data_path
 
 
 class DataError(RuntimeError):
@@ -269,3 +293,192 @@ def of_split(count: int, split: str) -> np.ndarray:
     if split == "val":
         return held_out
     return np.setdiff1d(np.arange(count), held_out, assume_unique=True)
+
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+def request_facts(request: DataRequest) -> dict[str, Any]:
+    """Fields of a manifest that ``request`` decides.
+
+    The user's own data is always copied whole, so its scale and seed do not matter.
+    """
+    made = request.is_synthetic
+    return {
+        "dataset": request.dataset,
+        "format": request.format,
+        "scale": request.scale if made else 1.0,
+        "seed": request.seed if made else 0,
+        "source": request.source if made else str(source_folder(request)),
+        "content_version": CONTENT_VERSION if made else 0,
+    }
+
+
+def source_folder(request: DataRequest) -> Path:
+    """Absolute path of the user's own data.
+
+    Raises:
+        DataError: it has a variable that is not set here.
+    """
+    try:
+        return data_path(request.source, f"real_data.{request.dataset}")
+    except ConfigError as error:
+        raise DataError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Manifest(Form):
+    """Description of a folder of data.
+
+    Args:
+        schema_version: of this file.
+        dataset, format, scale, seed, source: of the request; scale and seed of copied data are
+            1 and 0, since all of it is copied.
+        content_version: of the generator; 0 for the user's own data.
+        source_digest: of the user's own data when it was copied; empty for synthetic data.
+        images: images of each split; empty for the user's own data.
+        total_bytes: sum over all files, the manifest itself excluded.
+        files: path relative to the folder -> record; JPEG files have one record a class folder.
+        created: when, ISO 8601 with time zone.
+        generation_s: how long it took, in seconds.
+    """
+
+    schema_version: int
+    dataset: str
+    format: str
+    scale: float
+    seed: int
+    source: str
+    content_version: int
+    source_digest: str
+    images: dict[str, int]
+    total_bytes: int
+    files: Records
+    created: str
+    generation_s: float
+
+    @property
+    def digest(self) -> str:
+        """64 hex digits that identify the contents, whenever and wherever they were made."""
+        facts = asdict(self)
+        for circumstance in ("created", "generation_s"):
+            del facts[circumstance]
+        return hashlib.blake2b(
+            json.dumps(facts, sort_keys=True).encode(), digest_size=32
+        ).hexdigest()
+
+    @classmethod
+    def of(
+        cls,
+        request: DataRequest,
+        files: Records,
+        *,
+        images: dict[str, int],
+        generation_s: float,
+        source_digest: str = "",
+    ) -> Manifest:
+        """Manifest of ``files``, written just now for ``request``."""
+        return cls(
+            schema_version=SCHEMA_VERSION,
+            **request_facts(request),
+            source_digest=source_digest,
+            images=images,
+            total_bytes=sum(record["size_bytes"] for record in files.values()),
+            files=files,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            generation_s=generation_s,
+        )
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps(asdict(self), indent=1) + "\n"
+        (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Reads the manifest of ``folder``.
+
+        Raises:
+            DataError: there is none, or it is not one of this version.
+        """
+        path = folder / MANIFEST_NAME
+        try:
+            manifest = cls.from_dict(read_object(path))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror}); stage the data") from error
+        except ValueError as error:
+            raise DataError(f"{path} is not a dataset manifest; stage the data again") from error
+        if manifest.schema_version != SCHEMA_VERSION:
+            raise DataError(
+                f"{path} has schema version {manifest.schema_version}, not {SCHEMA_VERSION}; "
+                "stage the data again"
+            )
+        return manifest
+
+    def mismatch(self, request: DataRequest) -> str | None:
+        """How this differs from the data of ``request``; None if it does not."""
+        for name, wanted in request_facts(request).items():
+            if getattr(self, name) != wanted:
+                return f"it was made for {name} {getattr(self, name)!r}, not {wanted!r}"
+        return None
+
+    def damage(self, folder: Path, *, workers: int) -> str | None:
+        """What is missing or changed in ``folder``, else None; reads all its bytes."""
+        try:
+            jobs = [
+                partial(check_record, folder / path, record) for path, record in self.files.items()
+            ]
+            return next(filter(None, in_parallel(jobs, workers)), None)
+        except (AttributeError, TypeError, KeyError, ValueError):
+            return f"{folder / MANIFEST_NAME} has no proper list of files"
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def is_verified(folder: Path) -> bool:
+    """Whether these very files had the right checksums since this node was started."""
+    try:
+        return _record(folder).read_text("ascii") == _state(folder)
+    except (OSError, ValueError):  # none, or damaged
+        return False
+
+
+def note_verified(folder: Path) -> None:
+    """Remember the files as they are now; if that fails, they are read again next time."""
+    with suppress(OSError):
+        write_text(_record(folder), _state(folder))
+
+
+def forget_verified(folder: Path) -> None:
+    """Remember nothing of a folder."""
+    _record(folder).unlink(missing_ok=True)
+
+
+def _record(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.verified")
+
+
+def _state(folder: Path) -> str:
+    """The boot and a digest of all files.
+
+    Raises:
+        OSError: the files cannot be seen, or the system does not tell its boots apart.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for place, found in _files(folder, ""):
+        kept = (place, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+        digest.update(repr(kept).encode())
+    return f"{_BOOT_ID.read_text('ascii').strip()} {digest.hexdigest()}\n"
+
+
+def _files(folder: Path | str, within: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Place and state of every file, in the order of their names; links are not followed."""
+    with os.scandir(folder) as scanned:
+        entries = sorted(scanned, key=lambda entry: entry.name)
+    for entry in entries:
+        place = f"{within}/{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(entry.path, place)
+        else:
+            yield place, entry.stat(follow_symlinks=False)

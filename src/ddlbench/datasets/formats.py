@@ -4,23 +4,187 @@ A writer is ``write(content, root, images, workers, keep_fds) -> Records``: it w
 ``images[split]`` images of each split into the empty folder ``root``, using ``workers`` threads
 or processes (which hold ``keep_fds`` open), and its bytes do not depend on ``workers``. A reader
 is ``read(root, spec, split) -> Split`` and raises :class:`~ddlbench.datasets.files.DataError`.
+
+MNIST's own format: ``MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``.
+
+A file is a big-endian header (two zero bytes, type 8 = unsigned byte, number of dimensions,
+then each dimension as 32 bits) and the bytes.
 """
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ddlbench.common.entry_points import load_target
 from ddlbench.common.errors import ConfigError
-from ddlbench.datasets import cifar, huggingface, idx, imagefolder, raw, tokens, webdataset
-from ddlbench.datasets.files import Records, Split, available_cpus
-from ddlbench.datasets.manifest import Manifest
+from ddlbench.datasets import cifar, huggingface, imagefolder, raw, tokens, webdataset
+from ddlbench.datasets.class_folders import deeper, lies_there, listed, unpack_hint
+from ddlbench.datasets.files import (
+    ArraySplit,
+    CheckedFile,
+    DataError,
+    Manifest,
+    Record,
+    Records,
+    Split,
+    available_cpus,
+    in_parallel,
+)
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
+
+_FOLDER = "MNIST/raw"
+_PREFIX = {"train": "train", "val": "t10k"}
+_UNSIGNED_BYTE = 8
+_GZIP = b"\x1f\x8b"
+_IMAGES_A_BLOCK = 2048
+
+
+def file_paths(split: str) -> tuple[str, str]:
+    """Image and label file of ``split``, relative to the root."""
+    prefix = f"{_FOLDER}/{_PREFIX[split]}"
+    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+
+
+def own_files(root: Path, split: str) -> list[str]:
+    """Image and label file of ``split``, relative to the root, where the user's own data has them.
+
+    They may lie in ``MNIST/raw``, in another dataset's ``<name>/raw`` if that is the only one, in
+    ``raw``, or in the root itself, and may be called ``train-images.idx3-ubyte``.
+
+    Raises:
+        DataError: a file is missing.
+    """
+    return [_own_file(root, path) for path in file_paths(split)]
+
+
+def _own_file(root: Path, path: str) -> str:
+    """The file of which ``path`` is MNIST's; its name may have a beginning, or say ``test``."""
+    name = Path(path).name
+    others = sorted(f"{raw.parent.name}/raw" for raw in root.glob("*/raw") if raw.is_dir())
+    folders = [_FOLDER, *(others if len(others) == 1 else []), "raw", "."]
+    spellings = [name, name.replace("-idx", ".idx")]
+    spellings += [f"*[-_.]{spelling}" for spelling in spellings]
+    spellings += [spelling.replace("t10k", "test") for spelling in spellings if "t10k" in name]
+    for ending in ("", ".gz"):
+        for folder in folders:
+            for spelling in spellings:
+                found = sorted((root / folder).glob(spelling + ending))
+                if len(found) > 1:
+                    names = listed([file.name for file in found])
+                    raise DataError(f"{root / folder} holds {names}; leave one of them there")
+                if not found:
+                    continue
+                if ending:
+                    raise DataError(
+                        f"{found[0].with_suffix('')} is packed as {found[0].name}; run gunzip -k "
+                        f"{found[0]}"
+                    )
+                return f"{folder}/{found[0].name}".removeprefix("./")
+    raise DataError(_missing(root, path, others))
+
+
+def _missing(root: Path, path: str, others: list[str]) -> str:
+    wanted = f"{root / path} is missing"
+    if _FOLDER not in others and len(others) > 1:
+        return f"{wanted}: {root} holds {listed(others)}; leave the folder of one dataset there"
+    holder = deeper(root, lambda folder: any(folder.glob("*train-images*idx3-ubyte*")))
+    if holder is not None:
+        return f"{wanted}: {lies_there(holder)}; give {holder}"
+    raw = next((root / folder for folder in (_FOLDER, *others) if (root / folder).is_dir()), root)
+    if (hint := unpack_hint(raw)) is not None:
+        return f"{wanted}; {hint}"
+    return f"{wanted}: {lies_there(raw)}; name the files as MNIST's are"
+
+
+def _header(*dims: int) -> bytes:
+    return struct.pack(f">HBB{len(dims)}I", 0, _UNSIGNED_BYTE, len(dims), *dims)
+
+
+def write(
+    content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
+) -> Records:
+    """Writes all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
+    (root / _FOLDER).mkdir(parents=True)
+    jobs = [partial(_write_split, content, root, split, count) for split, count in images.items()]
+    return {path: record for records in in_parallel(jobs, workers) for path, record in records}
+
+
+def _write_split(content: Content, root: Path, split: str, count: int) -> list[tuple[str, Record]]:
+    image_path, label_path = file_paths(split)
+    recipe = content.recipe(split, 0, count)
+    with CheckedFile(root / image_path) as image_file:
+        image_file.write(_header(count, content.spec.height, content.spec.width))
+        for first in range(0, count, _IMAGES_A_BLOCK):
+            image_file.write(content.draw(recipe[first : first + _IMAGES_A_BLOCK]))
+    with CheckedFile(root / label_path) as label_file:
+        label_file.write(_header(count))
+        label_file.write(recipe.labels.astype(np.uint8))
+    return [(image_path, image_file.record), (label_path, label_file.record)]
+
+
+def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
+    """Maps one split of MNIST-like files under ``root`` into memory.
+
+    Raises:
+        DataError: a file is missing, truncated, or not of ``spec``'s shape.
+    """
+    image_path, label_path = own_files(root, split)
+    images = _map(root / image_path, 3)
+    labels = _map(root / label_path, 1)
+    if images.shape[1:] != (spec.height, spec.width) or len(images) != len(labels):
+        raise DataError(
+            f"{root / image_path} holds {images.shape} images for {len(labels)} labels, "
+            f"not images of {spec.height}x{spec.width}; give the folder of {spec.label}"
+        )
+    return ArraySplit([images[:, None]], labels.astype(np.int64))
+
+
+def recognises(root: Path) -> bool:
+    """Whether MNIST-like files lie under ``root``, packed ones too."""
+    folders = (_FOLDER, "*/raw", "raw", ".")
+    return any(any(root.glob(f"{folder}/*train-images*idx3-ubyte*")) for folder in folders)
+
+
+def image_shape(root: Path) -> tuple[int, int]:
+    """Height and width of the training images under ``root``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    height, width = _map(root / own_files(root, "train")[0], 3).shape[1:]
+    return height, width
+
+
+def _map(path: Path, num_dims: int) -> np.ndarray:
+    """Maps the array in ``path``, copy-on-write, so that nothing can change the file."""
+    header_bytes = 4 * (1 + num_dims)
+    try:
+        with path.open("rb") as file:
+            header = file.read(header_bytes)
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+    if header[:2] == _GZIP:
+        raise DataError(f"{path} is still packed; run mv {path} {path}.gz && gunzip {path}.gz")
+    magic = struct.pack(">HBB", 0, _UNSIGNED_BYTE, num_dims)
+    if len(header) < header_bytes or header[:4] != magic:
+        raise DataError(f"{path} is not an idx file of {num_dims}-dimensional bytes; replace it")
+    dims = struct.unpack(f">{num_dims}I", header[4:])
+    if size != header_bytes + int(np.prod(dims, dtype=np.int64)):
+        raise DataError(f"{path} has {size} bytes, not what its header says; replace it")
+    if 0 in dims:
+        raise DataError(f"{path} holds no images; replace it")
+    return np.asarray(np.memmap(path, np.uint8, "c", offset=header_bytes, shape=dims))
+
 
 SPLITS = ("train", "val")
 
@@ -54,7 +218,7 @@ def _read_only(*_: object) -> Records:
 
 
 FORMATS: dict[str, Format] = {
-    "idx": Format(idx.write, idx.read, own_files=idx.own_files, recognises=idx.recognises),
+    "idx": Format(write, read, own_files=own_files, recognises=recognises),
     "cifar": Format(
         cifar.write, cifar.read, own_files=cifar.own_files, recognises=cifar.recognises
     ),

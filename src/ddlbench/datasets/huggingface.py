@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ddlbench.common.errors import printable, shown
+from ddlbench.datasets.class_folders import lies_there, listed, names_in
 from ddlbench.datasets.columns import (
     Stream,
     image_column,
@@ -31,7 +32,6 @@ from ddlbench.datasets.columns import (
     token_pieces,
 )
 from ddlbench.datasets.files import HELD_OUT, DataError, EncodedSplit, TokenSplit
-from ddlbench.datasets.hints import lies_there, listed, names_in
 from ddlbench.datasets.shards import (
     Shards,
     check_library,

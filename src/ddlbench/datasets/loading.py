@@ -10,18 +10,19 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ddlbench.datasets.decoding import decode, decode_bytes
+from ddlbench.datasets.columns import decode, decode_bytes
 from ddlbench.datasets.files import (
+    MANIFEST_NAME,
     ArraySplit,
     DataError,
     EncodedSplit,
     FileSplit,
+    Manifest,
     TokenSplit,
     spread,
 )
 from ddlbench.datasets.formats import SPLITS, format_of
 from ddlbench.datasets.loader import BatchLoader, ImageDataset
-from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
 from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
 
 _LARGE_IMAGE_BYTES = 16 << 10

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.common.text import read_object
+from ddlbench.common.document import read_object
 from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec

@@ -22,9 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from ddlbench.common.errors import shown
-from ddlbench.datasets.class_folders import SPLIT_NAMES
+from ddlbench.datasets.class_folders import SPLIT_NAMES, is_hidden, lies_there, listed
 from ddlbench.datasets.files import HELD_OUT, DataError, of_split
-from ddlbench.datasets.hints import is_hidden, lies_there, listed
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 USUAL_IMAGES = ("image", "images", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")

@@ -35,13 +35,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ddlbench.common.units import BYTES, unit_for
-from ddlbench.datasets.files import DataError, StagingError, available_cpus
+from ddlbench.common.statistics import BYTES, unit_for
+from ddlbench.datasets.files import (
+    DataError,
+    Manifest,
+    StagingError,
+    available_cpus,
+    forget_verified,
+    is_verified,
+    note_verified,
+    source_folder,
+)
 from ddlbench.datasets.formats import write_dataset
-from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.datasets.user_data import UserData, copy_user_data, inspect_user_data
-from ddlbench.datasets.verification import forget_verified, is_verified, note_verified
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes
 
 _log = logging.getLogger(__name__)

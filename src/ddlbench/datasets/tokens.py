@@ -26,7 +26,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlbench.datasets.class_folders import SPLIT_NAMES
+from ddlbench.datasets.class_folders import (
+    SPLIT_NAMES,
+    deeper,
+    lies_there,
+    listed,
+    names_in,
+    unpack_hint,
+)
 from ddlbench.datasets.files import (
     HELD_OUT,
     CheckedFile,
@@ -36,7 +43,6 @@ from ddlbench.datasets.files import (
     TokenSplit,
     in_parallel,
 )
-from ddlbench.datasets.hints import deeper, lies_there, listed, names_in, unpack_hint
 from ddlbench.datasets.synthetic import CounterRng
 from ddlbench.experiment.dataset_spec import DatasetSpec
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ddlbench.datasets.cifar import BATCHES, FOLDER, META, load_pickle
-from ddlbench.datasets.files import available_cpus
-from ddlbench.datasets.manifest import Manifest
+from ddlbench.datasets.files import Manifest, available_cpus
 from ddlbench.networks.torchvision_compat import datasets
 
 

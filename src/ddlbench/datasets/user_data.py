@@ -21,22 +21,22 @@ from pathlib import Path
 import numpy as np
 
 from ddlbench.datasets import cifar
-from ddlbench.datasets.class_folders import counted
+from ddlbench.datasets.class_folders import counted, lies_there, listed
 from ddlbench.datasets.files import (
     ArraySplit,
     DataError,
     EncodedSplit,
     FileSplit,
+    Manifest,
     Record,
     Split,
     TokenSplit,
     available_cpus,
     in_parallel,
     record_of,
+    source_folder,
 )
 from ddlbench.datasets.formats import SPLITS, format_of
-from ddlbench.datasets.hints import lies_there, listed
-from ddlbench.datasets.manifest import Manifest, source_folder
 from ddlbench.experiment.dataset_spec import DataRequest
 
 _SIZES = 4096  # image files of a split whose sizes enter the digest
@@ -239,7 +239,7 @@ def _split(request: DataRequest, root: Path, split: str) -> Split:
 
 def _decode_first(request: DataRequest, data: FileSplit | EncodedSplit) -> None:
     try:
-        from ddlbench.datasets.decoding import decode, decode_bytes  # noqa: PLC0415
+        from ddlbench.datasets.columns import decode, decode_bytes  # noqa: PLC0415
     except ModuleNotFoundError:  # a login node without Pillow: the nodes decode
         return
     if isinstance(data, FileSplit):
@@ -344,7 +344,7 @@ def faults(request: DataRequest) -> Iterator[str | None]:
 
 
 def _fault(request: DataRequest, data: FileSplit | EncodedSplit, sample_id: int) -> str | None:
-    from ddlbench.datasets.decoding import decode, decode_bytes  # noqa: PLC0415 - needs Pillow
+    from ddlbench.datasets.columns import decode, decode_bytes  # noqa: PLC0415 - needs Pillow
 
     try:
         if isinstance(data, FileSplit):

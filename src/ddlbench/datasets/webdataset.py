@@ -31,9 +31,8 @@ from typing import Any
 import numpy as np
 
 from ddlbench.common.errors import shown
-from ddlbench.datasets.class_folders import EXTENSIONS
+from ddlbench.datasets.class_folders import EXTENSIONS, listed
 from ddlbench.datasets.files import DataError, EncodedSplit
-from ddlbench.datasets.hints import listed
 from ddlbench.datasets.shards import (
     USUAL_LABELS,
     Labels,

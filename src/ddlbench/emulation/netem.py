@@ -16,15 +16,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ddlbench.common.units import US
-from ddlbench.emulation.backend import (
+from ddlbench.common.statistics import US
+from ddlbench.emulation.namespaces import (
     INTERFACE,
     QUEUE_PACKETS,
+    EmulationFailed,
+    Held,
+    Space,
     burst_packets,
     netem_limit,
+    run_tool,
     set_up_interface,
+    tool,
 )
-from ddlbench.emulation.namespaces import EmulationFailed, Held, Space, run_tool, tool
 from ddlbench.experiment.fabric import LinkCondition
 
 

@@ -19,11 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.emulation.backend import INTERFACE, NETWORK, Backend
-from ddlbench.emulation.namespaces import EmulationFailed, Held, Space, missing_tools, tool
+from ddlbench.emulation.namespaces import (
+    INTERFACE,
+    NETWORK,
+    Backend,
+    EmulationFailed,
+    Held,
+    Space,
+    missing_tools,
+    tool,
+)
 from ddlbench.emulation.netem import Netem, missing_netem
 from ddlbench.emulation.probe import DevicesOf, Ends, one_way_delay, probe
-from ddlbench.emulation.relay_backend import RelayBackend, missing_tun
+from ddlbench.emulation.relay import RelayBackend, missing_tun
 from ddlbench.experiment.fabric import LinkCondition
 
 # Addresses .11, .12, ...

@@ -25,9 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from ddlbench.common.units import MBIT_PER_S, MS
-from ddlbench.emulation.backend import Backend, burst_packets, queue_bytes
-from ddlbench.emulation.namespaces import EmulationFailed
+from ddlbench.common.statistics import MBIT_PER_S, MS
+from ddlbench.emulation.namespaces import Backend, EmulationFailed, burst_packets, queue_bytes
 from ddlbench.experiment.fabric import LinkCondition
 
 # Largest relative error of delay and rate.

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ddlbench.emulation.frames import in_bundles, measure, without_lost
+from ddlbench.emulation.endpoint import in_bundles, measure, without_lost
 
 # Frames that reach the switch within this time are handled together, which saves wake-ups.
 _AHEAD_S = 50e-6

@@ -1,29 +1,155 @@
-"""What one device trains, in a process of its own."""
+r"""What one device trains, in a process of its own.
+
+One rank trains a cell's few steps with its real executor.
+
+One process trains what ranks train together, with each mini-batch in their parts.
+
+::
+
+    part 0 -> gradient \
+    part 1 -> gradient -+-> mean -> update      a part: a micro-batch of a shard
+
+Batch norm sees the samples of a part. Each shard has a module of its own with the same weights, so
+that buffers, and what a module counts, are those of a rank.
+
+Made-up mini-batches, the same in every process, and each process's share of them.
+"""
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import Store
 
-from ddlbench.equivalence.errors import TrialError
-from ddlbench.equivalence.mini_batches import whole_batches
-from ddlbench.equivalence.reference import Trained, train_in_parts
-from ddlbench.equivalence.rounding import Floating, dtype_of, in_float64
+from ddlbench.equivalence.rounding import Floating, TrialError, dtype_of, in_float64
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE
 from ddlbench.networks import build, without_dropout
-from ddlbench.networks.copying import copy_of
-from ddlbench.networks.foreign import seed_host
+from ddlbench.networks.inspection import copy_of
+from ddlbench.networks.whole import seed_host
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.planner import StrategyPlan, make_plan
-from ddlbench.strategies.replay import replay_of
-from ddlbench.strategies.training import make_loss
+from ddlbench.runtime.initial_state import check_settings, initial_state
+from ddlbench.runtime.rendezvous import barrier
+from ddlbench.strategies.executor import Context, executor_of
+from ddlbench.strategies.training import Batch, Loss, make_loss, rate_of, replay_of
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training ends with.
+
+    Args:
+        states: weights and buffers by name, of each shard or replica.
+        losses: of each shard or replica, the mean loss of each step.
+    """
+
+    states: list[State]
+    losses: list[list[float]]
+
+    @property
+    def mean_losses(self) -> list[float]:
+        """The loss of each step, over all shards."""
+        return [sum(of_step) / len(of_step) for of_step in zip(*self.losses, strict=True)]
+
+
+def train_in_parts(
+    cell: Cell,
+    network: nn.Module,
+    batches: Iterable[Batch],
+    loss_function: Loss,
+    *,
+    shards: int = 1,
+    micro_batches: int = 1,
+) -> Trained:
+    """Sequential training, with each mini-batch in equal parts whose gradients are averaged.
+
+    Args:
+        cell: its learning rate and momentum are used.
+        network: trained in place.
+        batches: one a step.
+        loss_function: (outputs, labels) -> mean over the samples.
+        shards: parts with modules of their own.
+        micro_batches: parts of a shard, which follow each other.
+    """
+    network.train()
+    optimizer = torch.optim.SGD(network.parameters(), cell.learning_rate, cell.momentum)
+    weights: dict[Tensor, Tensor] = {weight: weight for weight in network.parameters()}
+    of_shards = [network, *(copy_of(network, weights) for _ in range(shards - 1))]
+    losses: list[list[float]] = [[] for _ in range(shards)]
+    for step, (inputs, labels) in enumerate(batches):
+        optimizer.zero_grad()
+        shares = zip(inputs.chunk(shards), labels.chunk(shards), strict=True)
+        for shard, share in enumerate(shares):
+            loss = 0.0
+            parts = zip(*(tensor.chunk(micro_batches) for tensor in share), strict=True)
+            for part_inputs, part_labels in parts:
+                part_loss = loss_function(of_shards[shard](part_inputs), part_labels)
+                (part_loss / (shards * micro_batches)).backward()
+                loss += part_loss.item() / micro_batches
+            losses[shard].append(loss)
+        for group in optimizer.param_groups:
+            group["lr"] = rate_of(cell, step)
+        optimizer.step()
+    return Trained([one.state_dict() for one in of_shards], losses)
+
+
+def global_batch(cell: Cell, number: int) -> dict[str, Tensor]:
+    """The ``number``-th mini-batch: inputs (N, C, ...) in float64, labels (N,); tokens (N, T)."""
+    generator = torch.Generator().manual_seed(1000 + number)
+    spec = DATASETS[cell.dataset]
+    shape = (cell.batch_size, *spec.shape)
+    if spec.kind == "tokens":
+        drawn = torch.randint(spec.num_classes, (2, *shape), generator=generator)
+        return {"inputs": drawn[0], "labels": drawn[1]}
+    inputs = torch.randn(shape, generator=generator, dtype=torch.float64)
+    labels = torch.randint(spec.num_classes, shape[:1], generator=generator)
+    return {"inputs": inputs, "labels": labels}
+
+
+def as_read(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inputs in a type of floats; tokens stay as they are."""
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
+def whole_batches(cell: Cell, steps: int, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs, floats of them in ``dtype``, and labels of the first mini-batches."""
+    for number in range(steps):
+        batch = global_batch(cell, number)
+        yield as_read(batch["inputs"], dtype), batch["labels"]
+
+
+class Reader:
+    """The data stream of one process: its shard of its mini-batches, and only what it needs."""
+
+    def __init__(self, cell: Cell, process: Process, dtype: torch.dtype = torch.float64) -> None:
+        self.cell, self.process, self.dtype = cell, process, dtype
+
+    def batches(self, first: int, count: int) -> Iterator[Any]:
+        """Those of mini-batches ``first`` to ``first + count - 1`` that the process consumes."""
+        process = self.process
+        for number in range(first + process.replica % process.turns, first + count, process.turns):
+            whole = global_batch(self.cell, number)
+            whole["inputs"] = as_read(whole["inputs"], self.dtype)
+            yield SimpleNamespace(
+                **{
+                    name: tensor.chunk(process.num_shards)[process.shard]
+                    if name in process.needs
+                    else None
+                    for name, tensor in whole.items()
+                }
+            )
 
 
 @dataclass(frozen=True)
@@ -130,3 +256,69 @@ def train(reference: Reference, network: nn.Sequential) -> Trained:
         shards=reference.shards,
         micro_batches=reference.micro_batches,
     )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What all ranks of a cell do."""
+
+    cell: Cell
+    steps: int
+    floating: Floating
+
+
+@dataclass(frozen=True)
+class RankTraining:
+    """What one rank ends with.
+
+    Args:
+        role: of the process.
+        shard: the part of each mini-batch that it read.
+        state: its weights and buffers, under the names of the plain network.
+        losses: of each step, over its samples; empty if it has none.
+    """
+
+    role: str
+    shard: int
+    state: State
+    losses: list[float]
+
+
+def context_of(
+    plan: Plan, process: Process, store: Store | None, floating: torch.dtype = torch.float32
+) -> Context:
+    """A context whose devices are all this machine's processor, and whose data is ``floating``."""
+    devices = tuple(torch.device("cpu") for _ in process.devices)
+    return Context(devices=devices, store=store, interface="lo", floating=floating)
+
+
+def train_rank(trial: Trial, rank: int, store: Store | None) -> RankTraining:
+    """Train as one rank.
+
+    Raises:
+        TrialError: it did not train.
+    """
+    try:
+        return _train_rank(trial, rank, store)
+    except BaseException as error:
+        raise TrialError.of(error) from error
+
+
+def _train_rank(trial: Trial, rank: int, store: Store | None) -> RankTraining:
+    cell = trial.cell
+    plan = make_plan(cell)
+    process = plan.processes[rank]
+    executor, floating = executor_of(cell), dtype_of(trial.floating)
+    forget_seeds()
+    initial = initial_state(plan, store, rank)
+    network = as_compared(initial.network, trial.floating)
+    data = Reader(cell, process, floating) if process.needs else None
+    context = context_of(plan, process, store, floating)
+    context.traits = initial.traits
+    executor.prepare(plan, process, network, data, context)
+    record = executor.run(0, trial.steps)
+    check_settings(initial.settings)
+    state = {name: value.clone() for name, value in executor.state_dict()["network"].items()}
+    barrier(store, "trained", plan.world_size)
+    executor.close()
+    return RankTraining(process.role, max(0, process.shard), state, list(record.loss))

@@ -35,7 +35,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.socket_folder import use_short_socket_folder
+from ddlbench.runtime.lease import use_short_socket_folder
 
 # A rank's work on one item: (item, rank, store of this item or None) -> result.
 Work = Callable[[Any, int, Store | None], Any]
@@ -85,7 +85,12 @@ class RanksFailedError(AssertionError):
 @cache
 def _server() -> Any:
     """The context whose fork server has imported the modules that ranks need."""
-    modules = ["torch", "torch._dynamo", "ddlbench.equivalence.look", "ddlbench.equivalence.trial"]
+    modules = [
+        "torch",
+        "torch._dynamo",
+        "ddlbench.equivalence.look",
+        "ddlbench.equivalence.one_device",
+    ]
     modules += ["ddlbench.networks", "ddlbench.runtime.worker"]
     modules += [strategy_of(name).executor.partition(":")[0] for name in STRATEGIES]
     further = (*_MAIN_MODULES, *_OPTIONAL)

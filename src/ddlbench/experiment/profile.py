@@ -18,7 +18,7 @@ from annotated_types import Ge, MinLen
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
-from ddlbench.common.units import MS
+from ddlbench.common.statistics import MS
 from ddlbench.experiment.cell import Cell, from_path, in_path
 
 PROFILE_VERSION = 1

@@ -67,23 +67,29 @@ NETWORKS: Registry[NetworkSpec] = Registry(
     {
         spec.name: spec
         for spec in (
-            NetworkSpec("resnet18", "ResNet-18", f"{_NETWORKS}.resnet:resnet18"),
-            NetworkSpec("resnet50", "ResNet-50", f"{_NETWORKS}.resnet:resnet50"),
-            NetworkSpec("resnet152", "ResNet-152", f"{_NETWORKS}.resnet:resnet152"),
-            NetworkSpec("vgg11", "VGG-11", f"{_NETWORKS}.alexnet_vgg:vgg11"),
-            NetworkSpec("vgg16", "VGG-16", f"{_NETWORKS}.alexnet_vgg:vgg16"),
-            NetworkSpec("mobilenetv2", "MobileNetV2", f"{_NETWORKS}.mobilenetv2:mobilenetv2"),
-            NetworkSpec("resnet101", "ResNet-101", f"{_NETWORKS}.resnet:resnet101"),
-            NetworkSpec("alexnet", "AlexNet", f"{_NETWORKS}.alexnet_vgg:alexnet"),
-            NetworkSpec("cosmoflow", "CosmoFlow", f"{_NETWORKS}.cosmoflow:cosmoflow", "volumes"),
+            NetworkSpec("resnet18", "ResNet-18", f"{_NETWORKS}.convolutional:resnet18"),
+            NetworkSpec("resnet50", "ResNet-50", f"{_NETWORKS}.convolutional:resnet50"),
+            NetworkSpec("resnet152", "ResNet-152", f"{_NETWORKS}.convolutional:resnet152"),
+            NetworkSpec("vgg11", "VGG-11", f"{_NETWORKS}.convolutional:vgg11"),
+            NetworkSpec("vgg16", "VGG-16", f"{_NETWORKS}.convolutional:vgg16"),
+            NetworkSpec("mobilenetv2", "MobileNetV2", f"{_NETWORKS}.convolutional:mobilenetv2"),
+            NetworkSpec("resnet101", "ResNet-101", f"{_NETWORKS}.convolutional:resnet101"),
+            NetworkSpec("alexnet", "AlexNet", f"{_NETWORKS}.convolutional:alexnet"),
+            NetworkSpec(
+                "cosmoflow", "CosmoFlow", f"{_NETWORKS}.convolutional:cosmoflow", "volumes"
+            ),
             NetworkSpec("mlp", "MLP", f"{_NETWORKS}.synthetic:mlp"),
             NetworkSpec("stack", "stack", f"{_NETWORKS}.synthetic:stack"),
-            NetworkSpec("vit-tiny", "ViT-Ti", f"{_NETWORKS}.vit:vit_tiny"),
-            NetworkSpec("vit-small", "ViT-S", f"{_NETWORKS}.vit:vit_small"),
-            NetworkSpec("vit-base", "ViT-B", f"{_NETWORKS}.vit:vit_base"),
-            NetworkSpec("gpt-tiny", "GPT-tiny", f"{_NETWORKS}.gpt:gpt_tiny", "tokens"),
-            NetworkSpec("gpt-small", "GPT-2 small", f"{_NETWORKS}.gpt:gpt_small", "tokens"),
-            NetworkSpec("gpt-medium", "GPT-2 medium", f"{_NETWORKS}.gpt:gpt_medium", "tokens"),
+            NetworkSpec("vit-tiny", "ViT-Ti", f"{_NETWORKS}.transformers:vit_tiny"),
+            NetworkSpec("vit-small", "ViT-S", f"{_NETWORKS}.transformers:vit_small"),
+            NetworkSpec("vit-base", "ViT-B", f"{_NETWORKS}.transformers:vit_base"),
+            NetworkSpec("gpt-tiny", "GPT-tiny", f"{_NETWORKS}.transformers:gpt_tiny", "tokens"),
+            NetworkSpec(
+                "gpt-small", "GPT-2 small", f"{_NETWORKS}.transformers:gpt_small", "tokens"
+            ),
+            NetworkSpec(
+                "gpt-medium", "GPT-2 medium", f"{_NETWORKS}.transformers:gpt_medium", "tokens"
+            ),
         )
     },
     _of_package,

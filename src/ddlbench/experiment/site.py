@@ -29,9 +29,14 @@ from ddlbench.common.form import (
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.dataset_spec import (
+    DATASETS,
+    OwnDataset,
+    OwnDatasets,
+    declare,
+    declaring_file,
+)
 from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition, link_schema
-from ddlbench.experiment.own_data import OwnDataset, OwnDatasets, declare, declaring_file
 from ddlbench.experiment.paths import CONFIG
 from ddlbench.experiment.status import Reason
 

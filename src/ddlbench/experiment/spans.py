@@ -6,16 +6,24 @@
      kind, micro-batch.stage, mini-batch; rank; microseconds on rank 0's clock
 
 ``ddlbench.runtime.result`` writes it; timelines and predictors read it. It is only ever parsed.
+
+Parts of result.json that say what a cell made of its devices.
+
+Chrome's trace format, for chrome://tracing and ui.perfetto.dev.
+
+Source: "Trace Event Format", complete events (``ph: X``) and metadata (``ph: M``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from ddlbench.common.document import parse_json
 from ddlbench.common.errors import shown
-from ddlbench.common.text import parse_json
+from ddlbench.common.form import Amount, Form, Natural
 
 TRACE_FILE = "trace.json"
 _NAME = re.compile(
@@ -61,3 +69,129 @@ def spans_in(text: str) -> Iterator[Span]:
             start_s=float(event["ts"]) / _US_PER_S,
             length_s=float(event["dur"]) / _US_PER_S,
         )
+
+
+@dataclass(frozen=True)
+class Efficiency(Form):
+    """Operations of a step, and how far they use the devices that train."""
+
+    flops_per_step: Natural | None
+    """Multiplications and additions of matrix products and convolutions that the network needs for
+    a mini-batch, forward and backward, without recomputation."""
+    flops_per_s: Amount | None
+    """The same over the median step."""
+    peak_flops_per_s: Amount | None
+    """That the devices reach together: sum over the ranks that train."""
+    peak_rule: str
+    """How the peak was measured."""
+    devices: Natural
+    """Devices that train."""
+    mfu: Amount | None
+    """Model FLOPs utilisation: flops_per_s over peak_flops_per_s."""
+    missing: str | None
+    """Why a number is null."""
+
+
+@dataclass(frozen=True)
+class Compilation(Form):
+    """Compilation of the network before warm-up, of the slowest rank; in no step's time.
+
+    ``graphs_later`` is how many graphs were compiled in warm-up and measured steps.
+    """
+
+    compile_s: Amount
+    """Seconds of the slowest rank, before warm-up; neither in a step's time nor in prepare_s."""
+    rule: str
+    """How they were measured."""
+    graphs: Natural
+    """Graphs that a rank compiled, at most."""
+    graphs_later: Natural
+    """Graphs that were compiled beside these, in warm-up and measured steps."""
+
+
+@dataclass(frozen=True)
+class EnergyDomain(Form):
+    """Energy of one GPU, or of a host's processors or memory, in the measured steps."""
+
+    host: str
+    """Name of its host."""
+    domain: str
+    """UUID of a GPU; RAPL's domain of a host."""
+    counted_by: Literal["nvml", "rapl"]
+    """Whose counter: the GPU's or the processor's."""
+    energy_j: Amount
+    """Joules of the whole GPU, package or memory, whoever used it."""
+
+
+@dataclass(frozen=True)
+class Energy(Form):
+    """Energy of the measured steps; None where nothing counted it, and ``missing`` says why."""
+
+    energy_j: Amount | None
+    """Of all domains, measured region, in joules; null where nothing counted."""
+    energy_per_sample_j: Amount | None
+    """The same over the samples of the measured epochs."""
+    mean_power_w: Amount | None
+    """The same over the wall seconds of the measured steps, in watts."""
+    covers: tuple[Literal["gpu", "host"], ...]
+    """What was counted: GPUs, processors and memory of hosts."""
+    domains: tuple[EnergyDomain, ...]
+    """Of each counter."""
+    missing: tuple[str, ...]
+    """Why GPUs or hosts have no counter."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One piece of work.
+
+    Args:
+        name: its label.
+        kind: pieces of one kind have one colour.
+        process, thread: its row.
+        start_s, end_s: seconds from the trace's zero.
+        arguments: shown at a click.
+    """
+
+    name: str
+    kind: str
+    process: int
+    thread: int
+    start_s: float
+    end_s: float
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def chrome_trace(
+    pieces: Iterable[Piece], processes: Mapping[int, str], threads: Mapping[tuple[int, int], str]
+) -> dict[str, Any]:
+    """The JSON value of a trace file; its times are microseconds.
+
+    Args:
+        pieces: in any order.
+        processes: label of each process.
+        threads: label of each row by (process, thread); rows are in the order of threads.
+    """
+    events = [_metadata("process_name", pid, 0, name=label) for pid, label in processes.items()]
+    for (pid, tid), label in threads.items():
+        events.append(_metadata("thread_name", pid, tid, name=label))
+        events.append(_metadata("thread_sort_index", pid, tid, sort_index=tid))
+    events += [_complete(piece) for piece in pieces]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _metadata(event: str, process: int, thread: int, **arguments: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": event, "pid": process, "tid": thread, "args": arguments}
+
+
+def _complete(piece: Piece) -> dict[str, Any]:
+    return {
+        "name": piece.name,
+        "cat": piece.kind,
+        "ph": "X",
+        "ts": round(piece.start_s * 1e6, 3),
+        "dur": round((piece.end_s - piece.start_s) * 1e6, 3),
+        "pid": piece.process,
+        "tid": piece.thread,
+        "args": dict(piece.arguments),
+    }

@@ -20,7 +20,7 @@ import re
 from typing import Any, NamedTuple
 
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.interconnect.captured_text import plain_lines, printed_number
+from ddlbench.interconnect.nvidia_programs import plain_lines, printed_number
 from ddlbench.interconnect.pair_matrix import Matrix, finite, pair_matrix, scaled, transposed
 
 _LATENCY = "device_to_device_latency_sm"

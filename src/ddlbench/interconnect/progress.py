@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from ddlbench.common.screen import duration_text, paragraph, shortened
-from ddlbench.runtime.progress import MARK
+from ddlbench.runtime.watchdog import MARK
 
 _EVERY_S = 9.0  # the clock is looked at every half second, and a line must come within ten
 _INDENT = " " * 8  # under the names of the run's table

@@ -35,8 +35,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ddlbench.interconnect.collectives import touched
-from ddlbench.interconnect.group import Group, joined, members_of, settle
+from ddlbench.interconnect.collectives import Group, joined, members_of, settle, touched
 from ddlbench.interconnect.pair_matrix import Matrix
 from ddlbench.interconnect.progress import tell
 from ddlbench.interconnect.time_plan import MOST_PAIRS, PAIRS, passes_of

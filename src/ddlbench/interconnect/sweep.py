@@ -24,10 +24,16 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ddlbench.interconnect.collectives import Buffers, measure, sweep_of, torch_operation
-from ddlbench.interconnect.delays import message_delays
-from ddlbench.interconnect.group import Group, joined, members_of, settle
-from ddlbench.interconnect.horovod_sweep import HorovodChild
+from ddlbench.interconnect.collectives import (
+    Buffers,
+    Group,
+    joined,
+    measure,
+    members_of,
+    settle,
+    sweep_of,
+    torch_operation,
+)
 from ddlbench.interconnect.node_pairs import measure_node
 from ddlbench.interconnect.progress import tell
 from ddlbench.interconnect.time_plan import (
@@ -36,18 +42,20 @@ from ddlbench.interconnect.time_plan import (
     DDP,
     FSDP,
     HOROVOD,
+    OPERATIONS,
     Shares,
     delay_turns,
     name_of,
     steps_of,
 )
 from ddlbench.interconnect.training_sweep import (
+    HorovodChild,
     measure_overlap,
+    message_delays,
     sharded_tensor_costs,
     sweep_reducer,
     sweep_sharded,
 )
-from ddlbench.interconnect.worlds import OPERATIONS
 from ddlbench.runtime.environment import rank_provenance
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave

@@ -26,15 +26,51 @@ And a message may hide behind computation, or take its cores away::
 
 Horovod's own thread runs in every cycle, also when there is nothing to send. So one computation is
 timed before Horovod starts and beside an idle Horovod.
+
+Horovod's all-reduce over one group, each rank in a process of its own.
+
+::
+
+    rank's process   HorovodChild()  --fork-->  child waits for its group
+                     sweep           -------->  group, hvd.init(), sweep, hvd.shutdown()
+                     waits           <--------  raw times
+
+Horovod 0.28 can crash (segmentation fault) in a second ``hvd.init()`` with other members. So every
+group gets new processes. They find each other through the store that the sweep's rank 0 serves, and
+join as the ranks of a plan do (``strategies/horovod``). They are forked before their parent has any
+thread or device: a new process would take seconds to import torch.
+
+How much longer a message takes after a computation than after another message; on CPUs.
+
+Gloo's threads send and receive. After a computation the system must first give them a core, which
+takes some milliseconds where all cores compute: Linux lets a running thread finish its slice.
+Sweeps do not have this, as their ranks only wait. A collective, many times in a row::
+
+    | compute | gather .. | compute | gather .. | compute | gather .. |    without a barrier
+
+A message of a pipeline leaves while its sender goes on to compute::
+
+    sender     | send | compute ------------- |
+    receiver   | compute | receive .. |            the sender's thread needs the sender's core
+
+A thread gets its core at once or late, so means are taken; a median would be one of the two. On
+emulated accelerators computation waits, and its core is free.
 """
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
+import os
+import socket
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from functools import cache, partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -46,15 +82,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.experiment.site import Accelerator
 from ddlbench.interconnect.collectives import (
+    Buffers,
+    Group,
     Repeat,
     Sweep,
     element_count,
+    horovod_operation,
+    joined,
     measure,
     slowest,
+    sweep_of,
+    torch_operation,
     touched,
 )
-from ddlbench.interconnect.worlds import message_sizes
-from ddlbench.networks.emulated_device import occupy
+from ddlbench.interconnect.time_plan import COMPUTE_S, message_sizes
+from ddlbench.networks.emulated import occupy
+from ddlbench.planning.plan import Process
+from ddlbench.runtime.launch import SECRET, address_of
+from ddlbench.runtime.rank_guard import end_with_parent
+from ddlbench.strategies.horovod.descriptor import HorovodOptions
+from ddlbench.strategies.horovod.executor import join_rendezvous, set_place
 
 # Buckets have 25 MiB; a larger tensor is one of its own, and is extrapolated.
 _LARGEST_BYTES = 32 * 2**20
@@ -307,3 +354,201 @@ def computation(device: torch.device, seconds: float) -> Callable[[], None]:
     dist.all_reduce(agreed)
     repeats = max(1, round(float(agreed) / dist.get_world_size()))
     return lambda: products(repeats)
+
+
+@contextmanager
+def horovod_world(hvd: Any, group: Group) -> Iterator[None]:
+    """Initialise ``hvd`` over ``group``, with Horovod's default fusion and cycle, in a ``with``."""
+    size = len(group.members)
+    # Nodes with the same host name count as one.
+    group.store.set(f"horovod/host/{group.rank}", socket.gethostname())
+    hosts = [group.store.get(f"horovod/host/{rank}").decode() for rank in range(size)]
+    rendezvous = join_rendezvous(
+        group.store, group.rank, hosts, address_of(group.interface), os.environ.get(SECRET)
+    )
+    set_place(group.rank, hosts, rendezvous, group.interface)
+    options = HorovodOptions()
+    threshold = Accelerator.shrunk(options.fusion_threshold_bytes)
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(threshold)
+    cycle_s = Accelerator.slowed(options.cycle_time_s)
+    os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_s * 1e3)
+    hvd.init()
+    try:
+        yield
+    finally:
+        hvd.shutdown()
+        if rendezvous.server is not None:
+            rendezvous.server.shutdown()
+            rendezvous.server.server_close()
+
+
+_PATIENCE = timedelta(minutes=10)
+
+
+class HorovodChild:
+    """A process that measures one group, forked from this one while it has a single thread."""
+
+    def __init__(self) -> None:
+        forked = multiprocessing.get_context("fork")
+        self._pipe, its_pipe = forked.Pipe()
+        # A daemon, so that it ends with this process.
+        forked.Process(target=_serve, args=(its_pipe,), daemon=True).start()
+        its_pipe.close()
+
+    def sweep(
+        self, group: Group, host: str, port: int, settings: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Raw times of Horovod's all-reduce, and a computation beside idle Horovod.
+
+        All ranks of ``group`` call it; their process group must be destroyed already. ``host`` and
+        ``port`` are of its store.
+
+        Raises:
+            RuntimeError: Horovod crashed.
+        """
+        # Without the store, which cannot be sent to a child.
+        own = (group.members, group.me, str(group.device), group.interface)
+        try:
+            self._pipe.send((own, (host, port), torch.get_num_threads(), settings))
+            found, error = self._pipe.recv()
+        except (EOFError, OSError):
+            raise RuntimeError(
+                f"Horovod crashed in a group of {len(group.members)} ranks; check that Horovod "
+                "trains there with a cell of strategy horovod"
+            ) from None
+        if error is not None:
+            raise RuntimeError(error)
+        measured: tuple[list[dict[str, Any]], dict[str, Any]] = found
+        return measured
+
+
+def _serve(pipe: Connection) -> None:
+    """Measure the group that comes through the pipe, if one comes, and end."""
+    end_with_parent()
+    try:
+        task = pipe.recv()
+    except EOFError:
+        os._exit(0)
+    try:
+        pipe.send((_sweep(*task), None))
+    except Exception as error:
+        traceback.print_exc()
+        pipe.send((None, f"Horovod: {type(error).__name__}: {error}"))
+    # Libraries may hang at exit when other ranks are gone, so skip their exit handlers.
+    os._exit(0)
+
+
+def _sweep(
+    own: tuple[tuple[Process, ...], Process, str, str | None],
+    address: tuple[str, int],
+    threads: int,
+    settings: dict[str, Any],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    members, me, device_name, interface = own
+    torch.set_num_threads(threads)
+    device = torch.device(device_name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    hvd = importlib.import_module("horovod.torch")
+    served = dist.TCPStore(*address, is_master=False, timeout=_PATIENCE)
+    nodes = len({process.node for process in members})
+    store = dist.PrefixStore(f"horovod/{nodes}x{len(members) // nodes}", served)
+    group = Group(members, me, store, device, interface)
+    largest = settings["largest_bytes"]
+    with joined(group):
+        buffers = Buffers(largest, device)
+        compute = fixed_computation(device)
+        alone_s = compute()
+        with horovod_world(hvd, group):
+            background = {"library": "horovod", "alone_s": alone_s, "beside_s": compute()}
+            sweep = sweep_of(
+                "all_reduce", largest, lambda count: horovod_operation(hvd, count, buffers)
+            )
+            return measure({"all_reduce": sweep}, "horovod", settings["budget_s"]), background
+
+
+_BYTES = 64 * 2**10
+_WAIT_S = 5e-3
+_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
+
+
+def message_delays(device: torch.device, turns: int) -> list[dict[str, Any]]:
+    """Seconds of a short message after a computation, over the default group.
+
+    The first of the ``turns`` is dropped.
+    """
+    ranks = dist.get_world_size()
+    # A device that waits leaves its core at once, however long it waits.
+    compute_s = COMPUTE_S if Accelerator.of_this_process() is None else _WAIT_S
+    compute = computation(device, compute_s)
+    buffers = Buffers(_BYTES * ranks, device)
+    found = []
+    for operation in _COLLECTIVES:
+        call = torch_operation(operation, element_count(operation, _BYTES, ranks), buffers)
+        found.append(_entry(operation, "gloo", _BYTES, _after_s(compute, call, turns)))
+    # As in sweeps: a forward pass gathers what each rank gives, a backward pass adds the scatter.
+    count = element_count("reduce_scatter", _BYTES, ranks)
+    sharded = sharded_pass(count, device)
+    gather_s, both_s = (
+        _after_s(compute, partial(sharded, trained), turns) for trained in (False, True)
+    )
+    found.append(_entry("all_gather", "fsdp", _BYTES // ranks, gather_s))
+    found.append(_entry("reduce_scatter", "fsdp", _BYTES, max(0.0, both_s - gather_s)))
+    message = touched(element_count("p2p", _BYTES, ranks), device)
+    alone_s = _message_s(lambda: time.sleep(compute_s), message, turns)
+    late = _entry("p2p", "gloo", _BYTES, _message_s(compute, message, turns))
+    return [*found, {**late, "alone_s": alone_s}]
+
+
+def _entry(operation: str, transport: str, message_bytes: int, after_s: float) -> dict[str, Any]:
+    return {
+        "operation": operation,
+        "transport": transport,
+        "message_bytes": message_bytes,
+        "after_s": after_s,
+    }
+
+
+def _after_s(compute: Callable[[], object], call: Callable[[], object], turns: int) -> float:
+    """Mean seconds of a call in turns of computation and call, over turns and ranks."""
+    times = torch.zeros(turns, dtype=torch.float64)
+    dist.all_reduce(times)  # zeros: all ranks begin together
+    for turn in range(turns):
+        compute()
+        begin_s = time.perf_counter()
+        call()
+        times[turn] = time.perf_counter() - begin_s
+    dist.all_reduce(times)
+    return float(times[1:].mean()) / dist.get_world_size()
+
+
+def _message_s(work: Callable[[], object], message: torch.Tensor, turns: int) -> float:
+    """From when a message is wanted to when it is there; its sender works on meanwhile.
+
+    All pairs of ranks do so at once; a rank without a partner works.
+    """
+    rank, peer = dist.get_rank(), dist.get_rank() ^ 1
+
+    def call() -> float:
+        if peer >= dist.get_world_size():
+            work()
+            return 0.0
+        if rank < peer:
+            sent = dist.isend(message, peer)
+            for _ in range(3):
+                work()
+            assert sent is not None
+            sent.wait()
+            return 0.0
+        work()
+        begin_s = time.perf_counter()
+        dist.recv(message, peer)
+        return time.perf_counter() - begin_s
+
+    ready = torch.zeros(1)
+    times = torch.zeros(turns, dtype=torch.float64)
+    for index in range(turns):
+        dist.all_reduce(ready)
+        times[index] = call()
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    return float(times[1:].mean())

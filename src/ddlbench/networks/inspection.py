@@ -8,15 +8,29 @@
        wrote into its input?
 
 Large networks compute nothing: they run on fake tensors, which have shapes only.
+
+Copies of a module, also of such that ``copy.deepcopy`` refuses.
+
+torch copies no tensor that an operation has computed. Some modules hold such a tensor as a plain
+attribute: ``torch.nn.utils.weight_norm`` keeps the weight of the last forward pass, for example.
+The next forward pass computes it anew, so its value is enough for a copy.
+
+A digest of a network's state: the same for the same weights and buffers, bit for bit.
+
+Ranks and cells that begin with other weights train something else, so every cell keeps the digest
+of what it began with. Hashing a gigabyte would take seconds. So large tensors are folded first, at
+the speed of memory: rows of 32 KiB are added up as whole numbers, and the sum is hashed.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,11 +39,80 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.copying import attributes_of, copy_of, copy_without_data, tensors_of
-from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import made_up_inputs
-from ddlbench.networks.whole import why_uncut
-from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.networks.whole import seeded, why_uncut
+from ddlbench.planning.network_tables import NetworkTraits
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def copy_of(module: _Module, tensors: Mapping[Tensor, Tensor] | None = None) -> _Module:
+    """A deep copy of a module; what cannot be copied, as a lock or an open file, is shared.
+
+    Args:
+        module: anything.
+        tensors: what the copy has in place of some of the module's tensors.
+    """
+    known: dict[int, object] = {id(old): new for old, new in (tensors or {}).items()}
+    known.update((id(tensor), tensor.detach().clone()) for tensor in _computed(module))
+    with torch.no_grad():  # else copies of scripted modules hold the graph of their copying
+        try:
+            return copy.deepcopy(module, dict(known))
+        except Exception:
+            known.update((id(value), value) for value in _uncopied(module))
+            return copy.deepcopy(module, known)
+
+
+def copy_without_data(module: _Module, device: torch.device | str = "cpu") -> _Module:
+    """A copy whose parameters and buffers have shapes only; call it within a FakeTensorMode."""
+    fakes: dict[Tensor, Tensor] = {}
+    for tensor in tensors_of(module):
+        fake = torch.empty_like(tensor, device=device)
+        if isinstance(tensor, nn.Parameter):
+            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        fakes[tensor] = fake
+    return copy_of(module, fakes)
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers."""
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _computed(module: nn.Module) -> Iterator[Tensor]:
+    """Tensors in plain attributes, or buffers, that an operation has computed."""
+    values = (*tensors_of(module), *attributes_of(module))
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor) and not leaf.is_leaf:
+            yield leaf
+
+
+def _uncopied(module: nn.Module) -> Iterator[object]:
+    """Values of plain attributes that refuse a copy."""
+    for value in attributes_of(module):
+        try:
+            copy.deepcopy(value)
+        except Exception:
+            yield value
+
+
+def attributes_of(module: nn.Module) -> Iterator[object]:
+    """Values of all plain attributes; those of torch's own are its weights, buffers and hooks."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in _OF_TORCH and not isinstance(value, nn.Module):
+                yield value
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    """Whether a module runs more than its class does, which a module in its place would not."""
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(getattr(layer, name) for name in hooks)
+
 
 _SAMPLES = 2  # batch norm needs more than one
 _FURTHER_STEPS = 2
@@ -274,3 +357,36 @@ def _needs_two(network: nn.Sequential, spec: DatasetSpec) -> bool:
     except Exception:  # what fake tensors cannot do is no trait
         return False
     return False
+
+
+_ROW_WORDS = 4096  # of 8 bytes
+_ROWS_AT_ONCE = 64  # 2 MiB, which caches hold
+
+
+def state_digest(network: nn.Module) -> str:
+    """16 hexadecimal digits of all parameters and buffers, their names, shapes and types."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        for part in _folded(tensor.detach()):
+            digest.update(part.numpy().data)
+    return digest.hexdigest()
+
+
+def _folded(tensor: Tensor) -> Iterator[Tensor]:
+    """At most one row, and the rest; each byte counts, with its place."""
+    values = tensor.cpu().contiguous().view(-1)
+    if not values.numel():
+        return
+    words = values.view(torch.uint8)
+    row_bytes = 8 * _ROW_WORDS
+    whole = words.numel() // row_bytes * row_bytes
+    if whole:
+        rows = words[:whole].view(torch.int64).view(-1, _ROW_WORDS)
+        total = torch.zeros(_ROW_WORDS, dtype=torch.int64)
+        for number, some in enumerate(rows.split(_ROWS_AT_ONCE)):
+            # Odd factors tell rows that changed places.
+            factors = 2 * torch.arange(len(some)) + 2 * _ROWS_AT_ONCE * number + 1
+            total += (some * factors[:, None]).sum(0)
+        yield total
+    yield words[whole:]

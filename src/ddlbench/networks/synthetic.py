@@ -15,16 +15,125 @@ so all that a pipeline loses on it is its own bubble, messages and waits.
 
 The stem and the head have less than 2 % of a block's operations. There is no batch normalisation,
 so a synchronous pipeline with micro-batches computes the same as sequential training.
+
+Turns a torchvision model into a flat sequence that can be cut between any two blocks.
+
+torchvision's models hold their blocks in nested sequences and call them in ``forward``. Here the
+first level of nesting goes: ``layer1.0`` becomes the element ``layer1_0``, ``features.3`` becomes
+``features_3``; what ``forward`` did between modules (pooling, flattening) becomes an element.
+The modules are torchvision's own, so parameters and results are those of the model.
+
+Each network has two variants, as in DDLBench: torchvision's for ImageNet and Highres, and one for
+the small images of MNIST and CIFAR-10, which torchvision's would shrink to a pixel too early.
+Both draw initial weights by torchvision's rule.
 """
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.flatten import initialize
+
+
+def flatten(model: nn.Module, head: str) -> nn.Sequential:
+    """Makes a flat sequence with the same result as ``model``.
+
+    Args:
+        model: its ``forward`` calls its children in the order of their definition, averages
+            over height and width, flattens, and calls ``head``. Its modules are reused.
+        head: the child that takes the flattened features, of shape (N, features).
+    """
+    blocks: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, child in model.named_children():
+        if name == head:
+            # MobileNetV2 averages in its forward, without a module.
+            blocks.setdefault("avgpool", nn.AdaptiveAvgPool2d((1, 1)))
+            blocks["flatten"] = nn.Flatten()
+        if isinstance(child, nn.Sequential):
+            blocks.update((f"{name}_{inner}", block) for inner, block in child.named_children())
+        else:
+            blocks[name] = child
+    return out_of_place(nn.Sequential(blocks))
+
+
+def out_of_place(network: nn.Sequential) -> nn.Sequential:
+    """Makes ``network`` safe to cut at every boundary; results do not change.
+
+    An element that overwrites its input must not come first in a partition, because another
+    partition, or a recomputation, still needs that input. Operations inside a block stay in place.
+    """
+    for block in network:
+        if getattr(block, "inplace", False):
+            setattr(block, "inplace", False)  # noqa: B010 (a plain attribute, not a submodule)
+    return network
+
+
+def flat_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Renames the entries of a torchvision state (pretrained weights, say) for the flat network.
+
+    >>> flat_state_dict({"layer1.0.conv1.weight": 1, "fc.bias": 2})
+    {'layer1_0.conv1.weight': 1, 'fc.bias': 2}
+    """
+    return {re.sub(r"^(\w+)\.(\d+)\.", r"\1_\2.", key): value for key, value in state.items()}
+
+
+def initialize(network: nn.Module) -> None:
+    """Draws weights as torchvision's VGG and MobileNetV2 do.
+
+    Convolutions: He et al. 2015 (normal, fan out); linear layers: normal, 0.01; biases: zero.
+    Normalisations start as PyTorch leaves them, scale 1 and shift 0.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, 0, 0.01)
+        else:
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def small_network(layers: Iterable[nn.Module], channels: int, num_classes: int) -> nn.Sequential:
+    """A convolutional network for small images, with initial weights.
+
+    Args:
+        layers: the blocks ``features_0``, ``features_1``, ...
+        channels: of the last layer's output.
+        num_classes: outputs of the linear layer behind the average over height and width.
+    """
+    blocks = OrderedDict((f"features_{index}", layer) for index, layer in enumerate(layers))
+    blocks["avgpool"] = nn.AdaptiveAvgPool2d((1, 1))
+    blocks["flatten"] = nn.Flatten()
+    blocks["classifier"] = nn.Linear(channels, num_classes)
+    network = nn.Sequential(blocks)
+    initialize(network)
+    return network
+
+
+LARGEST_SMALL_SIDE = 64
+
+
+def is_small(spec: DatasetSpec) -> bool:
+    """Whether images of ``spec`` take the variant for small images.
+
+    Raises:
+        ConfigError: the images are large and do not have the 3 channels that torchvision's read.
+    """
+    if max(spec.height, spec.width) <= LARGEST_SMALL_SIDE:
+        return True
+    if spec.channels != 3:
+        raise ConfigError(
+            f"the networks for images larger than {LARGEST_SMALL_SIDE} pixels read 3 channels, "
+            f"but dataset {spec.name!r} has {spec.channels}"
+        )
+    return False
+
 
 _HIDDEN = (128, 64)
 

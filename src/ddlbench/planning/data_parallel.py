@@ -8,21 +8,43 @@
 
 A strategy that derives from :class:`DataParallel` and states its messages gets a memory model and
 the predictors of data parallelism.
+
+Training whose ranks each keep a share of the weights: collectives of a step, and memory.
+
+::
+
+    forward    | gather 1 | block 1 | gather 2 | block 2 | gather 3 | block 3 |
+    backward   | block 3 | scatter 3 | gather 2 | block 2 | scatter 2 | gather 1 | block 1 | scatter 1 |
+
+A unit is what is gathered at once: one block. A unit that is freed after its forward pass is
+gathered again before its backward pass (ZeRO stage 3); one that is kept is not (stage 2).
+
+Sources: S. Rajbhandari et al., "ZeRO", SC 2020, sections 5 and 7.2; Y. Zhao et al., "PyTorch
+FSDP", VLDB 2023, section 3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.gradient_traffic import GradientMessage
-from ddlbench.planning.groups import placement_of_groups
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.plan import Process
-from ddlbench.planning.step import Message, Step, summed_gradients, transport_of, worker_tasks
+from ddlbench.planning.step import (
+    LINK,
+    Compute,
+    Message,
+    Step,
+    blocking,
+    summed_gradients,
+    transport_of,
+    worker_tasks,
+)
 from ddlbench.planning.strategy import Strategy, workers_of
+from ddlbench.planning.traffic import GradientMessage, Group, placement_of_groups
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -100,3 +122,129 @@ def uneven_shares(cell: Cell) -> str | None:
             f"make batch_size a multiple of {workers}",
         )
     return None
+
+
+@dataclass(frozen=True)
+class ShardedUnit:
+    """The weights that are gathered at once.
+
+    Args:
+        block: index of the block that they belong to.
+        shard_bytes: that each rank gives to be gathered.
+        gradient_bytes: of a rank's whole gradients, which it gives to be summed.
+        gathered_twice: its whole weights are freed between the forward and the backward pass.
+        tensors: of which they are.
+    """
+
+    block: int
+    shard_bytes: int
+    gradient_bytes: int
+    gathered_twice: bool
+    tensors: int = 1
+
+
+def sharded_step(
+    workload: Workload,
+    plan: Plan,
+    units: Sequence[ShardedUnit],
+    sharers: int,
+    library: str | None = None,
+) -> Step:
+    """Gathers, passes and reduce-scatters of a step, block by block.
+
+    Where groups of ``sharers`` neighbouring ranks have copies of the weights, the ranks with the
+    same share of them sum their gradients, too.
+
+    On CPUs each message holds up its rank. On GPUs weights of the next block are gathered when a
+    block begins, and gradients are summed beside the backward pass::
+
+        compute     | F1 | F2 | F3 | B3 | B2   | B1   |
+        link   |-g1-|-g2-|-g3-|    |-g2-|-r3-|-g1-|-r2-|-r1-|       one block ahead
+    """
+    begins = [*(unit.block for unit in units[1:]), len(workload.blocks)]
+    firsts = [0, *begins[:-1]]
+    there = [
+        ("forward", unit, range(first, end), True)
+        for unit, first, end in zip(units, firsts, begins, strict=True)
+    ]
+    back = [("backward", unit, blocks, unit.gathered_twice) for _, unit, blocks, _ in there[::-1]]
+    passes = [*there, *back]
+    over = None
+    if sharers < plan.world_size:
+        over = Group.of(plan, range(0, plan.world_size, sharers))
+    within = Group.of(plan, range(sharers))
+    tasks: list[Compute | Message] = [Compute("load"), Compute("rest")]
+    gathered: tuple[int, ...] = ()
+    if passes:
+        gathered = (len(tasks),)
+        tasks.append(_gather(passes[0][1], within, ()))
+    scattered: list[int] = []
+    for (phase, unit, blocks, _), after in zip(passes, [*passes[1:], None], strict=True):
+        weights = gathered
+        if after is not None and after[3]:
+            gathered = (len(tasks),)
+            tasks.append(_gather(after[1], within, weights))
+        tasks.append(Compute(phase, blocks=blocks, waits_for=weights))  # type: ignore[arg-type]
+        if phase == "backward":
+            size = unit.gradient_bytes
+            tasks.append(Message("reduce_scatter", size, LINK, (), within, tensors=unit.tensors))
+            if over is not None:
+                summed = Message("all_reduce", -(-size // sharers), LINK, (len(tasks) - 1,), over)
+                tasks.append(summed)
+            scattered.append(len(tasks) - 1)
+    tasks.append(Compute("update", waits_for=tuple(scattered)))
+    beside = tuple(tasks) if workload.device_kind == "cuda" else blocking(tasks)
+    samples = plan.cell.batch_size / plan.world_size
+    return Step(beside, samples, transport_of(workload.device_kind), library)
+
+
+def _gather(unit: ShardedUnit, within: Group, waits_for: tuple[int, ...]) -> Message:
+    return Message("all_gather", unit.shard_bytes, LINK, waits_for, within, tensors=unit.tensors)
+
+
+def sharded_bytes(
+    workload: Workload, plan: Plan, units: Sequence[ShardedUnit], sharers: int
+) -> tuple[int, ...]:
+    """Peak bytes of every rank, if ``sharers`` ranks keep a share of the weights each (FSDP2).
+
+    The peak is at the worst of these moments of a unit (``w`` whole weights, ``s`` the share that a
+    rank gives, ``g`` whole gradients)::
+
+        all-gather        shares | activations so far | s + w received | w copied out
+        backward          shares | activations left   | w | g of the unit, r of the last one
+        reduce-scatter    shares | activations left   | g | g copied in
+
+    Shares are weights, momentum, and gradients of units that are done.
+    """
+    blocks, cell = workload.blocks, plan.cell
+    samples = cell.batch_size / plan.world_size
+    kept = {unit.block: unit for unit in units}
+    shares = {index: unit.gradient_bytes / sharers for index, unit in kept.items()}
+    base = sum(shares.values()) * (2 if cell.momentum > 0 else 1)
+    base += workload.fixed_memory_bytes + sum(block.buffer_bytes for block in blocks)
+    saved = whole = peak = 0.0
+    for index, block in enumerate(blocks):
+        if index in kept:
+            gathered = kept[index].shard_bytes * sharers
+            peak = max(peak, whole + samples * saved + 2 * gathered + kept[index].shard_bytes)
+            whole += 0 if kept[index].gathered_twice else gathered
+        saved += block.saved_bytes
+    done = last = 0.0
+    for index in reversed(range(len(blocks))):
+        block, unit = blocks[index], kept.get(index)
+        activations = samples * (saved + block.input_bytes + block.output_bytes)
+        weights = unit.shard_bytes * sharers if unit else 0
+        gradients = unit.gradient_bytes if unit else 0
+        if unit is not None and unit.gathered_twice:
+            gathering = 2 * weights + unit.shard_bytes
+            peak = max(peak, whole + done + last + samples * saved + gathering)
+            whole += weights
+        peak = max(peak, whole + done + last + activations + gradients)
+        whole -= weights
+        saved -= block.saved_bytes
+        if unit is not None:
+            done += shares[index]
+            reducing = samples * (saved + block.input_bytes) + 2 * gradients
+            peak = max(peak, whole + done + reducing)
+            last = gradients
+    return (round(base + peak),) * plan.world_size

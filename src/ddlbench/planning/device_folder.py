@@ -24,7 +24,7 @@ from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Form, Name
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import read_checked, read_yaml
-from ddlbench.common.units import MB
+from ddlbench.common.statistics import MB
 from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS, profile_file

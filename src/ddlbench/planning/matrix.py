@@ -25,14 +25,13 @@ from typing import Any
 
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import nearest
-from ddlbench.experiment.cell import Cell, parse_geometry
+from ddlbench.experiment.cell import NAMED, Cell, parse_geometry
 from ddlbench.experiment.config import Experiment, each, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, format_problem
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import profile_file
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import BASE, known, mismatch, unknown
-from ddlbench.experiment.settings import NAMED
 from ddlbench.experiment.site import Accelerator, Site, load_site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import why_cell_too_large

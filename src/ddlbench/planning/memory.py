@@ -37,7 +37,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.units import GB
+from ddlbench.common.statistics import GB
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import profile_file, result_file
 from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey

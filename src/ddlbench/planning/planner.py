@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ddlbench.common.document import digest_of
-from ddlbench.common.text import read_json, read_object
+from ddlbench.common.document import digest_of, read_json, read_object
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, DataRequest
 from ddlbench.experiment.paths import RESULTS, plan_file

@@ -2,7 +2,7 @@
 
 A step is the program of one rank: a list of computations and messages without seconds. It holds
 shares of a sequential step, and bytes. Whoever has a profile and links gives them seconds
-(:mod:`ddlbench.predict.step_costs`), and a replay says when each of them begins and ends
+(:mod:`ddlbench.predict.step_replay`), and a replay says when each of them begins and ends
 (:mod:`ddlbench.predict.step_replay`)::
 
     task   lane      DDP of three buckets             replay
@@ -24,8 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddlbench.planning.gradient_traffic import GradientMessage, buckets
-from ddlbench.planning.groups import Group
+from ddlbench.planning.traffic import GradientMessage, Group, buckets
 
 Phase = Literal["load", "rest", "forward", "backward", "update", "alone"]
 COMPUTE, LINK = "compute", "link"

@@ -24,7 +24,7 @@ from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Plan, Process
 
 if TYPE_CHECKING:
-    from ddlbench.planning.network_traits import NetworkTraits
+    from ddlbench.planning.network_tables import NetworkTraits
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
     from ddlbench.planning.step import Step
     from ddlbench.planning.workload import Block, Workload
@@ -71,7 +71,7 @@ class Strategy:
             "filter", "channel", "data+filter", "data+spatial", "pipeline"); else None.
         executor: ``module:attribute`` of the class that runs it.
         replay: ``module:attribute`` of the function that trains on one device what its ranks train
-            with older weights; see :mod:`ddlbench.strategies.replay`. Empty without one.
+            with older weights; see :mod:`ddlbench.strategies.training`. Empty without one.
         synchronous: every step's update uses gradients of the current weights; if an option
             decides, :meth:`is_synchronous` tells.
         takes_turns: on CPUs its devices compute one after the other.

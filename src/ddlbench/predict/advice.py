@@ -23,7 +23,7 @@ from typing import Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import in_one_unit
-from ddlbench.common.units import TIMES
+from ddlbench.common.statistics import TIMES
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
@@ -31,8 +31,7 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.candidate import Candidate, Knowledge
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.question import Question
-from ddlbench.predict.ranking import TIE, Ranking, candidate_dict
+from ddlbench.predict.ranking import TIE, Question, Ranking, candidate_dict
 from ddlbench.predict.recommend import (
     dividing_batches,
     fitted_options,

@@ -22,7 +22,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.units import GB
+from ddlbench.common.statistics import GB
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, code_of
@@ -33,7 +33,15 @@ from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.belief import Belief, from_prediction, from_runs
+from ddlbench.predict.belief import (
+    DEFAULT_RECOMMENDER,
+    MEASURED_LINKS,
+    UNLESS_OOM,
+    Belief,
+    from_prediction,
+    from_runs,
+    predictor_for,
+)
 from ddlbench.predict.calibration import calibrated
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
@@ -45,12 +53,6 @@ from ddlbench.predict.prediction import (
     departure_of,
     predictor_of,
     steps_measured,
-)
-from ddlbench.predict.recommenders import (
-    DEFAULT_RECOMMENDER,
-    MEASURED_LINKS,
-    UNLESS_OOM,
-    predictor_for,
 )
 
 if TYPE_CHECKING:

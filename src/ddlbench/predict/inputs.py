@@ -1,23 +1,223 @@
-"""Find and open the files that predictors read: a profile per network, links per fabric."""
+"""Find and open the files that predictors read: a profile per network, links per fabric.
+
+Links computed from the condition of an emulated or planned network: TCP, and gloo over it.
+
+The all-reduce is gloo's ring (``allreduce.cc``): a buffer is cut into n segments of at most 1 MiB.
+Two segments are under way at a time, and the receiver asks for each before it is sent::
+
+    n = roundUp(max(ceil(S / 1 MiB), 2P), P)
+    T(S, P) = 2 ceil((n - n/P) / 2) R  +  2 (P-1)/P S / B  +  stalls
+
+So latency counts per segment, not per call: 16 MiB over two ranks wait for 8 round trips. B and
+stalls are TCP's. If links of the undisturbed network were measured, their all-reduce is a lower
+bound: a slow link does not make hosts faster.
+
+TCP over a link with a delay, a rate and loss has the bandwidth::
+
+    B = min(rate, window / R, loss bound)         R: round trip
+
+Loss bound, in segments per round trip (q: probability that a packet is lost):
+
+* reno: sqrt(3/2) / sqrt(q)                                     Mathis et al. 1997
+* cubic: the larger of reno's and 1.054 (R/q)^(3/4)             RFC 9438, section 5.1 (C = 0.4)
+* bbr: does not slow down for loss (version 1): rate (1 - q)    Cardwell et al. 2016
+
+Linux bounds the window by ``tcp_wmem``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.links import read_links
+from ddlbench.experiment.links import Links, read_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
 from ddlbench.experiment.site import load_site, making_command
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.calibration import read_calibration
-from ddlbench.predict.links import LinkTable
-from ddlbench.predict.tcp import ConditionLinks
+from ddlbench.predict.links import ALL_REDUCE, CollectiveTimes, Hop, LinkTable
+
+_HEADERS_BYTES = 52  # IPv4, TCP with timestamps
+_MATHIS = math.sqrt(3 / 2)
+_CUBIC = 1.054  # (C (3 + beta) / (4 (1 - beta)))^(1/4) with C = 0.4, beta = 0.7
+
+
+@dataclass(frozen=True)
+class TcpPath:
+    """One direction between two hosts.
+
+    Args:
+        round_trip_s: of a packet and its answer with empty queues.
+        rate_bytes_per_s: of the link; infinite if nothing bounds it.
+        loss: probability that a packet is lost, 0 to below 1.
+        mtu_bytes: largest packet.
+        congestion_control: "cubic", "reno" or "bbr".
+        window_bytes: bound on the bytes under way, from socket buffers.
+
+    Raises:
+        ConfigError: a number is out of range, or the congestion control has no formula here.
+    """
+
+    round_trip_s: float
+    rate_bytes_per_s: float = math.inf
+    loss: float = 0.0
+    mtu_bytes: int = 1500
+    congestion_control: str = "cubic"
+    window_bytes: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.round_trip_s < 0 or not self.rate_bytes_per_s > 0 or not 0 <= self.loss < 1:
+            raise ConfigError(
+                f"a TCP path of round trip {self.round_trip_s} s, {self.rate_bytes_per_s} bytes/s "
+                f"and loss {self.loss} is impossible; write a delay of 0 or more, a rate above 0 "
+                "and a loss from 0 to below 1"
+            )
+        if self.congestion_control not in ("cubic", "reno", "bbr"):
+            raise ConfigError(
+                f"no formula for congestion control {self.congestion_control!r}; "
+                "write cubic, reno or bbr"
+            )
+
+    @property
+    def segment_bytes(self) -> int:
+        """Payload of a full packet."""
+        return self.mtu_bytes - _HEADERS_BYTES
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Payload per second of a long transfer."""
+        payload = self.segment_bytes / self.mtu_bytes
+        bandwidth = self.rate_bytes_per_s * payload * (1 - self.loss)
+        if self.round_trip_s > 0:
+            bandwidth = min(bandwidth, self.window_bytes / self.round_trip_s, self._loss_bound())
+        return bandwidth
+
+    def stall_s(self, message_bytes: float) -> float:
+        """Expected wait for a lost packet at the end of a message.
+
+        Fewer than three duplicate acknowledgements follow one of the last three packets. So its
+        loss costs a tail loss probe, two round trips (RFC 8985, section 7.2).
+        """
+        packets = min(3, math.ceil(message_bytes / self.segment_bytes))
+        return (1 - (1 - self.loss) ** packets) * 2 * self.round_trip_s
+
+    def _loss_bound(self) -> float:
+        if self.loss == 0 or self.congestion_control == "bbr":
+            return math.inf
+        window = _MATHIS / math.sqrt(self.loss)
+        if self.congestion_control == "cubic":
+            window = max(window, _CUBIC * (self.round_trip_s / self.loss) ** 0.75)
+        return window * self.segment_bytes / self.round_trip_s
+
+
+_SEGMENT_BYTES = 2**20
+_WINDOW_BYTES = 4 * 2**20  # the largest send buffer of a Linux host (tcp_wmem) unless it was tuned
+
+
+def path_of(condition: LinkCondition, window_bytes: float = _WINDOW_BYTES) -> TcpPath:
+    """TCP between two nodes; packets pass the condition's delay once each way."""
+    bits = condition.bandwidth_bits_per_s
+    return TcpPath(
+        round_trip_s=2 * condition.latency_s,
+        rate_bytes_per_s=math.inf if bits is None else bits / 8,
+        loss=condition.loss,
+        mtu_bytes=condition.mtu,
+        congestion_control=condition.congestion_control,
+        window_bytes=window_bytes,
+    )
+
+
+def gloo_all_reduce_s(path: TcpPath, ranks: int, message_bytes: float) -> float:
+    """Seconds of gloo's all-reduce over ``ranks`` hosts; see the module."""
+    if ranks < 2 or message_bytes <= 0:
+        return 0.0
+    least = max(math.ceil(message_bytes / _SEGMENT_BYTES), 2 * ranks)
+    segments = math.ceil(least / ranks) * ranks
+    rounds = 2 * math.ceil((segments - segments // ranks) / 2)
+    carried = 2 * (ranks - 1) / ranks * message_bytes / path.bandwidth_bytes_per_s
+    stalls = rounds * path.stall_s(message_bytes / segments)
+    return rounds * path.round_trip_s + carried + stalls
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """An :class:`CollectiveTimes` whose time is a formula.
+
+    A ring is as slow as its slowest kind of links, between nodes or inside them.
+    """
+
+    paths: tuple[TcpPath, ...]
+    ranks: int
+    floor: CollectiveTimes | None
+    notes: tuple[str, ...]
+
+    def time_s(self, message_bytes: float) -> float:
+        computed_s = max(gloo_all_reduce_s(one, self.ranks, message_bytes) for one in self.paths)
+        return max(computed_s, self.floor.time_s(message_bytes) if self.floor else 0.0)
+
+
+_NO_LINKS = Links(
+    site="", fabric="", device_kind="cpu", pairs=(), sweeps=(), notes=(), provenance={}
+)
+
+
+class ConditionLinks(LinkTable):
+    """The links of a fabric that was not measured, computed from its condition.
+
+    Args:
+        condition: delay, rate, loss between any two nodes, and of links inside each, if it has any.
+        base: links of the undisturbed network, used within a node whose links have no condition,
+            and as a lower bound.
+        name: of the fabric, for messages.
+    """
+
+    def __init__(self, condition: LinkCondition, base: LinkTable | None, name: str) -> None:
+        super().__init__(base.links if base else _NO_LINKS, f"fabric {name}")
+        self.path, self._base = path_of(condition), base
+        self._inside = None if condition.inside is None else path_of(condition.inside)
+        self._note = f"links of fabric {name} are computed from its delay, rate and loss"
+
+    def hop(self, kind: str, source: tuple[int, int], target: tuple[int, int]) -> tuple[Hop, str]:
+        """Half a round trip and TCP's bandwidth; within a node as measured if it has no path."""
+        path = self._inside if source[0] == target[0] else self.path
+        if path is None:
+            hop, remark = super().hop(kind, source, target)  # type: ignore[arg-type]
+            return hop, remark or self._note
+        if path.bandwidth_bytes_per_s == math.inf and self._base is not None:
+            return self._base.hop(kind, source, target)  # type: ignore[arg-type,return-value]
+        latency_s = path.round_trip_s / 2 + path.stall_s(1)
+        return Hop(latency_s, path.bandwidth_bytes_per_s), self._note
+
+    def collective(
+        self, operation: str, nodes: int, devices_per_node: int, transport: str | None
+    ) -> CollectiveTimes:
+        """Gloo's all-reduce over all ranks; within a node whose links have no path as measured.
+
+        Raises:
+            ConfigError: another collective, for which no formula is known.
+        """
+        paths = [self.path] if nodes > 1 else []
+        if self._inside is not None and devices_per_node > 1:
+            paths.append(self._inside)
+        if not paths:
+            return super().collective(operation, nodes, devices_per_node, transport)
+        if operation != ALL_REDUCE:
+            raise ConfigError(
+                f"{self.where}: no formula gives the {operation.replace('_', '-')} of a fabric "
+                "that was not measured; measure its links"
+            )
+        floor = None
+        if self._base is not None and self._base.links.sweeps:
+            floor = self._base.all_reduce(nodes, devices_per_node, transport)
+        computed = _Computed(tuple(paths), nodes * devices_per_node, floor, (self._note,))
+        return computed  # type: ignore[return-value]  # the same two members
 
 
 def open_workload(path: Path) -> Workload:

@@ -4,22 +4,322 @@ The logarithms of the constants are fitted by least squares of ``ln(predicted / 
 errors weigh less (soft L1). Each constant is pulled weakly to its prior, which the hardware gives,
 and none exceeds what the hardware can do (``at_most``). A constant on which the steps depend little
 stays at its prior.
+
+Platform files: the data sheet of a cluster, and few constants fitted to measurements.
+
+``config/platforms/<name>.yaml`` is of one of two kinds: levels of a network, for ParaDL's oracle of
+CNNs, or accelerators and their links, for the oracle of transformers. The fields of the dataclasses
+below are the keys of a file.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import pandas as pd
+import yaml
+from annotated_types import Gt, MinLen
 from numpy.typing import NDArray
 
+from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import nearest
-from ddlbench.predict.platform_file import PlatformFile
+from ddlbench.common.form import Amount, Count, Form, Name, Positive
+from ddlbench.common.project import project_root
+from ddlbench.common.schema import nearest, read_checked, read_yaml
+
+_HEADER = "# Written by `ddlbench oracle calibrate`, or by hand: see docs/oracle.md.\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Form):
+    """One constant that `ddlbench oracle calibrate` fits."""
+
+    value: Positive
+    prior: Positive
+    """What is expected before any fit."""
+    spread: Annotated[float, Gt(1)] = math.e
+    """Factor by which the prior may be off."""
+    at_most: Positive | None = None
+    """What the hardware cannot exceed."""
+    unit: Name = ""
+    meaning: Name
+    prior_source: Name = ""
+    low: Amount | None = None
+    """Lower end of the 90 % interval."""
+    high: Amount | None = None
+    """Upper end of the 90 % interval."""
+
+    @property
+    def limit(self) -> float:
+        """``at_most``, or infinite."""
+        return math.inf if self.at_most is None else self.at_most
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatformFile(Form):
+    """What both kinds of platform file have.
+
+    Class attributes:
+        mark, other_mark: keys that only files of this kind, and of the other, have.
+        constants: that a file must have.
+    """
+
+    mark: ClassVar[str]
+    other_mark: ClassVar[str]
+    constants: ClassVar[tuple[str, ...]]
+
+    description: Name
+    devices_per_node: Count
+    fitted: Mapping[str, Constant]
+    """Constants that `ddlbench oracle calibrate` fits."""
+
+    def constant(self, name: str) -> float:
+        return self.fitted[name].value
+
+    def with_constants(self, constants: Mapping[str, float]) -> Self:
+        changed = {
+            name: replace(self.fitted[name], value=value) for name, value in constants.items()
+        }
+        return replace(self, fitted={**self.fitted, **changed})
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Read ``config/platforms/<name>.yaml``, or the file ``name`` if it is a path.
+
+        Raises:
+            ConfigError: there is no such platform, it is of the other kind, or a key is wrong.
+        """
+        folder = project_root() / "config" / "platforms"
+        path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+        if not path.is_file():
+            remark = nearest(name, cls._known(folder))
+            raise ConfigError(f"platform {name!r} has no file {path}; {remark}")
+        values = read_yaml(path)
+        if cls.other_mark in values and cls.mark not in values:
+            raise ConfigError(
+                f"{path}: describes a platform of the other oracle; "
+                f"write one of {', '.join(cls._known(folder))}"
+            )
+        platform = read_checked(cls, values, str(path))
+        platform.check(str(path))
+        return platform
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError if a constant is missing, or larger than it can be."""
+        for name in self.constants:
+            if name not in self.fitted:
+                raise ConfigError(f"{where}: fitted: {name!r} is missing; add value and prior")
+        for name, constant in self.fitted.items():
+            if constant.value > constant.limit:
+                raise ConfigError(
+                    f"{where}: fitted: {name} is {constant.value:g}; "
+                    f"write at most {constant.limit:g}"
+                )
+
+    @classmethod
+    def _known(cls, folder: Path) -> list[str]:
+        """Names of the platforms of this kind."""
+        texts = {file: file.read_text("utf-8", "replace") for file in sorted(folder.glob("*.yaml"))}
+        return [file.stem for file, text in texts.items() if f"\n{cls.mark}:" in text]
+
+    def write(self, path: Path) -> None:
+        """Write a platform file atomically, without keys that have their default.
+
+        Raises:
+            ConfigError: the path cannot be written.
+        """
+        values = self.to_dict(without_defaults=True)
+        fitted = values.pop("fitted")
+        text = yaml.safe_dump(
+            values | {"fitted": fitted}, sort_keys=False, allow_unicode=True, width=100
+        )
+        try:
+            write_text(path, _HEADER + text)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device(Form):
+    """The data sheet of one device."""
+
+    memory_bytes: Positive
+    flops_per_s: Positive
+    """Peak of the arithmetic that training computes in."""
+    memory_bytes_per_s: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedDevice(Device):
+    """A device of ParaDL's oracle."""
+
+    optimizer_states: Amount = 1.0
+    """Tensors as large as the weights that the optimizer keeps (momentum 1, Adam 2)."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between two devices (Hockney): ``latency_s + bytes * s_per_byte``."""
+
+    latency_s: float
+    s_per_byte: float
+
+    def slower(self, factor: float) -> Link:
+        """The same link with ``factor`` times the seconds per byte."""
+        return Link(self.latency_s, self.s_per_byte * factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate(Form):
+    """What a way between devices carries."""
+
+    bandwidth_bytes_per_s: Positive
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way(Rate):
+    """A way between devices, with its latency."""
+
+    latency_s: Amount
+
+    @property
+    def link(self) -> Link:
+        return Link(self.latency_s, 1 / self.bandwidth_bytes_per_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level(Way):
+    """A level of a network: all rings up to a number of devices."""
+
+    name: Name
+    largest_ring: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways(Form):
+    """Ways that are no level of the network."""
+
+    host: Way
+    """From device to device through the host's memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform(PlatformFile):
+    """A cluster as ParaDL's oracle sees it: levels of a network with latency and bandwidth."""
+
+    mark: ClassVar[str] = "levels"
+    other_mark: ClassVar[str] = "links"
+    constants: ClassVar[tuple[str, ...]] = (
+        "ring_efficiency", "contention", "activation_efficiency", "staged_bytes_per_s",
+        "layer_overhead_s",
+    )  # fmt: skip
+
+    links_per_node: Count = 1
+    """Network links of one node, each of the bandwidth of its level."""
+    device: TrainedDevice
+    levels: Annotated[tuple[Level, ...], MinLen(1)]
+    """From the inside of a node outwards, largest_ring rising."""
+    paths: Ways
+    gradients: Mapping[str, Literal["direct", "staged"]]
+    """How each strategy's gradients travel, device to device or through host memory."""
+
+    @property
+    def largest_ring(self) -> int:
+        """Devices of the outermost level."""
+        return self.levels[-1].largest_ring
+
+    def level(self, ring: int) -> Link:
+        """The slowest hop of a ring of ``ring`` devices that lie side by side.
+
+        Raises:
+            ConfigError: the platform has no ring of that size.
+        """
+        for level in self.levels:
+            if ring <= level.largest_ring:
+                return level.link
+        raise ConfigError(
+            f"{ring} devices are more than the platform's largest ring, {self.largest_ring}; "
+            "ask for fewer, or add a level to the platform file"
+        )
+
+    def staged(self, strategy: str) -> bool:
+        """Whether a strategy's gradients go through host memory."""
+        return self.gradients.get(strategy) == "staged"
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError as :meth:`PlatformFile.check`, or if levels do not grow outwards."""
+        super().check(where)
+        rings = [level.largest_ring for level in self.levels]
+        if rings != sorted(set(rings)):
+            raise ConfigError(
+                f"{where}: levels: largest_ring is {rings}; write the inside of a node first, and "
+                "each level larger than the one before"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator(Device):
+    """A device of the oracle of transformers."""
+
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates(Form):
+    """Links of a node."""
+
+    node: Rate
+    """Of one device to the others of its node, one way."""
+    network: Rate
+    """Of all network cards of a node together, one way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(Form):
+    """Measured over predicted steps of rows that were held out."""
+
+    low: Positive
+    """5th percentile."""
+    high: Positive
+    """95th percentile."""
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerators(PlatformFile):
+    """A cluster as the oracle of transformers sees it: devices of a node, and links."""
+
+    mark: ClassVar[str] = "links"
+    other_mark: ClassVar[str] = "levels"
+    constants: ClassVar[tuple[str, ...]] = (
+        "matmul_efficiency", "matmul_width", "attention_efficiency", "memory_efficiency",
+        "kernel_s", "host_layer_s", "host_collective_s", "host_softmax_s", "node_efficiency",
+        "half_node_share", "collective_s", "uneven_vocabulary", "network_efficiency", "send_s",
+        "update_efficiency",
+    )  # fmt: skip
+
+    device: Accelerator
+    links: Rates
+    interval: HeldOut
+    fitted_on: Name = ""
+    """Rows of the last fit."""
+
+    @property
+    def node_bytes_per_s(self) -> float:
+        """What a device sends to the others of its node."""
+        return self.links.node.bandwidth_bytes_per_s * self.constant("node_efficiency")
+
+    @property
+    def network_bytes_per_s(self) -> float:
+        """What all network cards of a node send together."""
+        return self.links.network.bandwidth_bytes_per_s * self.constant("network_efficiency")
+
 
 Array = NDArray[Any]
 _Platform = TypeVar("_Platform", bound=PlatformFile)

@@ -3,37 +3,58 @@
 ::
 
     network, dataset, nodes x devices, batch
-        -> a cell for each strategy                       ddlbench.predict.question
+        -> a cell for each strategy                       ddlbench.predict.ranking
         -> what is known of each cell                     ddlbench.predict.candidate
         -> fastest first, each with its chance            ddlbench.predict.ranking
         -> what to train with, in sentences               ddlbench.predict.advice
 
 A cell that was measured at the site counts as measured. Its prediction stays beside it, and its
 error moves what is believed of the others.
+
+Choose a strategy: measure the most probable candidates until one is surely the fastest.
+
+::
+
+    rank --> sure (95 %)? budget spent? K measured? --yes--> choice.json
+      ^                       | no
+      |        measure the likeliest candidate that is only predicted
+      `-------- one short cell, an ordinary one ---------'
+
+A cell that ends without a step (out of memory, timeout) takes its strategy out. Cells lie where
+every cell lies, so nothing is measured twice: a choice that was killed goes on where it was, and an
+experiment finds them there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
 
+from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.statistics import HOURS
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment
-from ddlbench.experiment.paths import RESULTS
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.registry import BASE, known
+from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.status import Reason
+from ddlbench.experiment.status import Reason, Status
 from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.accuracy import errors_at
+from ddlbench.predict.belief import UNLESS_OOM, predictor_for
 from ddlbench.predict.candidate import Candidate, Knowledge, assess
+from ddlbench.predict.documents import VERSION, ChoiceFile
 from ddlbench.predict.evaluate import departures_of, history_of, outcomes_of
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.question import SETTINGS, Question
-from ddlbench.predict.ranking import Ranking, rank
-from ddlbench.predict.recommenders import UNLESS_OOM, predictor_for
+from ddlbench.predict.ranking import SETTINGS, Question, Ranking, rank
 
 
 def recommend(question: Question, known_here: Knowledge) -> Ranking:
@@ -159,3 +180,254 @@ def knowledge_of(
         errors_at(site.name, results_root),
         departures=departures_of(outcomes),
     )
+
+
+SURE = 0.95
+_WARMUP_STEPS, _STEPS = 2, 10
+_NO_CHANCE = 0.005
+
+
+class InvalidChoice(ConfigError):  # noqa: N818 - a state of a file, shown as such
+    """A choice file that is not of its form."""
+
+
+_DOCUMENT = Document(ChoiceFile, VERSION, "choice", InvalidChoice)
+
+
+def short_cell(cell: Cell) -> Cell:
+    """A cell of the same work a step, with few steps and no more data than they need."""
+    samples = (_WARMUP_STEPS + _STEPS) * cell.batch_size
+    scale = ceil(1000 * samples / DATASETS[cell.dataset].num_train) / 1000
+    return cell.with_(
+        epochs=1, warmup_steps=_WARMUP_STEPS, max_steps=_STEPS, data_scale=min(1.0, scale), repeat=0
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop.
+
+    Args:
+        cells: most candidates that are measured.
+        device_s: most seconds of devices; None for no limit.
+    """
+
+    cells: int
+    device_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate that was measured for this choice.
+
+    Args:
+        strategy: its name.
+        cell_id: of the short cell.
+        status: how it ended.
+        step_s: mean of its steps; None where none was timed.
+        device_s: seconds of the cell times its devices.
+    """
+
+    strategy: str
+    cell_id: str
+    status: str
+    step_s: float | None
+    device_s: float
+
+    @classmethod
+    def of(cls, cell: Cell, ended: Glance | None) -> Trial:
+        """How a cell ended; None if it left no result."""
+        if ended is None:
+            return cls(cell.strategy, cell.id, NOT_MEASURED, None, 0.0)
+        device_s = ended.elapsed_s * cell.devices
+        return cls(cell.strategy, ended.cell.id, str(ended.status), ended.step_s, device_s)
+
+
+@dataclass
+class Choice:
+    """What was chosen, and what it cost.
+
+    Args:
+        ranking: by all that is measured.
+        trials: measured candidates, in the order of their measurement.
+        stopped: why no more were measured.
+    """
+
+    ranking: Ranking
+    trials: list[Trial] = field(default_factory=list)
+    stopped: str = ""
+
+    @property
+    def device_s(self) -> float:
+        return sum(trial.device_s for trial in self.trials)
+
+    def device_s_all(self) -> float | None:
+        """What measuring every candidate would cost; None if nothing was measured."""
+        measured = {trial.strategy for trial in self.trials}
+        devices = max((c.cell.devices for c in self.ranking.candidates), default=0)
+        others = [c.shown_s for c in self.ranking.ranked if c.strategy not in measured]
+        return device_s_all(self.trials, others, devices)
+
+    def to_dict(self, site: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of choice.json; the answer is that of the ranking."""
+        return {
+            **answers_dict(site, [answer]),
+            "stopped": self.stopped,
+            "trials": [vars(trial) for trial in self.trials],
+            "device_s": self.device_s,
+            "device_s_all": self.device_s_all(),
+        }
+
+
+def answers_dict(site: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The content of choice.json where nothing was measured for the answers.
+
+    Args:
+        site: its name.
+        answers: see :func:`ddlbench.predict.advice.answer_dict`.
+    """
+    return {
+        "schema_version": VERSION,
+        "site": site,
+        "answers": [dict(answer) for answer in answers],
+        "stopped": "",
+        "trials": [],
+        "device_s": 0.0,
+        "device_s_all": None,
+    }
+
+
+def device_s_all(trials: Sequence[Trial], others_s: Sequence[float], devices: int) -> float | None:
+    """Device-seconds of the trials and of a short cell of each of the others.
+
+    Args:
+        trials: what was measured.
+        others_s: steps of what was not; each takes as long to start as the trials did on average.
+        devices: of a cell.
+
+    Returns:
+        None if nothing was measured.
+    """
+    if not trials:
+        return None
+    steps = _WARMUP_STEPS + _STEPS
+    starts = [
+        trial.device_s - devices * steps * trial.step_s
+        for trial in trials
+        if trial.step_s is not None
+    ]
+    start_s = max(0.0, fmean(starts)) if starts else 0.0
+    spent = sum(trial.device_s for trial in trials)
+    return spent + sum(start_s + devices * steps * step_s for step_s in others_s)
+
+
+def choose(
+    rank: Callable[[], Ranking],
+    measure: Callable[[Cell], Glance | None],
+    limits: Limits,
+    done: Callable[[Cell], Glance | None],
+    cell_of: Callable[[Cell], Cell] = short_cell,
+) -> Choice:
+    """Measure candidates until the choice is sure, or a limit is reached.
+
+    Args:
+        rank: the ranking by all that is measured now.
+        measure: measures a cell; None if that failed, which ends this candidate only. It raises
+            NotMeasured if the workflow did not begin the cell, which ends the choice.
+        limits: when to stop.
+        done: the result of a cell that was measured before, for instance by a choice that was
+            killed; it counts as one of this choice.
+        cell_of: the cell that is measured for a candidate's cell.
+    """
+    choice = Choice(rank())
+    failed: set[str] = set()
+    for candidate in choice.ranking.candidates:
+        if candidate.strategy != BASE:
+            known = done(cell_of(candidate.cell))
+            if known is not None:
+                _keep(choice, candidate.cell, known, failed)
+    while True:
+        choice.ranking = rank().without(failed)
+        likeliest = likeliest_of(choice.ranking, [trial.strategy for trial in choice.trials])
+        choice.stopped = _reason(choice, likeliest, limits)
+        if choice.stopped or likeliest is None:
+            return choice
+        try:
+            found = measure(cell_of(likeliest.cell))
+        except NotMeasured as error:  # says nothing of the strategy
+            choice.stopped = str(error)
+            return choice
+        _keep(choice, likeliest.cell, found, failed)
+
+
+class NotMeasured(ConfigError):  # noqa: N818 - an end of measuring, shown as such
+    """The workflow ended before a cell began; the message says what to do."""
+
+
+NOT_MEASURED = "not measured"
+"""Status of a trial whose cell left no result: its job failed, or was not submitted."""
+
+
+def _keep(choice: Choice, cell: Cell, found: Glance | None, failed: set[str]) -> None:
+    if found is None or found.status != Status.OK:
+        failed.add(cell.strategy)
+    choice.trials.append(Trial.of(cell, found))
+
+
+def likeliest_of(ranking: Ranking, tried: Collection[str] = ()) -> Candidate | None:
+    """The candidate that is only predicted and is most probably the fastest; None if all are known.
+
+    One that can gain nothing need not be measured: one device does the same. One that the site is
+    too small for cannot be.
+    """
+    predicted = [
+        c
+        for c in ranking.ranked
+        if c.basis == "predicted" and c.strategy not in (BASE, *tried) and not c.beyond
+    ]
+    best = max(predicted, key=lambda c: c.chance or 0.0, default=None)
+    return best if best is not None and (best.chance or 0.0) >= _NO_CHANCE else None
+
+
+def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
+    """Why to stop; empty to go on."""
+    best = choice.ranking.best
+    if best is None:
+        return "no candidate can run"
+    if (best.chance or 0.0) >= SURE:
+        return f"{best.label} is the fastest with a chance of {best.chance:.0%}"
+    if likeliest is None:
+        small = any(c.beyond for c in choice.ranking.ranked)
+        why = "the site is too small to measure the others"
+        return why if small else "no other candidate has a chance of half a percent"
+    if len(choice.trials) >= limits.cells:
+        tried = f"{len(choice.trials)} candidate{'s' * (len(choice.trials) > 1)}"
+        return f"{tried} tried, now or before, of at most {limits.cells}"
+    if limits.device_s is not None and choice.device_s >= limits.device_s:
+        return f"{HOURS.of(choice.device_s):.2g} device-hours are spent"
+    return ""
+
+
+def result_of(cell: Cell, site: str, results_root: Path = RESULTS) -> Glance | None:
+    """The result of a cell, if it has a readable one."""
+    path = results_root / result_file(site, cell.id).relative_to(RESULTS)
+    return glance(path, site, cell.id)
+
+
+def choice_file(site: str, case_id: str, results_root: Path = RESULTS) -> Path:
+    """Where a choice is kept."""
+    return results_root / site / "choices" / case_id / "choice.json"
+
+
+def write_choice(content: Mapping[str, Any], path: Path) -> None:
+    """Check and write a choice file atomically."""
+    _DOCUMENT.write(path, cast("ChoiceFile", content))
+
+
+def read_choice(path: Path) -> ChoiceFile:
+    """The content of a choice file.
+
+    Raises:
+        InvalidChoice: it is missing, or is not of its form.
+    """
+    return _DOCUMENT.read(path)

@@ -12,16 +12,318 @@ the core for its processor time (``stolen_s`` of its ``carried_s``). Beside comp
 most half of it: then the message slows down, else computation does. Messages that are fused take
 with them all that are ready when the link is free, whole, up to the buffer (Sergeev and Del Balso
 2018, section 4).
+
+Seconds of a step's computations and messages, from a profile and measured links.
+
+* A computation is its share of that part of a sequential step (``workload``), times k, the
+  slow-down of silent replicas of a node, and q, that of computation beside an idle library:
+  Horovod's thread runs in every cycle.
+* A message is a sweep of its operation at the shape of its group. Groups that share the links of a
+  node each take as long as one with so many times the bytes. It is longer by ``delays`` of
+  links.json where it follows a computation on CPUs: gloo's threads wait for a core that computes.
+  Swaps and broadcasts, whose delays are not measured, have those of an all-gather; of broadcasts
+  that take turns only the first one.
+* A library's own sweep holds its copies. Beside computation they are what it takes longer than a
+  bare all-reduce over the devices of one node, half before a message and half after all of them.
+* A message beside computation takes the core for its processor time (``cpu_s`` and ``overlaps``):
+  on a core that computes and sends all of it, on an accelerator next to nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from math import inf
 
+from ddlbench.experiment.profile import LoneRun
 from ddlbench.planning.step import COMPUTE, Compute, Message, Step
-from ddlbench.predict.step_costs import MessageCost, StepCosts
+from ddlbench.planning.traffic import Group
+from ddlbench.planning.workload import Step as Phases
+from ddlbench.predict.links import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    CollectiveTimes,
+    Contention,
+    Hop,
+    places_of,
+)
+from ddlbench.predict.prediction import CellInputs, joined
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Which measured terms a model counts.
+
+    Args:
+        ring: an all-reduce is a ring over the slowest hop (DDLBench, Eq. 1) in place of its sweep,
+            and replicas do not slow each other down.
+        all: copies, delays, stolen processor time, idle libraries, costs of tensors, and replicas
+            that never make each other faster; else bare sweeps.
+    """
+
+    ring: bool = False
+    all: bool = True
+
+
+ALL_TERMS = Terms()
+
+
+@dataclass(frozen=True)
+class MessageCost:
+    """Seconds of a message.
+
+    Args:
+        carried_s: for which it holds its lane.
+        copied_s: of copies around it, by the rank that computes.
+        stolen_s: by which it delays computation beside all of it.
+        later_s: from the end on its lane until it is there.
+    """
+
+    carried_s: float
+    copied_s: float = 0.0
+    stolen_s: float = 0.0
+    later_s: float = 0.0
+
+    @property
+    def whole_s(self) -> float:
+        """All that it costs a rank that waits for it."""
+        return self.carried_s + self.copied_s
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the workers and the servers of a cell send each other in a step.
+
+    Args:
+        workers: number of workers.
+        slowest_hop: between a worker and a server.
+        server_s: seconds in which the busiest server gets the gradients of all workers.
+        worker_s: seconds in which the slowest worker sends its gradients to all servers.
+        remarks: on the links.
+    """
+
+    workers: int
+    slowest_hop: Hop
+    server_s: float
+    worker_s: float
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, inputs: CellInputs) -> Exchange:
+        """Each pair by the slower of its ways, as push and pull take equally long here."""
+        places: dict[str, list[tuple[int, int]]] = {"server": [], "worker": []}
+        for process in inputs.plan.processes:
+            places[process.role].append((process.node, process.devices[0]))
+        share = inputs.workload.parameter_bytes / len(places["server"])
+        ways = {
+            (a, b): [inputs.links.hop("transport", *ends) for ends in ((a, b), (b, a))]
+            for a in places["worker"]
+            for b in places["server"]
+        }
+        seconds = {
+            pair: share / min(hop.bandwidth_bytes_per_s for hop, _ in both)
+            for pair, both in ways.items()
+        }
+        hops = [hop for both in ways.values() for hop in both]
+        return cls(
+            workers=len(places["worker"]),
+            slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
+            server_s=max(sum(seconds[w, s] for w in places["worker"]) for s in places["server"]),
+            worker_s=max(sum(seconds[w, s] for s in places["server"]) for w in places["worker"]),
+            remarks=joined(remark for _, remark in hops if remark),
+        )
+
+    def transfer_s(self, workers: int) -> float:
+        """Seconds of all gradients or weights one way, without latency, of ``workers`` at once."""
+        return max(self.server_s, self.worker_s) if workers > 1 else self.worker_s
+
+
+class StepCosts:
+    """The costs of one step of a cell."""
+
+    def __init__(self, inputs: CellInputs, step: Step, terms: Terms) -> None:
+        self._inputs, self._step, self._terms = inputs, step, terms
+        self._remarks: dict[str, None] = {}
+        self._collectives: dict[tuple[str, int, int, str], CollectiveTimes] = {}
+        self._shape = inputs.cell.nodes, inputs.cell.devices_per_node
+        self._through, self._further_s = cache(self._swept_through), cache(self._measured_further_s)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Which inputs were replaced or carried over, in order of occurrence."""
+        remark = None if self._step.alone else self._phases.remark
+        return joined(remark, self._remarks)
+
+    @cached_property
+    def _phases(self) -> Phases:
+        return self._inputs.workload.step(self._step.samples)
+
+    @cached_property
+    def slowdown(self) -> float:
+        """K q."""
+        if self._terms.ring or self._step.has_servers:
+            return 1.0
+        slowdown = self._inputs.workload.slowdown(self._shape[1])
+        if not self._terms.all:
+            return slowdown
+        idle = 1.0
+        if self._inputs.plan.world_size > 1 and self._inputs.measured_links is not None:
+            idle = self._inputs.links.slow_down_beside(self._step.transport, *self._shape)
+        return max(1.0, slowdown) * idle
+
+    def compute_s(self, task: Compute) -> float:
+        phases = self._phases
+        if task.phase == "alone":
+            return self.slowdown * self._alone.step_s
+        if task.phase == "rest":
+            parts = phases.load_s + phases.forward_s + phases.backward_s + phases.optimizer_s
+            return self.slowdown * (phases.step_s - parts)
+        name = "optimizer_s" if task.phase == "update" else f"{task.phase}_s"
+        seconds = self.slowdown * float(getattr(phases, name))
+        if task.blocks is None:
+            return task.share * seconds
+        times = self._inputs.workload.passes_s(self._step.samples)[task.phase == "backward"]
+        return seconds * sum(times[task.blocks.start : task.blocks.stop]) / (sum(times) or 1.0)
+
+    def interval(self, compute_s: float, further_s: float) -> tuple[float, float] | None:
+        """Of a step whose computations take ``compute_s``; ``further_s`` counts as certain."""
+        if self._step.alone is not None:
+            low_s, high_s = self._alone.interval_s or (None, None)
+            if low_s is None or high_s is None:
+                return None
+            return self.slowdown * low_s + further_s, self.slowdown * high_s + further_s
+        factor = compute_s / self._phases.step_s if self._phases.step_s else self.slowdown
+        return self._phases.interval(factor, further_s)
+
+    def message(self, message: Message) -> MessageCost:
+        """Seconds of a message; of one that is fused, with the bytes of all its parts."""
+        group = message.group or Group(*self._shape)
+        if message.ranks:
+            return self._swap(message, group)
+        if message.operation == "exchange":
+            carried_s = self.one_way_s * message.bytes / self._inputs.workload.parameter_bytes
+            return MessageCost(carried_s, later_s=self.exchange.slowest_hop.latency_s)
+        if group.nodes * group.devices_per_node < 2:
+            return MessageCost(0.0)
+        if self._terms.ring:
+            return MessageCost(self._ring_s(message))
+        if message.sums_gradients:
+            return self._sum(message, group)
+        through = self._through(message.operation, group)
+        times = self._collective(message.operation, group, through)
+        delay_s, tensor_s = self._further_s(message.operation, group, through)
+        carried_s = times.time_s(group.sharing * message.bytes) + (message.tensors - 1) * tensor_s
+        delays = 1 if message.operation == BROADCAST else message.count
+        return MessageCost(message.count * carried_s + message.follows * delays * delay_s)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        exchange = Exchange.of(self._inputs)
+        self._remarks.update(dict.fromkeys(exchange.remarks))
+        return exchange
+
+    @cached_property
+    def one_way_s(self) -> float:
+        """Seconds of all gradients, or of all weights, on their way to and from the servers.
+
+        All workers of a synchronous step send at once.
+        """
+        at_once = self._inputs.strategy.is_synchronous(self._inputs.cell)
+        return self.exchange.transfer_s(self.exchange.workers if at_once else 1)
+
+    def _swept_through(self, operation: str, group: Group) -> str:
+        """The library where its own messages were swept, else the transport below it."""
+        library, links = self._step.library, self._inputs.links
+        if library and self._terms.all and links.has_swept(library, group.nodes, operation):
+            return library
+        return self._step.transport
+
+    def _sum(self, message: Message, group: Group) -> MessageCost:
+        """A sum of gradients that may travel beside computation."""
+        carried_s = self._collective(ALL_REDUCE, group, self._step.transport).time_s(message.bytes)
+        if not self._terms.all:
+            return MessageCost(carried_s)
+        stolen_s = self._contention.stolen_s(int(message.bytes), carried_s)
+        carried_s += self._further_s(ALL_REDUCE, group, self._step.transport)[0]
+        return MessageCost(carried_s, self._copied_s(message.bytes), stolen_s)
+
+    def _measured_further_s(
+        self, operation: str, group: Group, through: str
+    ) -> tuple[float, float]:
+        """Seconds by which a message is longer after a computation, and by each further tensor."""
+        if not self._terms.all:
+            return 0.0, 0.0
+        links, shape = self._inputs.links, (group.nodes, group.devices_per_node)
+        measured = ALL_GATHER if operation in (BROADCAST, "swap") else operation
+        library = self._step.library
+        tensor_s = links.tensor_s(library, operation, *shape) if library else 0.0
+        return links.delay_s(measured, through, *shape), tensor_s
+
+    @cached_property
+    def _contention(self) -> Contention:
+        contention = self._inputs.links.contention(*self._shape, self._step.transport)
+        self._remarks.update(dict.fromkeys(contention.notes))
+        return contention
+
+    @cached_property
+    def _copied_s(self) -> Callable[[float], float]:
+        """Seconds of copies around a sum of so many bytes."""
+        links, library, transport = self._inputs.links, self._step.library, self._step.transport
+        if library is None or not links.sweeps_of(library):
+            if library is not None:
+                lack = f"copies of {library} were not measured; measure the links again"
+                self._remarks[lack] = None
+            return lambda _size: 0.0
+        # Copies are a node's own matter, and its links are swept up to longer messages.
+        inside = self._shape[1] > 1 and links.has_swept(library, 1, ALL_REDUCE)
+        beside = Group(1, self._shape[1]) if inside else Group(*self._shape)
+        whole = self._collective(ALL_REDUCE, beside, library)
+        inner = self._collective(ALL_REDUCE, beside, transport, remark=False)
+        return lambda size: max(0.0, whole.time_s(size) - inner.time_s(size))
+
+    def _collective(
+        self, operation: str, group: Group, through: str, *, remark: bool = True
+    ) -> CollectiveTimes:
+        key = (operation, group.nodes, group.devices_per_node, through)
+        if key not in self._collectives:
+            self._collectives[key] = self._inputs.links.collective(*key)
+        if remark:
+            self._remarks.update(dict.fromkeys(self._collectives[key].notes))
+        return self._collectives[key]
+
+    @cached_property
+    def _ring(self) -> list[Hop]:
+        hops, remarks = self._inputs.links.ring("transport", self._inputs.plan)
+        self._remarks.update(dict.fromkeys(remarks))
+        return hops
+
+    def _ring_s(self, message: Message) -> float:
+        """An all-reduce passes W-th parts around the ring twice, a gather whole ones once."""
+        hops = self._ring
+        if message.operation == ALL_REDUCE:
+            passes, size = 2 * (len(hops) - 1), message.bytes / len(hops)
+        else:
+            passes, size = len(hops) - 1, message.bytes
+        return passes * max(hop.time_s(size) for hop in hops) if message.bytes else 0.0
+
+    def _swap(self, message: Message, group: Group) -> MessageCost:
+        """Rows between neighbours: as long as the longest hop."""
+        links, places = self._inputs.links, places_of(self._inputs.plan)
+        size = group.sharing * message.bytes
+        seconds = []
+        for source, target in zip(message.ranks, message.ranks[1:], strict=False):
+            hop, remark = links.hop("transport", places[source], places[target])
+            seconds.append(hop.time_s(size))
+            self._remarks.update(dict.fromkeys(joined(remark)))
+        delay_s, _ = self._further_s(message.operation, group, self._step.transport)
+        return MessageCost(message.count * (delay_s + max(seconds)))
+
+    @property
+    def _alone(self) -> LoneRun:
+        return self._inputs.workload.alone[str(self._step.alone)]
+
 
 FAIR_SHARE = 0.5
 """Of a core that computes, what a message can get."""
@@ -32,7 +334,7 @@ _Waiting = tuple[int, Message, float]
 
 
 @dataclass(frozen=True)
-class Span:
+class TaskSpan:
     """A task, or messages that were fused, from ``begin_s`` to ``end_s`` on a lane."""
 
     lane: str
@@ -69,7 +371,7 @@ class Replay:
 
     step: Step
     costs: StepCosts
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TaskSpan] = field(default_factory=list)
     compute_s: float = 0.0
     communication_s: float = 0.0
     _free_s: dict[str, float] = field(default_factory=dict)
@@ -216,4 +518,4 @@ class Replay:
         """Hold the lane until ``end_s``; the task is there ``later_s`` afterwards."""
         self._free_s[task.lane] = end_s
         self._there_s.update(dict.fromkeys(places, end_s + later_s))
-        self.spans.append(Span(task.lane, task, begin_s, end_s))
+        self.spans.append(TaskSpan(task.lane, task, begin_s, end_s))

@@ -20,12 +20,12 @@ from ddlbench.profiling.blocks import (
     ready_block_by_block,
     tensor_entries,
     time_blocks,
+    time_halves,
     time_one_by_one,
 )
-from ddlbench.profiling.halves import time_halves
 from ddlbench.profiling.leaves import LeafBytes, NetworkBytes, network_bytes, time_leaves
 from ddlbench.profiling.timers import SHARES, Samples, marks_on, passes
-from ddlbench.runtime.failure import classify
+from ddlbench.runtime.rank_report import classify
 
 _ENOUGH_PASSES = 3
 _MOST_PASSES = 30

@@ -25,6 +25,18 @@ The slowdown of replicas that compute on one node without communicating::
     round 1:  P=1 [0]          P=2 [0 1]        ...                   so drift affects every P
 
     slowdown(P) = median over rounds of  mean step of the P replicas / that of P=1 in the same round
+
+Times one device of a cell whose devices compute each layer together, without its peers.
+
+::
+
+    step of a cell   | part of layer 1 |-- messages --| part of layer 2 |-- messages --| ..
+    measured here    | part of layer 1 | part of layer 2 | ..    median of windows of steps
+    listed           messages: operation, ranks, bytes, count a step
+
+A part of a layer takes longer than its share of the whole layer: fewer rows or filters fill a core
+worse, and what is received is copied. Both are in the step. The executor is the cell's own; its
+process group sends nothing (:mod:`ddlbench.strategies.alone`).
 """
 
 from __future__ import annotations
@@ -43,9 +55,12 @@ import torch.distributed as dist
 from ddlbench.datasets.loader import BatchLoader, EpochStream, ImageDataset
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.profile import LoneRun
 from ddlbench.experiment.site import Accelerator
+from ddlbench.experiment.status import Status
 from ddlbench.networks import build
 from ddlbench.planning.planner import make_plan
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.profiling.blocks import ReadyOrder, hooked
 from ddlbench.profiling.timers import (
     WINDOW_S,
@@ -56,9 +71,10 @@ from ddlbench.profiling.timers import (
     steps_per_window,
 )
 from ddlbench.runtime.meters import cpu_peak_bytes, device_memory, restart_peaks
+from ddlbench.runtime.rank_report import classify
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.alone import MessageLog
-from ddlbench.strategies.executor import Context, Executor, executor_of
+from ddlbench.strategies.executor import Context, Executor, Unsupported, executor_of
 from ddlbench.strategies.training import with_precision
 
 
@@ -308,3 +324,60 @@ def slowdowns(reports: Sequence[dict[str, list[float]]]) -> list[dict[str, Any]]
         slowdown, interval = median_with_interval(ratios)
         entries.append({"replicas": count, "slowdown": slowdown, "interval": interval})
     return entries
+
+
+_MOST_STEPS_ALONE = 1000
+_WARM_STEPS = 2
+
+
+def measure_alone(
+    cells: Sequence[Cell],
+    dataset: ImageDataset,
+    device: torch.device,
+    budget_s: float,
+    notes: list[str],
+) -> list[dict[str, Any]]:
+    """Entries ``alone`` of profile.json, one for each cell that can run.
+
+    Args:
+        cells: of any sizes; each gets an equal share of the time.
+        dataset: where samples come from.
+        device: of this process.
+        budget_s: seconds that all of them should take.
+        notes: gets why a cell was left out.
+    """
+    entries = []
+    for cell in cells:
+        if cell.batch_size > len(dataset):
+            notes.append(f"no device of {cell.strategy} alone: {len(dataset)} training images")
+            continue
+        try:
+            entries.append(_measured(cell, dataset, device, budget_s / len(cells)))
+        except Unsupported as error:
+            notes.append(f"no device of {cell.strategy} alone: {error}")
+        except (RuntimeError, MemoryError) as error:
+            if classify(error)[0] != Status.OUT_OF_MEMORY:
+                raise
+            notes.append(f"no device of {cell.strategy} alone: out of memory")
+    return entries
+
+
+def _measured(
+    cell: Cell, dataset: ImageDataset, device: torch.device, budget_s: float
+) -> dict[str, Any]:
+    log = MessageLog()
+    runner = StepRunner(cell, dataset, device, alone=log)
+    try:
+        warm_s = runner.run(_WARM_STEPS)[0]
+        count = passes(budget_s, statistics.median(warm_s), _FEWEST_STEPS, _MOST_STEPS_ALONE)
+        step_s, _ = runner.run(count)
+        log.clear()
+        runner.run(1)
+    finally:
+        runner.close()
+    window = steps_per_window(sum(step_s) / count, count)
+    median_s, interval_s = median_with_interval(window_means(step_s, window))
+    work = strategy_of(cell.strategy).device_work(cell)
+    assert work is not None
+    interval = None if interval_s is None else tuple(interval_s)
+    return LoneRun(work, count, median_s, interval, log.messages()).to_dict()

@@ -7,6 +7,19 @@
 
 On CPU a process that exceeds its memory limit is killed, and no error can be caught. So whether
 steps of a batch size fit is estimated first, from the memory that smaller batches needed.
+
+Makes profile.json, in a job with all devices of one node.
+
+Pools profiles of one network that were measured in jobs of their own.
+
+::
+
+    run-1/profile.json  --.
+    run-2/profile.json  --+-->  profile.json     medians; the widest of the intervals
+    run-3/profile.json  --'
+
+A machine has states: whole runs are faster or slower than others. So runs differ by more than the
+passes within one, and their intervals alone are too narrow.
 """
 
 from __future__ import annotations
@@ -14,10 +27,13 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import Store
@@ -27,19 +43,38 @@ from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import scratch_dir
+from ddlbench.experiment.profile import (
+    BatchTime,
+    InvalidProfile,
+    LoneRun,
+    NodeSlowdown,
+    ParameterTensor,
+    Profile,
+    StepTimes,
+    write_profile,
+)
+from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.networks import build
+from ddlbench.planning.planner import request_of
 from ddlbench.planning.profiles import ProfileNeeds
-from ddlbench.profiling.alone import measure_alone
 from ddlbench.profiling.layers import measure_layers
-from ddlbench.profiling.steps import StepRunner, Steps, measure_steps, run_rounds
+from ddlbench.profiling.steps import (
+    StepRunner,
+    Steps,
+    measure_alone,
+    measure_steps,
+    run_rounds,
+    slowdowns,
+)
 from ddlbench.profiling.timers import SHARES, SHARES_ON_TOP
-from ddlbench.runtime.environment import rank_provenance
-from ddlbench.runtime.failure import classify
+from ddlbench.runtime.environment import driver_provenance, rank_provenance
+from ddlbench.runtime.launch import own_devices
 from ddlbench.runtime.meters import peak_rss_bytes, probe_s
-from ddlbench.runtime.placement import own_devices
-from ddlbench.runtime.rank_job import RankContext, rank_job_main
+from ddlbench.runtime.rank_job import RankContext, RankJobFailed, rank_job_main, run_rank_job
+from ddlbench.runtime.rank_report import classify
 from ddlbench.runtime.rendezvous import join_store, leave
+from ddlbench.runtime.staging import stage_cell, unstage_cell
 from ddlbench.strategies.training import apply_torch_settings
 
 # Weights, gradients and momentum live at once.
@@ -187,3 +222,241 @@ def _timed(part: str, spent_s: dict[str, float]) -> Iterator[None]:
 
 if __name__ == "__main__":
     rank_job_main(work)
+
+
+_METHOD = (
+    "steps: the sequential executor on staged data, median over windows of consecutive steps; "
+    "blocks: a training step cut between blocks; layers: each leaf operation alone on its recorded "
+    "input; CPU layers by processor time, stretched to wall time by the ratio over all passes; "
+    "alone: a rank's executor without its peers, median over windows of consecutive steps"
+)
+
+
+def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
+    """Stages data, measures, checks and writes profile.json; its folder gets log.txt.
+
+    Raises:
+        RankJobFailed: a process crashed, hung, or ran out of memory outside a measurement.
+        StagingError: the data could not be made.
+    """
+    stage_cell(needs.cell, site, path.parent)
+    try:
+        reports = run_rank_job(
+            site,
+            (1, site.devices_per_node),
+            "ddlbench.profiling.worker",
+            {
+                "needs": needs.to_dict(),
+                "data": asdict(request_of(needs.cell, site)),
+                "patience_s": site.cell_timeout_s,
+                "memory_bytes": _memory_of_device(site),
+            },
+            path.parent,
+            threads=needs.cell.threads_per_device,
+        )
+    finally:
+        if not site.keep_data:
+            unstage_cell(needs.cell, site, path.parent)
+    for report in reports:
+        if report["status"] != Status.OK:
+            log = path.parent / "log.txt"
+            raise RankJobFailed(f"rank {report['rank']}: {report['reason']}; see {log}")
+    profile = _profile(needs, site, reports)
+    write_profile(path, profile)
+    return profile
+
+
+def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> Profile:
+    own, cell, key = reports[0], needs.cell, needs.key
+    of_replicas = [report.get("replicas") for report in reports]
+    values = {
+        "site": site.name,
+        "profile_id": key.id,
+        "dataset": key.dataset,
+        "network": key.network,
+        "precision": key.precision,
+        "threads_per_device": key.threads_per_device,
+        "device_kind": site.device,
+        "batch_sizes": list(needs.layer_batches),
+        "steps": own["steps"],
+        "layers": own["layers"],
+        "blocks": own["blocks"],
+        "tensors": own["tensors"],
+        "alone": own["alone"],
+        "node_slowdown": slowdowns([seconds for seconds in of_replicas if seconds]),
+        "fixed_memory_bytes": own["fixed_memory_bytes"],
+        "device_memory_bytes": own["device_memory_bytes"] or _memory_of_device(site),
+        **_shrink(site),
+        "notes": [*own["notes"], *_comparison(own)],
+        "provenance": {
+            **driver_provenance(cell.seed),
+            **own["provenance"],
+            "method": _METHOD,
+            "settings_of": cell.id,
+            "replica_batch_size": needs.replica_batch,
+            "budget_s": needs.budget_s,
+            "spent_s": own["spent_s"],
+            "stretch": own["stretch"],
+        },
+    }
+    return Profile.from_dict(values)
+
+
+def _shrink(site: Site) -> dict[str, float]:
+    accelerator = site.accelerator
+    return {} if accelerator is None or accelerator.shrink == 1 else {"shrink": accelerator.shrink}
+
+
+def _memory_of_device(site: Site) -> int | None:
+    if site.device == "cuda" or site.memory_per_device_mb is None:
+        return None
+    return site.memory_per_device_mb * 1_000_000
+
+
+def _comparison(report: dict[str, Any]) -> list[str]:
+    """Compares the sum of the blocks with whole steps, where both were measured."""
+    notes = []
+    for step in report["steps"]:
+        blocks_s = report["block_totals_s"].get(str(step["batch_size"]))
+        whole_s = step["forward_s"] + step["backward_s"]
+        if blocks_s and whole_s:
+            notes.append(
+                f"at batch size {step['batch_size']} the blocks take {blocks_s:.6g} s together, "
+                f"{blocks_s / whole_s:.3f} of forward, loss and backward in whole steps"
+            )
+    return notes
+
+
+_Entry = TypeVar("_Entry")
+_Interval = tuple[float, ...] | None
+
+
+def pooled(profiles: Sequence[Profile]) -> Profile:
+    """One profile from several of the same network on the same site.
+
+    Times are medians over the runs; parts of a step are medians of its shares, so they still fill
+    it. Entries that some run lacks are left out.
+
+    Args:
+        profiles: at least one.
+
+    Raises:
+        InvalidProfile: they are of different networks, or cut the network differently.
+    """
+    first = profiles[0]
+    for other in profiles[1:]:
+        if (other.profile_id, _shape(other)) != (first.profile_id, _shape(first)):
+            raise InvalidProfile(
+                f"profile {first.profile_id}: its runs are of different networks "
+                f"({other.profile_id}); measure all of them again"
+            )
+    return replace(
+        first,
+        runs=sum(profile.runs for profile in profiles),
+        steps=_joined((p.steps for p in profiles), lambda step: step.batch_size, _step),
+        layers=tuple(
+            replace(
+                same[0],
+                forward=_times(layer.forward for layer in same),
+                backward=_times(layer.backward for layer in same),
+            )
+            for same in zip(*(profile.layers for profile in profiles), strict=True)
+        ),
+        blocks=tuple(
+            replace(
+                same[0],
+                forward=_times(block.forward for block in same),
+                backward=_times(block.backward for block in same),
+                input_half=_times(block.input_half for block in same),
+                weight_half=_times(block.weight_half for block in same),
+            )
+            for same in zip(*(profile.blocks for profile in profiles), strict=True)
+        ),
+        tensors=_tensors(profiles),
+        node_slowdown=_joined(
+            (p.node_slowdown for p in profiles), lambda one: one.replicas, _slowdown
+        ),
+        alone=_joined((p.alone for p in profiles), lambda run: run.work, _lone_run),
+        notes=tuple(dict.fromkeys(note for profile in profiles for note in profile.notes)),
+        provenance={**first.provenance, "runs": [dict(p.provenance) for p in profiles]},
+    )
+
+
+def _shape(profile: Profile) -> tuple[object, ...]:
+    names = ([one.name for one in entries] for entries in (profile.layers, profile.blocks))
+    return (profile.shrink, *map(tuple, names))
+
+
+def _joined(
+    runs: Iterable[Sequence[_Entry]],
+    key: Callable[[_Entry], Hashable],
+    join: Callable[[Sequence[_Entry]], _Entry],
+) -> tuple[_Entry, ...]:
+    """Entries of equal key in all runs, joined; in the order of the first run."""
+    first, *others = [{key(entry): entry for entry in run} for run in runs]
+    shared = [name for name in first if all(name in other for other in others)]
+    return tuple(join([first[name], *(other[name] for other in others)]) for name in shared)
+
+
+def _step(steps: Sequence[StepTimes]) -> StepTimes:
+    step_s = median(step.step_s for step in steps)
+
+    def part_s(seconds: Callable[[StepTimes], float]) -> float:
+        return step_s * median(seconds(step) / step.step_s for step in steps)
+
+    peaks = [step.peak_bytes for step in steps if step.peak_bytes is not None]
+    return replace(
+        steps[0],
+        count=sum(step.count for step in steps),
+        step_s=step_s,
+        interval_s=_widest(step.interval_s for step in steps),
+        load_s=part_s(lambda step: step.load_s),
+        forward_s=part_s(lambda step: step.forward_s),
+        backward_s=part_s(lambda step: step.backward_s),
+        optimizer_s=part_s(lambda step: step.optimizer_s),
+        peak_bytes=max(peaks, default=None),
+    )
+
+
+def _times(runs: Iterable[Sequence[BatchTime]]) -> tuple[BatchTime, ...]:
+    def join(times: Sequence[BatchTime]) -> BatchTime:
+        return replace(
+            times[0],
+            time_s=median(time.time_s for time in times),
+            interval_s=_widest(time.interval_s for time in times),
+        )
+
+    return _joined(runs, lambda time: time.batch_size, join)
+
+
+def _slowdown(entries: Sequence[NodeSlowdown]) -> NodeSlowdown:
+    return replace(
+        entries[0],
+        slowdown=median(entry.slowdown for entry in entries),
+        interval=_widest(entry.interval for entry in entries),
+    )
+
+
+def _lone_run(runs: Sequence[LoneRun]) -> LoneRun:
+    return replace(
+        runs[0],
+        count=sum(run.count for run in runs),
+        step_s=median(run.step_s for run in runs),
+        interval_s=_widest(run.interval_s for run in runs),
+    )
+
+
+def _tensors(profiles: Sequence[Profile]) -> tuple[ParameterTensor, ...]:
+    def join(tensors: Sequence[ParameterTensor]) -> ParameterTensor:
+        return replace(tensors[0], ready_fraction=median(one.ready_fraction for one in tensors))
+
+    joined = _joined((profile.tensors for profile in profiles), lambda one: one.name, join)
+    return tuple(sorted(joined, key=lambda tensor: tensor.ready_fraction))
+
+
+def _widest(intervals: Iterable[_Interval]) -> _Interval:
+    """From the lowest bound to the highest; None if no run has one."""
+    known = [interval for interval in intervals if interval is not None]
+    if not known:
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)

@@ -1,9 +1,20 @@
-"""Tables 8.1 and 8.2 for people: a row a case, a column a recommender; and sentences of them."""
+"""Tables 8.1 and 8.2 for people: a row a case, a column a recommender; and sentences of them.
+
+Why the highest speed-up of a case is not the advised one: a sentence below the table.
+
+::
+
+    network     Horovod  DDP
+    ResNet-18    1.21    1.18       Horovod has the highest speed-up for ResNet-18 and is not
+    VGG-11       0.96    1.14       advised: one device may be as fast.
+
+The reasons are those of the answers in advice.json; nothing is decided here.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +22,15 @@ import pandas as pd
 
 from ddlbench.common.document import write_text
 from ddlbench.common.screen import named_lines, paragraph
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.predict.accuracy import ALL
-from ddlbench.report import published
+from ddlbench.report import drawing
 from ddlbench.report.tables import rows_of
 
 _FEW_CASES = 10
-PUBLISHED = f"printed: {published.CITATION}, 4 GPUs of a node"
+PUBLISHED = f"printed: {drawing.CITATION}, 4 GPUs of a node"
 
 
 def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
@@ -30,7 +43,7 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
     Args:
         table: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
     """
-    printed = {(row.network, row.dataset): row for row in rows_of(published.choices())}
+    printed = {(row.network, row.dataset): row for row in rows_of(drawing.choices())}
     several = table.groupby(["dataset", "network", "nodes", "devices_per_node"])["case"].nunique()
     rows = []
     for _, records in table.groupby("case", sort=False):
@@ -89,7 +102,7 @@ def beside_printed(table: pd.DataFrame) -> pd.DataFrame:
     Args:
         table: what :func:`ddlbench.predict.recommender_score.table_8_1` or ``table_8_2`` returns.
     """
-    printed = published.choices()
+    printed = drawing.choices()
     if "case" in table:
         names = ["recommended", "fastest", "extra_time"]
         own = printed[["network", "dataset", *names]].rename(
@@ -145,7 +158,7 @@ def _printed(row: Any) -> str:
 
 
 def _printed_rates(datasets: list[str]) -> dict[str, str]:
-    printed = published.choices()
+    printed = drawing.choices()
     right = printed["recommended"] == printed["fastest"]
     row = {"recommender": f"{PUBLISHED} ({printed['hardware'].iloc[0]})"}
     for name in datasets:
@@ -249,3 +262,66 @@ def _case_lines(cases: pd.DataFrame) -> list[str]:
             named.setdefault(f"{pick or 'no answer'}{slower}", []).append(str(row["recommender"]))
         lines += named_lines([(pick, ", ".join(by)) for pick, by in named.items()], "  ")
     return lines
+
+
+_SIZE = ("network", "dataset", "nodes", "devices_per_node", "batch_size")
+_Answer = Mapping[str, Any]
+
+
+def not_advised(answers: Sequence[_Answer], summary: pd.DataFrame) -> list[str]:
+    """A sentence for each case whose highest measured speed-up has a reason against it.
+
+    Args:
+        answers: see :func:`ddlbench.predict.advice.answer_dict`.
+        summary: the table of the experiment.
+    """
+    measured = summary[(summary["strategy"] != BASE) & summary["speedup"].notna()]
+    cells = [Cell.from_id(f"{name}/rep0") for name in measured["configuration"]]
+    found = []
+    for answer in answers:
+        case = answer["case"]
+        named = {**{name: case[name] for name in _SIZE}, **case["settings"]}
+        of_case = [all(getattr(cell, k) == v for k, v in named.items()) for cell in cells]
+        own = measured[of_case]
+        if own.empty or answer["recommended"] is None:
+            continue
+        highest = str(own["strategy"].iloc[int(own["speedup"].argmax())])
+        reason = _reason(answer, highest)
+        if reason:
+            found.append(
+                f"{strategy_label(highest)} has the highest speed-up for "
+                f"{_named(answer['case'], answers)} and is not advised: {reason.rstrip('.')}."
+            )
+    return found
+
+
+def _reason(answer: _Answer, strategy: str) -> str:
+    """Why it is not recommended; empty if it is, or nothing is said against it."""
+    if strategy == answer["recommended"]:
+        return ""
+    left_out = {one["strategy"]: one["reason"] for one in answer["not_ranked"]}
+    # The sentence has a colon of its own.
+    reason = left_out.get(strategy, "").replace(": ", "; ")
+    return str(answer["why_not"].get(strategy, reason))
+
+
+def _named(case: Mapping[str, Any], answers: Sequence[_Answer]) -> str:
+    """The network, and what else tells this case from the others."""
+    labels = [_labels(case), *(_labels(answer["case"]) for answer in answers)]
+    network, *others = labels[0]
+    differing = [
+        text for place, text in enumerate(others, 1) if len({one[place] for one in labels}) > 1
+    ]
+    return ", ".join([network, *differing])
+
+
+def _labels(case: Mapping[str, Any]) -> tuple[str, ...]:
+    settings = case["settings"]
+    return (
+        network_label(case["network"]),
+        dataset_label(case["dataset"]),
+        f"{case['nodes']}x{case['devices_per_node']}",
+        f"{case['batch_size']} samples a step",
+        str(settings.get("fabric", "default")),
+        str(settings.get("precision", "fp32")),
+    )

@@ -1,19 +1,46 @@
-"""Draws a figure and saves it with the plotted numbers."""
+"""Draws a figure and saves it with the plotted numbers.
+
+Inputs of the figures of predictions: predictions, joined with the tables of their cells.
+
+Numbers printed in the papers, to draw beside ours; they are of other hardware.
+
+M. Jansen, thesis on a performance-based recommender, 2020; Cheng, Liu, Kurihana, "Performance
+Evaluation of Distributed Deep Learning: A Networking Perspective". Each row of ``thesis2020/*.csv``
+and ``cheng/*.csv`` names the ``figure`` or table of config/papers that it was printed in, its panel
+or section (``where``), ``how`` the number was read, and, in the thesis, its ``hardware``.
+
+Beside the cells of a published figure stand the values of the prints that its file names
+(``paper.published``), and no others: a speed-up on four GPUs is printed in Figures 3.1 and 3.2, a
+deviation in 5.1 and 5.2. An experiment that is of no figure takes those of any.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import Paper
 from ddlbench.experiment.links import Links
-from ddlbench.experiment.paper import Paper
-from ddlbench.experiment.paths import RESULTS
-from ddlbench.report.figure_entry import FigureEntry
-from ddlbench.report.footer import Context
-from ddlbench.report.registry import FIGURES, names_of, prediction_figure
-from ddlbench.report.tables import read_tables, write_table
+from ddlbench.experiment.paths import RESULTS, cell_dir
+from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, in_dataset_order, strategy_label
+from ddlbench.planning.strategy import workers_of
+from ddlbench.predict.accuracy import read_predictions
+from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
+from ddlbench.report.footer import Context, is_set, without_signs
+from ddlbench.report.registry import FIGURES, FigureEntry, names_of, prediction_figure
+from ddlbench.report.style import printed_name, status_mark, variant_labels, workers_label
+from ddlbench.report.tables import read_tables, rows_of, write_table
 
 
 def draw_figure(figure: str | FigureEntry, png: Path, *inputs: Any) -> Path:
@@ -78,8 +105,6 @@ def make_prediction_figures(
     Raises:
         ConfigError: there is no such figure, or a file is missing or wrong.
     """
-    from ddlbench.report.predicted import read_predicted  # noqa: PLC0415 - slow to import
-
     predicted = read_predicted(predictions_json, tables_dir, results)
     strategies = list(dict.fromkeys(map(str, predicted.predictions["strategy"])))
     made = []
@@ -94,3 +119,242 @@ def make_prediction_figures(
 def make_links_figures(links: Links, folder: Path) -> list[Path]:
     """Draw links.png (heat maps of pairs), sweeps.png and others of links into ``folder``."""
     return [draw_figure(name, folder / f"{name}.png", links) for name in names_of("links")]
+
+
+NOT_PREDICTED = "no prediction"
+SPANS_FILE = "partitions.csv"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Inputs of every figure of predictions.
+
+    Args:
+        predictions: a row for each predictor and configuration (``predictions.json``), with the
+            further columns of :func:`with_conditions`.
+        summary: ``summary.csv``.
+        spans: all rows of ``partitions.csv`` of the cells that have one, with ``configuration``.
+    """
+
+    predictions: pd.DataFrame
+    summary: pd.DataFrame
+    spans: pd.DataFrame
+
+
+def read_predicted(predictions_json: Path, tables_dir: Path, results: Path = RESULTS) -> Predicted:
+    """Read the files of one experiment.
+
+    Raises:
+        InvalidPredictions: the predictions are missing or wrong.
+    """
+    summary = read_tables(tables_dir).summary
+    frame = with_conditions(read_predictions(predictions_json), summary)
+    cells = frame.drop_duplicates("cell_id")
+    site = str(summary["site"].iloc[0])
+    return Predicted(frame, summary, _spans(cells["cell_id"], site, results))
+
+
+def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.DataFrame:
+    """Add ``configuration``, ``geometry``, ``workers``, ``variant``, ``mark`` and the flags."""
+    frame = predictions.reset_index(drop=True)
+    numbers = [c for c in frame.columns if c.endswith(("_s", "_bytes", "_error", "_spread"))]
+    frame = frame.astype(dict.fromkeys(numbers, float))
+    cells = frame.drop_duplicates("cell_id").copy()
+    cells["configuration"] = [str(cell_id).removesuffix("/rep0") for cell_id in cells["cell_id"]]
+    cells["geometry"] = [f"{row.nodes}x{row.devices_per_node}" for row in rows_of(cells)]
+    cells["workers"] = [workers_of(Cell.from_id(str(cell_id))) for cell_id in cells["cell_id"]]
+    cells = cells.join(
+        summary.set_index("configuration")[["stale", "noisy", "unsteady", "ran_as"]],
+        on="configuration",
+    )
+    cells["ran_as"] = cells["ran_as"].fillna("")
+    cells["variant"] = variant_labels(cells)
+    for name in ("stale", "noisy", "unsteady"):
+        cells[name] = cells[name].map(is_set).astype(bool)
+    added = ["configuration", "geometry", "workers", "variant", "stale", "noisy", "unsteady"]
+    frame = frame.merge(cells[["cell_id", *added]], on="cell_id", how="left")
+    frame["mark"] = [_mark(row) for row in rows_of(frame)]
+    return frame
+
+
+def own_predictors(frame: pd.DataFrame, strategy: str) -> list[str]:
+    """``ddlbench``, then the predictors made for this strategy, in the registry's order.
+
+    Others that model all strategies are left out, and so is a predictor without any prediction,
+    unless none has one.
+    """
+    rows = frame[frame["strategy"] == strategy]
+    names = [name for name in dict.fromkeys(map(str, rows["predictor"])) if _is_own(name)]
+    names.sort(key=lambda name: name != DEFAULT_PREDICTOR)
+    predicting = set(rows.loc[rows["predicted_step_s"].notna(), "predictor"])
+    return [name for name in names if name in predicting] or names
+
+
+def condition_label(strategy: str, workers: Any, geometry: str, variant: str) -> str:
+    """The heading of a section: workers, geometry and variant."""
+    if strategy == BASE and not variant:
+        return ""
+    return ", ".join(filter(None, [f"{workers_label(int(workers))} ({geometry})", variant]))
+
+
+def condition_sections(rows: pd.DataFrame, strategy: str) -> list[tuple[str, pd.DataFrame]]:
+    """Headings and rows of the sections of one strategy: by dataset, workers, geometry, variant."""
+    sections = []
+    for dataset in in_dataset_order(rows["dataset"]):
+        own = rows[rows["dataset"] == dataset]
+        groups = own.groupby(["workers", "geometry", "variant"], sort=False)
+        for (workers, geometry, variant), part in groups:
+            condition = condition_label(strategy, workers, str(geometry), str(variant))
+            sections.append((", ".join(filter(None, [dataset_label(dataset), condition])), part))
+    return sections
+
+
+def shown_cells(predicted: Predicted, frame: pd.DataFrame, marked: bool = False) -> pd.DataFrame:
+    """Rows of the summary for the footer of a figure that shows the predictions ``frame``.
+
+    The footer explains no sign of older weights, and without ``marked`` no sign at all.
+    """
+    chosen = predicted.summary["configuration"].isin(set(frame["configuration"]))
+    shown = predicted.summary[chosen] if chosen.any() else predicted.summary
+    return shown.assign(update_semantics="") if marked else without_signs(shown)
+
+
+def title_of(strategy: str) -> str:
+    """Name a strategy within a title."""
+    return "sequential training" if strategy == BASE else strategy_label(strategy)
+
+
+def _is_own(name: str) -> bool:
+    try:
+        return name == DEFAULT_PREDICTOR or predictor_of(name).strategies is not None
+    except ConfigError:  # of another package that is not here
+        return True
+
+
+def _mark(row: object) -> str:
+    status = str(getattr(row, "status", ""))
+    if status == Status.OK and pd.isna(getattr(row, "signed_error", None)):
+        return NOT_PREDICTED
+    return status_mark(status)
+
+
+def _spans(cell_ids: Iterable[str], site: str, results: Path) -> pd.DataFrame:
+    parts = []
+    for cell_id in cell_ids:
+        path = results / cell_dir(site, cell_id).relative_to(RESULTS) / SPANS_FILE
+        if path.is_file():
+            spans = pd.read_csv(path)
+            parts.append(spans.assign(configuration=cell_id.removesuffix("/rep0")))
+    columns = ["configuration", "partition", "kind", "micro_batch", "start_s", "end_s"]
+    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+CITATION = "Jansen 2020"
+SOURCE = ("source", "figure", "where", "hardware")
+"""Columns of a table that holds printed values below ours."""
+
+
+def chosen(rows: pd.DataFrame, paper: Paper | None) -> pd.DataFrame:
+    """Those rows of published values that may stand beside the cells of a paper's figure."""
+    return rows if paper is None else rows[rows["figure"].isin(paper.published)]
+
+
+def is_of(paper: Paper | None, figure: str) -> bool:
+    """Whether the values of a print may stand beside the cells of a paper's figure."""
+    return paper is None or figure in paper.published
+
+
+def below(ours: pd.DataFrame, printed: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """A figure's table: our rows, then the printed ones."""
+    ours = ours.assign(source="measured here", figure="", where="", hardware="")
+    theirs = printed.assign(source=CITATION)
+    return (pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours)[columns]
+
+
+def deviations(strategy: str, predictor: str, geometry: str, paper: Paper | None) -> pd.DataFrame:
+    """Signed errors of one predictor (Figures 4.1, 5.1, 5.2 and 6.2).
+
+    Of a predictor that is printed for one geometry only, these stand for any.
+
+    Returns:
+        ``network``, ``dataset``, ``geometry``, ``signed_error`` (predicted over measured, less 1),
+        ``figure``, ``where``, ``hardware``, ``how``; empty if no such figure is chosen.
+    """
+    rows = chosen(all_deviations(), paper)
+    rows = rows[(rows["strategy"] == strategy) & (rows["predictor"] == predictor)]
+    if rows["geometry"].nunique() > 1:
+        rows = rows[rows["geometry"] == geometry]
+    # Figure 5.2 shows 4 GPUs a second time; the first is the figure of that geometry.
+    return rows.drop_duplicates(["network", "dataset"]).reset_index(drop=True)
+
+
+def all_deviations() -> pd.DataFrame:
+    """Figures 4.1, 5.1, 5.2 and 6.2: signed errors of every predictor."""
+    return _rows("deviations")
+
+
+def micro_batches() -> pd.DataFrame:
+    """Table 6.1: epochs of torchgpipe at five pairs of micro-batch and number of them."""
+    return _rows("micro_batches")
+
+
+def choices() -> pd.DataFrame:
+    """Table 8.1: recommended, fastest, and the extra time of a wrong choice as a share."""
+    return _rows("choices")
+
+
+def speedups() -> pd.DataFrame:
+    """Figures 3.1 and 3.2: speed-up over one GPU; NaN for runs that failed."""
+    return _rows("speedups")
+
+
+def throughputs() -> pd.DataFrame:
+    """The networking study's images a second, with the batch and the links of each.
+
+    ``figure`` is empty of a number that the text ties to none.
+    """
+    return _rows("throughput", "cheng").fillna({"figure": ""})
+
+
+def loss_shares() -> pd.DataFrame:
+    """The networking study's shares of the throughput without loss."""
+    return _rows("loss", "cheng")
+
+
+def speedups_of(shown: pd.DataFrame, paper: Paper | None, figure: str) -> pd.DataFrame:
+    """The printed speed-ups of cells of ours: same strategy, network, dataset and geometry.
+
+    Args:
+        shown: our cells.
+        paper: that they are of; None if of no published figure.
+        figure: whose value stands first, where two figures show one bar.
+
+    Returns:
+        as :func:`speedups`, with ``workers``.
+    """
+    keys = ["strategy", "network", "dataset", "geometry"]
+    printed = chosen(speedups().dropna(subset="speedup"), paper)
+    printed = printed.sort_values("figure", key=lambda names: names != figure, kind="stable")
+    printed = printed.drop_duplicates(keys).merge(shown[keys].drop_duplicates(), on=keys)
+    return printed.assign(
+        workers=[math.prod(map(int, str(name).split("x"))) for name in printed["geometry"]]
+    )
+
+
+def label(printed: pd.DataFrame, paper: Paper | None) -> str:
+    """The paper, its figures and its hardware.
+
+    Of values that were read off another figure than the paper's, which shows the same, both are
+    named.
+    """
+    places = ", ".join(dict.fromkeys(printed["where"]))
+    hardware = ", ".join(dict.fromkeys(printed["hardware"]))
+    source = f"{CITATION}, {places}"
+    if paper is not None and paper.figure not in set(printed["figure"]):
+        source = f"{printed_name(paper.figure)}, read off {source}"
+    return f"{source} ({hardware})"
+
+
+def _rows(name: str, folder: str = "thesis2020") -> pd.DataFrame:
+    text = files("ddlbench.report").joinpath(folder, f"{name}.csv").read_text("utf-8")
+    return pd.read_csv(io.StringIO(text))

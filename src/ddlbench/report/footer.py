@@ -12,13 +12,13 @@ import pandas as pd
 
 from ddlbench.common.schema import read_yaml
 from ddlbench.common.statistics import CONFIDENCE
+from ddlbench.experiment.config import Paper
 from ddlbench.experiment.links import Links
-from ddlbench.experiment.paper import Paper
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.status import Status
 from ddlbench.report import comparability
 from ddlbench.report.columns import NOTE_BREAK
-from ddlbench.report.labels import OUT_OF_MEMORY
+from ddlbench.report.style import OUT_OF_MEMORY
 
 STALE = "†"
 NOISY = "~"

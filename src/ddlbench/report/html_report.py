@@ -5,18 +5,23 @@
     tables/*.csv    figures/*.png, *.pdf, *.csv  ->  report.html     pictures in it, numbers linked
 
 It shows what these files hold and computes nothing. Equal files give equal bytes.
+
+HTML pages of one look, each a file without links to others.
 """
 
 from __future__ import annotations
 
+import base64
 import re
+import struct
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ddlbench.common.document import write_text
@@ -35,15 +40,68 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.choice_tables import not_advised
 from ddlbench.report.columns import NOTE_BREAK
-from ddlbench.report.figure_entry import FigureEntry, ReportFigure
 from ddlbench.report.footer import commits_of, days_of, interval_words, is_set, marks
-from ddlbench.report.labels import variant_labels, workers_label
-from ddlbench.report.not_advised import not_advised
-from ddlbench.report.page import Png, html_page, read_png
-from ddlbench.report.registry import FIGURES, figures_for, names_of, prediction_figures_for
+from ddlbench.report.registry import (
+    FIGURES,
+    FigureEntry,
+    ReportFigure,
+    figures_for,
+    names_of,
+    prediction_figures_for,
+)
+from ddlbench.report.style import variant_labels, workers_label
 from ddlbench.report.tables import Tables, read_tables
 from ddlbench.report.terminal import advice, answers_at, numbers_of, speedup_table, telling_apart
+
+_HEAD = struct.Struct(">8s8xII")  # signature, length and name of IHDR, width and height
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PIXELS_EACH = 0.6  # of the page for one of a figure: 180 mm are 850
+
+
+class Png(NamedTuple):
+    """A picture as a data URI, and its size in pixels of the page."""
+
+    data: str
+    width: int
+    height: int
+
+
+def read_png(path: Path) -> Png | None:
+    """The picture of a file; None where there is none, or it is no whole PNG."""
+    try:
+        content = path.read_bytes()
+        signature, width, height = _HEAD.unpack_from(content)
+    except (OSError, struct.error):
+        return None
+    if signature != _SIGNATURE:
+        return None
+    data = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return Png(data, round(width * _PIXELS_EACH), round(height * _PIXELS_EACH))
+
+
+def html_page(template: str, **values: Any) -> str:
+    """A template of this folder, filled in; text is escaped.
+
+    Raises:
+        UndefinedError: the template asks for a value that is not among ``values``.
+    """
+    environment = Environment(
+        loader=PackageLoader("ddlbench.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["code"] = _code
+    return environment.get_template(template).render(**values)
+
+
+def _code(text: str) -> Markup:
+    """Escaped text whose `commands` are set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
 
 _FEW_NAMES = 12
 

@@ -1,10 +1,23 @@
-"""The verdicts that this repository keeps, ``docs/papers/claims.csv``: a row a claim and bed."""
+"""The verdicts that this repository keeps, ``docs/papers/claims.csv``: a row a claim and bed.
+
+The four kinds of devices that a row can come from; a verdict is of one of them.
+
+::
+
+    what a result says of its devices                     bed
+    cpu                                                   CPU
+    emulated compute: times of one-core, 4 times slower   emulated accelerator
+    emulated compute: times of pipedream, 16 times ...    emulated GPU
+    cuda                                                  GPU
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +25,9 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
+from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import two_digits
+from ddlbench.experiment.site import EMULATED_COMPUTE
 
 _NEEDED = ("experiment", "claim", "verdict", "bed", "lacks", "rests_on", "cases", "share", "value")
 
@@ -85,3 +100,69 @@ def _numbers(row: Mapping[Any, Any]) -> str:
     median = "" if math.isnan(value) else f", median {two_digits(value)}"
     rests = _text(row, "rests_on")
     return f"{true}{cases:g}{median}{f'; {rests}' if rests else ''}"
+
+
+CPU = "CPU"
+ACCELERATOR = "emulated accelerator"
+EMULATED_GPU = "emulated GPU"
+GPU = "GPU"
+
+KNOWN_TO = {CPU: 0.084, ACCELERATOR: 0.015, EMULATED_GPU: 0.035, GPU: 0.0044}
+"""Each bed, and to what share of itself the value of one run is known there.
+
+* CPU: DDP's runs differ most of all strategies with five cells or more; one run of it is 8.4 % off
+  the others of its cell (docs/validation/prediction/repeats_fast-link.csv).
+* emulated accelerator: likewise, Horovod's, 1.5 % (docs/validation/emulated/repeats.csv).
+* emulated GPU: three runs of eight cells on four devices differ by 3.5 % on average (VGG-16 and
+  ResNet-50; Horovod, GPipe, PipeDream, model parallelism; 26 November 2026).
+* GPU: five runs of ResNet-50 on one H100 differ by 0.44 % (docs/validation/gpu/tables.md).
+"""
+
+_REMARK = re.compile(
+    rf"{EMULATED_COMPUTE}: times of (?P<profile>[^,|]+?)"
+    r"(?:, (?P<slower>[\d.]+) times slower)?(?:, 1/(?P<shrunk>[\d.]+) of the bytes)?\s*(?:\||$)"
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a row was measured on.
+
+    Args:
+        bed: a key of :data:`KNOWN_TO`.
+        name: in the results' words; pairs of rows share it.
+        slow_down: factor on the times of computation and links of an emulated device.
+        shrink: divisor of its bytes.
+    """
+
+    bed: str
+    name: str
+    slow_down: float = 1.0
+    shrink: float = 1.0
+
+
+def device_of(texts: Iterable[str]) -> Device | None:
+    """The device that these texts of a result tell: notes, processors, device_kind.
+
+    An emulated one outweighs the ``cpu`` that its processes ran on. None if no text tells one.
+    """
+    texts = list(texts)
+    for text in texts:
+        remark = _REMARK.search(text)
+        if remark is not None:
+            profile = remark["profile"].strip()
+            name = remark[0].strip(" |").removeprefix(f"{EMULATED_COMPUTE}: ")
+            slower, shrunk = (float(remark[key] or 1) for key in ("slower", "shrunk"))
+            return Device(_bed_of_profile(profile), name, slower, shrunk)
+    for text, bed in (("cuda", GPU), ("cpu", CPU)):
+        if text in texts:
+            return Device(bed, text)
+    return None
+
+
+@cache
+def _bed_of_profile(profile: str) -> str:
+    """The bed of an emulated device, by the description beside its profiles."""
+    file = project_root() / "config" / "accelerators" / profile / "device.yaml"
+    words = str(read_yaml(file).get("description", "")) if file.is_file() else "GPU"
+    return EMULATED_GPU if "GPU" in words else ACCELERATOR

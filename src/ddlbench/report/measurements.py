@@ -3,27 +3,345 @@
 ``measurements.csv`` has a row for every cell of the matrix, with or without a result: a record of
 :mod:`.records`. ``steps.csv`` has a row for every step, ``validation.csv`` for every validated
 epoch. :mod:`.summary` makes ``summary.csv`` of the first.
+
+What is known of each cell of a matrix: a mapping a cell, without any table.
+
+A key is a column of ``measurements.csv``; one that is absent is unknown.
 """
 
 from __future__ import annotations
 
 import csv
 import logging
+import textwrap
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from ddlbench.common.document import UnreadableJson, digest_of
+from ddlbench.common.errors import ConfigError, printable
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS, cell_dir, result_file
-from ddlbench.experiment.result import InvalidResult, cell_result
+from ddlbench.experiment.result import (
+    FEWEST_STEPS,
+    Checkpointing,
+    InputDigests,
+    InvalidResult,
+    NewerResult,
+    RankEntry,
+    Result,
+    Timing,
+    cell_result,
+)
+from ddlbench.experiment.site import Accelerator
+from ddlbench.experiment.status import FAILURE_FILE, Failure, Reason, Status, reason_code
+from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.report.columns import MEASUREMENTS, STEPS, VALIDATION
-from ddlbench.report.records import OF_CELL, records_of
+from ddlbench.planning.planner import make_plan, measured_digests
+from ddlbench.planning.strategy import workers_of
+from ddlbench.report.columns import MEASUREMENTS, NOTE_BREAK, STEPS, VALIDATION
+from ddlbench.report.comparability import (
+    Circumstances,
+    Code,
+    Note,
+    columns_of,
+    differ,
+    disturbed_note,
+    probed,
+    step_notes,
+    unlike_base,
+    unlike_ranks,
+)
 from ddlbench.report.summary import summarise
-from ddlbench.report.tables import Tables, frame_of, read_columns, typed_frame, write_table
+from ddlbench.report.tables import (
+    Tables,
+    efficiency_columns,
+    frame_of,
+    read_columns,
+    typed_frame,
+    write_table,
+)
+
+_REASON_LENGTH = 1000
+OF_CELL = (
+    "dataset", "network", "strategy", "nodes", "devices_per_node", "geometry", "batch_size",
+    "precision", "fabric", "repeat",
+)  # fmt: skip
+_OF_TIMING = (
+    "dataset_samples", "epoch_s", "epoch_scaled", "samples_per_s", "load_s",
+)  # fmt: skip
+_NAMED = ("batch_size", "precision", "fabric")
+
+
+def records_of(
+    experiment: str,
+    site_name: str,
+    rows: list[MatrixRow],
+    results_root: Path = RESULTS,
+    *,
+    stale: bool = True,
+) -> list[dict[str, Any]]:
+    """What is known of each cell of ``rows``, in their order, and of each against its base.
+
+    Args:
+        experiment: its name.
+        site_name: of whose results.
+        rows: the cells.
+        results_root: the folder that holds ``<site>/cells``.
+        stale: whether to say what is stale; for that every plan is made anew.
+    """
+    accelerator = rows[0].accelerator if rows else None
+    plans = CurrentPlans(site_name, results_root, accelerator) if stale else None
+    records = {
+        row.cell.id: {
+            "experiment": experiment,
+            "site": site_name,
+            "base_cell_id": row.base_id,
+            **_identity(row.cell),
+            **_condition(row.condition),
+            **_outcome(row, site_name, results_root, plans),
+        }
+        for row in rows
+    }
+    _note_departures(records)
+    for record in records.values():
+        base = records.get(record["base_cell_id"])
+        if base is not None and record["status"] == base["status"] == Status.OK:
+            _compare(record, base)
+    for record in records.values():
+        record.update(columns_of(record.get("bearing", [])))
+    return list(records.values())
+
+
+def _note_departures(records: Mapping[str, dict[str, Any]]) -> None:
+    """Note which cells do not train as one device does."""
+    known = [record["trained"] for record in records.values() if record.get("trained")]
+    for cell_id, departure in departures(known).items():
+        records[cell_id]["departure"] = departure.sentence
+        code = Code(departure.code)  # type: ignore[call-arg] # a member by its value
+        records[cell_id]["bearing"].append(Note(code, data=departure.data))
+
+
+def _identity(cell: Cell) -> dict[str, Any]:
+    options = {name for name, _ in cell.options}
+    pairs = [(name, f"{name}={value}") for name, value in cell.variant_pairs]
+    return {
+        **{name: getattr(cell, name) for name in OF_CELL},
+        "cell_id": cell.id,
+        "workers": workers_of(cell),
+        "options": ",".join(pair for name, pair in pairs if name in options),
+        "settings": ",".join(
+            pair for name, pair in pairs if name not in options and name not in _NAMED
+        ),
+    }
+
+
+def _condition(condition: LinkCondition | None) -> dict[str, Any]:
+    if condition is None:
+        return {}
+    return {
+        "link_latency_s": condition.latency_s,
+        "link_bits_per_s": condition.bandwidth_bits_per_s,
+        "link_loss": condition.loss,
+        "link_mtu_bytes": condition.mtu,
+        "link_congestion_control": condition.congestion_control,
+        **({} if condition.inside is None else _inside(condition.inside)),
+    }
+
+
+def _inside(condition: LinkCondition) -> dict[str, Any]:
+    return {
+        "link_inside_latency_s": condition.latency_s,
+        "link_inside_bits_per_s": condition.bandwidth_bits_per_s,
+    }
+
+
+def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) -> dict[str, Any]:
+    path = result_file(site, row.cell.id, root)
+    try:
+        result = cell_result(path, site, row.cell.id)
+    except InvalidResult as error:
+        return _invalid(error, path)
+    if result is None:
+        return _without_result(row, path)
+    circumstances = Circumstances.of(result)
+    return {
+        "status": result.status,
+        "reason": result.reason and _shortened(result.reason),
+        "reason_code": result.reason_code,
+        **({} if plans is None else {"stale": plans.differ_from(result.inputs, row.cell)}),
+        "workers": result.workers or workers_of(row.cell),
+        "processes": result.processes,
+        **_semantics(result, row),
+        "device_kind": result.device_kind,
+        "circumstances": circumstances,
+        "trained": Trained.of(row.cell, result),
+        **circumstances.columns(),
+        "notes": NOTE_BREAK.join(map(printable, result.notes)),
+        "bearing": [
+            *disturbed_note(_disturbed(result)),
+            *unlike_ranks(result, circumstances),
+            *step_notes(result.timing),
+        ],
+        "loss_last": None if result.loss is None else result.loss.last,
+        "accuracy": result.validation[-1].accuracy if result.validation else None,
+        "created": result.provenance.created,
+        **_timing(result.timing if result.status == Status.OK else None, row.cell),
+        "disturbed": _disturbed(result),
+        **efficiency_columns(result),
+        **_memory(result.ranks),
+        **probed(result.ranks, result.accelerator is not None),
+        "emulated": result.accelerator is not None,
+        **_checkpointing(result.checkpointing),
+    }
+
+
+def _semantics(result: Result, row: MatrixRow) -> dict[str, str]:
+    """What the plan amounts to; results of earlier versions call a single stage stale."""
+    cell, strategy, details = row.cell, row.strategy, result.plan_details
+    semantics = {"update_semantics": result.update_semantics, "ran_as": ""}
+    if result.status != Status.OK:
+        return semantics
+    try:
+        ran_as, synchronous = strategy.ran_as(cell, details), strategy.is_synchronous(cell, details)
+    except (ValueError, TypeError, KeyError, ArithmeticError):  # the schema takes any details
+        return semantics
+    if synchronous and not strategy.is_synchronous(cell):
+        semantics["update_semantics"] = "synchronous"
+    return {**semantics, "ran_as": ran_as}
+
+
+def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
+    if row.unsupported is not None:
+        return _without_number(Status.UNSUPPORTED, row.unsupported)
+    try:
+        failure = Failure.read(path.parent)
+    except UnreadableJson as error:
+        reason = f"it failed, and {FAILURE_FILE} is damaged: {error}"
+        return _without_number(Status.FAILED, Reason(Status.FAILED, reason))
+    if failure is None:
+        return _without_number(Status.NOT_RUN, Reason("no_result", "there is no result.json"))
+    reason = Reason(failure.reason.code, _shortened(failure.reason))
+    return _without_number(Status.FAILED, reason)
+
+
+def _invalid(error: InvalidResult, path: Path) -> dict[str, Any]:
+    reason = _shortened(str(error).removeprefix(f"{path}: "))
+    if isinstance(error, NewerResult):
+        return _without_number(Status.NEWER, Reason("newer_result", reason))
+    return _without_number(Status.INVALID, Reason("invalid_result", reason))
+
+
+def _shortened(reason: str) -> str:
+    """A reason from a file, as a terminal and a table can show it."""
+    return textwrap.shorten(printable(reason), width=_REASON_LENGTH, placeholder=" ...")
+
+
+def _without_number(status: Status, reason: str) -> dict[str, Any]:
+    return {"status": status.value, "reason": reason, "reason_code": reason_code(reason, status)}
+
+
+class CurrentPlans:
+    """What plans of a site's cells would be made from now; repeats of a cell share it."""
+
+    def __init__(self, site: str, root: Path, accelerator: Accelerator | None = None) -> None:
+        self._site, self._root, self._accelerator = site, root, accelerator
+        self._plans: dict[Cell, dict[str, Any] | None] = {}
+        self._measured: dict[Cell, dict[str, str | None]] = {}
+
+    def differ_from(self, inputs: InputDigests, cell: Cell) -> bool:
+        """Whether the plan, or a file that it is made from, is another than at the measurement."""
+        first = cell.again(0)
+        if first not in self._plans:
+            self._measured[first] = measured_digests(cell, self._site, self._root)
+            self._plans[first] = self._plan(first)
+        for name, digest in self._measured[first].items():
+            if None not in (digest, getattr(inputs, name)) and digest != getattr(inputs, name):
+                return True
+        plan = self._plans[first]
+        if inputs.plan_digest is None or plan is None:
+            return False
+        return digest_of({**plan, "cell": cell.to_dict()}) != inputs.plan_digest
+
+    def _plan(self, cell: Cell) -> dict[str, Any] | None:
+        try:
+            return make_plan(cell, self._site, self._accelerator).to_dict()
+        except ConfigError:  # a third-party strategy, or a profile, that this machine does not have
+            return None
+
+
+def _disturbed(result: Result) -> str:
+    """Why the numbers of a cell are wrong; empty where nothing disturbed it."""
+    said = None if result.timing is None or result.status != Status.OK else result.timing.disturbed
+    return _shortened(said).replace(NOTE_BREAK, ", ") if said else ""
+
+
+def _timing(timing: Timing | None, cell: Cell) -> dict[str, Any]:
+    if timing is None:
+        return {}
+    median_s = timing.step_s.median_s
+    return {
+        **{name: getattr(timing, name) for name in _OF_TIMING},
+        # Earlier versions did not write it.
+        "median_samples_per_s": cell.batch_size / median_s if median_s else None,
+        # Earlier versions called few steps quiet.
+        "noisy": timing.noisy if timing.step_s.count >= FEWEST_STEPS else None,
+        "step_median_s": timing.step_s.median_s,
+        "step_low_s": timing.step_s.low_s,
+        "step_high_s": timing.step_s.high_s,
+    }
+
+
+def _memory(ranks: Sequence[RankEntry]) -> dict[str, Any]:
+    devices = [entry for rank in ranks for entry in rank.memory]
+    measured = [(e.peak_bytes, e.total_bytes) for e in devices if e.peak_bytes is not None]
+    fullest = max(measured, key=itemgetter(0), default=(None, None))
+    complete = bool(devices) and len(measured) == len(devices)
+    return {
+        "peak_memory_bytes": fullest[0],
+        "total_memory_bytes": sum(peak for peak, _ in measured) if complete else None,
+        "device_memory_bytes": fullest[1],
+        "peak_rss_bytes": max((rank.peak_rss_bytes for rank in ranks), default=None),
+    }
+
+
+def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
+    if part is None:
+        return {}
+    return {"checkpoint_s": part.total_s, "resumed": part.resumed, "lost_steps": part.lost_steps}
+
+
+def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
+    """Set the speed-up of a cell over its base, or a note with the reason why there is none."""
+    notes = unlike_base(base["circumstances"], record["circumstances"])
+    if not _comparable(record, base):
+        record["bearing"] += [note for note in notes if note.no_speedup]
+        return
+    if base is not record:
+        notes += disturbed_note(base["disturbed"], Code.BASE_DISTURBED)
+    record["bearing"] += notes
+    if not any(note.no_speedup for note in record["bearing"]):
+        record["speedup"] = base["epoch_s"] / record["epoch_s"]
+        record["base_samples_per_s"] = base["samples_per_s"]
+        own_s, base_s = record.get("probe_s"), base.get("probe_s")
+        if own_s and base_s:
+            record["speedup_normalised"] = record["speedup"] * own_s / base_s
+            record["unsteady"] |= not record["emulated"] and differ(own_s, base_s)
+
+
+def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:
+    return bool(
+        record["dataset_samples"] == base["dataset_samples"]
+        and record["epoch_s"] > 0
+        and base["epoch_s"] > 0
+    )
+
 
 _LOG = logging.getLogger(__name__)
 _OWN = tuple(column for column in STEPS if column.name not in {"cell_id", *OF_CELL})

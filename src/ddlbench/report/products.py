@@ -20,14 +20,14 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow, matrix_of
 from ddlbench.predict.accuracy import errors, write_predictions
 from ddlbench.predict.advice import answers
-from ddlbench.predict.choose import answers_dict, write_choice
 from ddlbench.predict.evaluate import predictions
+from ddlbench.predict.recommend import answers_dict, write_choice
 from ddlbench.predict.recommender_score import published_cases, table_8_1, table_8_2, with_choices
 from ddlbench.report import figures_for, make_figure, make_tables
 from ddlbench.report.choice_tables import beside_printed, write_choices
 from ddlbench.report.drawing import draw_figure, make_prediction_figures
-from ddlbench.report.figures.micro_batches import table_6_1
-from ddlbench.report.figures.scaling import draw_sites
+from ddlbench.report.figures.conditions import table_6_1
+from ddlbench.report.figures.speedup import draw_sites
 from ddlbench.report.footer import Context
 from ddlbench.report.html_report import make_html_report
 from ddlbench.report.registry import prediction_figures_for

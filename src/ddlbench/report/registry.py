@@ -2,37 +2,203 @@
 
 It needs neither results nor matplotlib. Other packages add figures by entry points of the group
 ``ddlbench.figures``, each a :class:`FigureEntry`. Captions of ours are in ``captions.yaml``.
+
+One entry of the registry of figures: what draws it, from what, and its caption.
+
+Conditions of figures: whether a matrix has something to show, decided before anything runs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
 
 from ddlbench.common.entry_points import Registry, load_target
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import read_yaml
-from ddlbench.experiment.registry import known
-from ddlbench.report.applicability import (
-    Rows,
-    anything_runs,
-    has_fabrics,
-    has_gpipe,
-    has_oracle,
-    links_vary,
-    long_enough_to_learn,
-    pipelines_beside_a_base,
-    several_numbers_of_workers,
-    some_pipeline,
-    some_validation,
-    something_beside_a_base,
-    something_sent,
-    supported,
-    varies_chunks,
-)
-from ddlbench.report.figure_entry import FigureEntry, FigureKind, ReportFigure
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.registry import BASE, known
+from ddlbench.planning.matrix import MatrixRow
+
+Rows = Sequence[MatrixRow]
+LEARNING_STEPS = 50
+
+
+def anything_runs(rows: Rows) -> bool:
+    """Some cell is supported."""
+    return any(row.unsupported is None for row in rows)
+
+
+def supported(rows: Rows) -> list[MatrixRow]:
+    """The rows whose cells a strategy and the site support."""
+    return [row for row in rows if row.unsupported is None]
+
+
+def something_beside_a_base(rows: Rows) -> bool:
+    """Some parallel cell has a base."""
+    return any(r.cell.strategy != BASE and r.base_id is not None for r in rows)
+
+
+def something_sent(rows: Rows) -> bool:
+    """Some strategy runs as several processes."""
+    return any(len(row.strategy.placement(row.cell)) > 1 for row in supported(rows))
+
+
+def several_numbers_of_workers(rows: Rows) -> bool:
+    """Parallel cells beside a base differ in their number of devices."""
+    counts = {
+        row.cell.devices
+        for row in supported(rows)
+        if row.cell.strategy != BASE and row.base_id is not None
+    }
+    return len(counts) > 1
+
+
+def pipelines_beside_a_base(rows: Rows) -> bool:
+    """At least two pipelines have a base; for one alone the figure of speed-ups is enough."""
+    pipelines = {
+        (row.cell.strategy, row.cell.options)
+        for row in supported(rows)
+        if row.base_id is not None and row.cell.devices > 1 and row.strategy.family == "pipeline"
+    }
+    return len(pipelines) > 1
+
+
+def _planned_steps(cell: Cell) -> int:
+    steps = int(DATASETS[cell.dataset].num_train * cell.data_scale) // cell.batch_size
+    return cell.epochs * (steps if cell.max_steps is None else min(steps, cell.max_steps))
+
+
+def long_enough_to_learn(rows: Rows) -> bool:
+    """At least two strategies train :data:`LEARNING_STEPS` steps or more."""
+    cells = [row.cell for row in supported(rows)]
+    long = {cell.strategy for cell in cells if _planned_steps(cell) >= LEARNING_STEPS}
+    return len(long) > 1
+
+
+def some_validation(rows: Rows) -> bool:
+    """Some cell classifies the validation split."""
+    return any(row.cell.validate for row in supported(rows))
+
+
+def links_vary(quantity: str) -> Callable[[Rows], bool]:
+    """Cells over emulated links differ in this quantity of their condition."""
+
+    def applicable(rows: Rows) -> bool:
+        conditions = (row.condition for row in supported(rows))
+        return len({getattr(c, quantity) for c in conditions if c is not None}) > 1
+
+    return applicable
+
+
+def some_pipeline(rows: Rows) -> bool:
+    """Some strategy records spans of its devices."""
+    return any(row.strategy.family in ("pipeline", "model") for row in supported(rows))
+
+
+def has_gpipe(rows: Rows) -> bool:
+    """Some cell is of GPipe."""
+    return any(row.cell.strategy == "gpipe" for row in supported(rows))
+
+
+def has_oracle(rows: Rows) -> bool:
+    """Some cell has a parallelism that ParaDL models."""
+    return any(row.strategy.parallelism for row in supported(rows))
+
+
+def has_fabrics(rows: Rows) -> bool:
+    """Some parallel cells differ in the condition of their links."""
+    return len({row.cell.fabric for row in supported(rows) if row.cell.devices > 1}) > 1
+
+
+def varies_chunks(rows: Rows) -> bool:
+    """Some pipeline is measured with several numbers of micro-batches."""
+    seen: dict[Cell, set[object]] = {}
+    for row in supported(rows):
+        chunks = row.strategy.option_values(row.cell).get("chunks")
+        if chunks is not None:
+            seen.setdefault(row.cell.with_(options=(), repeat=0), set()).add(chunks)
+    return any(len(values) > 1 for values in seen.values())
+
+
+FigureKind = Literal[
+    "experiment",
+    "prediction",
+    "strategy",
+    "links",
+    "published",
+    "cell",
+    "schedule",
+    "sharding",
+    "choice",
+    "sizes",
+    "tuning",
+    "choices",
+    "transformer",
+]
+
+
+@dataclass(frozen=True)
+class FigureEntry:
+    """One figure.
+
+    Args:
+        kind: sets the arguments of the function:
+
+            * ``experiment``: ``Tables``, ``Context``;
+            * ``prediction``: ``Predicted``, ``Context``;
+            * ``strategy``: ``Predicted``, ``Context``, a strategy's name; there is a figure for
+              each predicted strategy, as ``deviation_horovod``;
+            * ``links``: ``Links``;
+            * ``published``: rows of a measured campaign, a ParaDL platform, their source;
+            * ``cell``: a ``CellTimeline``; ``schedule``: a ``Lesson``; ``sharding``: the name of
+              one of ParaDL's strategies;
+            * ``choice``: the content of choice.json; ``tuning``: that of tuning.json;
+            * ``sizes``: what ``ddlbench.predict.largest_batch.sizes_dict`` returns;
+            * ``choices``: rows of a study's choices.csv;
+            * ``transformer``: measured runs, predicted seconds, their source; or a platform.
+        draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or only
+            the figure if it shows no numbers.
+        applicable: whether a matrix has something to show; for the first two kinds.
+        caption: for the HTML report: what the figure shows, and what to look at.
+    """
+
+    kind: FigureKind
+    draw: str
+    applicable: Callable[[Rows], bool] = anything_runs
+    caption: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The first sentence of the caption, without its point; empty without a caption."""
+        return self.caption.partition("\n\n")[0].partition(". ")[0].rstrip(".")
+
+    def function(self) -> Callable[..., Any]:
+        """Import the function that draws it.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return load_target("figure", self.draw)
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure of an experiment.
+
+    Args:
+        name: of its files.
+        entry: in the registry.
+        strategy: that it is of, as ``deviation_horovod`` of Horovod; else empty.
+    """
+
+    name: str
+    entry: FigureEntry
+    strategy: str = ""
 
 
 def _of_package(name: str, target: str) -> FigureEntry:
@@ -68,22 +234,32 @@ FIGURES: Registry[FigureEntry] = Registry(
             _figure("pipelines", "experiment", "figures.pipelines:draw", pipelines_beside_a_base),
             _figure("loss", "experiment", "figures.loss:draw", long_enough_to_learn),
             _figure(
-                "time_to_accuracy", "experiment", "figures.time_to_accuracy:draw", some_validation
+                "time_to_accuracy",
+                "experiment",
+                "figures.loss:draw_time_to_accuracy",
+                some_validation,
             ),
             _figure("latency", "experiment", f"{_LINKS}_latency", links_vary("latency_s")),
             _figure(
                 "bandwidth", "experiment", f"{_LINKS}_bandwidth", links_vary("bandwidth_bits_per_s")
             ),
             _figure("packet_loss", "experiment", f"{_LINKS}_loss", links_vary("loss")),
-            _figure("scaling", "experiment", "figures.scaling:draw", several_numbers_of_workers),
+            _figure(
+                "scaling", "experiment", "figures.speedup:draw_scaling", several_numbers_of_workers
+            ),
             _figure("timelines", "experiment", "timeline.figure:draw", some_pipeline),
             _figure("accuracy", "prediction", "figures.accuracy:draw"),
             _figure("oracle", "prediction", "figures.paradl:draw_runs", has_oracle),
             _figure("conditions", "prediction", "figures.conditions:draw", has_fabrics),
-            _figure("gpipe_step", "prediction", "figures.gpipe_step:draw", has_gpipe),
-            _figure("micro_batches", "prediction", "figures.micro_batches:draw", varies_chunks),
-            _figure("deviation", "strategy", "figures.deviation:draw"),
-            _figure("parts", "strategy", "figures.step_parts:draw"),
+            _figure("gpipe_step", "prediction", "figures.pipelines:draw_gpipe_step", has_gpipe),
+            _figure(
+                "micro_batches",
+                "prediction",
+                "figures.conditions:draw_micro_batches",
+                varies_chunks,
+            ),
+            _figure("deviation", "strategy", "figures.accuracy:draw_deviation"),
+            _figure("parts", "strategy", "figures.steps:draw_parts"),
             _figure("links", "links", "figures.links:draw_links"),
             _figure("sweeps", "links", "figures.links:draw_sweeps"),
             _figure("oracle_published", "published", "figures.paradl:draw_published"),
@@ -95,8 +271,8 @@ FIGURES: Registry[FigureEntry] = Registry(
             _figure("split", "sharding", "figures.sharding:draw"),
             _figure("choice", "choice", "figures.choice:draw"),
             _figure("sizes", "sizes", "figures.sizes:draw"),
-            _figure("tuning", "tuning", "figures.tuning:draw"),
-            _figure("ways_to_choose", "choices", "figures.ways_to_choose:draw"),
+            _figure("tuning", "tuning", "figures.choice:draw_tuning"),
+            _figure("ways_to_choose", "choices", "figures.choice:draw_ways"),
         )
     ),
     _of_package,

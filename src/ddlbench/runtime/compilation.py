@@ -25,9 +25,8 @@ import torch
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.runtime.checkpoint.rank import random_state, set_random_state
-from ddlbench.runtime.failure import classify
-from ddlbench.runtime.progress import Reporter
-from ddlbench.runtime.rank_report import CompileCost
+from ddlbench.runtime.rank_report import CompileCost, classify
+from ddlbench.runtime.watchdog import Reporter
 from ddlbench.strategies.executor import Context, Executor, Unsupported
 
 TRIAL_STEPS = 3

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.efficiency import Compilation, Efficiency, Energy, EnergyDomain
 from ddlbench.experiment.result import Timing
+from ddlbench.experiment.spans import Compilation, Efficiency, Energy, EnergyDomain
 from ddlbench.runtime.rank_report import RankReport
 
 PEAK_RULE = (

@@ -9,12 +9,32 @@ A counter is of the whole GPU or processor, whoever computes on it. RAPL's count
 memory are read by one rank of each node; those of cores and uncore are parts of a package's.
 Many systems let only root read them (CVE-2020-8694): then nothing is counted, and the reason says
 so. Counters advance every 1 ms (RAPL) to 100 ms (NVML), so a measured region should last seconds.
+
+NVML's handles of this process's GPUs.
+
+The speed that a process's devices reach: large matrix products, after training.
+
+::
+
+    all ranks    wait for all | product, dropped | products for some tenths of a second |
+                                                  median round -> operations a second
+
+All ranks multiply at once, so that ranks which share a device or cores share its speed, as they do
+in a step. It is measured, not read from a data sheet: on CPU with the cell's threads, on GPUs with
+their clocks and power as they are.
+
+What a rank measures after training: the peak of its devices, and the network's operations.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +42,31 @@ from typing import Any
 
 import torch
 
-from ddlbench.runtime.nvml import handles_of
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.site import Accelerator
+from ddlbench.networks.factory import training_flops
+from ddlbench.planning.plan import Process
+
+
+def handles_of(devices: Sequence[torch.device]) -> list[Any]:
+    """NVML handles of CUDA devices, by UUID, as NVML ignores CUDA_VISIBLE_DEVICES.
+
+    Empty for CPU devices; None for each device where NVML does not answer.
+    """
+    if devices[0].type != "cuda":
+        return []
+    try:
+        import pynvml  # noqa: PLC0415 - only where a GPU is
+
+        pynvml.nvmlInit()
+        return [
+            pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(d).uuid}")
+            for d in devices
+        ]
+    except Exception:  # a driver without NVML must not stop a measurement
+        return [None for _ in devices]
+
 
 POWERCAP = Path("/sys/class/powercap")
 _COUNTED = ("package", "dram")  # beginnings of names of RAPL's domains
@@ -143,3 +187,97 @@ def added(parts: Sequence[Joules]) -> dict[str, float]:
         return {}
     shared = set(parts[0]).intersection(*parts[1:])
     return {domain: sum(part[domain] for part in parts) for domain in parts[0] if domain in shared}
+
+
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices
+_LEAST_SIDE = 256
+_MEASURED_S = 0.2
+_ROUND_S = 0.02  # a round of several short products, which are queued on a GPU
+_FEWEST_ROUNDS = 3
+_LONGEST_S = 0.1  # of one product; a slow device gets smaller ones
+
+
+def peak_flops_per_s(devices: Sequence[torch.device], precision: str) -> float:
+    """Floating-point operations a second of all ``devices`` together, each multiplying by itself.
+
+    Args:
+        devices: of this process; a CPU device has as many threads as torch now uses.
+        precision: "fp32", "tf32" or "bf16"; of the first two, torch's global setting decides.
+
+    Raises:
+        RuntimeError: a device has no memory left, or no such arithmetic.
+    """
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    if len(devices) == 1:
+        return _speed(devices[0], kind)
+    with ThreadPoolExecutor(len(devices)) as pool:  # products release Python's lock
+        return sum(pool.map(lambda device: _speed(device, kind), devices))
+
+
+def _speed(device: torch.device, kind: torch.dtype) -> float:
+    side = SIDE[device.type]
+    while True:
+        least = side <= _LEAST_SIDE
+        try:
+            speed = _of_products(device, kind, side, longest_s=math.inf if least else _LONGEST_S)
+        except torch.OutOfMemoryError:
+            if least:
+                raise
+            speed = None
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        if speed is not None:
+            return speed
+        side //= 2
+
+
+def _of_products(
+    device: torch.device, kind: torch.dtype, side: int, longest_s: float
+) -> float | None:
+    """Operations a second of products of this size; None if one takes longer than ``longest_s``."""
+    factor = torch.full((side, side), 1 / side, dtype=kind, device=device)
+    product = torch.empty_like(factor)
+    _seconds(factor, product, 1)  # the first one is slower
+    alone_s = _seconds(factor, product, 1)
+    if alone_s > longest_s:
+        return None
+    count = max(1, round(_ROUND_S / alone_s))
+    rounds: list[float] = []
+    while len(rounds) < _FEWEST_ROUNDS or sum(rounds) < _MEASURED_S:
+        rounds.append(_seconds(factor, product, count))
+    return 2.0 * side**3 * count / statistics.median(rounds)
+
+
+def _seconds(factor: torch.Tensor, product: torch.Tensor, count: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(count):
+        torch.mm(factor, factor, out=product)
+    if factor.is_cuda:
+        torch.cuda.synchronize(factor.device)
+    return time.perf_counter() - begin
+
+
+_EMULATED = "computation is emulated, so there are neither operations nor a peak to measure"
+
+
+def measured_by_rank(
+    cell: Cell, process: Process, devices: Sequence[torch.device]
+) -> dict[str, Any]:
+    """Fields of a rank's report; all ranks call this at once, after everything else.
+
+    A failure costs the number, and not the measurement before it.
+    """
+    if Accelerator.of_this_process() is not None:
+        return {"efficiency_missing": _EMULATED}
+    measured: dict[str, Any] = {}
+    try:
+        if process.shard >= 0:
+            measured["peak_flops_per_s"] = peak_flops_per_s(devices, cell.precision)
+        if process.rank == 0:
+            measured["sample_flops"] = training_flops(cell.network, DATASETS[cell.dataset])
+    except Exception as error:  # whatever a network of users or a full device raises
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:200]
+        what = "operations were not counted" if "peak_flops_per_s" in measured else "no peak"
+        measured["efficiency_missing"] = f"{what}: {type(error).__name__}: {text}"
+    return measured

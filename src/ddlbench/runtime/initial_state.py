@@ -4,10 +4,22 @@
 
     build, digest | same weights on all ranks? | can the strategy train it? | prepare | warm-up |
                                                                     settings as before? |
+
+First losses of a strategy with older weights, as one device gives them.
+
+One device cannot tell whether such a strategy trains right: its weights are others on purpose. So
+rank 0 replays the first mini-batches once all is measured, with the weights that each of them is to
+have::
+
+    all ranks   prepare | warm-up | measured steps | spans | leave
+    rank 0                                                       | replay of the first 8 losses
 """
 
 from __future__ import annotations
 
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +27,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddlbench.datasets.loader import BatchLoader, EpochStream
+from ddlbench.datasets.loading import open_split
+from ddlbench.datasets.staging import hold
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.networks.digest import state_digest
+from ddlbench.experiment.paths import scratch_dir
+from ddlbench.experiment.site import Accelerator
+from ddlbench.experiment.training import FIRST_STEPS
 from ddlbench.networks.factory import build_with_traits
-from ddlbench.networks.foreign import seed_host
-from ddlbench.networks.inspection import inspect
-from ddlbench.networks.torch_settings import Settings, change_between, settings_now
-from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.networks.inputs import Settings, change_between, settings_now
+from ddlbench.networks.inspection import inspect, state_digest
+from ddlbench.networks.whole import seed_host
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.trainable import samples_per_pass, why_not_trained
+from ddlbench.runtime.job import Job
+from ddlbench.runtime.loop import Extent
 from ddlbench.strategies.executor import Unsupported
+from ddlbench.strategies.training import Run, make_loss, replay_of
 
 _KEY = "initial weights"
 
@@ -101,3 +121,51 @@ def check_settings(settings: Settings) -> None:
             "from its forward and backward passes",
             code="settings_changed",
         )
+
+
+_MOST_S = 20.0  # a replay costs no more
+
+
+def replayed_losses(
+    job: Job,
+    extent: Extent,
+    build: Callable[[], nn.Module],
+    device: torch.device,
+    alive: Callable[[], None],
+) -> tuple[float, ...]:
+    """Mean losses of the first mini-batches; none where there is no replay, or it fails."""
+    plan = job.plan
+    strategy, replay = plan.strategy, replay_of(plan.strategy)
+    if replay is None or strategy.is_synchronous(plan.cell, plan.details):
+        return ()
+    if Accelerator.of_this_process() is not None:  # its networks compute nothing
+        return ()
+    losses: list[float] = []
+    try:
+        networks = [build().to(device) for _ in range(strategy.replayed_networks(plan))]
+        begin_s = time.monotonic()
+        for of_networks in replay(plan, networks, _runs(job, extent, device), make_loss(plan.cell)):
+            losses.append(sum(of_networks) / len(of_networks))
+            alive()
+            if len(losses) == FIRST_STEPS or time.monotonic() - begin_s > _MOST_S:
+                break
+    except (RuntimeError, MemoryError):  # the result is complete without it
+        traceback.print_exc()
+    return tuple(losses)
+
+
+def _runs(job: Job, extent: Extent, device: torch.device) -> Iterator[Run]:
+    """The mini-batches of each call of the executor's ``run``, whole."""
+    cell = job.plan.cell
+    loader = BatchLoader(
+        open_split(hold(job.data, scratch_dir(job.scratch)), job.data, "train"),
+        global_batch=cell.batch_size,
+        seed=cell.seed,
+        device=device,
+    )
+    loader.start()
+    stream = EpochStream(loader, extent.warmup_steps, extent.steps_per_epoch)
+    runs: Sequence[range] = (range(extent.warmup_steps), *extent.segments())
+    for run in runs:
+        batches = stream.batches(run.start, len(run))
+        yield len(run), ((batch.inputs, batch.labels) for batch in batches)

@@ -1,15 +1,20 @@
-"""job.json, the supervisor's input to every process of a cell; and the files of a run folder."""
+"""job.json, the supervisor's input to every process of a cell; and the files of a run folder.
+
+What is known to crash ranks, looked for before they start.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.common.document import write_json
-from ddlbench.common.text import read_json
+from ddlbench.common.document import read_json, write_json
 from ddlbench.experiment.dataset_spec import DataRequest
+from ddlbench.experiment.status import Reason
+from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, read_plan
 from ddlbench.planning.strategy import DeviceKind
 from ddlbench.runtime.checkpoint.store import Order
@@ -73,3 +78,19 @@ def kept_folder(run_dir: Path) -> Path:
 def stacks_file(run_dir: Path, rank: int) -> Path:
     """File into which rank ``rank`` dumps its stacks on SIGUSR1."""
     return run_dir / f"stacks{rank}.txt"
+
+
+def why_not_started(plan: Plan, environment: Mapping[str, str] = os.environ) -> Reason | None:
+    """Why the ranks of a plan would crash, or would measure something else; None if they start.
+
+    With the debug level DETAIL, torch 2.13 ends in a segmentation fault in DDP's constructor, and
+    every collective is checked by another one.
+    """
+    level = environment.get("TORCH_DISTRIBUTED_DEBUG", "")
+    if plan.world_size > 1 and level.upper() == "DETAIL":
+        return Reason(
+            "wrong_environment",
+            f"the environment has TORCH_DISTRIBUTED_DEBUG={level}, which crashes DDP and slows "
+            "every collective; unset it, or write INFO, and run again",
+        )
+    return None

@@ -10,6 +10,25 @@ A :class:`Launch` merges the output of all ranks into one stream and ends all ra
 of one device is started directly on SLURM too: its job runs inside a step already, and a nested
 step would wait for the cores of the outer one. So is a cell whose nodes are emulated on a single
 real node (``emulated_fabric.py``).
+
+Where a process runs: its rank, its devices and its cores.
+
+::
+
+    launch   DDLBENCH_NODE, DDLBENCH_LOCAL_RANK     processes that this machine starts itself
+    srun     SLURM_NODEID, SLURM_LOCALID            one task a process
+      '-> own_process -> own_devices                a GPU's index on the node, or among its own
+
+Several ranks may share one GPU (site key ``devices_share_gpu``)::
+
+    launch     DDLBENCH_SHARED_GPU=1                every process of the job
+    process    own_devices -> cuda:0, cuda:0, ...   NCCL_HOSTID=rank0, rank1, ...
+
+NCCL refuses two ranks on one GPU: it compares a hash of their host and the GPU's address on the
+bus. With a host id of its own, every rank counts as a node with one GPU, and NCCL talks over
+sockets, as between nodes without a faster network. This cannot test peer access or shared memory.
+
+The address and port at which other nodes reach this one, and the interface to use.
 """
 
 from __future__ import annotations
@@ -24,15 +43,230 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+import psutil
+
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Process
-from ddlbench.runtime.network_address import LISTEN_FD, SECRET, keep_port
-from ddlbench.runtime.placement import identity_variables
+from ddlbench.planning.strategy import DeviceKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddlbench.experiment.site import Site
+
+_NODE, _LOCAL_RANK = "DDLBENCH_NODE", "DDLBENCH_LOCAL_RANK"
+
+
+def identity_variables(process: Process) -> dict[str, str]:
+    """Variables by which :func:`own_process` works in a process that srun did not start."""
+    return {_NODE: str(process.node), _LOCAL_RANK: str(process.local_rank)}
+
+
+def own_process(processes: Iterable[Process]) -> Process:
+    """The entry of ``processes`` that describes this process."""
+    node = int(os.environ.get(_NODE, os.environ.get("SLURM_NODEID", "0")))
+    local = int(os.environ.get(_LOCAL_RANK, os.environ.get("SLURM_LOCALID", "0")))
+    return next(p for p in processes if (p.node, p.local_rank) == (node, local))
+
+
+def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device, ...]:
+    """This process's devices; its first GPU becomes the current one.
+
+    If ranks share a GPU, each of its devices is the node's first GPU.
+
+    Raises:
+        RuntimeError: the plan asks for a GPU that is not here.
+    """
+    import torch  # noqa: PLC0415 - a rank's guard, which is light, needs only own_process
+
+    if device_kind == "cpu":
+        return tuple(torch.device("cpu") for _ in process.devices)
+    visible = torch.cuda.device_count()
+    if visible == 0:
+        raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
+    indices = process.devices
+    if is_shared():
+        as_own_host(process.rank)
+        indices = (0,) * len(indices)
+    elif visible == len(indices):  # SLURM shows the process its own GPUs only
+        indices = tuple(range(visible))
+    if max(indices) >= visible:
+        raise RuntimeError(
+            f"rank {process.rank} needs GPU {max(indices)}, but torch finds {visible} here"
+        )
+    devices = tuple(torch.device("cuda", index) for index in indices)
+    # Else code that names no device, such as the thread that pins batches, would open a context
+    # of every process on GPU 0.
+    torch.cuda.set_device(devices[0])
+    return devices
+
+
+def gpu_models(devices: Sequence[torch.device]) -> list[str]:
+    """Model of each GPU, in the order of ``devices``; empty for CPU devices."""
+    import torch  # noqa: PLC0415 - see own_devices
+
+    return [torch.cuda.get_device_name(d) for d in devices if d.type == "cuda"]
+
+
+def own_cores() -> str:
+    """This process's CPU affinity, for example ``0-3,8``.
+
+    Call it before numerical libraries compute: OpenMP may bind its first thread to one core.
+    """
+    return compact(os.sched_getaffinity(0))
+
+
+def compact(cores: Iterable[int]) -> str:
+    """Numbers in Linux's list format: {0, 1, 2, 3, 8} is ``0-3,8``."""
+    ranges: list[list[int]] = []
+    for core in sorted(set(cores)):
+        if ranges and core == ranges[-1][1] + 1:
+            ranges[-1][1] = core
+        else:
+            ranges.append([core, core])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+SHARED_GPU_NOTE = "ranks share a GPU: no timing claim between devices"
+
+_SHARED_GPU = "DDLBENCH_SHARED_GPU"
+
+
+def device_variables(site: Site) -> dict[str, str]:
+    """Variables that tell every process of a job what its devices are, if they are not plain."""
+    shared = {_SHARED_GPU: "1"} if site.devices_share_gpu else {}
+    return shared | ({} if site.accelerator is None else site.accelerator.variables())
+
+
+def is_shared() -> bool:
+    """Whether this process shares its GPU with the other ranks of its node."""
+    return os.environ.get(_SHARED_GPU) == "1"
+
+
+def as_own_host(rank: int) -> None:
+    """Make NCCL take this process for a node of its own; call it before NCCL is initialised."""
+    os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_NET="Socket", NCCL_IB_DISABLE="1")
+
+
+def address_of(interface: str | None) -> str:
+    """IPv4 address of ``interface``; if None, the address that the host's own name resolves to.
+
+    The name may resolve to nothing, or to loopback as in many clusters' /etc/hosts, which no other
+    node can reach. Then this is the address of the first interface that is up.
+
+    Raises:
+        ConfigError: there is no such interface, or it has no address.
+    """
+    if interface is None:
+        address = _resolved()
+        return address if address is not None else _first_up()[1]
+    addresses = psutil.net_if_addrs()
+    if interface not in addresses:
+        raise ConfigError(
+            f"{socket.gethostname()} has no network interface {interface!r}; "
+            f"it has {', '.join(sorted(addresses))}: set 'interface' in the site file"
+        )
+    for entry in addresses[interface]:
+        if entry.family == socket.AF_INET:
+            return entry.address
+    raise ConfigError(
+        f"interface {interface!r} of {socket.gethostname()} has no IPv4 address, which ranks "
+        "need to meet; set 'interface' in the site file to one that has"
+    )
+
+
+def interface_to_use(interface: str | None) -> str | None:
+    """The interface to name to communication libraries; None if they need none.
+
+    Without a name they look up the host's name themselves. If that name does not resolve to an
+    address that others reach, this is the first interface that is up.
+    """
+    if interface is not None or _resolved() is not None:
+        return interface
+    return _first_up()[0]
+
+
+def use_interface(wanted: str | None) -> str | None:
+    """Set :func:`interface_to_use` for gloo and NCCL of this process, and return it."""
+    interface = interface_to_use(wanted)
+    if interface is not None:
+        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
+    return interface
+
+
+def _resolved() -> str | None:
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+    return None if address.startswith("127.") else address
+
+
+def _first_up() -> tuple[str, str]:
+    """Name and address of the first interface that is up; loopback only if there is no other."""
+    states = psutil.net_if_stats()
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            up = states[name].isup if name in states else False
+            if entry.family == socket.AF_INET and up and not entry.address.startswith("127."):
+                return name, entry.address
+    return "lo", "127.0.0.1"
+
+
+def rendezvous_address(site: Site, nodes: int) -> tuple[str, str | None]:
+    """Address at which all processes of a job reach this node, and the interface they use.
+
+    Raises:
+        ConfigError: the job has several nodes, and others cannot reach this one.
+    """
+    if site.launcher == "local":
+        return "127.0.0.1", "lo"
+    address = address_of(site.interface)
+    if nodes > 1 and address.startswith("127."):
+        raise ConfigError(
+            f"{socket.gethostname()} has no IPv4 address that other nodes could reach; set "
+            "'interface' in the site file to a network interface that has one"
+        )
+    return address, site.interface
+
+
+# Environment variable with the file number of the rendezvous socket that rank 0 inherits.
+LISTEN_FD = "DDLBENCH_LISTEN_FD"
+# Environment variable, which only this user's processes can read, with a text that is made anew for
+# every launch. Whoever does not know it is none of its ranks.
+SECRET = "DDLBENCH_SECRET"
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """An inheritable socket that listens on a port, by default a free one, of ``address``."""
+    # Without it a port that ``keep_port`` keeps could not be taken over.
+    reuse_port = hasattr(socket, "SO_REUSEPORT")
+    listener = socket.create_server((address, port), backlog=128, reuse_port=reuse_port)
+    listener.set_inheritable(True)
+    return listener
+
+
+def keep_port(listener: socket.socket) -> socket.socket | None:
+    """A socket that keeps the port of ``listener``, which is closed, until it is closed itself.
+
+    It does not listen. Only a process of the same user can ``listen`` on the port meanwhile, so
+    neither a stranger nor an outgoing connection takes it before rank 0 does. None where the system
+    cannot share a port.
+    """
+    kept = None
+    if hasattr(socket, "SO_REUSEPORT"):
+        kept = socket.socket()
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(listener.getsockname())
+    listener.close()
+    return kept
 
 
 @dataclass(frozen=True)

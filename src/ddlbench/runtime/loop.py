@@ -30,7 +30,7 @@ from ddlbench.runtime.energy import EnergyMeter
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
 from ddlbench.runtime.pauses import MeasuredTimes
 from ddlbench.runtime.rank_report import Score
-from ddlbench.runtime.tcp_traffic import TcpTraffic
+from ddlbench.runtime.rendezvous import TcpTraffic
 from ddlbench.runtime.validation import Validator
 from ddlbench.strategies.executor import Executor, RunRecord
 

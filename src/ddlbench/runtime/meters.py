@@ -17,8 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddlbench.runtime.energy import EnergyMeter, Joules, added, taken
-from ddlbench.runtime.nvml import handles_of
+from ddlbench.runtime.energy import EnergyMeter, Joules, added, handles_of, taken
 from ddlbench.strategies.executor import Executor
 
 _SAMPLE_S = 0.2

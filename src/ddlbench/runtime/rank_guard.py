@@ -5,11 +5,24 @@ signal. The guard compares the cgroup's count of such kills before and after the
 the report for it. It also adds the rank's pauses to its report, which the rank itself cannot see.
 It passes SIGTERM, SIGINT and SIGUSR1 (dump the stacks) on to the rank. It ends with the supervisor,
 and the rank with it.
+
+A process that ends with its parent, also when it is stopped or stuck.
+
+::
+
+    supervisor  --killed-->  guard of each rank  --killed-->  rank
+
+Linux sends the signal (``PR_SET_PDEATHSIG``, prctl(2)); elsewhere nothing happens. A parent that
+ended before this call has closed its end of the pipe that it reads our output from. Its
+process id would say less: in a container the parent may be number 1, and outside another process
+than number 1 may adopt us.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -22,16 +35,35 @@ from pathlib import Path
 
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.job import Job, report_file, stacks_file
-from ddlbench.runtime.network_address import LISTEN_FD
-from ddlbench.runtime.parent_death import end_with_parent
+from ddlbench.runtime.launch import LISTEN_FD, own_process
 from ddlbench.runtime.pauses import Pause, PauseMeter, state_of, within
-from ddlbench.runtime.placement import own_process
 from ddlbench.runtime.rank_report import (
     RankFailure,
     RankReport,
     read_rank_report,
     write_rank_report,
 )
+
+_PR_SET_PDEATHSIG = 1
+_STDOUT = 1
+
+
+def end_with_parent() -> None:
+    """From now on the kernel kills this process when its parent, or the parent's thread, ends."""
+    if not sys.platform.startswith("linux"):
+        return
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
+    if _nobody_reads():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _nobody_reads() -> bool:
+    """Whether the other end of our output, a pipe or a socket, is closed."""
+    output = select.poll()
+    output.register(_STDOUT, 0)  # of errors the kernel always tells
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
+
 
 _DUMP_S = 1.0
 

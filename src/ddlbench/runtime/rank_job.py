@@ -22,21 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.common.document import write_json
-from ddlbench.common.text import read_json
+from ddlbench.common.document import read_json, write_json
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import DeviceKind
-from ddlbench.runtime.fabric import Fabric, SiteFabric
-from ddlbench.runtime.failure import classify
+from ddlbench.runtime.emulated_fabric import Fabric, SiteFabric
 from ddlbench.runtime.job import log_file, report_file
-from ddlbench.runtime.launch import Step, python_command
-from ddlbench.runtime.parent_death import end_with_parent
-from ddlbench.runtime.placement import device_variables, own_process
-from ddlbench.runtime.progress import Shows
-from ddlbench.runtime.socket_folder import remove_socket_folder, use_short_socket_folder
-from ddlbench.runtime.watchdog import watch
+from ddlbench.runtime.launch import Step, device_variables, own_process, python_command
+from ddlbench.runtime.lease import remove_socket_folder, use_short_socket_folder
+from ddlbench.runtime.rank_guard import end_with_parent
+from ddlbench.runtime.rank_report import classify
+from ddlbench.runtime.watchdog import Shows, watch
 
 
 class RankJobFailed(RuntimeError):  # noqa: N818 - what happened

@@ -23,22 +23,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddlbench.common.document import write_json
+from ddlbench.common.document import UnreadableJson, read_json, read_object, write_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.run_id import Writer
-from ddlbench.common.text import UnreadableJson, read_json, read_object
+from ddlbench.common.owner import Writer
 from ddlbench.datasets import StagingError, remove, stage
 from ddlbench.datasets.files import DataError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DataRequest
-from ddlbench.experiment.failure import Failure
 from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.status import Reason
+from ddlbench.experiment.status import Failure, Reason
 from ddlbench.planning.planner import request_of
 from ddlbench.runtime.launch import python_command, srun_command
 from ddlbench.slurm import jobs
-from ddlbench.slurm.output import telling_line, why_nodes_failed
+from ddlbench.slurm.jobs import telling_line, why_nodes_failed
 
 
 class StagingFailed(RuntimeError):  # noqa: N818 - what happened

@@ -21,37 +21,43 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddlbench.common.document import write_json, write_text
+from ddlbench.common.document import UnreadableJson, write_json, write_text
 from ddlbench.common.errors import file_fault
-from ddlbench.common.owner import Owner
-from ddlbench.common.run_id import Writer
-from ddlbench.common.text import UnreadableJson
+from ddlbench.common.owner import Owner, Writer
 from ddlbench.experiment.cell import Cell, short_names
-from ddlbench.experiment.failure import FAILURE_FILE, Failure
 from ddlbench.experiment.result import Result, write_result
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.status import Reason, Status, reason_of
+from ddlbench.experiment.status import FAILURE_FILE, Failure, Reason, Status, reason_of
 from ddlbench.planning.data_parallel import data_parallel_placement
 from ddlbench.planning.memory import why_too_large
 from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.planner import StrategyPlan, make_plan, measured_digests, request_of
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
-from ddlbench.runtime.checkpoint.store import Order
-from ddlbench.runtime.emulated_fabric import fabric_up
-from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fault_of
-from ddlbench.runtime.failure import cause_of
-from ddlbench.runtime.heart import Heart
-from ddlbench.runtime.job import Job, kept_folder, log_file, report_file
-from ddlbench.runtime.launch import Step, python_command
-from ddlbench.runtime.lease import Claim, claim, copy_kept, holds, keep, release, this_supervisor
-from ddlbench.runtime.placement import device_variables
-from ddlbench.runtime.preconditions import why_not_started
-from ddlbench.runtime.rank_report import RankFailure, RankReport, read_rank_report
+from ddlbench.runtime.checkpoint.store import Order, forget_checkpoints, restart_of
+from ddlbench.runtime.emulated_fabric import (
+    Fabric,
+    FabricUnfit,
+    FabricUnsupported,
+    fabric_up,
+    fault_of,
+)
+from ddlbench.runtime.job import Job, kept_folder, log_file, report_file, why_not_started
+from ddlbench.runtime.launch import Step, device_variables, python_command
+from ddlbench.runtime.lease import (
+    Claim,
+    Heart,
+    claim,
+    copy_kept,
+    holds,
+    keep,
+    release,
+    this_supervisor,
+)
+from ddlbench.runtime.rank_report import RankFailure, RankReport, cause_of, read_rank_report
 from ddlbench.runtime.result import assemble, partitions_csv, steps_csv, trace_json
 from ddlbench.runtime.watchdog import Outcome, watch
 from ddlbench.slurm import jobs
-from ddlbench.slurm.output import why_nodes_failed, words_of_tasks
+from ddlbench.slurm.jobs import why_nodes_failed, words_of_tasks
 
 # Ranks wait for each other longer than a cell may last, so that only the supervisor ends it.
 _LONGER_S = 600.0

@@ -32,8 +32,7 @@ from torch import Tensor, nn
 from ddlbench.datasets.loader import ImageDataset, normalise
 from ddlbench.runtime.meters import restart_peaks
 from ddlbench.runtime.rank_report import Score
-from ddlbench.runtime.rendezvous import barrier
-from ddlbench.runtime.tcp_traffic import TcpTraffic
+from ddlbench.runtime.rendezvous import TcpTraffic, barrier
 from ddlbench.strategies.executor import Executor, Unsupported
 
 _CHUNK_BYTES = 4 << 20  # the store refuses messages of more than 8 MiB

@@ -6,20 +6,176 @@
     a rank fails       -> the others get a few seconds to report, then all end
     time is up         -> all end: the result is 'timeout'
     no progress        -> every rank dumps its stacks into the log, then all end: a failure
+
+Progress of a cell: rank 0 prints marked lines; the supervisor shows and files them.
+
+::
+
+    rank 0, between steps      a marked line every half second
+    supervisor, its process    a bar, or a line every 15 s; progress.json every 5 s, for `status`
 """
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
-from ddlbench.common.text import read_json
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ddlbench.common.document import read_json
+from ddlbench.common.screen import shortened, terminal_width, two_digits
+from ddlbench.experiment.paths import PROGRESS_FILE
 from ddlbench.runtime.launch import Launch
-from ddlbench.runtime.progress import MARK, Display, Shows
+
+MARK = "\x1eddlbench-progress "
+_REPORT_EVERY_S = 0.5
+_LINE_EVERY_S = 15.0
+_FILE_EVERY_S = 5.0
+_INDENT = " " * 8  # under the names of the run's table
+
+
+class Reporter:
+    """Counts completed steps of a process and prints a marked line every half second.
+
+    Attributes:
+        on_step: called after each step with its number in the whole run.
+    """
+
+    def __init__(self, total_steps: int, batch_size: int) -> None:
+        self._total, self._batch_size = total_steps, batch_size
+        self._before = 0
+        self._last_time, self._last_step = time.perf_counter(), 0
+        self._last_sign = -_REPORT_EVERY_S
+        self.on_step: Callable[[int], None] = lambda _step: None
+
+    def phase_done(self, steps: int) -> None:
+        """End a phase of ``steps`` steps; the next phase counts on from there."""
+        self._before += steps
+
+    @staticmethod
+    def phase(name: str) -> None:
+        """Mark the moment at which the phase "measured" begins, or is "done"."""
+        print(MARK + json.dumps({"phase": name}), flush=True)
+
+    def alive(self) -> None:
+        """Give a sign of life in work that is no step, every half second at most."""
+        now = time.perf_counter()
+        if now - self._last_sign >= _REPORT_EVERY_S:
+            self._last_sign = now
+            self.phase("validating")
+
+    def __call__(self, done: int) -> None:
+        """Report that ``done`` steps of the current phase are complete."""
+        self.on_step(self._before + done)
+        now = time.perf_counter()
+        if now - self._last_time < _REPORT_EVERY_S:
+            return
+        step = self._before + done
+        rate = (step - self._last_step) * self._batch_size / (now - self._last_time)
+        self._last_time, self._last_step = now, step
+        line = json.dumps({"step": step, "total": self._total, "samples_per_s": rate})
+        print(MARK + line, flush=True)
+
+
+class Shows(Protocol):
+    """What shows the progress of processes while the watchdog follows them."""
+
+    def update(self, payload: str) -> None:
+        """Take the content of a marked line."""
+
+    def tick(self) -> None:
+        """Look at the clock; called every half second at least."""
+
+    def close(self) -> None:
+        """The processes have ended."""
+
+
+class Display:
+    """A progress bar on a terminal; elsewhere a plain line every 15 seconds.
+
+    Args:
+        title: of the cell.
+        stream: standard error if left out.
+        folder: gets ``progress.json``, which `ddlbench status` reads.
+    """
+
+    def __init__(
+        self, title: str, stream: TextIO | None = None, folder: Path | None = None
+    ) -> None:
+        self._title = title
+        self._stream = stream or sys.stderr
+        self._folder = folder
+        self._last_line, self._last_file = time.monotonic(), -_FILE_EVERY_S
+        self._bar: Progress | None = None
+        if self._stream.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[rate]} images/s"),
+                TimeRemainingColumn(),
+                console=Console(file=self._stream),
+                transient=True,
+            )
+            self._task = self._bar.add_task(title, total=None, rate="-")
+            self._bar.start()
+
+    def update(self, payload: str) -> None:
+        """Show and file the content of a marked line; a malformed one is ignored."""
+        try:
+            state = json.loads(payload)
+            step, total = int(state["step"]), int(state["total"])
+            rate = float(state["samples_per_s"])
+        except (ValueError, KeyError, TypeError):
+            return
+        now = time.monotonic()
+        if self._folder is not None and now - self._last_file >= _FILE_EVERY_S:
+            self._last_file = now
+            _write_step(self._folder / PROGRESS_FILE, step, total)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, total=total, rate=two_digits(rate))
+        elif now - self._last_line >= _LINE_EVERY_S:
+            self._last_line = now
+            numbers = f"   step {step}/{total}   {two_digits(rate)} images/s"
+            room = terminal_width() - len(_INDENT) - len(numbers)
+            print(
+                f"{_INDENT}{shortened(self._title, room)}{numbers}", file=self._stream, flush=True
+            )
+
+    def tick(self) -> None:
+        """Nothing moves between marked lines."""
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _write_step(path: Path, step: int, total: int) -> None:
+    """Replace the file at once, without waiting for the disk; a full disk stops no cell."""
+    new = path.with_name(f".{path.name}.new")
+    with suppress(OSError):
+        new.write_text(json.dumps({"step": step, "total": total}), encoding="utf-8")
+        new.replace(path)
+
+
+def phase_in(line: str) -> str | None:
+    """Name of the phase that a line marks; None for any other line."""
+    _, mark, payload = line.partition(MARK)
+    if not mark:
+        return None
+    try:
+        return str(json.loads(payload)["phase"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
 
 _TAIL_LINES = 40
 _OTHERS_REPORT_S = 5.0

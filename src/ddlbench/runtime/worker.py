@@ -32,11 +32,20 @@ from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import too_few_steps
 from ddlbench.runtime.checkpoint.rank import RefusedCheckpoint, open_checkpoints
 from ddlbench.runtime.compilation import compile_ahead, compiled_graphs, ready_to_compile
-from ddlbench.runtime.energy import EnergyMeter
+from ddlbench.runtime.energy import EnergyMeter, measured_by_rank
 from ddlbench.runtime.environment import rank_provenance
-from ddlbench.runtime.failure import classify
-from ddlbench.runtime.initial_state import check_settings, initial_state
+from ddlbench.runtime.initial_state import check_settings, initial_state, replayed_losses
 from ddlbench.runtime.job import Job, kept_folder, report_file, stacks_file
+from ddlbench.runtime.launch import (
+    SECRET,
+    address_of,
+    gpu_models,
+    own_cores,
+    own_devices,
+    own_process,
+    use_interface,
+)
+from ddlbench.runtime.lease import remove_socket_folder, use_short_socket_folder
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import (
     cpu_peak_bytes,
@@ -45,17 +54,24 @@ from ddlbench.runtime.meters import (
     probe_s,
     restart_peaks,
 )
-from ddlbench.runtime.network_address import SECRET, address_of, use_interface
 from ddlbench.runtime.pauses import MeasuredTimes
-from ddlbench.runtime.placement import gpu_models, own_cores, own_devices, own_process
-from ddlbench.runtime.progress import Reporter
-from ddlbench.runtime.rank_efficiency import measured_by_rank
-from ddlbench.runtime.rank_report import RankFailure, RankReport, as_written, write_rank_report
-from ddlbench.runtime.rendezvous import ClockOffset, barrier, clock_offsets, join_store, leave
-from ddlbench.runtime.replayed import replayed_losses
-from ddlbench.runtime.socket_folder import remove_socket_folder, use_short_socket_folder
-from ddlbench.runtime.tcp_traffic import TcpTraffic
+from ddlbench.runtime.rank_report import (
+    RankFailure,
+    RankReport,
+    as_written,
+    classify,
+    write_rank_report,
+)
+from ddlbench.runtime.rendezvous import (
+    ClockOffset,
+    TcpTraffic,
+    barrier,
+    clock_offsets,
+    join_store,
+    leave,
+)
 from ddlbench.runtime.validation import Validator
+from ddlbench.runtime.watchdog import Reporter
 from ddlbench.strategies.executor import Context, Executor, Unsupported, executor_of
 from ddlbench.strategies.training import apply_torch_settings, with_precision
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import strategy_of

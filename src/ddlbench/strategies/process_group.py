@@ -12,19 +12,39 @@ reports which of the two it was.
 
 Two ranks connect when they exchange their first message, and on CUDA both wait for the whole device
 meanwhile. :func:`connect` sends these first messages one by one, before any receive is posted.
+
+State of executors whose weights are shared out as DTensors: whole for readers, local on disk.
+
+::
+
+    state_dict         whole weights     a collective: every rank gets all
+    checkpoint_state   this rank's part  no message; only the same plan can read it back
+
+Sums of gradients over a process group, in buckets.
+
+A sum is one all-reduce for each bucket; all of them start at once::
+
+    gradients   | a b | c d e | f |      each bucket is flattened into one row
+    buckets     |--0--|---1---|-2-|      waited for in order; each sum is a view of its row
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Process
+from ddlbench.planning.traffic import buckets
+from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.alone import backend_without_peers
-from ddlbench.strategies.executor import Context
+from ddlbench.strategies.executor import Context, Executor
 
 Channel = tuple[str, int, int]
 """Kind of its messages, the rank that sends, the rank that receives."""
@@ -83,3 +103,130 @@ def connect(
             dist.send(greeting, target, group=groups[kind])
         elif rank == target:
             dist.recv(greeting, source, group=groups[kind])
+
+
+class ShardedStateExecutor(Executor):
+    """Base of executors some of whose parameters are DTensors; the others are plain tensors."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole weights; a collective, which all processes call."""
+        network = {
+            name: value.full_tensor() if isinstance(value, DTensor) else value
+            for name, value in self.module.state_dict().items()
+        }
+        return {"network": network, "optimizer": self._local_optimizer_state()}
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        module = {name: local(value) for name, value in self.module.state_dict().items()}
+        return {"module": module, "optimizer": self._local_optimizer_state()}
+
+    def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
+        own = self.module.state_dict()
+        if own.keys() != state["module"].keys():
+            raise ValueError("the checkpoint is of another network")
+        with torch.no_grad():
+            for name, value in own.items():
+                local(value).copy_(state["module"][name])
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        whole = {
+            int(number): {
+                name: _like(parameters[int(number)], value) if isinstance(value, Tensor) else value
+                for name, value in entry.items()
+            }
+            for number, entry in state["optimizer"]["state"].items()
+        }
+        self.optimizer.load_state_dict({**state["optimizer"], "state": whole})
+
+    def _local_optimizer_state(self) -> dict[str, Any]:
+        whole = self.optimizer.state_dict()
+        own = {
+            number: {name: local(value) for name, value in entry.items()}
+            for number, entry in whole["state"].items()
+        }
+        return {**whole, "state": own}
+
+    def persistent_tensors(self) -> Iterator[Tensor]:
+        return map(local, super().persistent_tensors())
+
+
+def local(value: Any) -> Any:
+    """This rank's share of a sharded tensor; anything else as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _like(parameter: Tensor, own: Tensor) -> Tensor:
+    """A sharded tensor of the parameter's layout from this rank's share."""
+    if not isinstance(parameter, DTensor):
+        return own
+    return DTensor.from_local(
+        own,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+class GradientSum:
+    """A sum that is under way from construction on.
+
+    Args:
+        gradients: of this rank; shapes are the same on all ranks of the group.
+        group: the ranks.
+        bucket_bytes: size of a bucket; a larger gradient has a bucket of its own. None takes the
+            usual one.
+        in_place: whether the sum may overwrite a gradient that is alone in its bucket; this saves a
+            copy.
+    """
+
+    def __init__(
+        self,
+        gradients: Sequence[Tensor],
+        group: dist.ProcessGroup | None,
+        bucket_bytes: int | None = None,
+        *,
+        in_place: bool = False,
+    ) -> None:
+        if bucket_bytes is None:
+            bucket_bytes = Accelerator.shrunk(DEFAULT_BUCKET_BYTES)
+        sizes = [gradient.nbytes for gradient in gradients]
+        numbers = buckets(sizes, bucket_bytes, [gradient.dtype for gradient in gradients])
+        parts = [[gradients[index] for index in bucket] for bucket in numbers]
+        self._shapes = [[gradient.shape for gradient in part] for part in parts]
+        self._rows = [_flat(part, in_place) for part in parts]
+        self._works = [dist.all_reduce(row, group=group, async_op=True) for row in self._rows]
+
+    def wait(self, divisor: int = 1) -> Iterator[Tensor]:
+        """Yield each gradient's sum divided by ``divisor``, in order; wait bucket by bucket."""
+        for work, row, shapes in zip(self._works, self._rows, self._shapes, strict=True):
+            work.wait()
+            if divisor != 1:
+                row.div_(divisor)
+            pieces = row.split([shape.numel() for shape in shapes])
+            for piece, shape in zip(pieces, shapes, strict=True):
+                yield piece.view(shape)
+
+
+def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """Replace each gradient by its sum over the group, whose ranks have the same parameters.
+
+    A sparse gradient becomes dense: ranks have values at different places.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
+    sum_in_place([p.grad for p in parameters if p.grad is not None], group)
+
+
+def sum_in_place(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Replace each tensor by its sum over the group; all its ranks give tensors of these shapes."""
+    total = GradientSum(gradients, group, in_place=True)
+    for gradient, summed in zip(gradients, total.wait(), strict=True):
+        gradient.copy_(summed)
+
+
+def _flat(gradients: Sequence[Tensor], in_place: bool) -> Tensor:
+    if in_place and len(gradients) == 1:
+        return gradients[0].contiguous().view(-1)
+    return torch.cat([gradient.flatten() for gradient in gradients])

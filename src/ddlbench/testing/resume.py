@@ -26,13 +26,11 @@ from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.checkpoint.rank import open_checkpoints, random_state
-from ddlbench.runtime.checkpoint.state_file import read_state, write_state
+from ddlbench.runtime.checkpoint.rank import open_checkpoints, random_state, read_state, write_state
 from ddlbench.runtime.checkpoint.store import Order, rank_file, set_folder
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.testing.networks import RESUMED
-from ddlbench.testing.training import Reader, assert_same_bits, context_of, executor_of
+from ddlbench.testing.training import RESUMED, Reader, assert_same_bits, context_of, executor_of
 
 _WARMUP, _STEPS, _EVERY = 2, 6, 3
 _RUNS = ("plain", "first", "second")

@@ -18,14 +18,13 @@ from contextlib import chdir, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import IO
 
+from ddlbench.common.document import UnreadableJson, read_object
 from ddlbench.common.errors import ConfigError, file_fault
-from ddlbench.common.run_id import Writer, begin_run
-from ddlbench.common.text import UnreadableJson, read_object
+from ddlbench.common.owner import Writer, begin_run
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS, STAGED_FILE, cell_dir
 from ddlbench.experiment.site import Site
-from ddlbench.slurm.commands import drop_user_defaults
-from ddlbench.slurm.jobs import states
+from ddlbench.slurm.jobs import drop_user_defaults, states
 
 # Sites that this process measures on, with the open lock of this machine; a cluster has none.
 _held: dict[str, IO[str] | None] = {}

@@ -9,23 +9,31 @@
 
 A job that measures a cell reads the Snakefile too: what only draws or predicts is imported where it
 is used.
+
+The log of a rule: what failed, and the sentence that the user reads.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from os.path import relpath
 from pathlib import Path
 from typing import Any
 
 from ddlbench.common.errors import ConfigError, file_fault
+from ddlbench.common.owner import Writer
+from ddlbench.common.screen import say_error
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.paths import (
+    LOG_HEADING,
     check_results,
     figures_dir,
     html_report_file,
@@ -39,15 +47,13 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import load_site
-from ddlbench.interconnect.time_plan import links_plan
-from ddlbench.interconnect.worlds import links_request
+from ddlbench.interconnect.time_plan import links_plan, links_request
 from ddlbench.own_parts import try_own_parts
-from ddlbench.planning.budget import faulty_inputs
-from ddlbench.planning.finished import finished_of, put_aside_invalid
+from ddlbench.planning.budget import SchedulerRequest, faulty_inputs, request
+from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.matrix import cell_of, expand
 from ddlbench.planning.planner import measured_inputs
 from ddlbench.planning.profiles import needs_of, profiles_of
-from ddlbench.planning.resources import SchedulerRequest, request
 from ddlbench.report import run_screen
 from ddlbench.workflow.guards import (
     begin,
@@ -308,3 +314,39 @@ def _say(text: str) -> None:
 def _remark(*remarks: str) -> None:
     for remark in remarks:
         _say(f"ddlbench: {remark}")
+
+
+@contextmanager
+def logged(path: str, *explained: type[Exception], attempt: int = 1) -> Iterator[None]:
+    """Keep the traceback of what fails in the rule's log, and tell the user one sentence.
+
+    The first line of the log names the job and its attempt, as an earlier job's log may lie there.
+
+    Args:
+        path: the rule's log.
+        explained: exceptions whose sentence says all; our own traceback would only hide it.
+        attempt: of this job.
+    """
+    log = Path(path)
+    now = datetime.now().isoformat(" ", "seconds")
+    heading = f"{LOG_HEADING}{Writer.here(attempt)}, {socket.gethostname()}, {now}\n"
+    _write_log(log, heading)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _write_log(log, f"{heading}stopped by Ctrl-C\n")
+        print("ddlbench: stopped by Ctrl-C", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        one_sentence = isinstance(error, (ConfigError, *explained))
+        text = f"{error}\n" if one_sentence else traceback.format_exc()
+        _write_log(log, heading + text)
+        say_error(error)
+        sys.exit(1)
+
+
+def _write_log(log: Path, text: str) -> None:
+    with suppress(OSError):  # a full disk must not hide what went wrong
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # A file's name that is no UTF-8 may stand in it.
+        log.write_text(text, encoding="utf-8", errors="backslashreplace")

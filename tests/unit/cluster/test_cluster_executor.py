@@ -19,13 +19,11 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from ddlbench.cluster import executor as module
 from ddlbench.cluster.executor import SlurmExecutor, install
-from ddlbench.common.run_id import RUN, Writer
-from ddlbench.common.text import read_object
-from ddlbench.experiment.failure import Failure
+from ddlbench.common.document import read_object
+from ddlbench.common.owner import RUN, Writer
 from ddlbench.experiment.paths import LOG_HEADING, QUEUED_FILE
-from ddlbench.experiment.status import Reason
-from ddlbench.slurm.commands import SlurmError
-from ddlbench.slurm.jobs import NO_ANSWER, JobState
+from ddlbench.experiment.status import Failure, Reason
+from ddlbench.slurm.jobs import NO_ANSWER, JobState, SlurmError
 
 CELL = "mnist/vgg11/ddp/2x2/batch_size=8/rep0"
 BEGAN_S = 1_000_000
@@ -227,7 +225,7 @@ def test_a_limit_on_jobs_is_waited_for(executor, sbatch, cell_folder, tmp_path, 
         f'echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2\n'
         f'echo "sbatch: error: Batch job submission failed: {POLICY}" >&2; exit 1'
     )
-    monkeypatch.setattr(module.refusals, "has_jobs", lambda: True)
+    monkeypatch.setattr(module.partitions, "has_jobs", lambda: True)
     # In the pause another job ends.
     monkeypatch.setattr(executor._stopping, "wait", lambda _s: (tmp_path / "ended").touch())
     executor.run_job(Group(cell_folder))
@@ -239,7 +237,7 @@ def test_a_limit_on_jobs_is_waited_for(executor, sbatch, cell_folder, tmp_path, 
 
 def test_a_limit_that_no_jobs_end_lifts_is_a_failure(executor, sbatch, cell_folder, monkeypatch):
     sbatch(f'echo "sbatch: error: AssocMaxSubmitJobLimit: {POLICY}" >&2; exit 1')
-    monkeypatch.setattr(module.refusals, "has_jobs", lambda: False)
+    monkeypatch.setattr(module.partitions, "has_jobs", lambda: False)
     group = Group(cell_folder)
     executor.run_job(group)
     assert executor.workflow.scheduler.failed == [group]

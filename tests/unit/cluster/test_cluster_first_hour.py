@@ -10,15 +10,13 @@ from click.testing import CliRunner
 
 from ddlbench import cli
 from ddlbench.cluster import doctor, init
-from ddlbench.cluster.doctor import judge_nodes
-from ddlbench.cluster.init import choose, write_site
-from ddlbench.cluster.partition_check import judge_partition
-from ddlbench.cluster.probe_job import ask_nodes
-from ddlbench.cluster.site_text import Answers, site_text
+from ddlbench.cluster.checks import judge_partition
+from ddlbench.cluster.doctor import ask_nodes, judge_nodes
+from ddlbench.cluster.init import Answers, choose, site_text, write_site
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.resources import job_minutes
-from ddlbench.slurm.node_kinds import parse_kinds
+from ddlbench.planning.budget import job_minutes
+from ddlbench.slurm.partitions import parse_kinds
 
 SINFO = """\
 cpu|20|64|256000|(null)|2-00:00:00|up|(null)

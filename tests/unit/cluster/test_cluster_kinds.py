@@ -7,7 +7,7 @@ import pytest
 from ddlbench.cluster.init import choose
 from ddlbench.cluster.kind_choice import fitting_accounts
 from ddlbench.common.errors import ConfigError
-from ddlbench.slurm.node_kinds import parse_kinds
+from ddlbench.slurm.partitions import parse_kinds
 
 
 def rows(*lines, default=None):

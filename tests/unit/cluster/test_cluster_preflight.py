@@ -10,20 +10,20 @@ from dataclasses import replace
 import pytest
 
 from ddlbench.cluster import preflight
-from ddlbench.cluster.preflight import examine
-from ddlbench.cluster.request_check import (
+from ddlbench.cluster.checks import (
     Finding,
     Option,
     judge_request,
     options_of,
     sbatch_refuses,
 )
+from ddlbench.cluster.preflight import examine
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Container, Site, Slurm, load_site
-from ddlbench.slurm import refusals
-from ddlbench.slurm.commands import SlurmError
-from ddlbench.slurm.node_kinds import parse_kinds
+from ddlbench.slurm import partitions
+from ddlbench.slurm.jobs import SlurmError
+from ddlbench.slurm.partitions import parse_kinds
 from ddlbench.workflow import guards
 
 SINFO = "gpu|4|24|190000|gpu:titanrtx:4|5-00:00:00|up|ib\n"
@@ -143,7 +143,7 @@ def test_a_refusal_that_nobody_understands_is_quoted():
 
 @pytest.mark.parametrize("jobs", [True, False])
 def test_a_limit_on_jobs_is_a_doubt_while_jobs_are_there_to_end(jobs, monkeypatch):
-    monkeypatch.setattr(refusals, "has_jobs", lambda: jobs)
+    monkeypatch.setattr(partitions, "has_jobs", lambda: jobs)
     words = f"QOSMaxSubmitJobPerUserLimit: {POLICY}"
     (finding,) = judge_request(options_of(site(), 4, 4), lambda _: words, set())
     assert (finding.ok, finding.doubtful) == (jobs, jobs)

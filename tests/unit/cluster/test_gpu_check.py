@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddlbench.cluster import node_check
-from ddlbench.cluster.node_check import failure_of, visible_gpus
+from ddlbench.cluster import checks
+from ddlbench.cluster.checks import failure_of, visible_gpus
 
 
 def test_a_device_that_computes_rightly_has_no_failure():
@@ -40,4 +40,4 @@ def test_gpus_that_are_only_counted_are_told_as_broken(monkeypatch):
 
 def test_no_gpu_is_an_empty_list(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert node_check.visible_gpus() == []
+    assert checks.visible_gpus() == []

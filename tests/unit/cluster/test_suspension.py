@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from ddlbench.slurm.suspension import suspended_s
+from ddlbench.slurm.jobs import suspended_s
 
 ANSWER = (
     "JobId=270 JobName=cells UserId=ada(1001) GroupId=ada(1001) MCS_label=N/A Priority=1 Nice=0 "

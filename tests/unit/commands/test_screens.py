@@ -24,7 +24,7 @@ from ddlbench.common.screen import (
     table,
     two_digits,
 )
-from ddlbench.common.units import TIMES
+from ddlbench.common.statistics import TIMES
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import load_site

@@ -9,13 +9,13 @@ import pytest
 
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.run_id import RUN, Writer
+from ddlbench.common.owner import RUN, Writer
 from ddlbench.experiment.paths import STAGED_FILE, cell_dir
 from ddlbench.experiment.site import load_site
 from ddlbench.slurm.jobs import NO_ANSWER, JobState
 from ddlbench.workflow import guards
 from ddlbench.workflow.guards import begin, check_cluster
-from ddlbench.workflow.log import logged
+from ddlbench.workflow.run import logged
 
 CELL = "mnist/vgg11/ddp/1x2/batch_size=8/rep0"
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlbench.common.document import put_aside
-from ddlbench.common.text import UnreadableJson, parse_json, read_json
+from ddlbench.common.document import UnreadableJson, parse_json, put_aside, read_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, glance, read_result
 

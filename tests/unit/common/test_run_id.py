@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.common.run_id import RUN, Writer, begin_run, run_began_s
-from ddlbench.common.text import UnreadableJson
-from ddlbench.experiment.failure import Failure
-from ddlbench.experiment.status import Reason
+from ddlbench.common.document import UnreadableJson
+from ddlbench.common.owner import RUN, Writer, begin_run, run_began_s
+from ddlbench.experiment.status import Failure, Reason
 
 FIRST = Writer("run-a", "12", 1)
 

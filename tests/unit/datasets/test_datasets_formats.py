@@ -11,11 +11,10 @@ from PIL import Image
 
 from ddlbench.datasets import cifar
 from ddlbench.datasets import raw as raw_format
-from ddlbench.datasets.decoding import decode
-from ddlbench.datasets.files import DataError
+from ddlbench.datasets.columns import decode
+from ddlbench.datasets.files import MANIFEST_NAME, DataError, Manifest
 from ddlbench.datasets.formats import FORMATS, write_dataset
 from ddlbench.datasets.loading import open_split
-from ddlbench.datasets.manifest import MANIFEST_NAME, Manifest
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec
 from ddlbench.networks.torchvision_compat import datasets as torchvision_datasets

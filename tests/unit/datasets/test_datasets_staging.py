@@ -17,10 +17,10 @@ from ddlbench.datasets import (
     DataRequest,
     StagingError,
     estimate_bytes,
+    files,
     remove,
     stage,
     staging,
-    verification,
 )
 from ddlbench.datasets.files import spread
 from ddlbench.datasets.formats import write_dataset
@@ -369,7 +369,7 @@ def test_checksums_are_read_once_a_boot_and_when_files_change(tmp_path, monkeypa
     for _ in range(3):
         stage(MNIST, tmp_path)
     assert seen == [True, False, False]  # the first makes it
-    monkeypatch.setattr(verification, "_BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr(files, "_BOOT_ID", tmp_path / "none")
     stage(MNIST, tmp_path)
     stage(MNIST, tmp_path, verify="full")
     assert seen[3:] == [True, True]

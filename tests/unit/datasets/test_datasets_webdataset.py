@@ -23,8 +23,7 @@ from ddlbench.datasets.files import DataError, EncodedSplit, of_split
 from ddlbench.datasets.formats import FORMATS
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.user_data import copy_user_data, inspect_user_data
-from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec
-from ddlbench.experiment.own_data import OwnDataset
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec, OwnDataset
 
 wds = pytest.importorskip("webdataset")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlbench.emulation.backend import burst_packets, netem_limit, queue_bytes
+from ddlbench.emulation.namespaces import burst_packets, netem_limit, queue_bytes
 from ddlbench.experiment.fabric import LinkCondition
 
 

@@ -7,13 +7,12 @@ import torch
 from torch import nn
 
 from ddlbench.equivalence.examination import plain, scope_of, steps_of
-from ddlbench.equivalence.mini_batches import whole_batches
-from ddlbench.equivalence.reference import train_in_parts
-from ddlbench.equivalence.tiny_cell import tiny_cells
+from ddlbench.equivalence.look import tiny_cells
+from ddlbench.equivalence.one_device import train_in_parts, whole_batches
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
-from ddlbench.strategies.local_sgd.replay import replay
-from ddlbench.strategies.pipedream.replay import OldWeights
+from ddlbench.strategies.local_sgd.executor import replay
+from ddlbench.strategies.pipedream.executor import OldWeights
 
 BLOCKS = 7
 

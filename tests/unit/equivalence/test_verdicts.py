@@ -8,13 +8,18 @@ import pytest
 import torch
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.equivalence.errors import TrialError, explain
+from ddlbench.equivalence.examination import Scope, Verdict, compare, joined
 from ddlbench.equivalence.look import Expected, Noise
+from ddlbench.equivalence.one_device import RankTraining, Trained
 from ddlbench.equivalence.rank_pool import RankEnd, RanksFailedError
-from ddlbench.equivalence.reference import Trained
-from ddlbench.equivalence.rounding import difference, move_weights, tolerance, trains_in_float64
-from ddlbench.equivalence.trial import RankTraining
-from ddlbench.equivalence.verdict import Scope, Verdict, compare, joined
+from ddlbench.equivalence.rounding import (
+    TrialError,
+    difference,
+    explain,
+    move_weights,
+    tolerance,
+    trains_in_float64,
+)
 from ddlbench.experiment.cell import Cell
 from ddlbench.strategies.executor import Unsupported
 

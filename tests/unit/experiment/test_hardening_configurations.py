@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlbench.common.document import parse_yaml
 from ddlbench.common.errors import ConfigError, printable
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.text import parse_yaml
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.registry import load
 from ddlbench.experiment.site import load_site

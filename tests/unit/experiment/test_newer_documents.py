@@ -13,7 +13,7 @@ from ddlbench.experiment.profile import InvalidProfile, read_profile
 from ddlbench.experiment.result import InvalidResult, NewerResult, read_result
 from ddlbench.predict.accuracy import InvalidPredictions, read_predictions
 from ddlbench.predict.calibration import InvalidCalibration, calibration_file, read_calibration
-from ddlbench.predict.choose import InvalidChoice, read_choice
+from ddlbench.predict.recommend import InvalidChoice, read_choice
 
 RESULT = project_root() / "benchmarks" / "scale" / "result.json"
 PROFILE = Path(__file__).with_name("profile.json")

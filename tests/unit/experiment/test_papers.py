@@ -24,9 +24,15 @@ from ddlbench.commands.tables import TABLES
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
 from ddlbench.common.schema import read_yaml
-from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.config import (
+    FULL,
+    LAPTOP,
+    at_scale,
+    parse_experiment,
+    read_paper,
+    read_papers,
+)
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.paper import FULL, LAPTOP, at_scale, read_paper, read_papers
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.budget import estimate
@@ -415,10 +421,10 @@ def test_sites_are_compared_at_the_scale_that_was_asked_for(monkeypatch) -> None
         compared.append((parse_experiment({**config, "site": names[0]}, where).name, list(names)))
         return Path("sites.png")
 
-    monkeypatch.setattr("ddlbench.commands.report.compare_sites", note)
-    monkeypatch.setattr("ddlbench.commands.report.make_report", lambda *_: [])
-    monkeypatch.setattr("ddlbench.commands.report.summary_lines", lambda *_, **__: [])
-    monkeypatch.setattr("ddlbench.commands.report.advice_lines", lambda *_: [])
+    monkeypatch.setattr("ddlbench.commands.results.compare_sites", note)
+    monkeypatch.setattr("ddlbench.commands.results.make_report", lambda *_: [])
+    monkeypatch.setattr("ddlbench.commands.results.summary_lines", lambda *_, **__: [])
+    monkeypatch.setattr("ddlbench.commands.results.advice_lines", lambda *_: [])
     file = "config/papers/ddlbench/fig6.yaml"
     words = [
         "report",
@@ -456,6 +462,6 @@ def test_a_file_that_points_nowhere_is_one_sentence(tmp_path, monkeypatch, chang
     path = folder / "ddlbench" / "fig4.yaml"
     values = dict(FILES["ddlbench/fig4"].values)
     path.write_text(yaml.safe_dump({**values, "paper": {**values["paper"], **change}}))
-    monkeypatch.setattr("ddlbench.experiment.paper.project_root", lambda: tmp_path)
+    monkeypatch.setattr("ddlbench.experiment.config.project_root", lambda: tmp_path)
     with pytest.raises(ConfigError, match=says):
         read_papers()

@@ -10,9 +10,9 @@ from test_interconnect_nvbandwidth import GOOD, document
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import PairMatrix
-from ddlbench.interconnect.captured_text import decoded
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
-from ddlbench.interconnect.p2p_text import parse_p2p
+from ddlbench.interconnect.nvidia_programs import decoded
+from ddlbench.interconnect.p2p import parse_p2p
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 
 TEXTS = [printed(2, reads=True), printed(3, old=True), printed(2, amd=True)]

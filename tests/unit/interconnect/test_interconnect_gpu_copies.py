@@ -13,8 +13,8 @@ import torch
 from p2p_printer import printed
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.interconnect import gpu_copies, node_pairs
-from ddlbench.interconnect.p2p_text import parse_p2p
+from ddlbench.interconnect import node_pairs
+from ddlbench.interconnect.p2p import parse_p2p
 
 
 class Stream:
@@ -42,10 +42,10 @@ class Event:
 @pytest.fixture
 def cuda(monkeypatch):
     """Sets how many GPUs there are, and which reach each other."""
-    monkeypatch.setattr(gpu_copies, "_on", lambda _: torch.device("cpu"))
-    monkeypatch.setattr(gpu_copies, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
-    monkeypatch.setattr(gpu_copies, "_LARGE_BYTES", 1600)
-    monkeypatch.setattr(gpu_copies, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(node_pairs, "_on", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(node_pairs, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(node_pairs, "_LARGE_BYTES", 1600)
+    monkeypatch.setattr(node_pairs, "_PIECE_BYTES", 100)
 
     def gpus(count: int, reach=lambda i, j: True) -> None:
         fake = SimpleNamespace(
@@ -58,14 +58,14 @@ def cuda(monkeypatch):
             synchronize=lambda _: None,
             _sleep=lambda _: None,
         )
-        monkeypatch.setattr(gpu_copies.torch, "cuda", fake)
+        monkeypatch.setattr(node_pairs.torch, "cuda", fake)
 
     return gpus
 
 
 def test_the_matrices_are_those_of_nvidias_test(cuda):
     cuda(3)
-    pairs = gpu_copies.gpu_pairs()
+    pairs = node_pairs.gpu_pairs()
     theirs = parse_p2p(printed(3))["pairs"]
     assert {(one["direction"], one["access"]) for one in pairs} == {
         (one["direction"], one["access"]) for one in theirs
@@ -84,19 +84,19 @@ def test_the_matrices_are_those_of_nvidias_test(cuda):
 
 def test_gpus_that_do_not_reach_each_other_have_no_second_way(cuda):
     cuda(2, reach=lambda i, j: False)
-    assert {one["access"] for one in gpu_copies.gpu_pairs()} == {"staged"}
-    assert len(gpu_copies.gpu_pairs()) == 2
+    assert {one["access"] for one in node_pairs.gpu_pairs()} == {"staged"}
+    assert len(node_pairs.gpu_pairs()) == 2
 
 
 def test_where_some_reach_each_other_the_first_way_has_no_one_name(cuda):
     cuda(3, reach=lambda i, j: {i, j} == {0, 1})
-    assert [one["access"] for one in gpu_copies.gpu_pairs()] == [None, None, "staged", "staged"]
+    assert [one["access"] for one in node_pairs.gpu_pairs()] == [None, None, "staged", "staged"]
 
 
 @pytest.mark.parametrize("size", [1, 99, 100, 101, 250, 1600])
 def test_a_copy_through_the_host_moves_every_byte(cuda, size):
     cuda(2)
-    copy = gpu_copies._HostCopy(0, 1, size)
+    copy = node_pairs._HostCopy(0, 1, size)
     copy.source.copy_(torch.arange(size) % 251)
     for _ in range(2):  # both pieces are used again
         copy.target.zero_()

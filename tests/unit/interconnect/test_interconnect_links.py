@@ -14,12 +14,22 @@ import pytest
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import Links, PairMatrix, read_links, write_links
 from ddlbench.experiment.site import Interconnect, Site, load_site
-from ddlbench.interconnect.assemble import node_type_pairs, points_of, sweeps_of
 from ddlbench.interconnect.collectives import PASSES, Repeat, Sweep
-from ddlbench.interconnect.measure import LinksFailed, measure_links
+from ddlbench.interconnect.measure import (
+    LinksFailed,
+    measure_links,
+    node_type_pairs,
+    points_of,
+    sweeps_of,
+)
 from ddlbench.interconnect.pair_matrix import median_of_runs, pair_matrix, slow_pairs
-from ddlbench.interconnect.time_plan import LIMIT
-from ddlbench.interconnect.worlds import buffer_bytes, links_request, message_sizes, worlds
+from ddlbench.interconnect.time_plan import (
+    LIMIT,
+    buffer_bytes,
+    links_request,
+    message_sizes,
+    worlds,
+)
 
 TABLE = {  # as a site file has it
     "node": {"latency_s": 5e-6, "bandwidth_bytes_per_s": 12e9},
@@ -380,9 +390,9 @@ def test_the_job_holds_the_whole_site_unless_links_are_given():
 def test_planning_and_parsing_need_no_torch():
     code = (
         "import sys\n"
-        "import ddlbench.interconnect.time_plan, ddlbench.interconnect.p2p_text\n"
+        "import ddlbench.interconnect.time_plan, ddlbench.interconnect.p2p\n"
         "import ddlbench.interconnect.nvbandwidth_json, ddlbench.commands.interconnect\n"
-        "import ddlbench.interconnect.assemble, ddlbench.interconnect.assemble\n"
+        "import ddlbench.interconnect.measure, ddlbench.interconnect.measure\n"
         "import ddlbench.interconnect.pair_matrix, ddlbench.report.drawing\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'horovod')])\n"
     )

@@ -14,7 +14,7 @@ from ddlbench.interconnect.nvidia_programs import (
     state_of_p2p,
     tag_for,
 )
-from ddlbench.interconnect.p2p_binary import run_p2p
+from ddlbench.interconnect.p2p import run_p2p
 
 NAME = "p2pBandwidthLatencyTest"
 # Fails as the real test does where there is no driver.

@@ -12,9 +12,9 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import given_hockney
 from ddlbench.experiment.links import Links, LinkSweep, PairMatrix, read_links
 from ddlbench.experiment.site import load_site
-from ddlbench.interconnect import gpu_copies, measure, node_pairs
+from ddlbench.interconnect import measure, node_pairs
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
-from ddlbench.interconnect.p2p_text import parse_p2p
+from ddlbench.interconnect.p2p import parse_p2p
 from ddlbench.interconnect.pair_matrix import median_of_runs, slow_pairs
 from ddlbench.planning.pipeline_stages import bandwidth_of
 from ddlbench.predict.links import LinkTable
@@ -122,8 +122,8 @@ def test_nvbandwidth_waives_what_one_gpu_has_not():
 
 
 def test_one_gpu_copies_to_nobody(monkeypatch):
-    monkeypatch.setattr(gpu_copies.torch.cuda, "device_count", lambda: 1)
-    assert gpu_copies.gpu_pairs() == []
+    monkeypatch.setattr(node_pairs.torch.cuda, "device_count", lambda: 1)
+    assert node_pairs.gpu_pairs() == []
 
 
 @pytest.mark.parametrize(("gpus", "shared"), [(1, False), (4, True)])

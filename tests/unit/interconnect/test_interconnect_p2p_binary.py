@@ -5,7 +5,7 @@ from p2p_printer import printed
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.nvidia_programs import find_or_build_p2p
-from ddlbench.interconnect.p2p_binary import run_p2p
+from ddlbench.interconnect.p2p import run_p2p
 
 
 def program(path, text):

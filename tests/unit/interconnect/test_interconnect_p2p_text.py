@@ -6,7 +6,7 @@ import pytest
 from p2p_printer import BASES, NAME, printed
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.interconnect.p2p_text import parse_p2p
+from ddlbench.interconnect.p2p import parse_p2p
 
 KINDS = [
     ("staged", "unidirectional", None),

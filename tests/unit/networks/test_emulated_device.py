@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddlbench.networks import emulated_device
-from ddlbench.networks.emulated_device import QueuedDevices, WaitedDevice, occupy
+from ddlbench.networks import emulated
+from ddlbench.networks.emulated import QueuedDevices, WaitedDevice, occupy
 
 
 class Clock:
@@ -28,9 +28,9 @@ class Clock:
 def host(monkeypatch) -> Clock:
     """The clock of a process with one device."""
     clock = Clock(late_s=0.001)
-    monkeypatch.setattr(emulated_device.time, "perf_counter", clock.now)
-    monkeypatch.setattr(emulated_device.time, "sleep", clock.sleep)
-    monkeypatch.setattr(emulated_device, "_waited", emulated_device._Waited())
+    monkeypatch.setattr(emulated.time, "perf_counter", clock.now)
+    monkeypatch.setattr(emulated.time, "sleep", clock.sleep)
+    monkeypatch.setattr(emulated, "_waited", emulated._Waited())
     return clock
 
 
@@ -157,7 +157,7 @@ def test_a_tensor_without_values_is_never_there_too_early():
 
 
 def test_numbers_of_works_begin_again(monkeypatch):
-    monkeypatch.setattr(emulated_device, "_MOST_WORKS", 3)
+    monkeypatch.setattr(emulated, "_MOST_WORKS", 3)
     queued, _ = devices()
     tensors = [torch.empty(1) for _ in range(5)]
     for tensor in tensors:

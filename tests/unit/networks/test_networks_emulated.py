@@ -12,7 +12,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.site import Accelerator
-from ddlbench.networks import build, emulated, emulated_device, num_parameters
+from ddlbench.networks import build, emulated, num_parameters
 from ddlbench.networks.factory import skeleton
 from ddlbench.planning.device_table import DeviceTable, table_for, write_table
 
@@ -27,7 +27,7 @@ PIPEDREAM = Accelerator(str(ROOT / "config" / "accelerators" / "pipedream"))
 def occupied(monkeypatch) -> list[float]:
     """Seconds for which the device would have worked, in order."""
     seconds: list[float] = []
-    monkeypatch.setattr(emulated_device, "occupy", seconds.append)
+    monkeypatch.setattr(emulated, "occupy", seconds.append)
     return seconds
 
 

@@ -15,7 +15,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import inspection
 from ddlbench.networks.factory import build_with_traits, try_network
-from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.network_tables import NetworkTraits
 
 SPEC = DATASETS["cifar10"]
 TRAITS = {

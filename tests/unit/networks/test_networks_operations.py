@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.networks.operations import counted, training_flops
+from ddlbench.networks.factory import counted, training_flops
 
 GIGA = 1e9
 

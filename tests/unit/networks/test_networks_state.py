@@ -9,9 +9,8 @@ import torch
 from cases.strangers_networks import WIDTH
 from torch import nn
 
-from ddlbench.networks.copying import copy_of
-from ddlbench.networks.digest import state_digest
-from ddlbench.networks.torch_settings import change_between, settings_kept, settings_now
+from ddlbench.networks.inputs import change_between, settings_kept, settings_now
+from ddlbench.networks.inspection import copy_of, state_digest
 
 
 def network(size: int = 300) -> nn.Sequential:

@@ -17,7 +17,7 @@ from ddlbench.experiment.registry import SHIPPED_STRATEGIES, load
 from ddlbench.networks.factory import build, skeleton, try_network
 from ddlbench.networks.whole import tensor_of, whole, why_uncut
 from ddlbench.planning.labels import network_label
-from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.pipeline_stages import StageOptions
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.trainable import why_not_cut

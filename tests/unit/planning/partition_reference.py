@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations, product
 
 from ddlbench.planning.partition import Chain, Level, MemoryLimit
-from ddlbench.planning.schedules.pipedream import warmups
+from ddlbench.planning.schedules.orders import warmups
 
 Cut = tuple[int, int, int]  # first node, node behind the last, replicas
 

@@ -13,7 +13,7 @@ import pytest
 from ddlbench.common.project import project_root
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import result_file
-from ddlbench.planning.finished import Finished, finished_of, put_aside_invalid
+from ddlbench.planning.expected_time import Finished, finished_of, put_aside_invalid
 
 RESULT = json.loads((project_root() / "benchmarks" / "scale" / "result.json").read_text("utf-8"))
 CELLS = [

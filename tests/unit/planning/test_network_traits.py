@@ -6,7 +6,7 @@ import pytest
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
-from ddlbench.planning.network_traits import NetworkTraits, named
+from ddlbench.planning.network_tables import NetworkTraits, named
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.trainable import samples_per_pass, why_not_trained

@@ -23,7 +23,7 @@ from ddlbench.planning.partition import (
     stage_memory_bytes,
     stages,
 )
-from ddlbench.planning.partition.graph_file import graph_of
+from ddlbench.planning.partition.graph import graph_of
 
 VGG16 = Path(__file__).with_name("pipedream_vgg16_graph.txt")
 CHAIN = [graph_line(f"node{n}", time_ms=3.0, output=1000.0) for n in (1, 2, 3)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from planning_factory import block, write_site
 
-from ddlbench.commands.plan_display import plan_lines
+from ddlbench.commands.plan import plan_lines
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Profiling, parse_experiment
 from ddlbench.experiment.dataset_spec import DataRequest, estimate_bytes

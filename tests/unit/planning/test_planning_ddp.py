@@ -11,8 +11,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Tensor
-from ddlbench.strategies.ddp.descriptor import DdpOptions, shares
-from ddlbench.strategies.ddp.low_rank import BucketBytes, bucket_bytes
+from ddlbench.strategies.ddp.descriptor import BucketBytes, DdpOptions, bucket_bytes, shares
 
 STRATEGY = strategy_of("ddp")
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
-from ddlbench.planning.fitting import fitted, micro_batch_counts
+from ddlbench.planning.budget import fitted, micro_batch_counts
 from ddlbench.planning.strategy import normalise, strategy_of
-from ddlbench.predict.question import Question
+from ddlbench.predict.ranking import Question
 
 
 def question(geometry: str, batch_size: int, network: str = "vgg11", **options) -> Question:

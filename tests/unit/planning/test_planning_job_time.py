@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.resources import SPARE_MINUTES, job_minutes, request, timeouts_within
+from ddlbench.planning.budget import SPARE_MINUTES, job_minutes, request, timeouts_within
 
 HOUR_S = 3600
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning_factory import released_warmups
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.planning.schedules.pipedream import warmups
+from ddlbench.planning.schedules.orders import warmups
 
 CONFIGURATIONS = [
     replicas

@@ -15,8 +15,8 @@ from ddlbench.planning.schedules import (
     interleaved_zero_bubble,
     zero_bubble_v,
 )
-from ddlbench.planning.schedules.action import Channel
-from ddlbench.planning.schedules.lowering import posted_receives
+from ddlbench.planning.schedules.events import posted_receives
+from ddlbench.planning.schedules.schedule import Channel
 
 _RECEIVES = {torchs.RECV_F: "activation", torchs.RECV_B: "gradient"}
 _PASSES = (torchs.F, torchs.FULL_BACKWARD, torchs.BACKWARD_INPUT, torchs.BACKWARD_WEIGHT)

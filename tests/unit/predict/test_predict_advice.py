@@ -8,16 +8,15 @@ import predict_factory as make
 import pytest
 from predict_factory import MB
 
-from ddlbench.commands.recommend_display import recommendation_lines
+from ddlbench.commands.recommend import recommendation_lines
 from ddlbench.experiment.profile import Profile
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.device_table import table_of_profile, write_table
 from ddlbench.predict.advice import advise, answer_dict
-from ddlbench.predict.choose import likeliest_of
 from ddlbench.predict.prediction import Measured
 from ddlbench.predict.ranking import rank
-from ddlbench.predict.recommend import dividing_batches, recommend
+from ddlbench.predict.recommend import dividing_batches, likeliest_of, recommend
 
 POOR = {"ddlbench": (0.5, -0.3, 0.4, 0.6)}  # errors of predictions that say little
 

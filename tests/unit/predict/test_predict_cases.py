@@ -9,8 +9,7 @@ from predict_results import row, write_ok
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.advice import answers
-from ddlbench.predict.choose import answers_dict, read_choice, write_choice
-from ddlbench.predict.recommend import questions_of
+from ddlbench.predict.recommend import answers_dict, questions_of, read_choice, write_choice
 
 
 @pytest.fixture

@@ -12,18 +12,18 @@ from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import strategy_label
 from ddlbench.predict.advice import advise, answer_dict
-from ddlbench.predict.choose import (
+from ddlbench.predict.prediction import Measured
+from ddlbench.predict.recommend import (
     NOT_MEASURED,
     Limits,
     choice_file,
     choose,
     likeliest_of,
     read_choice,
+    recommend,
     short_cell,
     write_choice,
 )
-from ddlbench.predict.prediction import Measured
-from ddlbench.predict.recommend import recommend
 from ddlbench.report.registry import FIGURES
 
 QUESTION = make.question()

@@ -11,7 +11,7 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import InvalidLinks, Links
 from ddlbench.experiment.profile import InvalidProfile
 from ddlbench.experiment.site import Interconnect, load_site
-from ddlbench.interconnect.assemble import given_parts
+from ddlbench.interconnect.measure import given_parts
 from ddlbench.planning.pipeline_stages import even_costs
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict import inputs as inputs_module

@@ -16,10 +16,10 @@ from predict_results import row, write_ok
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import plan_file, profile_file
 from ddlbench.experiment.result import InputDigests
-from ddlbench.planning.gradient_traffic import buckets
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.traffic import buckets
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES, Workload, backward_shares
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.inputs import Inputs
@@ -32,7 +32,7 @@ from ddlbench.predict.prediction import (
     predictor_of,
 )
 from ddlbench.predict.predictors.pipeline_replay import as_profiled, stage_times
-from ddlbench.report.records import CurrentPlans
+from ddlbench.report.measurements import CurrentPlans
 
 NOTHING = {"load_s": 0.0, "optimizer_s": 0.0}
 ALONE = [{"replicas": 1, "slowdown": 1.0, "interval": None}]

@@ -7,13 +7,13 @@ from ddlbench.commands.recommend import recommend
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS, SHIPPED_STRATEGIES
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.predict.prediction import modelled_strategies, predictor_of
-from ddlbench.predict.recommenders import (
+from ddlbench.predict.belief import (
     DEFAULT_RECOMMENDER,
     RECOMMENDERS,
     predictor_for,
     recommenders_on,
 )
+from ddlbench.predict.prediction import modelled_strategies, predictor_of
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -4,7 +4,7 @@ import predict_factory as make
 import pytest
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.collectives import (
+from ddlbench.predict.links import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,

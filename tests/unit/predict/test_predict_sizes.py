@@ -12,10 +12,10 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.predict.advice import Advice, advise
 from ddlbench.predict.belief import Belief
 from ddlbench.predict.candidate import Candidate
+from ddlbench.predict.largest_batch import Size, enough, sizes_advice, sizes_dict
 from ddlbench.predict.prediction import Prediction
 from ddlbench.predict.ranking import rank
 from ddlbench.predict.recommend import recommend
-from ddlbench.predict.sizes import Size, enough, sizes_advice, sizes_dict
 
 ONE_DEVICE_S = 1.2
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ddlbench.planning.gradient_traffic import GradientMessage
 from ddlbench.planning.step import (
     LINK,
     Compute,
@@ -16,8 +15,8 @@ from ddlbench.planning.step import (
     summed_gradients,
     worker_tasks,
 )
-from ddlbench.predict.step_costs import MessageCost
-from ddlbench.predict.step_replay import Replay
+from ddlbench.planning.traffic import GradientMessage
+from ddlbench.predict.step_replay import MessageCost, Replay
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.predict.tcp import ConditionLinks, TcpPath, gloo_all_reduce_s
+from ddlbench.predict.inputs import ConditionLinks, TcpPath, gloo_all_reduce_s
 
 MIB = 2**20
 

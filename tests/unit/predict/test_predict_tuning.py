@@ -14,10 +14,18 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.predict.belief import Belief
-from ddlbench.predict.choose import Limits, short_cell
-from ddlbench.predict.configurations import alike, configurations, varied
 from ddlbench.predict.prediction import Measured
-from ddlbench.predict.tuning import gain, next_of, tune, tuning_file, write_tuning
+from ddlbench.predict.recommend import Limits, short_cell
+from ddlbench.predict.tuning import (
+    alike,
+    configurations,
+    gain,
+    next_of,
+    tune,
+    tuning_file,
+    varied,
+    write_tuning,
+)
 from ddlbench.report.registry import FIGURES
 
 VGG11 = (make.MB,) * 23  # parameters of its blocks

@@ -5,11 +5,15 @@ import pytest
 from transformer_factory import asked
 
 from ddlbench.planning.schedules import replicate
-from ddlbench.predict.transformer import counts
-from ddlbench.predict.transformer.memory import memory_bytes, state_bytes
-from ddlbench.predict.transformer.pipeline import in_flight, schedule_of
-from ddlbench.predict.transformer.shapes import load_shape, published_shapes
-from ddlbench.predict.transformer.step import stage_parameters
+from ddlbench.predict.transformer import configurations
+from ddlbench.predict.transformer.configurations import load_shape, published_shapes
+from ddlbench.predict.transformer.step import (
+    in_flight,
+    memory_bytes,
+    schedule_of,
+    stage_parameters,
+    state_bytes,
+)
 
 
 @pytest.mark.parametrize("name", [name for name in published_shapes() if "megatron" in name])
@@ -22,16 +26,18 @@ def test_parameters_are_equation_2():
     layers, hidden, vocabulary, sequence = 96, 12288, 51200, 2048
     equation = 12 * layers * hidden**2
     equation *= 1 + 13 / (12 * hidden) + (vocabulary + sequence) / (12 * layers * hidden)
-    assert counts.parameters(layers, hidden, vocabulary, sequence) == pytest.approx(equation)
+    assert configurations.parameters(layers, hidden, vocabulary, sequence) == pytest.approx(
+        equation
+    )
 
 
 def test_operations_are_equation_3():
     batch, sequence, layers, hidden, vocabulary = 1536, 2048, 96, 12288, 51200
     equation = 96 * batch * sequence * layers * hidden**2
     equation *= 1 + sequence / (6 * hidden) + vocabulary / (16 * layers * hidden)
-    assert counts.step_operations(batch, sequence, layers, hidden, vocabulary) == pytest.approx(
-        equation
-    )
+    assert configurations.step_operations(
+        batch, sequence, layers, hidden, vocabulary
+    ) == pytest.approx(equation)
 
 
 def test_operations_without_recomputation_are_three_quarters():
@@ -40,8 +46,10 @@ def test_operations_without_recomputation_are_three_quarters():
     equation = 72 * batch * sequence * layers * hidden**2
     equation *= 1 + sequence / (6 * hidden) + vocabulary / (12 * layers * hidden)
     none, selective, full = (
-        counts.step_operations(batch, sequence, layers, hidden, vocabulary, recomputation=how)
-        for how in counts.RECOMPUTATIONS
+        configurations.step_operations(
+            batch, sequence, layers, hidden, vocabulary, recomputation=how
+        )
+        for how in configurations.RECOMPUTATIONS
     )
     assert none == pytest.approx(equation)
     assert none < selective < full
@@ -52,7 +60,7 @@ def test_activations_are_those_of_korthikanti():
     """s b h (34 + 5 a s / h) on one device; 2 s b h where all is recomputed."""
     batch, sequence, hidden, heads = 4, 2048, 6144, 64
     unit = batch * sequence * hidden
-    of = lambda tensor, how, divided=False: counts.activation_bytes(  # noqa: E731
+    of = lambda tensor, how, divided=False: configurations.activation_bytes(  # noqa: E731
         batch, sequence, hidden, heads, tensor, recomputation=how, sequence_parallel=divided
     )
     scores = 5 * heads * sequence / hidden
@@ -64,14 +72,14 @@ def test_activations_are_those_of_korthikanti():
 
 
 def test_the_vocabulary_is_padded_on_every_device():
-    assert counts.padded_vocabulary(50257, 1) == 50257
-    assert counts.padded_vocabulary(50257, 8) == 51200
-    assert counts.padded_vocabulary(51200, np.array([1, 2, 8])).tolist() == [51200] * 3
+    assert configurations.padded_vocabulary(50257, 1) == 50257
+    assert configurations.padded_vocabulary(50257, 8) == 51200
+    assert configurations.padded_vocabulary(51200, np.array([1, 2, 8])).tolist() == [51200] * 3
 
 
 def test_a_stage_holds_its_layers_and_an_embedding():
     one = asked(tensor=1, pipeline=1, data=1, vocabulary=50304)
-    parameters = counts.parameters(32, 4096, 50304, 2048)
+    parameters = configurations.parameters(32, 4096, 50304, 2048)
     assert stage_parameters(one)[0] == pytest.approx(parameters)
     cut = stage_parameters(asked(tensor=4, pipeline=4))[0]
     layers, words, places = 8 * (12 * 4096**2 + 13 * 4096), 51200 * 4096, 2048 * 4096

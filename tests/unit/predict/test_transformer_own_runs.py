@@ -11,15 +11,14 @@ from torch import nn
 
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
-from ddlbench.networks.transformer import TransformerBlock, shape_of
+from ddlbench.networks.transformers import TransformerBlock, shape_of
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict.evaluate import Outcome
-from ddlbench.predict.platform_file import Accelerators
-from ddlbench.predict.transformer import own_runs
-from ddlbench.predict.transformer.configurations import configurations
-from ddlbench.predict.transformer.own_runs import COLUMNS, Cut, cut_of, own_rows
-from ddlbench.predict.transformer.shapes import load_shape
+from ddlbench.predict.measured_steps import Accelerators
+from ddlbench.predict.transformer import runs
+from ddlbench.predict.transformer.configurations import configurations, load_shape
+from ddlbench.predict.transformer.runs import COLUMNS, Cut, cut_of, own_rows
 from ddlbench.predict.transformer.step import steps
 
 NETWORK = {"dataset": "cifar10", "network": "vit-tiny"}
@@ -91,7 +90,7 @@ def measured(monkeypatch):
         (cell("ddp", "1x2", 16, precision="bf16", **NETWORK), {0: 0.5}),
     ]
     outcomes = [Outcome(one, None, "ok", step_s) for one, step_s in cells]
-    monkeypatch.setattr(own_runs, "measure", lambda *_: outcomes)
+    monkeypatch.setattr(runs, "measure", lambda *_: outcomes)
 
 
 def test_measured_transformers_are_rows_that_the_oracle_reads(measured, tmp_path):
@@ -127,7 +126,7 @@ def test_the_command_writes_the_table(measured, tmp_path):
 
 
 def test_nothing_measured_is_one_sentence(monkeypatch, tmp_path):
-    monkeypatch.setattr(own_runs, "measure", lambda *_: [])
+    monkeypatch.setattr(runs, "measure", lambda *_: [])
     words = ["oracle", "rows", "--workload", "transformer", "--output", str(tmp_path / "own.csv")]
     said = CliRunner().invoke(commands, words)
     assert "no measured cell of a transformer" in str(said.exception)

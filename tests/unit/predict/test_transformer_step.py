@@ -10,17 +10,24 @@ from transformer_factory import asked, table
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules import StageDurations, gpipe, one_f_one_b, replay
-from ddlbench.predict.platform_file import Accelerators
-from ddlbench.predict.transformer.configurations import configurations
-from ddlbench.predict.transformer.layer_time import all_reduce_s, layer_times
-from ddlbench.predict.transformer.pipeline import replayed_s, schedule_of
-from ddlbench.predict.transformer.rank_order import (
+from ddlbench.predict.measured_steps import Accelerators
+from ddlbench.predict.transformer.configurations import (
+    configurations,
     data_rings,
     ends_rings,
     hop_senders,
     tensor_rings,
 )
-from ddlbench.predict.transformer.step import BUBBLE, DATA, PARTS, SENDS, steps
+from ddlbench.predict.transformer.layer_time import all_reduce_s, layer_times
+from ddlbench.predict.transformer.step import (
+    BUBBLE,
+    DATA,
+    PARTS,
+    SENDS,
+    replayed_s,
+    schedule_of,
+    steps,
+)
 
 NODE = 8
 

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
-from ddlbench.profiling.blocks import Block, blocks_of, clear_gradients, next_input
-from ddlbench.profiling.halves import halved, time_halves
+from ddlbench.profiling.blocks import (
+    Block,
+    blocks_of,
+    clear_gradients,
+    halved,
+    next_input,
+    time_halves,
+)
 from ddlbench.profiling.timers import CpuMarks, Samples
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ def rows(tmp_path, monkeypatch) -> list[MatrixRow]:
         monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=["sequential", "ddp"]
     )
     monkeypatch.setattr(
-        "ddlbench.commands.experiment_options.matrix_at",
+        "ddlbench.commands.plan.matrix_at",
         lambda *_: (report_factory.experiment(), report_factory.site(), made),
     )
     return made
@@ -97,7 +97,7 @@ def test_an_error_of_no_file_is_not_hidden(rows, monkeypatch):
     def broken(*_arguments, **_options):
         raise ConnectionResetError(104, os.strerror(104))
 
-    monkeypatch.setattr("ddlbench.commands.report.make_report", broken)
+    monkeypatch.setattr("ddlbench.commands.results.make_report", broken)
     monkeypatch.setattr(sys, "argv", ["ddlbench", "report"])
     with pytest.raises(ConnectionResetError):
         cli.main()

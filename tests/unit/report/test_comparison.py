@@ -9,11 +9,17 @@ import pandas as pd
 import pytest
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.paper import Paper, PaperFile
+from ddlbench.experiment.config import Paper, PaperFile
 from ddlbench.report.columns import MEASUREMENTS
-from ddlbench.report.comparison import bed_of, compared, comparison_csv, comparison_markdown
-from ddlbench.report.figure_results import FigureResults
-from ddlbench.report.printed_values import COLUMNS, printed_values
+from ddlbench.report.comparison import (
+    PRINTED_COLUMNS,
+    bed_of,
+    compared,
+    comparison_csv,
+    comparison_markdown,
+    printed_values,
+)
+from ddlbench.report.papers_page import FigureResults
 
 EMULATED = "emulated compute: times of titan, 4 times slower"
 
@@ -31,7 +37,7 @@ def printed(**changed: object) -> pd.DataFrame:
         "network": "vgg16", "strategy": "horovod", "geometry": "1x4", "condition": "",
         "published": 2.0, "where": "Fig. 3.1a", "how": "read off",
     }  # fmt: skip
-    return pd.DataFrame([row | changed])[COLUMNS]
+    return pd.DataFrame([row | changed])[PRINTED_COLUMNS]
 
 
 def cell(repeat: int = 0, **changed: object) -> dict[str, object]:
@@ -165,7 +171,7 @@ def test_a_bed_is_what_computed(kind, processors, bed) -> None:
 
 
 def test_no_printed_value_stands_twice_in_one_figure() -> None:
-    keys = [name for name in COLUMNS if name not in ("published", "where", "how")]
+    keys = [name for name in PRINTED_COLUMNS if name not in ("published", "where", "how")]
     values = printed_values()
     assert not values.duplicated(keys).any()
 

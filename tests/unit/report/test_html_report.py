@@ -10,7 +10,7 @@ from headless import PROBE, assert_fits, in_browser, needs_browser
 from report_factory import SITE_NAME, failed, matrix, result, site, write
 
 from ddlbench.experiment.paths import RESULTS, advice_file
-from ddlbench.predict.choose import answers_dict, write_choice
+from ddlbench.predict.recommend import answers_dict, write_choice
 from ddlbench.report import make_tables
 from ddlbench.report.html_report import make_html_report
 from ddlbench.report.style import new_figure, save_figure

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.paper import read_papers
+from ddlbench.experiment.config import read_papers
 from ddlbench.report.papers_page import Shown
 
 ROOT = Path(__file__).parents[3]

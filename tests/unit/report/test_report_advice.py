@@ -6,7 +6,7 @@ import pytest
 from report_factory import SITE_NAME, experiment, matrix, result, site, write
 
 from ddlbench.predict.advice import answers
-from ddlbench.predict.choose import InvalidChoice, answers_dict, write_choice
+from ddlbench.predict.recommend import InvalidChoice, answers_dict, write_choice
 from ddlbench.report import make_tables
 from ddlbench.report.terminal import advice, advice_lines, answers_at
 

@@ -9,10 +9,10 @@ import pytest
 from answer_factory import answer, candidate, size
 from figure_checks import assert_no_overlap, assert_readable, of, texts_of
 
-from ddlbench.predict.choose import answers_dict
+from ddlbench.predict.recommend import answers_dict
+from ddlbench.report.choice_tables import not_advised
 from ddlbench.report.figures.choice import draw as draw_choice
 from ddlbench.report.figures.sizes import draw as draw_sizes
-from ddlbench.report.not_advised import not_advised
 from ddlbench.report.style import style
 
 NOISE = "it computes on one device at a time, so this is noise"

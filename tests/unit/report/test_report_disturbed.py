@@ -19,8 +19,8 @@ from ddlbench.report import collect, summarise
 from ddlbench.report.figures.pipelines import pipeline_table
 from ddlbench.report.figures.speedup import draw
 from ddlbench.report.footer import Context, marks
-from ddlbench.report.labels import speedup_mark
 from ddlbench.report.measurements import make_tables
+from ddlbench.report.style import speedup_mark
 from ddlbench.report.tables import rows_of
 from ddlbench.report.terminal import advice, numbers_of, speedup_table
 
@@ -176,7 +176,7 @@ def test_forget_deletes_disturbed_results_only(tmp_path, monkeypatch):
             values["timing"]["disturbed"] = SAID
         write(tmp_path / "results", row.cell, values)
     monkeypatch.setattr(
-        "ddlbench.commands.experiment_options.matrix_at",
+        "ddlbench.commands.plan.matrix_at",
         lambda *_: (report_factory.experiment(), site(), rows),
     )
     said = CliRunner().invoke(commands, ["forget", "--state", "disturbed", "--yes"])

@@ -9,15 +9,14 @@ from figure_checks import assert_no_overlap, assert_readable
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules import InvalidSchedule, pipedream
-from ddlbench.planning.schedules.division import (
+from ddlbench.planning.schedules.check import (
     mini_batches_of,
     release_receives,
     thesis_per_loader,
     why_release_stops,
 )
 from ddlbench.report.style import style
-from ddlbench.report.timeline.figure import division_sentences, draw_schedule, show_division
-from ddlbench.report.timeline.schedule_diagrams import Lesson
+from ddlbench.report.timeline.figure import Lesson, division_sentences, draw_schedule, show_division
 
 PIPELINES = [
     replicas

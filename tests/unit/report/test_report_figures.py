@@ -9,7 +9,7 @@ from report_factory import DATASETS, NETWORKS, SITE_NAME, experiment, matrix, si
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.matrix import expand
 from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
-from ddlbench.report.figures.scaling import _draw_published
+from ddlbench.report.figures.speedup import _draw_published
 from ddlbench.report.footer import Context
 from ddlbench.report.style import style
 

@@ -5,7 +5,7 @@ import pytest
 from report_factory import experiment, failed, matrix, result, site, timing, write, write_all
 
 from ddlbench.planning.matrix import expand
-from ddlbench.report import collect, records
+from ddlbench.report import collect, measurements
 from ddlbench.report.columns import MEASUREMENTS as COLUMNS
 
 
@@ -134,7 +134,7 @@ def test_a_result_of_another_profile_is_stale(tmp_path, rows, monkeypatch, now):
     values["inputs"]["profile_digest"] = "an earlier one"
     write(tmp_path, cell, values)
     told = {"links_digest": "not used then", "profile_digest": now}
-    monkeypatch.setattr(records, "measured_digests", lambda *_: told)
+    monkeypatch.setattr(measurements, "measured_digests", lambda *_: told)
     stale = now == "another one"  # nothing is known of a file that is not there
     assert _one(collect("demo", "local", rows, tmp_path), "ddp")["stale"] == stale
 

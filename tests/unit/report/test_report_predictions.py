@@ -9,12 +9,16 @@ from predicted_factory import rows_of, write_inputs, write_predicted, write_span
 from report_factory import write_all
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.report import published
-from ddlbench.report.drawing import make_prediction_figures
-from ddlbench.report.figures.gpipe_step import shares
-from ddlbench.report.figures.micro_batches import table_6_1
+from ddlbench.report import drawing
+from ddlbench.report.drawing import (
+    make_prediction_figures,
+    own_predictors,
+    read_predicted,
+    with_conditions,
+)
+from ddlbench.report.figures.conditions import table_6_1
+from ddlbench.report.figures.pipelines import shares
 from ddlbench.report.footer import Context
-from ddlbench.report.predicted import own_predictors, read_predicted, with_conditions
 from ddlbench.report.registry import prediction_figure, prediction_figures_for
 from ddlbench.report.style import style
 
@@ -105,7 +109,7 @@ def test_a_deviation_is_the_signed_error_in_percent(drawn):
 
 def test_published_values_stand_only_beside_the_same_figure(drawn):
     figure, plotted = drawn["many", "deviation_horovod"]
-    printed = plotted[plotted["source"] == published.CITATION]
+    printed = plotted[plotted["source"] == drawing.CITATION]
     assert set(printed["where"]) == {"Fig. 5.1"}  # 4x1 is no geometry of the thesis
     assert set(printed["predictor"]) == {"thesis-5.1-p2p"}
     shown = {line.get_ydata()[0] for line in of(figure, "published")}

@@ -10,19 +10,18 @@ from figure_checks import assert_no_overlap, assert_readable, of
 from predicted_factory import write_inputs, write_predicted
 from report_factory import SITE_NAME, experiment, failed, result, site, timing, write, write_all
 
+from ddlbench.experiment.config import Paper, read_papers
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.paper import Paper, read_papers
 from ddlbench.planning.matrix import expand
-from ddlbench.report import make_tables, published
+from ddlbench.report import drawing, make_tables
 from ddlbench.report.bars import Bar, Beside, Group, draw_beside, draw_groups
-from ddlbench.report.figures import deviation, networking, scaling, speedup
+from ddlbench.report.drawing import read_predicted
+from ddlbench.report.figures import accuracy, networking, speedup
 from ddlbench.report.figures.paradl import PRINTED, bars_of_runs
 from ddlbench.report.footer import Context
-from ddlbench.report.labels import printed_name
 from ddlbench.report.looks import DatasetLook
-from ddlbench.report.predicted import read_predicted
 from ddlbench.report.recorded_step import gap_over_pass, idle_of, parts_of
-from ddlbench.report.style import new_figure, style
+from ddlbench.report.style import new_figure, printed_name, style
 
 PAPERS = {file.paper.figure: file.paper for file in read_papers()}
 # Prints of the same values: DDLBench shows again what is in the thesis, and was read off there.
@@ -31,8 +30,8 @@ SAME = {"ddlbench/fig4": "thesis/fig3.1", "ddlbench/fig5": "thesis/fig3.2"}
 
 def sources() -> dict[str, pd.DataFrame]:
     tables = ("speedups", "deviations", "micro_batches", "choices")
-    frames = {name: published._rows(name) for name in tables}
-    return frames | {"throughput": published.throughputs(), "loss": published.loss_shares()}
+    frames = {name: drawing._rows(name) for name in tables}
+    return frames | {"throughput": drawing.throughputs(), "loss": drawing.loss_shares()}
 
 
 def test_every_value_names_the_figure_that_it_was_printed_in() -> None:
@@ -52,14 +51,12 @@ def test_a_figure_names_itself_or_the_same_print(figure: str) -> None:
     }  # fmt: skip
     assert set(PAPERS[figure].published) <= known
     for rows in sources().values():
-        assert set(published.chosen(rows, PAPERS[figure])["figure"]) <= set(
-            PAPERS[figure].published
-        )
+        assert set(drawing.chosen(rows, PAPERS[figure])["figure"]) <= set(PAPERS[figure].published)
 
 
 def test_figures_3_1_and_3_2_differ_where_they_show_the_same_bar() -> None:
     """Read off twice: a mark of the one stands beside no figure of the other."""
-    rows = published.speedups()
+    rows = drawing.speedups()
     assert Counted(rows, "thesis/fig3.1") == 3 * 24
     assert Counted(rows, "thesis/fig3.2") == 2 * 9
     vgg = rows[(rows["network"] == "vgg16") & (rows["strategy"] == "horovod")]
@@ -99,12 +96,12 @@ def legend_of(figure) -> str:
     ("draw", "paper", "prints", "says"),
     [
         (
-            scaling.draw,
+            speedup.draw_scaling,
             "ddlbench/fig5",
             {"thesis/fig3.2"},
             "DDLBench, Fig. 5, read off Jansen 2020",
         ),
-        (scaling.draw, "ddlbench/fig6", set(), ""),
+        (speedup.draw_scaling, "ddlbench/fig6", set(), ""),
         (
             speedup.draw,
             "ddlbench/fig4",
@@ -112,14 +109,14 @@ def legend_of(figure) -> str:
             "DDLBench, Fig. 4, read off Jansen 2020",
         ),
         (speedup.draw, "", {"thesis/fig3.1", "thesis/fig3.2"}, "Jansen 2020, Fig. 3.1a"),
-        (scaling.draw, "", {"thesis/fig3.2"}, "Jansen 2020, Fig. 3.2a"),
+        (speedup.draw_scaling, "", {"thesis/fig3.2"}, "Jansen 2020, Fig. 3.2a"),
     ],
 )
 def test_marks_are_of_the_print_that_the_file_names(tables, draw, paper, prints, says) -> None:
     with style():
         figure, table = draw(tables, Context("", paper=PAPERS.get(paper)))
         figure.canvas.draw()
-    theirs = table[table["source"] == published.CITATION]
+    theirs = table[table["source"] == drawing.CITATION]
     assert set(theirs["figure"]) == prints
     assert len(of(figure, "published")) == len(theirs)
     assert says in legend_of(figure)
@@ -130,15 +127,15 @@ def test_marks_are_of_the_print_that_the_file_names(tables, draw, paper, prints,
 
 def test_figure_5_has_its_four_gpus_too(tables) -> None:
     with style():
-        figure, table = scaling.draw(tables, Context("", paper=PAPERS["ddlbench/fig5"]))
-    theirs = table[table["source"] == published.CITATION]
+        figure, table = speedup.draw_scaling(tables, Context("", paper=PAPERS["ddlbench/fig5"]))
+    theirs = table[table["source"] == drawing.CITATION]
     assert sorted(set(theirs["workers"])) == [4, 8]
     marks = {float(line.get_ydata()[0]) for line in of(figure, "published")}
     assert {3.654, 7.311, 0.328, 0.401} <= marks  # ResNet-50 on 4 and 8 GPUs
 
 
 def test_older_weights_are_said_once_at_the_name(tables) -> None:
-    for draw in (scaling.draw, speedup.draw):
+    for draw in (speedup.draw_scaling, speedup.draw):
         with style():
             figure, _ = draw(tables, Context(""))
         words = [text.get_text() for axes in figure.axes for text in axes.texts]
@@ -169,9 +166,11 @@ def test_deviations_are_of_their_own_figure(tmp_path, paper) -> None:
         write_all(tmp_path, rows)
         predicted = read_predicted(*write_predicted(tmp_path, rows), tmp_path)
     with style():
-        figure, table = deviation.draw(predicted, Context("", paper=PAPERS[paper]), "horovod")
+        figure, table = accuracy.draw_deviation(
+            predicted, Context("", paper=PAPERS[paper]), "horovod"
+        )
         figure.canvas.draw()
-    theirs = table[table["source"] == published.CITATION]
+    theirs = table[table["source"] == drawing.CITATION]
     assert set(theirs["figure"]) == {paper}
     assert set(theirs["where"]) == {f"Fig. {paper[-3:]}"}
     if paper == "thesis/fig5.2":  # each of its geometries; 5.1 has one, which stands for any
@@ -332,5 +331,5 @@ def test_figures_are_cited_by_name(figure: str, name: str) -> None:
 
 def test_without_a_file_any_print_may_stand_beside() -> None:
     paper: Paper | None = None
-    assert published.is_of(paper, "paradl/fig1")
-    assert not published.is_of(PAPERS["ddlbench/fig4"], "paradl/fig1")
+    assert drawing.is_of(paper, "paradl/fig1")
+    assert not drawing.is_of(PAPERS["ddlbench/fig4"], "paradl/fig1")

@@ -19,12 +19,16 @@ from ddlbench.report.footer import Context
 from ddlbench.report.looks import KINDS, kind_look
 from ddlbench.report.style import style
 from ddlbench.report.timeline import figure
-from ddlbench.report.timeline.box import PASSES, Box, beside_lanes, trace_of_boxes
+from ddlbench.report.timeline.box import PASSES, Box, Part, beside_lanes, trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.draw import COLUMNS, draw_page, row_heights_mm
-from ddlbench.report.timeline.figure import caption, show_schedule
-from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, STAGE_ALL_REDUCES, Lesson
-from ddlbench.report.timeline.windows import Part
+from ddlbench.report.timeline.figure import (
+    SCHEDULES,
+    STAGE_ALL_REDUCES,
+    Lesson,
+    caption,
+    show_schedule,
+)
 
 UNEVEN = StageDurations(
     [0.010, 0.014, 0.009, 0.012] * 8, [0.022, 0.026, 0.019, 0.024] * 8, update_s=[0.003] * 32

@@ -12,14 +12,13 @@ from ddlbench.planning.planner import make_plan
 from ddlbench.planning.schedules import Action, StageDurations
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report.timeline.box import Box, Row, computing_share
-from ddlbench.report.timeline.cell import read_cell
-from ddlbench.report.timeline.figure import show_schedule
-from ddlbench.report.timeline.planned import (
+from ddlbench.report.timeline.cell import (
     boxes_of,
     measured_durations,
+    read_cell,
     unit_durations,
 )
-from ddlbench.report.timeline.schedule_diagrams import SCHEDULES, Lesson, planned_lesson
+from ddlbench.report.timeline.figure import SCHEDULES, Lesson, planned_lesson, show_schedule
 from ddlbench.strategies.torchgpipe.descriptor import torchgpipe_step
 
 

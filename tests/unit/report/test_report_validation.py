@@ -8,7 +8,7 @@ from report_factory import SITE_NAME, experiment, matrix, result, site, write
 
 from ddlbench.planning.matrix import expand
 from ddlbench.report import figures_for, make_tables
-from ddlbench.report.figures.time_to_accuracy import accuracy_curves, chance, draw
+from ddlbench.report.figures.loss import accuracy_curves, chance, draw_time_to_accuracy
 from ddlbench.report.footer import Context
 from ddlbench.report.style import style
 from ddlbench.report.tables import read_tables
@@ -89,7 +89,7 @@ def test_guessing_is_one_over_the_classes():
 
 def test_a_line_is_a_strategy_in_a_panel_of_a_dataset_and_network(tables):
     with style():
-        figure, plotted = draw(tables, Context("this machine, CPU"))
+        figure, plotted = draw_time_to_accuracy(tables, Context("this machine, CPU"))
         figure.canvas.draw()
     assert_readable(figure)
     assert_no_overlap(figure)
@@ -114,7 +114,7 @@ def test_only_an_experiment_with_validation_has_the_figure(rows, monkeypatch, tm
     assert "time_to_accuracy" not in figures_for(without)
     tables = make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
     with style():
-        figure, plotted = draw(tables, Context("this machine"))
+        figure, plotted = draw_time_to_accuracy(tables, Context("this machine"))
         figure.canvas.draw()
     assert_readable(figure)
     assert plotted.empty

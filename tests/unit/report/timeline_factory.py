@@ -11,7 +11,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.report.timeline.box import Box
-from ddlbench.report.timeline.planned import boxes_of
+from ddlbench.report.timeline.cell import boxes_of
 
 FIRST = 3  # id of the first recorded mini-batch
 LETTERS = {

@@ -11,8 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlbench.runtime.checkpoint.rank import Checkpointer, RefusedCheckpoint, open_checkpoints
-from ddlbench.runtime.checkpoint.state_file import write_state
+from ddlbench.runtime.checkpoint.rank import (
+    Checkpointer,
+    RefusedCheckpoint,
+    open_checkpoints,
+    write_state,
+)
 from ddlbench.runtime.checkpoint.store import (
     Order,
     journal_file,
@@ -23,7 +27,7 @@ from ddlbench.runtime.checkpoint.store import (
 )
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.meters import Usage, mean_usage
-from ddlbench.runtime.progress import Reporter
+from ddlbench.runtime.watchdog import Reporter
 from ddlbench.strategies.executor import RunRecord, Unsupported
 
 CPU = [torch.device("cpu")]

@@ -15,11 +15,14 @@ from ddlbench.experiment.paths import checkpoint_dir
 from ddlbench.experiment.result import Attempt
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.planner import make_plan
-from ddlbench.runtime.between_steps import checkpoint_notes, checkpointing, drain_notes
-from ddlbench.runtime.checkpoint.restart import forget_checkpoints, restart_of
-from ddlbench.runtime.checkpoint.store import ProgressJournal, journal_file
+from ddlbench.runtime.checkpoint.store import (
+    ProgressJournal,
+    forget_checkpoints,
+    journal_file,
+    restart_of,
+)
 from ddlbench.runtime.rank_report import CheckpointCost
-from ddlbench.runtime.step_times import timing_of
+from ddlbench.runtime.result import checkpoint_notes, checkpointing, drain_notes, timing_of
 
 CELL = Cell(
     "mnist", "vgg11", "ddp", batch_size=8, devices_per_node=2, epochs=2, checkpoint_every_steps=10

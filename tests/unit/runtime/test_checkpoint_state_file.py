@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from ddlbench.runtime.checkpoint import state_file
-from ddlbench.runtime.checkpoint.rank import random_state, set_random_state
-from ddlbench.runtime.checkpoint.state_file import DamagedState, read_state, write_state
+from ddlbench.runtime.checkpoint import rank
+from ddlbench.runtime.checkpoint.rank import (
+    DamagedState,
+    random_state,
+    read_state,
+    set_random_state,
+    write_state,
+)
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.floats()
 trees = st.recursive(
@@ -165,7 +170,7 @@ def test_a_write_that_fails_leaves_the_file_before(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(state_file, "save_file", disk_full)
+    monkeypatch.setattr(rank, "save_file", disk_full)
     with pytest.raises(OSError, match="No space left"):
         write_state(path, {"step": 2, "weights": torch.zeros(3)})
     monkeypatch.undo()

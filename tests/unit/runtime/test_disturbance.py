@@ -9,7 +9,7 @@ from cases.rank_reports import rank_report
 from ddlbench.experiment.cell import Cell
 from ddlbench.runtime.disturbance import WITHIN, disturbance_of, stalls
 from ddlbench.runtime.pauses import Pause
-from ddlbench.runtime.step_times import timing_of
+from ddlbench.runtime.result import timing_of
 
 CELL = Cell("mnist", "tiny", "ddp", batch_size=4, devices_per_node=2, epochs=1)
 

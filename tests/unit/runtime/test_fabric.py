@@ -17,12 +17,17 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import emulated_fabric, supervise
-from ddlbench.runtime.emulated_fabric import EmulatedFabric, RelayMeter, cpu_shares, fabric_up
-from ddlbench.runtime.fabric import SiteFabric, fault_of
-from ddlbench.runtime.progress import MARK
+from ddlbench.runtime.emulated_fabric import (
+    EmulatedFabric,
+    RelayMeter,
+    SiteFabric,
+    cpu_shares,
+    fabric_up,
+    fault_of,
+)
 from ddlbench.runtime.result import assemble
 from ddlbench.runtime.supervise import CellFailed, _judge, run_cell
-from ddlbench.runtime.watchdog import Outcome
+from ddlbench.runtime.watchdog import MARK, Outcome
 
 CONDITION = LinkCondition(latency_s=0.01, bandwidth_bits_per_s=1e9, loss=0.0)
 CELL = Cell("mnist", "resnet18", "ddp", batch_size=8, nodes=2, fabric="lat10")

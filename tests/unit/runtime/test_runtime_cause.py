@@ -5,8 +5,8 @@ import socket
 import pytest
 from cases.rank_reports import rank_failure
 
-from ddlbench.runtime.failure import cause_of
-from ddlbench.runtime.network_address import address_of, interface_to_use
+from ddlbench.runtime.launch import address_of, interface_to_use
+from ddlbench.runtime.rank_report import cause_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from cases.rank_reports import rank_report
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.efficiency import Compilation
+from ddlbench.experiment.spans import Compilation
 from ddlbench.runtime import compilation
 from ddlbench.runtime.compilation import compile_ahead, ready_to_compile, why_no_compiler
 from ddlbench.runtime.efficiency import compilation as part_of

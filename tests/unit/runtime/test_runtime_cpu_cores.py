@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddlbench.runtime.placement import compact, own_cores
+from ddlbench.runtime.launch import compact, own_cores
 
 
 @pytest.mark.parametrize(

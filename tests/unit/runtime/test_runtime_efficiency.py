@@ -13,15 +13,14 @@ from cases.rank_reports import rank_report
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.efficiency import Efficiency, Energy
-from ddlbench.networks.operations import training_flops
+from ddlbench.experiment.spans import Efficiency, Energy
+from ddlbench.networks.factory import training_flops
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import efficiency as parts
-from ddlbench.runtime import peak
-from ddlbench.runtime.energy import EnergyMeter, added, taken
+from ddlbench.runtime import energy
+from ddlbench.runtime.energy import EnergyMeter, added, measured_by_rank, taken
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
-from ddlbench.runtime.rank_efficiency import measured_by_rank
-from ddlbench.runtime.step_times import timing_of
+from ddlbench.runtime.result import timing_of
 
 CELL = Cell(
     dataset="mnist",
@@ -97,7 +96,7 @@ def test_an_emulated_accelerator_has_no_utilisation(monkeypatch):
 
 
 def test_only_the_first_rank_counts_and_a_failure_costs_only_the_number(monkeypatch):
-    monkeypatch.setattr(peak, "SIDE", {"cpu": 64})
+    monkeypatch.setattr(energy, "SIDE", {"cpu": 64})
     first, second = make_plan(CELL).processes
     found = measured_by_rank(CELL, first, CPU)
     assert found["sample_flops"] == training_flops("resnet18", DATASETS["mnist"])
@@ -107,7 +106,7 @@ def test_only_the_first_rank_counts_and_a_failure_costs_only_the_number(monkeypa
     def full(*_, **_settings):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(peak, "_of_products", full)
+    monkeypatch.setattr(energy, "_of_products", full)
     reason = measured_by_rank(CELL, first, CPU)["efficiency_missing"]
     assert reason == "no peak: OutOfMemoryError: no room"
 
@@ -115,7 +114,7 @@ def test_only_the_first_rank_counts_and_a_failure_costs_only_the_number(monkeypa
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_peak_is_of_all_devices_of_the_process_at_once(monkeypatch, precision):
     """Two devices multiply in threads of their own, in the cell's precision."""
-    monkeypatch.setattr(peak, "SIDE", {"cpu": 64})
+    monkeypatch.setattr(energy, "SIDE", {"cpu": 64})
     seen = []
     both = threading.Barrier(2, timeout=30)
 
@@ -124,8 +123,8 @@ def test_a_peak_is_of_all_devices_of_the_process_at_once(monkeypatch, precision)
         both.wait()
         return 3.0
 
-    monkeypatch.setattr(peak, "_of_products", products)
-    assert peak.peak_flops_per_s(CPU * 2, precision) == 6.0
+    monkeypatch.setattr(energy, "_of_products", products)
+    assert energy.peak_flops_per_s(CPU * 2, precision) == 6.0
     assert set(seen) == {torch.bfloat16 if precision == "bf16" else torch.float32}
 
 
@@ -138,8 +137,8 @@ def test_a_peak_halves_its_matrices_until_they_fit_and_are_fast(monkeypatch):
             raise torch.OutOfMemoryError
         return None if longest_s < 0.2 else 1.0
 
-    monkeypatch.setattr(peak, "_of_products", products)
-    assert peak.peak_flops_per_s(CPU, "fp32") == 1.0
+    monkeypatch.setattr(energy, "_of_products", products)
+    assert energy.peak_flops_per_s(CPU, "fp32") == 1.0
     assert sides == [1024, 512, 256]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddlbench.runtime.failure import classify
+from ddlbench.runtime.rank_report import classify
 
 FIND = "FIND was unable to find an engine to execute this computation after trying 7 plans."
 GET = "GET was unable to find an engine to execute this computation"

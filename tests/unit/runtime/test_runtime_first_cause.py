@@ -18,7 +18,7 @@ from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import lease, supervise
 from ddlbench.runtime.supervise import CellFailed, _judge, run_cell
 from ddlbench.runtime.watchdog import Outcome
-from ddlbench.workflow.log import logged
+from ddlbench.workflow.run import logged
 
 CELL = Cell("mnist", "vgg11", "ddp", batch_size=8, devices_per_node=2)
 

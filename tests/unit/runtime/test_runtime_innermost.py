@@ -10,9 +10,9 @@ import torch
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
-from ddlbench.runtime.failure import classify
+from ddlbench.runtime.job import why_not_started
 from ddlbench.runtime.meters import LiveTensors
-from ddlbench.runtime.preconditions import why_not_started
+from ddlbench.runtime.rank_report import classify
 from ddlbench.strategies.horovod.executor import HostUnknown, check_host_name
 
 

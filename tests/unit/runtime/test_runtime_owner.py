@@ -19,8 +19,7 @@ from ddlbench.common.owner import (
     seems_to_live,
 )
 from ddlbench.runtime import lease
-from ddlbench.runtime.heart import Heart
-from ddlbench.runtime.lease import claim
+from ddlbench.runtime.lease import Heart, claim
 
 
 def elsewhere(**changes) -> Owner:

@@ -16,14 +16,11 @@ from torch import nn
 from ddlbench.datasets.loader import feed_ranges
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.training import Loss
-from ddlbench.runtime.failure import classify
+from ddlbench.runtime.launch import address_of
 from ddlbench.runtime.meters import LiveTensors
-from ddlbench.runtime.network_address import address_of
-from ddlbench.runtime.progress import MARK, Display, Reporter
-from ddlbench.runtime.rank_report import as_written
-from ddlbench.runtime.result import steps_csv
-from ddlbench.runtime.step_times import rounds_note, timing_of
-from ddlbench.runtime.training_record import divergence, loss_summary
+from ddlbench.runtime.rank_report import as_written, classify, divergence, loss_summary
+from ddlbench.runtime.result import rounds_note, steps_csv, timing_of
+from ddlbench.runtime.watchdog import MARK, Display, Reporter
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.timing import StepClock
 from ddlbench.strategies.training import with_precision

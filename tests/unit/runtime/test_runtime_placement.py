@@ -10,7 +10,7 @@ import torch
 
 import ddlbench
 from ddlbench.planning.plan import Process
-from ddlbench.runtime.placement import (
+from ddlbench.runtime.launch import (
     gpu_models,
     identity_variables,
     own_devices,

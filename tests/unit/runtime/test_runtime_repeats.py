@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.common.document import write_json
-from ddlbench.common.run_id import RUN, Writer
+from ddlbench.common.owner import RUN, Writer
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.failure import Failure
 from ddlbench.experiment.site import load_site
-from ddlbench.experiment.status import Reason
+from ddlbench.experiment.status import Failure, Reason
 from ddlbench.runtime import supervise
 from ddlbench.runtime.staging import staged_by_this_job
 from ddlbench.runtime.supervise import CellFailed, run_cell

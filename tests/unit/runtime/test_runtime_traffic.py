@@ -11,8 +11,8 @@ from cases.rank_reports import rank_report
 
 from ddlbench.experiment.result import RankTraffic
 from ddlbench.runtime.rank_report import CountedBytes
+from ddlbench.runtime.rendezvous import connection_bytes
 from ddlbench.runtime.result import communication
-from ddlbench.runtime.tcp_traffic import connection_bytes
 
 
 def test_only_connections_of_other_ports_count():

@@ -12,9 +12,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import worker
-from ddlbench.runtime.failure import cause_of
 from ddlbench.runtime.job import Job, report_file
-from ddlbench.runtime.rank_report import read_rank_report
+from ddlbench.runtime.rank_report import cause_of, read_rank_report
 
 
 def test_a_report_that_json_cannot_hold_is_a_failure_of_the_program(tmp_path, monkeypatch):

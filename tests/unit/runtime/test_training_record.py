@@ -9,7 +9,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.training import Training
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.trainable import samples_per_pass
-from ddlbench.runtime.training_record import training_of
+from ddlbench.runtime.rank_report import training_of
 
 CELL = Cell("mnist", "vgg11", "ddp", batch_size=16, devices_per_node=2)
 

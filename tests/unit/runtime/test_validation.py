@@ -16,13 +16,12 @@ from torch import nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.training import EpochAccuracy
-from ddlbench.runtime import loop, meters, tcp_traffic, validation
-from ddlbench.runtime.between_steps import accuracies, drain_notes
+from ddlbench.runtime import loop, meters, rendezvous, validation
 from ddlbench.runtime.checkpoint.store import newest
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.rank_report import Score
-from ddlbench.runtime.step_times import timing_of
-from ddlbench.runtime.tcp_traffic import TcpTraffic
+from ddlbench.runtime.rendezvous import TcpTraffic
+from ddlbench.runtime.result import accuracies, drain_notes, timing_of
 from ddlbench.runtime.validation import Validator, classify, fill, send_parts
 from ddlbench.strategies.executor import Unsupported
 
@@ -214,7 +213,7 @@ def test_no_rank_counts_bytes_while_any_validates(monkeypatch):
 
 def test_bytes_between_stop_and_start_do_not_count(monkeypatch):
     moved = iter([{"a": (10, 1)}, {"a": (30, 2)}, {"a": (900, 900)}, {"a": (905, 907)}])
-    monkeypatch.setattr(tcp_traffic, "connection_bytes", lambda _port: next(moved))
+    monkeypatch.setattr(rendezvous, "connection_bytes", lambda _port: next(moved))
     traffic = TcpTraffic(1)
     traffic.start(0)
     traffic.stop(4)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddlbench.slurm.commands import (
+from ddlbench.slurm.jobs import (
     SlurmError,
     ask,
     drop_user_defaults,

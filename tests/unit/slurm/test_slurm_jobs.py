@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.slurm import jobs
-from ddlbench.slurm.commands import SlurmError
-from ddlbench.slurm.jobs import NO_ANSWER, JobState, pending_in_words, states
+from ddlbench.slurm.jobs import NO_ANSWER, JobState, SlurmError, pending_in_words, states
 
 
 class Slurm:

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from ddlbench.slurm.node_kinds import is_slice, parse_gres, parse_kinds, why_unusable
-from ddlbench.slurm.partitions import node_kinds
+from ddlbench.slurm.partitions import is_slice, node_kinds, parse_gres, parse_kinds, why_unusable
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.slurm.output import (
+from ddlbench.slurm.jobs import (
     telling_line,
     why_nodes_failed,
     words_of_tasks,

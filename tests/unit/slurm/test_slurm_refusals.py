@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.slurm import refusals
-from ddlbench.slurm.commands import SlurmError
-from ddlbench.slurm.refusals import fits_no_node, is_busy, key_of, lacks_nodes, limits_jobs
+from ddlbench.slurm import partitions
+from ddlbench.slurm.jobs import SlurmError
+from ddlbench.slurm.partitions import fits_no_node, is_busy, key_of, lacks_nodes, limits_jobs
 
 POLICY = (
     "Batch job submission failed: Job violates accounting/QOS policy "
@@ -93,13 +93,13 @@ def test_nodes_that_are_down_come_back():
 
 @pytest.mark.parametrize(("queue", "some"), [("12\n13", True), ("", False)])
 def test_whether_jobs_of_this_user_make_room(queue, some, monkeypatch):
-    monkeypatch.setattr(refusals, "ask", lambda _command: queue)
-    assert refusals.has_jobs() == some
+    monkeypatch.setattr(partitions, "ask", lambda _command: queue)
+    assert partitions.has_jobs() == some
 
 
 def test_where_squeue_does_not_answer_there_may_be_jobs(monkeypatch):
     def silent(_command):
         raise SlurmError("no answer")
 
-    monkeypatch.setattr(refusals, "ask", silent)
-    assert refusals.has_jobs()
+    monkeypatch.setattr(partitions, "ask", silent)
+    assert partitions.has_jobs()

@@ -12,8 +12,8 @@ from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Accelerator, shrunk_bytes
-from ddlbench.planning.gradient_traffic import filled_buckets
 from ddlbench.planning.planner import make_plan
+from ddlbench.planning.traffic import filled_buckets
 from ddlbench.planning.workload import Tensor
 from ddlbench.strategies.ddp.descriptor import DdpOptions
 from ddlbench.testing.rank_pool import run_ranks

@@ -12,16 +12,15 @@ from torchgpipe import GPipe
 
 from ddlbench.common.fits import Timing
 from ddlbench.experiment.cell import Cell
-from ddlbench.networks import emulated, emulated_device
-from ddlbench.networks.emulated_device import QueuedDevices
+from ddlbench.networks import emulated
+from ddlbench.networks.emulated import QueuedDevices
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import StageDurations, replay
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Block
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.torchgpipe.descriptor import torchgpipe_step
-from ddlbench.strategies.torchgpipe.executor import GPipeExecutor
-from ddlbench.strategies.torchgpipe.spans import recording
+from ddlbench.strategies.torchgpipe.executor import GPipeExecutor, recording
 
 CLASSES = 3
 CHECKPOINTS = ["never", "except_last", "always"]
@@ -169,8 +168,8 @@ def test_spans_are_in_the_time_of_the_devices(clock):
 
 def test_a_balance_by_time_waits_for_blocks(clock, monkeypatch):
     """torchgpipe times them before they are on a device, so each takes what it takes alone."""
-    monkeypatch.setattr(emulated_device.time, "perf_counter", clock.now)
-    monkeypatch.setattr(emulated_device.time, "sleep", clock.sleep)
+    monkeypatch.setattr(emulated.time, "perf_counter", clock.now)
+    monkeypatch.setattr(emulated.time, "sleep", clock.sleep)
     monkeypatch.setattr(torchgpipe.balance.profile.time, "time", clock.now)
     timed: list[list[int]] = []
     monkeypatch.setattr(

@@ -9,7 +9,7 @@ from torch import nn
 from torchgpipe import GPipe
 
 from ddlbench.runtime.result import partitions_csv
-from ddlbench.strategies.torchgpipe.spans import recording
+from ddlbench.strategies.torchgpipe.executor import recording
 
 CHUNKS, PARTS = 4, 2
 RECOMPUTED = {"never": 0, "except_last": CHUNKS - 1, "always": CHUNKS}

@@ -11,7 +11,7 @@ import torchgpipe.pipeline
 from torch import nn
 from torchgpipe import GPipe
 
-from ddlbench.strategies.torchgpipe.workers import KeptWorkers
+from ddlbench.strategies.torchgpipe.executor import KeptWorkers
 
 CPU = torch.device("cpu")
 CHUNKS = 4

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddlbench.strategies.gradient_sum import GradientSum, sum_gradients
+from ddlbench.strategies.process_group import GradientSum, sum_gradients
 
 
 @pytest.fixture

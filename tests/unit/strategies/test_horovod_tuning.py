@@ -10,7 +10,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.strategies.horovod.descriptor import Horovod
-from ddlbench.strategies.horovod.tuning import TuningLog, set_tuning
+from ddlbench.strategies.horovod.executor import TuningLog, set_tuning
 
 CELL = Cell("mnist", "resnet18", "horovod", 16, devices_per_node=2)
 VARIABLES = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")

@@ -11,9 +11,8 @@ from torch.distributed import Store
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
-from ddlbench.testing.networks import network_of
 from ddlbench.testing.rank_pool import run_ranks
-from ddlbench.testing.training import Reader, context_of, executor_of
+from ddlbench.testing.training import Reader, context_of, executor_of, network_of
 
 CELL = Cell("mnist", "residual", "ddp", batch_size=8, devices_per_node=2)
 

@@ -17,11 +17,15 @@ from ddlbench.planning.schedules import model_parallel, pipedream
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.executor import Context
 from ddlbench.strategies.pipedream import executor as executor_module
-from ddlbench.strategies.pipedream.channels import Channels
 from ddlbench.strategies.pipedream.executor import PipeDreamExecutor
-from ddlbench.strategies.pipedream.runner import ScheduleRunner, StageParts
-from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
-from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.strategies.pipedream.runner import (
+    Channels,
+    ScheduleRunner,
+    Stage,
+    StageParts,
+    WeightVersions,
+)
+from ddlbench.strategies.pipelining.stage import TensorForm
 from ddlbench.strategies.timing import SpanRecorder
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from torch import nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
-from ddlbench.strategies.pipedream.stage import Stage, WeightVersions
+from ddlbench.strategies.pipedream.runner import Stage, WeightVersions
 
 SPEC = DATASETS["mnist"]
 NETWORKS = (

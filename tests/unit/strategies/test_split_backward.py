@@ -10,7 +10,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.pipelining.split_backward import check_split_backward
+from ddlbench.strategies.pipelining.stage import check_split_backward
 
 CELL = Cell("mnist", "net", "pipe-zb", 8)
 STAGES = (range(3), range(3, 5), range(5, 7))

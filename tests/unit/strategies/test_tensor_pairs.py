@@ -10,10 +10,10 @@ from torch import nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.strategies.tensor_parallel.conversion import find_pairs, linear_pairs
-from ddlbench.strategies.tensor_parallel.pairs import Pair, pairs_of
+from ddlbench.strategies.tensor_parallel.executor import find_pairs, linear_pairs
+from ddlbench.strategies.tensor_parallel.shares import Pair, pairs_of
 from ddlbench.strategies.training import with_precision
-from ddlbench.testing.networks import transformer
+from ddlbench.testing.training import transformer
 
 
 def chain(*kinds: str) -> list[tuple[str, str]]:

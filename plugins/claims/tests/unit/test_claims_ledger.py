@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.project import project_root
-from ddlbench.experiment.paper import read_papers
-from ddlbench.report.beds import ACCELERATOR, CPU, KNOWN_TO
+from ddlbench.experiment.config import read_papers
+from ddlbench.report.kept_verdicts import ACCELERATOR, CPU, KNOWN_TO
 from ddlbench_claims.evidence import rows_of_site, rows_of_tables
 from ddlbench_claims.ledger import DECIDED, VERDICTS, judge, read_claims
 

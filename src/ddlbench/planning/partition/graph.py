@@ -11,18 +11,233 @@ whatever its nodes read.
 
 The nodes are in an order in which the network could run; where its edges leave a choice, the
 smaller number of the profile's names comes first. So no order of lines matters.
+
+PipeDream's ``graph.txt``: a profiled network, nodes and edges.
+
+A line is a node or an edge, in any order. Times are milliseconds of one mini-batch, sizes bytes;
+several outputs of a node are ``[a; b; c]``::
+
+    node2 -- ReLU() -- forward_compute_time=0.5, backward_compute_time=0.7, activation_size=8.0, ...
+            node1 -- node2
+
+``stage_id``, which PipeDream's optimizer adds, is not read. As there, an ``Input`` counts for
+nothing, since a stage that needs it can load it, and an unused ``__getitem__`` is left out.
+
+Source: ``graph/graph.py`` and ``optimizer/optimizer_graph_hierarchical.py`` of the PipeDream
+release (github.com/msr-fiddle/pipedream).
+
+The partitioner's input: a network as a chain of nodes, and the memory of a stage.
+
+::
+
+    node      0 --a_0--> 1 --a_1--> 2 --a_2--> 3         a cut before node 2 sends a_1 forward
+    stage     [0 ------- 2)         [2 ------- 4)        and as many bytes of gradient back
+
+A cut follows a *state*: what runs before it. State ``k`` of a chain holds the nodes up to ``k``; a
+branching network has more (:mod:`ddlbench.planning.partition.programme`). A stage ``[first, last)``
+is what state ``last - 1`` holds and state ``first - 1`` does not.
+
+A stage keeps in memory, with ``W`` mini-batches in flight beside its own::
+
+    (W + 1) * (saved activations + weights)     one weight version for each mini-batch in flight
+    + gradients + optimizer state + buffers     once
+    + memory that the device loses at the start
+
+``W`` is the warm-up of :mod:`ddlbench.planning.schedules.orders`, so the limit holds for the
+schedule that is run. (The release counts ``W`` instead of ``W + 1`` and neither gradients nor
+optimizer state, so its last stage never costs anything.)
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
-from ddlbench.planning.partition.chain import Chain, Node
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlbench.common.errors import ConfigError, shown
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node at one batch size.
+
+    Args:
+        name: in the profile.
+        time_s: forward and backward pass.
+        output_bytes: sent over a cut after it.
+        saved_bytes: kept from forward to backward.
+        parameter_bytes: its weights.
+        buffer_bytes: tensors that are no weights (batch-norm statistics), kept once.
+    """
+
+    name: str
+    time_s: float
+    output_bytes: float
+    saved_bytes: float
+    parameter_bytes: float
+    buffer_bytes: float = 0.0
+
+
+class States(ABC):
+    """Where a network may be cut: N states, each before those that it is a part of.
+
+    Attributes:
+        nodes: of the network.
+        fixed_bytes: memory that a device loses before any node is placed (CUDA context).
+    """
+
+    nodes: tuple[Node, ...]
+    fixed_bytes: float
+
+    @property
+    @abstractmethod
+    def output_bytes(self) -> Array:
+        """Bytes that cross a cut after each state; shape (N,)."""
+
+    @abstractmethod
+    def spans(self, values: Sequence[float]) -> Array:
+        """Sums over the nodes of stages ``[i, j + 1)``, of one value a node.
+
+        Shape (N, N), infinite where that is no stage.
+        """
+
+    def __len__(self) -> int:
+        return len(self.output_bytes)
+
+    @cached_property
+    def time_s(self) -> Array:
+        return self.spans([node.time_s for node in self.nodes])
+
+    @cached_property
+    def parameter_bytes(self) -> Array:
+        return self.spans([node.parameter_bytes for node in self.nodes])
+
+    @cached_property
+    def saved_bytes(self) -> Array:
+        return self.spans([node.saved_bytes for node in self.nodes])
+
+    @cached_property
+    def buffer_bytes(self) -> Array:
+        return self.spans([node.buffer_bytes for node in self.nodes])
+
+
+@dataclass(frozen=True)
+class Chain(States):
+    """Nodes in the order of the forward pass.
+
+    Args:
+        nodes: at least one.
+        fixed_bytes: memory that a device loses before any node is placed (CUDA context).
+    """
+
+    nodes: tuple[Node, ...]
+    fixed_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ConfigError("a network of no nodes cannot be cut; the profile holds none")
+        for number, node in enumerate(self.nodes):
+            values = (node.time_s, node.output_bytes, node.saved_bytes)
+            if not all(0 <= v < np.inf for v in (*values, node.parameter_bytes, node.buffer_bytes)):
+                raise ConfigError(
+                    f"node {number} ({node.name}) has a time or size that is negative or no "
+                    f"number: {node}; times and sizes must be 0 or more"
+                )
+
+    @cached_property
+    def output_bytes(self) -> Array:
+        return np.array([node.output_bytes for node in self.nodes], dtype=np.float64)
+
+    def spans(self, values: Sequence[float]) -> Array:
+        """Differences of running sums, in the release's order of operations."""
+        until = np.cumsum(np.array(values, dtype=np.float64))
+        before = np.concatenate(([0.0], until[:-1]))
+        spans: Array = np.where(
+            np.triu(np.ones((len(values), len(values)), dtype=bool)),
+            until[None, :] - before[:, None],
+            np.inf,
+        )
+        return spans
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """Memory of each device, and what training keeps there.
+
+    Args:
+        limit_bytes: memory of one device.
+        optimizer_states: tensors as large as the weights that the optimizer keeps: 1 for SGD with
+            momentum, 0 without, 2 for Adam.
+        extra_warmup: more mini-batches in flight on every stage but the last. The partitioner
+            counts them once more for each stage behind: perhaps a few too many, never too few.
+    """
+
+    limit_bytes: float
+    optimizer_states: float = 1.0
+    extra_warmup: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.limit_bytes > 0:
+            raise ConfigError(f"memory of {self.limit_bytes} bytes: write more than 0")
+        if self.optimizer_states < 0 or self.extra_warmup < 0:
+            raise ConfigError("optimizer states and extra warm-up must be 0 or more")
+
+    def demands(self, ranks: int, exact: bool) -> NDArray[np.int64]:
+        """Grid of demands of later stages: all of them, or ever coarser ones above 8.
+
+        A demand never reaches twice the ranks (and the extra warm-up of each): a stage adds less
+        than twice its replicas.
+        """
+        most = (2 + self.extra_warmup) * ranks
+        if exact:
+            return np.arange(most + 1)
+        coarse = {step * 2**power for power in range(2, most.bit_length() + 1) for step in (2, 3)}
+        grid = np.array(sorted({*range(8), *coarse}))
+        return grid[: np.searchsorted(grid, most) + 1]
+
+    def once_bytes(self, states: States) -> Array:
+        """Bytes kept once for nodes i..j; shape (N, N)."""
+        held = (1 + self.optimizer_states) * states.parameter_bytes
+        return held + states.buffer_bytes + states.fixed_bytes
+
+    def per_flight_bytes(self, states: States) -> Array:
+        """Bytes kept for each mini-batch in flight, for nodes i..j; shape (N, N)."""
+        return states.saved_bytes + states.parameter_bytes
+
+    def in_flight(self, waiting: int) -> int:
+        """Mini-batches in a replica that delays its first backward pass by ``waiting`` of them."""
+        return waiting + 1 + (self.extra_warmup if waiting else 0)
+
+    def fits(self, states: States, waiting: int) -> NDArray[np.bool_]:
+        """Which nodes i..j fit with so many warm-up mini-batches; bool, shape (N, N)."""
+        upper = np.isfinite(states.time_s)
+        need = self.in_flight(waiting) * self.per_flight_bytes(states) + self.once_bytes(states)
+        fitting: NDArray[np.bool_] = upper & (need <= self.limit_bytes)
+        return fitting
+
+    def stage_bytes(self, states: States, first: int, last: int, in_flight: int) -> float:
+        """Bytes of a device that runs ``[first, last)``."""
+        stage = (first, last - 1)
+        weights = float(states.parameter_bytes[stage])
+        once = (1 + self.optimizer_states) * weights + float(states.buffer_bytes[stage])
+        held = float(states.saved_bytes[stage]) + weights
+        return once + states.fixed_bytes + in_flight * held
+
+    def node_bytes(self, node: Node) -> float:
+        """Bytes of a device that runs one node, for one mini-batch and without ``fixed_bytes``."""
+        return self.stage_bytes(Chain((node,)), 0, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -160,3 +375,220 @@ def _run_order(
             missing[reader] -= 1
             if not missing[reader]:
                 heapq.heappush(ready, (urgency(reader, turn), reader))
+
+
+FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+MOST_NODES = 5_000
+_STARTS = tuple(f"{field}=" for field in FIELDS)
+_LARGEST = 1e30
+_INPUT = re.compile(r"Input\d*(\W.*)?")
+_LINES = (
+    "one for each node, 'node2 -- ReLU() -- forward_compute_time=0.5, backward_compute_time=0.7, "
+    "activation_size=8.0, parameter_size=0.0', and one for each edge, 'node1 -- node2'"
+)
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A node of ``graph.txt``.
+
+    Args:
+        line: where it stands.
+        name: as the edges call it.
+        layer: what the profiler calls it, ``ReLU(inplace)``.
+        forward_ms, backward_ms: of one mini-batch.
+        output_bytes: of one mini-batch.
+        parameter_bytes: of its weights.
+    """
+
+    line: int
+    name: str
+    layer: str
+    forward_ms: float
+    backward_ms: float
+    output_bytes: float
+    parameter_bytes: float
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """The content of a ``graph.txt``: nodes by name, and edges (tensor's node, reader)."""
+
+    nodes: dict[str, GraphNode]
+    edges: tuple[tuple[str, str], ...]
+
+    @property
+    def inputs(self) -> list[GraphNode]:
+        read = {reader for _, reader in self.edges}
+        return [n for n in self.nodes.values() if n.name not in read and is_input(n.layer)]
+
+    @property
+    def layers(self) -> LayerGraph:
+        """The network without its inputs and unused parts of outputs."""
+        kept = _without_inputs(self.nodes, self.edges)
+        place = {name: position for position, name in enumerate(kept)}
+        return LayerGraph.of(
+            [_node(self.nodes[name]) for name in kept],
+            [(place[a], place[b]) for a, b in self.edges if a in place and b in place],
+        )
+
+
+def _node(node: GraphNode) -> Node:
+    seconds = (node.forward_ms + node.backward_ms) / 1000.0
+    return Node(node.name, seconds, node.output_bytes, node.output_bytes, node.parameter_bytes)
+
+
+def graph_of(text: str, path: Path) -> LayerGraph:
+    """The network that the text of a ``graph.txt`` describes.
+
+    Raises:
+        ConfigError: it is none; the message names ``path`` and the line.
+    """
+    return graph_file(text, path).layers
+
+
+def graph_file(text: str, path: Path) -> GraphFile:
+    """The nodes and edges in the text of a ``graph.txt``.
+
+    Raises:
+        ConfigError: it is none; the message names ``path`` and the line.
+    """
+    nodes: dict[str, GraphNode] = {}
+    edges: dict[tuple[str, str], int] = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line, where = raw.strip(), f"{path}, line {number}"
+        if not line or line.startswith("#"):
+            continue
+        start = min((at for at in map(line.find, _STARTS) if at >= 0), default=-1)
+        before, fields = (line[:start], line[start:]) if start >= 0 else (line, "")
+        name, dashes, layer = (part.strip() for part in before.partition("--"))
+        if fields and _is_name(name) and layer.endswith("--"):
+            if name in nodes:
+                raise ConfigError(
+                    f"{where}: {shown(name)} is also in line {nodes[name].line}; write each "
+                    "node once"
+                )
+            layer = layer.removesuffix("--").strip()
+            fields = fields.partition("--")[0].strip()  # behind them is a stage_id
+            nodes[name] = GraphNode(number, name, layer, *_costs(fields, where))
+        elif not fields and _is_name(name) and dashes and _is_name(layer):
+            edges.setdefault((name, layer), number)
+        else:
+            raise ConfigError(f"{where}: {shown(line)} is no node and no edge; write {_LINES}")
+    if not nodes:
+        raise ConfigError(f"{path}: holds no node; PipeDream's graph.txt has lines, {_LINES}")
+    _check(path, nodes, edges)
+    if not _without_inputs(nodes, list(edges)):
+        raise ConfigError(f"{path}: holds no layer, only inputs; write a line for each layer")
+    return GraphFile(nodes, tuple(edges))
+
+
+def _is_name(text: str) -> bool:
+    return len(text.split()) == 1
+
+
+def is_input(layer: str) -> bool:
+    """Whether the profiler calls an input of the network so."""
+    return _INPUT.fullmatch(layer) is not None
+
+
+def number_of(text: str) -> float:
+    """A number below 1e30, so that sums are numbers; else NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if value < _LARGEST else math.nan
+
+
+def _costs(fields: str, where: str) -> tuple[float, ...]:
+    """Milliseconds forward and backward, bytes of the output and of the weights."""
+    pairs = [field.partition("=") for field in fields.removesuffix(",").split(",")]
+    values = {key.strip(): value.strip() for key, equals, value in pairs if equals}
+    if len(values) != len(pairs) or not {*FIELDS} <= {*values}:
+        raise ConfigError(
+            f"{where}: {shown(fields)} is not {', '.join(f'{field}=NUMBER' for field in FIELDS)}; "
+            "write each once, a point in a number, several outputs as [a; b; c]"
+        )
+    return tuple(_sum(values[field], field, where) for field in FIELDS)
+
+
+def _sum(text: str, field: str, where: str) -> float:
+    """A number, or the sum of several outputs ``[a; b; c]``."""
+    outputs = field == "activation_size"
+    several = outputs and text.startswith("[") and text.endswith("]")
+    values = [number_of(part) for part in (text[1:-1].split(";") if several else [text])]
+    if not all(value >= 0 for value in values):
+        raise ConfigError(
+            f"{where}: {field} is {shown(text)}; write a number that is 0 or more"
+            f"{', or several outputs as [a; b; c]' if outputs else ''}"
+        )
+    return sum(values)
+
+
+def _check(path: Path, nodes: dict[str, GraphNode], edges: dict[tuple[str, str], int]) -> None:
+    """Whether the edges join all nodes, and go forward."""
+    if len(nodes) > MOST_NODES:
+        raise ConfigError(
+            f"{path}: {len(nodes)} nodes; join some until there are at most {MOST_NODES}"
+        )
+    for (source, reader), number in edges.items():
+        for name in (source, reader):
+            if name not in nodes:
+                raise ConfigError(
+                    f"{path}, line {number}: an edge of {shown(name)}, which no line describes; "
+                    "write its line, or correct the name"
+                )
+    try:
+        TopologicalSorter(_sources(edges)).prepare()
+    except CycleError as error:
+        ring = error.args[1]
+        number = edges[ring[0], ring[1]]
+        raise ConfigError(
+            f"{path}, line {number}: this edge is part of a cycle, "
+            f"{' -> '.join(ring[:4])}{' ...' if len(ring) > 4 else ''}; an edge leads from a node "
+            "to one that runs after it"
+        ) from None
+    used = {name for edge in edges for name in edge}
+    parts = [name for name, line in nodes.items() if name in used or not is_input(line.layer)]
+    alone = _not_joined(parts, edges)
+    if alone is not None:
+        raise ConfigError(
+            f"{path}, line {nodes[alone].line}: no edges join {shown(alone)} and "
+            f"{shown(parts[0])}; write an edge line for each tensor that a node reads, "
+            "'node1 -- node2', or leave out what the network does not use"
+        )
+
+
+def _sources(edges: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    sources: dict[str, list[str]] = {}
+    for source, reader in edges:
+        sources.setdefault(reader, []).append(source)
+    return sources
+
+
+def _not_joined(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> str | None:
+    """A node that no edges, whatever their direction, join to the first one."""
+    beside: dict[str, list[str]] = {name: [] for name in nodes}
+    for source, reader in edges:
+        beside[source].append(reader)
+        beside[reader].append(source)
+    ahead = list(nodes[:1])
+    joined = set(ahead)
+    while ahead:
+        new = set(beside[ahead.pop()]) - joined
+        joined |= new
+        ahead += new
+    return next((name for name in beside if name not in joined), None)
+
+
+def _without_inputs(nodes: dict[str, GraphNode], edges: Sequence[tuple[str, str]]) -> list[str]:
+    """The nodes that are neither an input of the network nor an unused part of an output."""
+    read = {reader for _, reader in edges}
+    used = {source for source, _ in edges}
+    return [
+        name
+        for name, line in nodes.items()
+        if not (name not in read and is_input(line.layer))
+        and not (name not in used and line.layer.startswith("__getitem__"))
+    ]

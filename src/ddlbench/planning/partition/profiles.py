@@ -20,9 +20,15 @@ from ddlbench.common.errors import ConfigError, shown
 from ddlbench.experiment.profile import BatchTime, Profile, read_profile
 from ddlbench.planning.device_table import COLUMNS as DEVICE_COLUMNS
 from ddlbench.planning.device_table import DeviceTable, read_table
-from ddlbench.planning.partition.chain import Chain, Node
-from ddlbench.planning.partition.graph import LayerGraph
-from ddlbench.planning.partition.graph_file import FIELDS, graph_of, is_input, number_of
+from ddlbench.planning.partition.graph import (
+    FIELDS,
+    Chain,
+    LayerGraph,
+    Node,
+    graph_of,
+    is_input,
+    number_of,
+)
 from ddlbench.planning.workload import Block
 
 if TYPE_CHECKING:

@@ -25,19 +25,139 @@ all others                     where torch's runtime    at the end of the step
 
 Sources: this project's PipeDream runtime; ``torch.distributed.pipelining`` 2.13, ``schedules.py``:
 ``ScheduleGPipe``, ``Schedule1F1B``, and ``_PipelineScheduleRuntime`` for all others
-(:mod:`ddlbench.planning.schedules.lowering`).
+(:mod:`ddlbench.planning.schedules.events`).
+
+Where torch's runtime of looped schedules posts its receives.
+
+``_PipelineScheduleRuntime`` is given the passes of each rank and adds the messages itself. In
+rounds, each rank takes its next entry if its input is on its list; a pass puts its send on its own
+list and the receive on its receiver's::
+
+    round          1     2     3     4                list that comes of it
+    rank 0         U     F0    F1    F2               U F0 s0 F1 s1 F2 s2
+    rank 1         U     r0    F0    F1   ...         U r0 F0 r1 F1 r2 ...
+                         `-- put there by rank 0      r1 is posted once F0 has ended
+
+So a rank that is behind posts its receive late, and a large message that has been sent meanwhile
+leaves only then. U stands for entries that do nothing without sharded weights (``UNSHARD``,
+``RESHARD``, ``REDUCE_GRAD``), but take a round.
+
+Source: ``torch.distributed.pipelining`` 2.13, ``schedules.py``: ``_add_unshard_reshard``,
+``_add_reduce_grad``, ``_add_send_recv``.
+
+Times a schedule: when each action starts and ends, for given durations.
+
+::
+
+    rank 0   F0 F1 . . . . B0           a pass starts when its rank is free and its input is there;
+    channel    a0 a1 . . g0             a message leaves when it is sent and its channel is free,
+    rank 1   . . F0 B0 F1 B1            and travels while both ranks go on; a receive waits for it
+
+Unless :class:`~ddlbench.planning.schedules.events.Messaging` differs, a send does not delay its
+sender, and receives are posted long before. An all-reduce starts when the last replica of its stage
+arrives. A channel is one kind of message from one rank to another. Messages of different channels
+do not slow each other down here; :meth:`EventGraph.ends_sharing_s` has links that they share.
 """
 
 from __future__ import annotations
 
 import gc
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ddlbench.planning.schedules.action import LETTERS, Action, Channel, InvalidSchedule, Schedule
-from ddlbench.planning.schedules.event_graph import Event, EventGraph, Placed
-from ddlbench.planning.schedules.lowering import posted_receives
+from ddlbench.planning.schedules.schedule import (
+    LETTERS,
+    Action,
+    Channel,
+    Event,
+    EventGraph,
+    InvalidSchedule,
+    Placed,
+    Schedule,
+)
+
+_UNSHARDED = 3  # stages whose weights torch keeps at hand
+
+
+@dataclass
+class _Entry:
+    """A pass, or an entry that does nothing.
+
+    Attributes:
+        needs: receives of each channel that must be on the list before it.
+        sends: channels on which it sends.
+    """
+
+    computes: bool = False
+    needs: Counter[Channel] = field(default_factory=Counter)
+    sends: list[Channel] = field(default_factory=list)
+
+
+def posted_receives(schedule: Schedule) -> tuple[tuple[tuple[int, Channel], ...], ...]:
+    """For each rank, its receives as they are posted: passes that it has done by then, channel.
+
+    Raises:
+        InvalidSchedule: some pass waits for a message that nobody sends.
+    """
+    waiting = [deque(_entries(*of)) for of in zip(schedule.actions, schedule.channels, strict=True)]
+    done = [0] * schedule.world_size
+    posted: list[list[tuple[int, Channel]]] = [[] for _ in waiting]
+    listed: Counter[Channel] = Counter()
+    moved = True
+    while moved:
+        moved = False
+        for rank, entries in enumerate(waiting):
+            if not entries or any(listed[name] < n for name, n in entries[0].needs.items()):
+                continue
+            entry = entries.popleft()
+            done[rank] += entry.computes
+            for channel in entry.sends:
+                listed[channel] += 1
+                posted[channel[2]].append((done[channel[2]], channel))
+            moved = True
+    if any(waiting):
+        raise InvalidSchedule(f"schedule {schedule.name} deadlocks; check() says where")
+    return tuple(map(tuple, posted))
+
+
+def _entries(actions: Sequence[Action], channels: Sequence[Channel | None]) -> Iterator[_Entry]:
+    """The list of a rank before messages are added to it."""
+    passes = [action for action in actions if action.kind in LETTERS]
+    left = Counter(action.stage for action in passes if action.kind.startswith("backward"))
+    left -= Counter(action.stage for action in passes if action.kind == "backward_input")
+    received: Counter[Channel] = Counter()
+    entry, at_hand, place = _Entry(), frozenset[int](), 0
+    ready: list[_Entry] = []
+    following = _next_stages(passes)
+    for action, channel in zip(actions, channels, strict=True):
+        if channel is not None and action.kind.startswith("receive"):
+            received[channel] += 1
+        elif channel is not None:
+            entry.sends.append(channel)
+        elif action.kind in LETTERS:
+            wanted = following[place]
+            ready += [_Entry() for stage in at_hand - wanted]
+            ready += [_Entry() for stage in wanted - at_hand]
+            at_hand, place = wanted, place + 1
+            entry = _Entry(True, Counter(received))
+            ready.append(entry)
+            if action.kind in ("backward", "backward_weight"):
+                left[action.stage] -= 1
+                ready += [_Entry()] * (left[action.stage] == 0)
+    yield from ready
+
+
+def _next_stages(passes: Sequence[Action]) -> list[frozenset[int]]:
+    """The stages whose passes come next, from each pass on."""
+    found: list[frozenset[int]] = []
+    nearest: list[int] = []
+    for action in reversed(passes):
+        stage = action.stage
+        if nearest[:1] != [stage]:
+            nearest = [stage, *(other for other in nearest if other != stage)][:_UNSHARDED]
+        found.append(frozenset(nearest))
+    return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -48,7 +168,7 @@ class Messaging:
         receives_ahead: receives of a channel posted beyond the one that is waited for; 0 posts
             each on demand, None posts all of them at the start.
         lowered: receives are posted where torch's runtime puts them among the passes of a rank
-            (:mod:`ddlbench.planning.schedules.lowering`).
+            (:mod:`ddlbench.planning.schedules.events`).
         paired: a send and the receive of the other kind behind it are posted and waited for
             together, and a send is waited for before the next one.
         waits_for_sends: an update, or the all-reduce before it, waits for all sends of its rank.
@@ -306,3 +426,91 @@ class _Builder:
         for channel in open_:
             channel.awaited = len(channel.issued)
         return True
+
+
+Durations = Callable[[Action], float]  # seconds of a pass, an all-reduce or an update
+Links = Callable[[int, int, Action], float]  # from rank, to rank, the send: seconds of a message
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAction:
+    """An action and when it happened, in seconds since the start."""
+
+    action: Action
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The timed actions of every rank."""
+
+    ranks: tuple[tuple[TimedAction, ...], ...]
+
+    @property
+    def end_s(self) -> float:
+        return max((timed.end_s for rank in self.ranks for timed in rank), default=0.0)
+
+    def busy_s(self, rank: int) -> float:
+        return sum(t.end_s - t.start_s for t in self.ranks[rank] if t.action.computes)
+
+
+@dataclass(frozen=True)
+class StageDurations:
+    """Durations that depend on the stage only; one number a stage, in seconds.
+
+    Args:
+        forward_s, backward_s: of a pass; the backward pass of inputs and weights together.
+        input_share: share of the backward pass that computes the gradient of the inputs.
+        all_reduce_s, update_s: 0 where left out.
+    """
+
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+    input_share: float = 0.5
+    all_reduce_s: Sequence[float] = ()
+    update_s: Sequence[float] = ()
+
+    def __call__(self, action: Action) -> float:
+        seconds, share = {
+            "forward": (self.forward_s, 1.0),
+            "backward": (self.backward_s, 1.0),
+            "backward_input": (self.backward_s, self.input_share),
+            "backward_weight": (self.backward_s, 1 - self.input_share),
+            "all_reduce": (self.all_reduce_s, 1.0),
+            "update": (self.update_s, 1.0),
+        }.get(action.kind, ((), 0.0))
+        return seconds[action.stage] * share if seconds else 0.0
+
+
+def no_links(source: int, target: int, send: Action) -> float:
+    """Messages that take no time."""
+    return 0.0
+
+
+def replay(
+    schedule: Schedule, durations: Durations, links: Links = no_links, messaging: Messaging = EAGER
+) -> Timeline:
+    """Times all actions of a schedule; a notice of a posted receive takes no time.
+
+    Raises:
+        InvalidSchedule: it deadlocks.
+    """
+    graph = events_of(schedule, messaging)
+    ends = graph.ends_s([_duration_s(event, durations, links) for event in graph.events])
+    return Timeline(
+        tuple(
+            tuple(TimedAction(p.action, ends[p.begins], ends[p.ends]) for p in line)
+            for line in graph.lines
+        )
+    )
+
+
+def _duration_s(event: Event, durations: Durations, links: Links) -> float:
+    action = event.action
+    if action is None:
+        return 0.0
+    if event.role == "message":
+        assert event.peer is not None
+        return links(event.rank, event.peer, action)
+    return 0.0 if action.peer is not None else durations(action)

@@ -3,7 +3,7 @@
 What a step consists of says the strategy's descriptor:
 
 * computations and messages of a rank (:mod:`ddlbench.planning.step`): they are replayed with all
-  measured terms (:mod:`ddlbench.predict.step_costs`, :mod:`ddlbench.predict.step_replay`);
+  measured terms (:mod:`ddlbench.predict.step_replay`, :mod:`ddlbench.predict.step_replay`);
 * stages: the schedule is replayed (:mod:`ddlbench.predict.predictors.pipeline_replay`), with block
   times whose sum is that of whole steps;
 * anything else: the model that the descriptor prefers on such devices; where that hides nothing and

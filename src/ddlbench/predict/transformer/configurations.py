@@ -6,27 +6,187 @@ A table has one configuration a row::
     batch   global_batch = micro-batches x micro_batch x data
     cut     tensor x data x pipeline devices, schedule, chunks of a device's stages, ZeRO's stage,
             sequence parallelism, recomputation
+
+Operations, parameters and activations of a transformer, from its shape.
+
+A decoder of l layers: hidden size h, a heads, sequence s, vocabulary V, micro-batch b, cut over t
+devices (tensor parallelism)::
+
+    x --+-- norm - QKV - softmax(Q K') V - projection --+-- norm - h -> 4h - GELU - 4h -> h --+-- y
+        |                                               |                                     |
+        +-----------------------------------------------+-------------------------------------+
+            h x 3h/t  a/t heads  h/t x h  sum over t     h x 4h/t  4h/t x h  sum over t
+
+All functions take numbers or arrays of them.
+
+Sources: Megatron-LM (Narayanan et al., SC 2021), Equations 2 (parameters) and 3 (operations);
+Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
+Equations 1 to 6 and Table 2 (activations).
+
+Shapes of transformers: published ones by name, or a user's own file.
+
+Which ranks form which rings, and how many rings share the network cards of a node.
+
+Megatron-LM numbers ranks tensor first, then data, then pipeline:
+``rank = (stage * d + replica) * t + part``. With t = 2, d = 4, p = 2 on nodes of four devices::
+
+    node 0   0 1 2 3     stage 0     tensor  {0 1} {2 3} {4 5} {6 7}     inside a node
+    node 1   4 5 6 7                 data    {0 2 4 6} {1 3 5 7}         two rings cross each node's
+    node 2   8 9 ...     stage 1                                         cards at the same time
+
+A ring enters and leaves each of its nodes once, however many of its members lie there. So the rings
+of a stage that lie in one node share its cards: t of them if t devices fill less than a node.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, fields
+from functools import cache, cached_property
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Count, Form
+from ddlbench.common.schema import nearest, read_checked, read_yaml
+from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.predict.measured_steps import Array, check_columns, refuse
-from ddlbench.predict.transformer.counts import (
-    PRECISIONS,
-    RECOMPUTATIONS,
-    VOCABULARY,
-    WHOLE_VOCABULARY,
-    padded_vocabulary,
-)
+
+Numbers = NDArray[Any] | float
+"""A number, or one number a configuration."""
+
+RECOMPUTATIONS = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes of what training keeps and moves.
+
+    Args:
+        item: of one activation, and of one weight as messages carry it.
+        weight, gradient, optimizer: that a parameter takes on its device.
+        update: read and written to update one parameter.
+    """
+
+    item: float
+    weight: float
+    gradient: float
+    optimizer: float
+    update: float
+
+
+PRECISIONS: Mapping[str, Precision] = {
+    # Update: gradient to single precision (6), Adam on the master weight and two moments (28), the
+    # new weight in half precision (2).
+    "mixed": Precision(item=2, weight=2, gradient=4, optimizer=12, update=36),
+    # SGD with momentum, as the suite's own cells: three items are read, two are written.
+    "single": Precision(item=4, weight=4, gradient=4, optimizer=4, update=20),
+}
+"""By name; the first is usual: half precision with master weights in single precision, and Adam."""
+HALF = 2.0
+"""Bytes of an item, of which bytes of activations are given here and in the sources."""
+VOCABULARY, WHOLE_VOCABULARY = 50257, 51200
+"""GPT-2's byte pairs; and what Megatron-LM pads them to for its published runs."""
+PADDING = 128
+
+
+def padded_vocabulary(vocabulary: Numbers, tensor: Numbers) -> Numbers:
+    """Rows of the embedding; if it is cut, a multiple of 128 on each of ``tensor`` devices."""
+    rows = np.asarray(vocabulary, dtype=float)
+    unit = PADDING * np.asarray(tensor, dtype=float)
+    return np.where(np.asarray(tensor) > 1, np.ceil(rows / unit) * unit, rows)
+
+
+def layer_parameters(hidden: Numbers) -> Numbers:
+    """Weights and biases of a layer: 12 h^2 + 13 h."""
+    return 12 * hidden**2 + 13 * hidden
+
+
+def embedding_parameters(hidden: Numbers, vocabulary: Numbers, sequence: Numbers) -> Numbers:
+    """Embeddings of words and positions, (V + s) h; the logits use the words' again."""
+    return (vocabulary + sequence) * hidden
+
+
+def parameters(layers: Numbers, hidden: Numbers, vocabulary: Numbers, sequence: Numbers) -> Numbers:
+    """All parameters: 12 l h^2 (1 + 13 / 12h + (V + s) / 12 l h), Megatron-LM's Equation 2."""
+    each = layer_parameters(hidden)
+    return layers * each + embedding_parameters(hidden, vocabulary, sequence)
+
+
+def layer_forward_operations(
+    samples: Numbers, sequence: Numbers, hidden: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Operations of one layer's forward pass: of products with weights, and of attention.
+
+    24 b s h^2 and 4 b s^2 h: a multiplication and an addition are two operations.
+    """
+    return 24 * samples * sequence * hidden**2, 4 * samples * sequence**2 * hidden
+
+
+def head_forward_operations(
+    samples: Numbers, sequence: Numbers, hidden: Numbers, vocabulary: Numbers
+) -> Numbers:
+    """Operations of the logits' forward pass: 2 b s h V."""
+    return 2 * samples * sequence * hidden * vocabulary
+
+
+def step_operations(
+    samples: Numbers,
+    sequence: Numbers,
+    layers: Numbers,
+    hidden: Numbers,
+    vocabulary: Numbers,
+    *,
+    recomputation: str = "full",
+) -> Numbers:
+    """Operations of one step of ``samples`` sequences.
+
+    A backward pass is two forward passes. Full recomputation adds a forward pass of each layer
+    (then this is Megatron-LM's Equation 3, 96 B s l h^2 (1 + s / 6h + V / 16 l h)); selective
+    adds one of attention.
+    """
+    weights, attention = layer_forward_operations(samples, sequence, hidden)
+    again = {"none": (3, 3), "selective": (3, 4), "full": (4, 4)}[recomputation]
+    head = head_forward_operations(samples, sequence, hidden, vocabulary)
+    return layers * (again[0] * weights + again[1] * attention) + 3 * head
+
+
+def activation_bytes(
+    samples: Numbers,
+    sequence: Numbers,
+    hidden: Numbers,
+    heads: Numbers,
+    tensor: Numbers,
+    *,
+    recomputation: str = "none",
+    sequence_parallel: Numbers = False,
+) -> Numbers:
+    """Bytes that one layer keeps of a micro-batch for its backward pass, on one device.
+
+    ::
+
+        none        s b h (10 + 24 / t + 5 a s / h t)
+        selective   s b h (10 + 24 / t)
+        full        2 s b h                              only the layer's input
+
+    With sequence parallelism the 10 is divided by t, too. The input of full recomputation is
+    whole on each device without sequence parallelism.
+    """
+    unit = sequence * samples * hidden
+    shared = np.where(sequence_parallel, 1 / np.asarray(tensor, dtype=float), 1.0)
+    if recomputation == "full":
+        return 2 * unit * shared
+    kept = 10 * shared + 24 / tensor
+    if recomputation == "none":
+        kept = kept + 5 * heads * sequence / (hidden * tensor)
+    return unit * kept
+
 
 SHAPE = ("hidden_size", "attention_heads", "layers", "sequence_length")
 CUT = ("tensor", "data", "pipeline", "micro_batch")
@@ -174,3 +334,123 @@ def _usual(rows: pd.DataFrame) -> Mapping[str, Any]:
         "recomputation": np.where(many, "full", "none"),
         "precision": CHOICES["precision"][0],
     }
+
+
+_FILES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Shape(Form):
+    """A decoder: every layer alike, embedding and logits share their weights."""
+
+    layers: Count
+    hidden_size: Count
+    attention_heads: Count
+    sequence_length: Count
+    """Tokens of a sample."""
+    vocabulary: Count = 50257
+    """Rows of the embedding."""
+
+    @property
+    def parameters(self) -> float:
+        return float(
+            parameters(self.layers, self.hidden_size, self.vocabulary, self.sequence_length)
+        )
+
+    def columns(self) -> dict[str, int]:
+        """As columns of a table of configurations; the vocabulary padded for fast products."""
+        padded = -(-self.vocabulary // PADDING) * PADDING
+        return {**asdict(self), "vocabulary": padded}
+
+
+@cache
+def published_shapes() -> dict[str, Shape]:
+    """Shapes by name (shapes.csv)."""
+    path = Path(str(files("ddlbench.predict.transformer").joinpath("shapes.csv")))
+    names = [field.name for field in fields(Shape)]
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["name"]: Shape(*(int(row[name]) for name in names)) for row in rows}
+
+
+def is_shape(name: str) -> bool:
+    """Whether ``name`` is a published shape, one of ours, or a file that could hold one."""
+    own = ":" in name and transformer_shape(*name.split(":", 1)) is not None
+    return own or name in published_shapes() or name.endswith(_FILES)
+
+
+def load_shape(name: str) -> Shape:
+    """A shape by name: a published one, one of our networks as ``network:dataset``, or a file.
+
+    The keys of a file are the fields of :class:`Shape`.
+
+    Raises:
+        ConfigError: there is none of that name, or a key is wrong.
+    """
+    known = published_shapes()
+    if name in known:
+        return known[name]
+    own = transformer_shape(*name.split(":", 1)) if ":" in name else None
+    if own is not None:
+        return Shape(**own)
+    if not name.endswith(_FILES):
+        raise ConfigError(
+            f"transformer {name!r} is unknown; {nearest(name, known)}; or write one of our "
+            f"networks with its dataset (vit-tiny:cifar10), or a .yaml file with "
+            f"{', '.join(field.name for field in fields(Shape))}"
+        )
+    path = Path(name)
+    shape = read_checked(Shape, read_yaml(path), str(path))
+    if shape.hidden_size % shape.attention_heads:
+        raise ConfigError(
+            f"{path}: hidden_size {shape.hidden_size} does not divide by attention_heads "
+            f"{shape.attention_heads}; write a multiple"
+        )
+    return shape
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Groups of one kind, for each configuration.
+
+    Args:
+        members: ranks of a group.
+        crosses: whether a group spans several nodes.
+        sharing: rings that leave a node at the same time; 1 where none leaves.
+    """
+
+    members: Array
+    crosses: Array
+    sharing: Array
+
+
+def tensor_rings(table: Configurations, devices_per_node: int) -> Rings:
+    """Rings of the all-reduces of activations."""
+    tensor = table["tensor"]
+    return Rings(tensor, tensor > devices_per_node, np.ones(len(table)))
+
+
+def data_rings(table: Configurations, devices_per_node: int) -> Rings:
+    """Rings of the all-reduces of gradients."""
+    tensor, data = table["tensor"], table["data"]
+    crosses = (tensor * data > devices_per_node) & (data > 1)
+    sharing = np.where(crosses, np.minimum(tensor, devices_per_node), 1.0)
+    return Rings(data, crosses, sharing)
+
+
+def hop_senders(table: Configurations, devices_per_node: int) -> tuple[Array, Array]:
+    """Messages between neighbouring stages.
+
+    Returns:
+        whether some stage's neighbour lies on another node, and how many devices of a node then
+        send at the same time.
+    """
+    stage = table["tensor"] * table["data"]
+    crosses = (stage * table["pipeline"] > devices_per_node) & (table["pipeline"] > 1)
+    return crosses, np.where(crosses, np.minimum(stage, devices_per_node), 1.0)
+
+
+def ends_rings(table: Configurations, devices_per_node: int) -> Rings:
+    """Pairs of the first and last stage, which sum the gradient of the embedding that both hold."""
+    crosses, senders = hop_senders(table, devices_per_node)
+    return Rings(np.where(table["pipeline"] > 1, 2.0, 1.0), crosses, senders)

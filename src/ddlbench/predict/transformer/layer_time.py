@@ -34,11 +34,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlbench.predict.measured_steps import Array
-from ddlbench.predict.platform_file import Accelerators
-from ddlbench.predict.transformer.configurations import Configurations
-from ddlbench.predict.transformer.counts import HALF, layer_forward_operations
-from ddlbench.predict.transformer.rank_order import Rings, tensor_rings
+from ddlbench.predict.measured_steps import Accelerators, Array
+from ddlbench.predict.transformer.configurations import (
+    HALF,
+    Configurations,
+    Rings,
+    layer_forward_operations,
+    tensor_rings,
+)
 
 BACKWARD = 2.0
 """Work of a backward pass in forward passes."""

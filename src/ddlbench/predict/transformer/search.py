@@ -16,13 +16,17 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.units import GB, HOURS, doubled
-from ddlbench.predict.platform_file import Accelerators
-from ddlbench.predict.transformer.configurations import Configurations, configurations
-from ddlbench.predict.transformer.counts import RECOMPUTATIONS, step_operations
-from ddlbench.predict.transformer.memory import memory_bytes
-from ddlbench.predict.transformer.shapes import Shape, load_shape
-from ddlbench.predict.transformer.step import PARTS, steps
+from ddlbench.common.statistics import GB, HOURS, doubled
+from ddlbench.predict.measured_steps import Accelerators
+from ddlbench.predict.transformer.configurations import (
+    RECOMPUTATIONS,
+    Configurations,
+    Shape,
+    configurations,
+    load_shape,
+    step_operations,
+)
+from ddlbench.predict.transformer.step import PARTS, memory_bytes, steps
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 CHUNKS = (2, 4)

@@ -16,17 +16,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ddlbench.common.units import BYTES, GIB, MIB, Unit, unit_for
+from ddlbench.common.statistics import BYTES, GIB, MIB, Unit, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report.bars import Group, bar_groups, draw_groups, panel_size, patch, top_of
 from ddlbench.report.curves import places
 from ddlbench.report.footer import SIGNS, Context, footer, sentence, without_signs
-from ddlbench.report.labels import common_workers, status_mark, variant_labels, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
 from ddlbench.report.looks import DatasetLook, strategy_look
-from ddlbench.report.style import GREY, REFERENCE
+from ddlbench.report.style import (
+    GREY,
+    REFERENCE,
+    common_workers,
+    status_mark,
+    variant_labels,
+    workers_label,
+)
 from ddlbench.report.tables import Tables, rows_of
 
 NOT_MEASURED = "no value"

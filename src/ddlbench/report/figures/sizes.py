@@ -28,10 +28,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.experiment.registry import BASE
-from ddlbench.report.labels import case_title
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.looks import strategy_look
-from ddlbench.report.style import GREY, LINE_MM, plain, text_width_mm, wrapped
+from ddlbench.report.style import GREY, LINE_MM, case_title, plain, text_width_mm, wrapped
 
 _LEAST_MM = 11.0  # of a size
 _FEW_DEVICES = 8  # above, the axis of speed-ups is logarithmic
@@ -65,7 +64,7 @@ def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     """Speed-up and efficiency of the best strategy of each geometry.
 
     Args:
-        content: of :func:`ddlbench.predict.sizes.sizes_dict`.
+        content: of :func:`ddlbench.predict.largest_batch.sizes_dict`.
 
     Returns:
         the figure, and a row a geometry.

@@ -1,8 +1,16 @@
-"""Speed-up of every strategy over the sequential base (DDLBench 2020, Figure 4)."""
+"""Speed-up of every strategy over the sequential base (DDLBench 2020, Figure 4).
+
+Speed-up over the number of workers (DDLBench, Figures 5 and 6).
+
+A line is a strategy, or a strategy and site where several sites are compared. Each speed-up is over
+the sequential training of its own site, so a faster site may have the smaller speed-up. The footer
+and the table give the absolute speed of each base.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,41 +19,270 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
-from ddlbench.report import published
+from ddlbench.report import drawing
 from ddlbench.report.bars import (
     Beside,
     Group,
     bar_groups,
     draw_beside,
+    draw_cross,
     draw_groups,
+    draw_point,
+    draw_published,
     hollow,
     message,
     panel_size,
     patch,
     top_of,
 )
-from ddlbench.report.figures.scaling import without_base
+from ddlbench.report.curves import DASHES, places, sample, ticks_at, whisker
 from ddlbench.report.footer import (
     Context,
     as_sentence,
     common_notes,
     footer,
     interval_sentence,
+    marks,
+    origin,
     sign_of_all,
 )
-from ddlbench.report.labels import common_workers, workers_label
-from ddlbench.report.layout import Panel, Section, lay_out, unique
-from ddlbench.report.looks import DatasetLook, dataset_look
-from ddlbench.report.style import GREY, REFERENCE
+from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
+from ddlbench.report.looks import DatasetLook, dataset_look, strategy_look
+from ddlbench.report.style import (
+    GREY,
+    REFERENCE,
+    common_workers,
+    speedup_mark,
+    variant_labels,
+    workers_label,
+)
 from ddlbench.report.tables import Tables, rows_of
+
+TABLE = [
+    "dataset", "network", "strategy", "variant", "workers", "geometry", "speedup", "speedup_low",
+    "speedup_high", "speedup_n", "base_samples_per_s", "mark", "reason", "stale",
+]  # fmt: skip
+
+
+def draw_scaling(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
+    """Sections are datasets, panels networks, lines strategies."""
+    shown = without_base(tables.summary)
+    shown["line"] = per_node_lines(shown)
+    printed = drawing.speedups_of(shown, context.paper, "thesis/fig3.2")
+    sentences = [
+        "Base: sequential training on one device (samples/s in the table beside). "
+        "Dashed: linear speed-up.",
+        *filter(None, ["Hollow: drawing, of another machine." if len(printed) else ""]),
+        *filter(None, [interval_sentence(shown, ratio=True)]),
+        *missing_sentence(shown),
+    ]
+    below = footer(shown, context, sentences)
+    legend = drawing.label(printed, context.paper) if len(printed) else ""
+    figure = draw_lines(shown, "Speed-up by number of workers", below, (printed, legend))
+    return figure, drawing.below(shown[TABLE], printed, [*TABLE, *drawing.SOURCE])
+
+
+def without_base(summary: pd.DataFrame) -> pd.DataFrame:
+    """All rows but the base's, with ``variant`` and ``mark`` (why there is no point)."""
+    shown = summary.assign(variant=variant_labels(summary))
+    shown = shown[shown["strategy"] != BASE].reset_index(drop=True)
+    shown["mark"] = [speedup_mark(row, row.speedup) for row in rows_of(shown)]
+    return shown
+
+
+def draw_lines(
+    shown: pd.DataFrame,
+    title: str,
+    below: list[str],
+    beside: tuple[pd.DataFrame, str] | None = None,
+) -> Figure:
+    """Draw ``shown``: cells that share ``strategy`` and ``line`` are one line over workers.
+
+    Args:
+        shown: cells, with ``line``.
+        title: above the figure.
+        below: sentences of the footer.
+        beside: published speed-ups, drawn hollow, and their label.
+    """
+    printed, said = beside or (None, "")
+    names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
+    styles = {name: DASHES[place % len(DASHES)] for name, place in places(names).items()}
+    signs = {
+        name: sign_of_all(shown[(shown["strategy"] == name[0]) & (shown["line"] == name[1])])
+        for name in names
+    }
+    legend: list[tuple[Artist, str]] = [
+        (sample(of, linestyle=styles[of, line]), f"{strategy_label(of, line)} {sign}".rstrip())
+        for (of, line), sign in signs.items()
+    ]
+    if printed is not None and len(printed):
+        legend.append((hollow(), said))
+    page = lay_out(
+        title,
+        legend,
+        dataset_sections(shown),
+        footer=below,
+        size=PanelSize(
+            min_width=21.0 if shown["network"].nunique() > 4 else 36.0,
+            height=27.0,
+            left=13.0,  # a tick may be 0.0625
+            between=3.0,
+            max_columns=6,
+        ),
+        share_y=True,
+    )
+    counts = sorted({int(count) for count in shown["workers"]})
+    limits = _limits(shown, printed)
+    for axes, part in page.facets:
+        _frame(axes, counts, limits)
+        for place, name in enumerate(names):
+            own = part[(part["strategy"] == name[0]) & (part["line"] == name[1])]
+            shift = 1 + 0.03 * (place - (len(names) - 1) / 2)
+            _draw_line(axes, own.sort_values("workers"), styles[name], shift, signs[name])
+        _draw_crosses(axes, part[part["mark"] != ""])
+        if printed is not None:
+            _draw_published(axes, part, printed)
+        axes.set_xlabel("Workers", labelpad=1)
+    page.label_rows("Speed-up")
+    return page.figure
+
+
+def per_node_lines(shown: pd.DataFrame) -> list[str]:
+    """Name each cell's line: its variant, and the devices per node if geometries share a count."""
+    per_count = shown.groupby("workers")["geometry"].nunique()
+    twice = bool((per_count > 1).any())
+    return [
+        ", ".join(filter(None, [row.variant, f"{row.devices_per_node} a node" if twice else ""]))
+        for row in rows_of(shown)
+    ]
+
+
+def _draw_published(axes: Axes, part: pd.DataFrame, printed: pd.DataFrame) -> None:
+    """Hollow marks of the panel's dataset and network, in the strategies' colours."""
+    first = next(rows_of(part), None)
+    if first is None:  # the network is not trained on this dataset
+        return
+    own = printed[(printed["dataset"] == first.dataset) & (printed["network"] == first.network)]
+    for row in rows_of(own):
+        look = strategy_look(str(row.strategy))
+        place = float(row.workers), float(row.speedup)
+        draw_published(axes, place, hollow(look.colour, look.marker))
+
+
+def _limits(shown: pd.DataFrame, printed: pd.DataFrame | None) -> tuple[float, float]:
+    good = shown[shown["mark"] == ""]
+    lows = good["speedup_low"].fillna(good["speedup"])
+    highs = good["speedup_high"].fillna(good["speedup"])
+    theirs = [] if printed is None else [float(value) for value in printed["speedup"]]
+    low = min([*lows[lows > 0], *theirs, 1.0])
+    high = max([*highs, *theirs, float(shown["workers"].max())])
+    return low / 1.5, high * 1.25
+
+
+def _frame(axes: Axes, counts: list[int], limits: tuple[float, float]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlim(min(0.8, counts[0] / 1.25), counts[-1] * 1.25)
+    axes.set_ylim(*limits)
+    ends = axes.get_xlim()
+    axes.plot(ends, ends, **REFERENCE, zorder=1, gid="linear")
+    axes.axhline(1, color=GREY, linewidth=0.6, zorder=1)
+    ticks_at(axes.xaxis, sorted({1, *counts}))
+    powers = range(math.ceil(math.log2(limits[0])), math.floor(math.log2(limits[1])) + 1)
+    every = 1 + len(powers) // 7
+    ticks_at(axes.yaxis, [2.0**power for power in powers if power % every == 0])
+
+
+def _draw_line(axes: Axes, own: pd.DataFrame, style: Any, shift: float, sign: str) -> None:
+    """Draw a strategy's line; its points are without the sign that stands at its name."""
+    if own.empty:
+        return
+    look = strategy_look(str(own["strategy"].iloc[0]))
+    good = own[own["mark"] == ""]
+    if len(good):
+        x = good["workers"].astype(float) * shift
+        axes.plot(x, good["speedup"], color=look.colour, linestyle=style, zorder=2, gid="line")
+        for place, row in zip(x, rows_of(good), strict=True):
+            whisker(axes, place, [row.speedup_low, row.speedup_high], look.colour, zorder=2)
+            draw_point(axes, (place, row.speedup), look, row, without=sign)
+
+
+def _draw_crosses(axes: Axes, missing: pd.DataFrame) -> None:
+    """Draw a cross for each missing cell, stacked over its number of workers."""
+    height: dict[int, int] = {}
+    for row in rows_of(missing):
+        place = height[row.workers] = height.get(row.workers, -1) + 1
+        colour = strategy_look(str(row.strategy)).colour
+        draw_cross(axes, float(row.workers), colour, place, zorder=3)
+
+
+def missing_sentence(shown: pd.DataFrame) -> list[str]:
+    """Say what the crosses stand for, reason by reason."""
+    missing = shown[shown["mark"] != ""]
+    parts = []
+    for mark, part in missing.groupby("mark", sort=False):
+        cells = [
+            f"{strategy_label(str(strategy))} on {' and '.join(str(int(c)) for c in counts)}"
+            for strategy, own in part.groupby("strategy", sort=False)
+            if len(counts := sorted(set(own["workers"])))
+        ]
+        parts.append(f"{mark}: {', '.join(cells)}")
+    if not parts:
+        return []
+    return [f"Crosses stand for cells without a point: {'; '.join(parts)} workers."]
+
+
+def draw_sites(
+    tables: Mapping[str, Tables], contexts: Mapping[str, Context]
+) -> tuple[Figure, pd.DataFrame]:
+    """Compare sites; both mappings have a key for each site.
+
+    Raises:
+        ConfigError: there is nothing to compare.
+    """
+    if len(tables) < 2:
+        raise ConfigError("one site alone compares with nothing: name another with --also-site")
+    parts = []
+    for site, own in tables.items():
+        part = without_base(own.summary)
+        lines = per_node_lines(part)
+        part["line"] = [", ".join(filter(None, [site, line])) for line in lines]
+        parts.append(part)
+    shown = pd.concat(parts, ignore_index=True)
+    below = [
+        "Base: each site's own sequential training on one device; dashed: linear speed-up.",
+        *_bases(shown),
+        *filter(None, [interval_sentence(shown, ratio=True)]),
+        *missing_sentence(shown),
+        *marks(shown),
+        *(origin(part, contexts[site]) for site, part in zip(tables, parts, strict=True)),
+    ]
+    figure = draw_lines(shown, "Speed-up by number of workers, site by site", below)
+    return figure, shown[["site", *TABLE]]
+
+
+def _bases(shown: pd.DataFrame) -> list[str]:
+    """Absolute speed of the bases, which speed-ups hide."""
+    known = shown[shown["base_samples_per_s"].notna()]
+    speeds = []
+    for (dataset, network), part in known.groupby(["dataset", "network"], sort=False):
+        each = ", ".join(
+            f"{row.base_samples_per_s:.3g} on {row.site}"
+            for row in rows_of(part.drop_duplicates("site"))
+        )
+        speeds.append(f"{network_label(str(network))} on {dataset_label(str(dataset))} {each}")
+    return [f"Base in samples/s: {'; '.join(speeds)}."] if speeds else []
+
 
 _NEUTRAL = "#444444"
 _FEW_BASES = 6
 _TABLE = [
     "geometry", "workers", "strategy", "variant", "network", "dataset", "speedup", "speedup_low",
     "speedup_high", "speedup_n", "samples_per_s", "base_samples_per_s", "mark", "reason", "stale",
-    "noisy", *published.SOURCE,
+    "noisy", *drawing.SOURCE,
 ]  # fmt: skip
 
 
@@ -56,7 +293,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     are the bars of the published figure for the same strategy, network, dataset and geometry.
     """
     shown = without_base(tables.summary)
-    printed = published.speedups_of(shown, context.paper, "thesis/fig3.1")
+    printed = drawing.speedups_of(shown, context.paper, "thesis/fig3.1")
     shown["group"] = list(zip(shown["strategy"], shown["variant"], strict=True))
     datasets = in_dataset_order(shown["dataset"])
     looks = {dataset: dataset_look(dataset) for dataset in datasets}
@@ -89,7 +326,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         (patch(_NEUTRAL, look), dataset_label(name)) for name, look in looks.items()
     ]
     if len(printed):
-        legend.append((hollow(), published.label(printed, context.paper)))
+        legend.append((hollow(), drawing.label(printed, context.paper)))
     emulated = ", emulated" if shown["emulated"].any() else ""
     page = lay_out(
         f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}{emulated}",
@@ -115,7 +352,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             draw_beside(axes, hollows, len(datasets))
             _bounds(axes, scale, labelled=axes in page.last_in_row)
     page.label_rows("Speed-up")
-    return page.figure, published.below(shown, printed, _TABLE)
+    return page.figure, drawing.below(shown, printed, _TABLE)
 
 
 def _panels(
@@ -201,7 +438,7 @@ def _bounds(axes: Axes, scale: _Scale, labelled: bool) -> None:
 def _sentences(
     shown: pd.DataFrame, summary: pd.DataFrame, notes: list[str], printed: pd.DataFrame
 ) -> list[str]:
-    theirs = "Hollow: published, of another machine and its batches." if len(printed) else ""
+    theirs = "Hollow: drawing, of another machine and its batches." if len(printed) else ""
     return [
         _base_sentence(shown, summary),
         *filter(None, [theirs]),

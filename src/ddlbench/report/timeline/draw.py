@@ -36,15 +36,14 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ddlbench.common.units import TIMES, Unit, unit_for
+from ddlbench.common.statistics import TIMES, Unit, unit_for
 from ddlbench.report.bars import ground as ground_of_text
 from ddlbench.report.bars import patch
 from ddlbench.report.layout import Panel as PagePanel
 from ddlbench.report.layout import PanelSize, Section, lay_out
 from ddlbench.report.looks import KINDS, DatasetLook, KindLook, kind_look
 from ddlbench.report.style import GREY, shade, text_width_mm, ticks_in
-from ddlbench.report.timeline.box import PASSES, WAIT, Box, Row, beside_lanes
-from ddlbench.report.timeline.windows import Part, Window
+from ddlbench.report.timeline.box import PASSES, WAIT, Box, Part, Row, Window, beside_lanes
 
 _ROW_MM = 4.8
 _LOW_ROW_MM = 3.5

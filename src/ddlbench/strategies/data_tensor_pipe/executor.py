@@ -8,11 +8,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ddlbench.planning.network_tables import why_not_in_pairs
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.gradient_sum import sum_in_place
 from ddlbench.strategies.pipelining.executor import PipelineExecutor
-from ddlbench.strategies.process_group import side_by_side
-from ddlbench.strategies.sharded_state import ShardedStateExecutor, local
-from ddlbench.strategies.tensor_parallel.conversion import linear_pairs, split_pairs
+from ddlbench.strategies.process_group import (
+    ShardedStateExecutor,
+    local,
+    side_by_side,
+    sum_in_place,
+)
+from ddlbench.strategies.tensor_parallel.executor import linear_pairs, split_pairs
 
 
 class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):

@@ -25,11 +25,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
-from ddlbench.planning.network_traits import NetworkTraits, borrowing, first_unsupported
+from ddlbench.planning.data_parallel import (
+    ShardedUnit,
+    data_parallel_placement,
+    sharded_bytes,
+    sharded_step,
+    uneven_shares,
+)
+from ddlbench.planning.network_tables import NetworkTraits, borrowing, first_unsupported
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.plan import Process
-from ddlbench.planning.sharded import ShardedUnit, sharded_bytes, sharded_step
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from ddlbench.strategies.fsdp.descriptor import FsdpOptions
-from ddlbench.strategies.process_group import join_all
-from ddlbench.strategies.sharded_state import ShardedStateExecutor
+from ddlbench.strategies.process_group import ShardedStateExecutor, join_all
 from ddlbench.strategies.timing import SpanRecorder
 
 

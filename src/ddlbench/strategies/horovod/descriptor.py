@@ -18,10 +18,10 @@ from ddlbench.common.form import Natural, Positive
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
-from ddlbench.planning.gradient_traffic import GradientMessage
-from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
+from ddlbench.planning.network_tables import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.strategy import PARADL
+from ddlbench.planning.traffic import GradientMessage
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

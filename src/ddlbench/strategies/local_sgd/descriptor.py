@@ -33,12 +33,12 @@ from ddlbench.common.form import Count, Positive
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
-from ddlbench.planning.gradient_traffic import whole_buckets
 from ddlbench.planning.memory import backward_peak_bytes, data_parallel_bytes
 from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Process
 from ddlbench.planning.step import Message, Step, summed_gradients, transport_of, worker_tasks
 from ddlbench.planning.strategy import Strategy
+from ddlbench.planning.traffic import whole_buckets
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
@@ -64,7 +64,7 @@ class LocalSgd(Strategy):
     """Replicas that train alone for H steps and then average their weights."""
 
     name: ClassVar[str] = "local-sgd"
-    replay: ClassVar[str] = "ddlbench.strategies.local_sgd.replay:replay"
+    replay: ClassVar[str] = "ddlbench.strategies.local_sgd.executor:replay"
     label: ClassVar[str] = "Local SGD"
     family: ClassVar[str] = "data parallel"
     colour: ClassVar[str] = "#5B6C8F"

@@ -29,7 +29,7 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
-from ddlbench.planning.network_traits import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
+from ddlbench.planning.network_tables import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.plan import Process, process_at
 from ddlbench.planning.step import Compute, Message, Step, transport_of, worker_tasks

@@ -11,7 +11,7 @@ workers once before training. In async mode they do so after each run, too, so t
 with the same weights.
 
 First all connections are made, and on GPUs every process makes a dry run
-(:mod:`ddlbench.strategies.dry_run`), because later a receive is posted at all times.
+(:mod:`ddlbench.strategies.alone`), because later a receive is posted at all times.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ from torch import Tensor, nn
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import StrategyPlan
-from ddlbench.strategies.dry_run import dry_run
+from ddlbench.strategies.alone import dry_run
 from ddlbench.strategies.executor import Context, DataStream, Executor, RunRecord
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerOptions
 from ddlbench.strategies.parameter_server.layout import Layout
 from ddlbench.strategies.parameter_server.server import (
+    PULL,
+    PUSH,
     AsyncServer,
+    Groups,
     Round,
     Server,
     ServiceLog,
     SyncServer,
+    Worker,
+    channels_between,
     pieces,
 )
-from ddlbench.strategies.parameter_server.worker import PULL, PUSH, Groups, Worker, channels_between
 from ddlbench.strategies.process_group import connect, every_rank, join_all
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import make_optimizer, set_learning_rate

@@ -26,7 +26,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.network_traits import NetworkTraits, first_unsupported
+from ddlbench.planning.network_tables import NetworkTraits, first_unsupported
 from ddlbench.planning.options import Options, RuleText
 from ddlbench.planning.pipeline import (
     Pipeline,
@@ -46,7 +46,7 @@ from ddlbench.planning.pipeline_stages import (
 )
 from ddlbench.planning.plan import Process, needs_of, process_at
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
-from ddlbench.planning.schedules.pipedream import warmups
+from ddlbench.planning.schedules.orders import warmups
 from ddlbench.planning.strategy import Strategy
 from ddlbench.planning.trainable import why_not_in_stages
 
@@ -95,7 +95,7 @@ class StagedStrategy(Strategy):
 
     not_compiled: ClassVar[str] = "nothing tests that compiled passes keep to its stored weights"
     executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
-    replay: ClassVar[str] = "ddlbench.strategies.pipedream.replay:replay"
+    replay: ClassVar[str] = "ddlbench.strategies.pipedream.executor:replay"
     predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
     preferred_predictor: ClassVar[Mapping[str, str]] = {
         "cpu": "pipeline-replay",

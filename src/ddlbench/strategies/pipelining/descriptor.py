@@ -26,9 +26,9 @@ from ddlbench.common.form import Count
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.fitting import micro_batch_counts
+from ddlbench.planning.budget import micro_batch_counts
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.network_traits import NetworkTraits
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.pipeline import (
     Pipeline,

@@ -22,12 +22,17 @@ from torch import Tensor, nn
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported
-from ddlbench.strategies.gradient_sum import sum_gradients
-from ddlbench.strategies.pipelining.cutting import TensorForm, block_forms, sample_form
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
-from ddlbench.strategies.pipelining.split_backward import check_split_backward
-from ddlbench.strategies.pipelining.stage import WatchedStage, make_stage, torch_schedule
-from ddlbench.strategies.process_group import join_all, side_by_side
+from ddlbench.strategies.pipelining.stage import (
+    TensorForm,
+    WatchedStage,
+    block_forms,
+    check_split_backward,
+    make_stage,
+    sample_form,
+    torch_schedule,
+)
+from ddlbench.strategies.process_group import join_all, side_by_side, sum_gradients
 from ddlbench.strategies.timing import SpanRecorder
 
 # Spans of the last steps of a run are kept.

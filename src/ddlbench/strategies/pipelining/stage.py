@@ -5,17 +5,45 @@ block yields. :class:`StageModule` makes them so::
 
     activation   receive -> blocks -> no view, contiguous -> send
     gradient     send <- contiguous <- blocks <- receive
+
+Compares a backward pass in two parts with a whole one, for the stages of a zero-bubble schedule.
+
+torch computes the gradient of a stage's input first, and those of its weights later. It starts the
+second part where a weight's path meets the path of the input::
+
+    input ---- o ---- o ---- output        B: along the upper path
+              /      /                     W: from each o to its weight
+             w0     w1
+
+So a weight whose path never meets the input's has no gradient, as after ``detach``. A hook beyond
+an ``o`` runs twice. Whether a network has such places, only a trial shows.
+
+Output form, operations and weights of each block, without computing anything.
+
+::
+
+    blocks   | a | b | c | d | e |      each block runs on fake tensors (no data), which gives
+    stages   |---0---|---1---|-2-|      its output's shape and its floating-point operations
+
+Every process derives the forms of its messages in this way, so none are exchanged. :func:`table`
+makes ``planning/block_table.csv``, the planner's facts about the built-in networks, for
+``make tables``. It builds them on the meta device, so even ResNet-152 takes no memory.
 """
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, starmap
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -25,11 +53,159 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.utils.flop_counter import FlopCounterMode
 
+from ddlbench.common.document import csv_text
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.registry import load, pairs
+from ddlbench.networks.inputs import input_dtype, made_up_inputs
+from ddlbench.networks.inspection import copy_of, copy_without_data
+from ddlbench.networks.synthetic import out_of_place
+from ddlbench.networks.whole import seeded
+from ddlbench.planning.network_tables import BLOCK_COLUMNS
 from ddlbench.planning.schedules import Action
-from ddlbench.planning.schedules.action import Kind
-from ddlbench.strategies.pipelining.cutting import TensorForm
+from ddlbench.planning.schedules.schedule import Kind
+from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.timing import SpanRecorder
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """Shape and type of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorForm:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def tensor(self, device: torch.device | str) -> Tensor:
+        """An uninitialised tensor of this form."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+def sample_form(
+    spec: DatasetSpec, samples: int, floating: torch.dtype = torch.float32
+) -> TensorForm:
+    """Form of a batch of a dataset's samples; those that are no integers are ``floating``."""
+    return TensorForm((samples, *spec.shape), input_dtype(spec, floating))
+
+
+@dataclass(frozen=True)
+class BlockFacts:
+    """One block on one micro-batch."""
+
+    output: TensorForm
+    work: float
+    parameter_bytes: int
+
+
+def block_facts(
+    network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
+) -> list[BlockFacts]:
+    """Facts of every block, in order; the network is not changed."""
+    facts: list[BlockFacts] = []
+
+    def count(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
+        with FlopCounterMode(display=False) as counter:
+            outputs: Tensor = double.get_submodule(name)(inputs)
+        weights = network.get_submodule(name).parameters()
+        parameters = sum(p.numel() * p.element_size() for p in weights)
+        facts.append(
+            BlockFacts(TensorForm.of(outputs), float(counter.get_total_flops()), parameters)
+        )
+        return outputs
+
+    run_blocks(network, micro_batch, device, count, forget=facts.clear)
+    return facts
+
+
+def block_forms(
+    network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
+) -> list[TensorForm]:
+    """Forms of the input and of every block's output, in order; the network is not changed."""
+    forms = [micro_batch]
+
+    def look(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
+        outputs: Tensor = double.get_submodule(name)(inputs)
+        forms.append(TensorForm.of(outputs))
+        return outputs
+
+    def forget() -> None:
+        del forms[1:]
+
+    run_blocks(network, micro_batch, device, look, forget)
+    return forms
+
+
+def run_blocks(
+    network: nn.Sequential,
+    sample: TensorForm,
+    device: torch.device | str,
+    run: Callable[[nn.Sequential, str, Tensor], Tensor],
+    forget: Callable[[], None],
+) -> None:
+    """Run the blocks of a copy, in order.
+
+    They run on fake tensors, which cannot run a block that reads a number, as of a loss. Then the
+    copy computes, of zeros.
+
+    Args:
+        network: on any device; it is not changed.
+        sample: form of its input.
+        device: where it runs.
+        run: (the copy, name of a block, its input) -> its output.
+        forget: called before the copy computes.
+    """
+    try:
+        with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+            _run_in_order(copy_without_data(network, device), sample.tensor(device), run)
+    except Exception:
+        forget()
+        with torch.enable_grad(), seeded(0):
+            zeros = torch.zeros(sample.shape, dtype=sample.dtype, device=device)
+            _run_in_order(copy_of(network).to(device), zeros, run)
+
+
+def _run_in_order(
+    double: nn.Sequential, passing: Tensor, run: Callable[[nn.Sequential, str, Tensor], Tensor]
+) -> None:
+    for name in double._modules:  # named_children skips repeated modules
+        passing = run(double, name, passing.detach())
+
+
+_SAMPLES = 2  # batch norm refuses a single value per channel
+
+
+def rows_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
+    """A row for each block, with ``BLOCK_COLUMNS``; operations and output bytes of one sample."""
+    with torch.device("meta"):
+        blocks = out_of_place(load("ddlbench.networks", network)(spec))
+    facts = block_facts(blocks, sample_form(spec, _SAMPLES), "cpu")
+    return [
+        (
+            network,
+            spec.name,
+            name,
+            round(fact.work / _SAMPLES),
+            fact.parameter_bytes,
+            fact.output.bytes // _SAMPLES,
+        )
+        for name, fact in zip(blocks._modules, facts, strict=True)
+    ]
+
+
+def table() -> str:
+    """All built-in networks on all datasets, as CSV."""
+    return csv_text([BLOCK_COLUMNS, *chain.from_iterable(starmap(rows_of, pairs()))])
+
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _SEVERAL = {
@@ -155,3 +331,97 @@ def torch_schedule(
         (stage,) = stages
         return _SINGLE[name](stage, micro_batches, loss_function, scale_grads=False)
     return _SEVERAL[name](list(stages), micro_batches, loss_function, scale_grads=False)
+
+
+_RELATIVE, _OF_THE_LARGEST = 1e-3, 1e-5  # far above the rounding of float32
+
+
+def check_split_backward(
+    network: nn.Sequential,
+    stages: Sequence[range],
+    cell: Cell,
+    floating: torch.dtype = torch.float32,
+) -> None:
+    """Check all stages but the first, whose backward pass torch does not split.
+
+    Raises:
+        Unsupported: the gradients of a stage's weights or input are not those of a whole pass.
+    """
+    blocks = list(network._modules.items())
+    with seeded(0):
+        passing = made_up_inputs(DATASETS[cell.dataset], _SAMPLES, "cpu")
+        if passing.is_floating_point():
+            passing = passing.to(floating)
+        for number, stage in enumerate(stages):
+            own = nn.Sequential(OrderedDict(blocks[stage.start : stage.stop]))
+            if number and (why := _difference(own, passing)) is not None:
+                raise Unsupported(
+                    f"{cell.strategy} splits backward passes, and on stage {number} {why}; take "
+                    "pipe-1f1b, which does not split them",
+                    code="split_backward_differs",
+                )
+            passing = copy_of(own)(passing).detach()
+
+
+def _difference(blocks: nn.Sequential, inputs: Tensor) -> str | None:
+    """What differs, for a sentence; None if nothing does, or a whole pass fails as well."""
+    try:
+        whole = _gradients(blocks, inputs, _whole_pass)
+    except Exception:
+        return None
+    try:
+        split = _gradients(blocks, inputs, _split_pass)
+    except Exception as error:
+        cause = error.__cause__ or error
+        return f"that fails: {_first_sentence(cause)}"
+    for name, gradient in whole.items():
+        if not _alike(gradient, split[name]):
+            return f"{name} would get another gradient than from a whole pass"
+    return None
+
+
+def _gradients(
+    blocks: nn.Sequential, inputs: Tensor, backward: Callable[[nn.Module, Tensor, Tensor], None]
+) -> dict[str, Tensor | None]:
+    """Gradients of a copy's weights and input after one pass, with the same random numbers."""
+    stage = StageModule(copy_of(blocks)).train()
+    with seeded(1):
+        received = inputs.detach().clone().requires_grad_()
+        outputs = stage(received)
+        if outputs.requires_grad:
+            backward(stage, received, outputs)
+    weights = {name: weight.grad for name, weight in stage.blocks.named_parameters()}
+    return {**weights, "its input": received.grad}
+
+
+def _whole_pass(_stage: nn.Module, _received: Tensor, outputs: Tensor) -> None:
+    outputs.backward(_weighting(outputs))
+
+
+def _split_pass(stage: nn.Module, received: Tensor, outputs: Tensor) -> None:
+    _, groups = stage_backward_input(
+        [outputs], [_weighting(outputs)], [received], stage.parameters()
+    )
+    stage_backward_weight(stage.parameters(), groups)
+
+
+def _first_sentence(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].partition(". ")[0].rstrip(".")
+
+
+def _weighting(outputs: Tensor) -> Tensor:
+    """A gradient of the outputs in which all places differ."""
+    return torch.linspace(-1, 1, outputs.numel()).view(outputs.shape).to(outputs.dtype)
+
+
+def _alike(gradient: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two gradients are the same but for rounding; a missing one is zero."""
+    if gradient is None or other is None:
+        known = gradient if other is None else other
+        return known is None or not known.to_dense().any()
+    gradient, other = gradient.to_dense(), other.to_dense()
+    absolute = 0.0
+    if gradient.numel():
+        absolute = _OF_THE_LARGEST * float(gradient.abs().nan_to_num().max())
+    return torch.allclose(gradient, other, rtol=_RELATIVE, atol=absolute, equal_nan=True)

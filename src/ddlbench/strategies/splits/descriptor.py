@@ -29,19 +29,24 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import SWAP
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.groups import (
+from ddlbench.planning.network_tables import (
+    DIMENSIONS,
+    NetworkTraits,
+    borrowing,
+    first_unsupported,
+    why_too_many,
+)
+from ddlbench.planning.options import Options
+from ddlbench.planning.plan import Process
+from ddlbench.planning.step import Compute, Message, Step, transport_of
+from ddlbench.planning.strategy import PARADL, LayerSplit, Strategy
+from ddlbench.planning.traffic import (
     Group,
     GroupOptions,
     larger_groups,
     placement_of_groups,
     uneven_groups,
 )
-from ddlbench.planning.network_tables import DIMENSIONS, why_too_many
-from ddlbench.planning.network_traits import NetworkTraits, borrowing, first_unsupported
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Process
-from ddlbench.planning.step import Compute, Message, Step, transport_of
-from ddlbench.planning.strategy import PARADL, LayerSplit, Strategy
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import Executor
-from ddlbench.strategies.gradient_sum import sum_gradients
-from ddlbench.strategies.pipelining.cutting import sample_form
-from ddlbench.strategies.process_group import join_all
+from ddlbench.strategies.pipelining.stage import sample_form
+from ddlbench.strategies.process_group import join_all, sum_gradients
 from ddlbench.strategies.splits.convert import Grid, Rows, WeightShards, split_rows, split_weights
 from ddlbench.strategies.splits.descriptor import SplitDetails, grid_of
+from ddlbench.strategies.splits.layout import BlockTrace, trace
 from ddlbench.strategies.splits.shard_group import (
     GridAxis,
     ShardGroup,
@@ -33,7 +33,6 @@ from ddlbench.strategies.splits.shard_group import (
     groups_of,
     join_shard_group,
 )
-from ddlbench.strategies.splits.trace import BlockTrace, trace
 from ddlbench.strategies.splits.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
 

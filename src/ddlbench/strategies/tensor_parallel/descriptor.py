@@ -24,19 +24,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.groups import (
+from ddlbench.planning.network_tables import (
+    NetworkTraits,
+    first_unsupported,
+    linear_pairs,
+    why_not_in_pairs,
+)
+from ddlbench.planning.options import Options
+from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.step import Compute, Message, Step, transport_of
+from ddlbench.planning.strategy import Strategy
+from ddlbench.planning.traffic import (
     Group,
     GroupOptions,
     larger_groups,
     placement_of_groups,
     uneven_groups,
 )
-from ddlbench.planning.network_tables import linear_pairs, why_not_in_pairs
-from ddlbench.planning.network_traits import NetworkTraits, first_unsupported
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import PlanDetails, Process
-from ddlbench.planning.step import Compute, Message, Step, transport_of
-from ddlbench.planning.strategy import Strategy
 from ddlbench.strategies.tensor_parallel.shares import DeviceShare
 
 if TYPE_CHECKING:

@@ -4,27 +4,240 @@ One thing differs from torchgpipe: its threads are kept from step to step (:mod:
 
 Emulated devices work off their queues as GPUs do. The optimiser runs on the host, so it waits for
 them; the loss is of zeros, which are there at once.
+
+Spans of torchgpipe's partitions and micro-batches, recorded in one untimed step.
+
+::
+
+    forward     from hook to hook around the partition
+    recompute   likewise, while torchgpipe recomputes a checkpointed micro-batch
+    backward    from the first to the last autograd node of the partition's operations
+
+Marks are those of a :class:`~ddlbench.strategies.timing.SpanRecorder` for each partition's device.
+On an emulated device a mark is when all queued work has ended and a hook's tensors are there.
+
+torchgpipe's worker threads, kept from one forward pass to the next.
+
+::
+
+    torchgpipe 0.0.7    forward 0  | start threads | compute | end them |
+                        forward 1  | start threads | compute | end them | ...
+    here                forward 0  | start threads | compute |
+                        forward 1                  | compute | ...  close: end them
+
+PyTorch stores the results of cuDNN's search for plans (``cudnn_benchmark``) per thread. torchgpipe
+computes every forward pass in new threads, which would repeat the search in every step; it would
+be most of the step's time. So here the threads of each device are started once. Queues, tasks and
+their order stay the same, and torchgpipe's own code does all the rest.
+
+A thread is used again only after a successful pass. After an error, which torchgpipe raises as
+usual, tasks may still be under way: all threads end, and the next pass starts new ones.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+import torchgpipe.pipeline
 from torch import Tensor, nn
 from torchgpipe import GPipe
 from torchgpipe.balance import balance_by_size, balance_by_time
+from torchgpipe.checkpoint import is_recomputing
+from torchgpipe.stream import use_device
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.networks.emulated import queued_devices
-from ddlbench.networks.emulated_device import QueuedDevices
+from ddlbench.networks.emulated import QueuedDevices, queued_devices
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.strategies.executor import Executor, Unsupported
-from ddlbench.strategies.timing import Span
+from ddlbench.strategies.timing import Mark, Span, SpanRecorder
 from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
 from ddlbench.strategies.torchgpipe.recomputation import check_recomputation, count_once
-from ddlbench.strategies.torchgpipe.spans import PartitionSpan, recording
-from ddlbench.strategies.torchgpipe.workers import KeptWorkers
+
+
+class PartitionSpan(NamedTuple):
+    """One pass of a micro-batch; seconds from the start of the step."""
+
+    partition: int
+    kind: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class PartitionRecorder:
+    """Collects the marks of one step; see :func:`recording`."""
+
+    def __init__(
+        self, devices: Sequence[torch.device], emulated: QueuedDevices | None = None
+    ) -> None:
+        self._marks: dict[tuple[int, str, int], list[Mark]] = {}
+        self._forwarded = [0] * len(devices)
+        self._checkpointed: list[list[int]] = [[] for _ in devices]
+        self._current = [("forward", 0)] * len(devices)
+        self._recorders = [SpanRecorder(device) for device in devices]
+        self._emulated = emulated
+        self._start_s = time.perf_counter()
+
+    def spans(self) -> list[PartitionSpan]:
+        """Wait for the devices; return all spans in the order of their start."""
+        for recorder in self._recorders:
+            recorder.wait()
+        spans = []
+        for (partition, kind, micro_batch), marks in self._marks.items():
+            at = self._recorders[partition].seconds
+            seconds = [at(mark) - self._start_s for mark in marks]
+            spans.append(PartitionSpan(partition, kind, micro_batch, min(seconds), max(seconds)))
+        return sorted(spans, key=lambda span: (span.start_s, span.partition))
+
+    def enter(self, partition: int, _module: nn.Module, inputs: Any) -> None:
+        """Mark that a partition starts a micro-batch."""
+        if is_recomputing():
+            # Backward goes from the last micro-batch to the first.
+            self._current[partition] = ("recompute", self._checkpointed[partition].pop())
+        else:
+            micro_batch = self._forwarded[partition]
+            self._forwarded[partition] += 1
+            self._current[partition] = ("forward", micro_batch)
+            if not torch.is_grad_enabled():
+                self._checkpointed[partition].append(micro_batch)
+        self._mark(partition, *self._current[partition], after=inputs)
+
+    def leave(self, partition: int, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        """Mark that a partition has finished a micro-batch."""
+        self._mark(partition, *self._current[partition])
+
+    def operation(self, partition: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        """Make the autograd node of an operation mark its backward pass."""
+        node = getattr(output, "grad_fn", None)
+        if node is None:
+            return
+        mark = partial(self._mark, partition, "backward", self._current[partition][1])
+        node.register_prehook(lambda gradients: mark(after=gradients))
+        node.register_hook(lambda _inputs, _outputs: mark())
+
+    def _mark(self, partition: int, kind: str, micro_batch: int, after: Sequence[Any] = ()) -> None:
+        """Mark what was issued so far and, on an emulated device, when tensors are there."""
+        if self._emulated is None:
+            mark = self._recorders[partition].now()
+        else:
+            tensors = [value for value in after if isinstance(value, Tensor)]
+            mark = self._emulated.each[partition].begin_s(*tensors)
+        self._marks.setdefault((partition, kind, micro_batch), []).append(mark)
+
+
+@contextmanager
+def recording(
+    partitions: Sequence[nn.Module],
+    devices: Sequence[torch.device],
+    emulated: QueuedDevices | None = None,
+) -> Iterator[PartitionRecorder]:
+    """Record the passes of ``partitions``, each on its device, in the step of the body."""
+    recorder = PartitionRecorder(devices, emulated)
+    hooks = []
+    for index, partition in enumerate(partitions):
+        hooks.append(partition.register_forward_pre_hook(partial(recorder.enter, index)))
+        hooks.append(partition.register_forward_hook(partial(recorder.leave, index)))
+        for module in partition.modules():
+            if not list(module.children()):
+                hooks.append(module.register_forward_hook(partial(recorder.operation, index)))
+    try:
+        yield recorder
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+Queue = queue.SimpleQueue[Any]
+
+
+class _Worker(NamedTuple):
+    """A thread, its queue of tasks (None ends it), and its queue of results."""
+
+    tasks: Queue
+    results: Queue
+    thread: threading.Thread
+
+
+class KeptWorkers:
+    """Threads for each device: one for passes with gradients, and one for passes without."""
+
+    def __init__(self) -> None:
+        self._workers: dict[tuple[torch.device, bool], _Worker] = {}
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let torchgpipe's forward passes within the body compute in these threads."""
+        original = torchgpipe.pipeline.spawn_workers
+        torchgpipe.pipeline.spawn_workers = self._spawn
+        try:
+            yield
+        finally:
+            torchgpipe.pipeline.spawn_workers = original
+
+    def close(self) -> None:
+        """End all threads; the next pass starts new ones."""
+        workers = list(self._workers.values())
+        self._workers.clear()
+        for worker in workers:
+            worker.tasks.put(None)
+        for worker in workers:
+            worker.thread.join()
+
+    @contextmanager
+    def _spawn(self, devices: Sequence[torch.device]) -> Iterator[tuple[list[Queue], list[Queue]]]:
+        """Replace torchgpipe's ``spawn_workers``: queues of tasks and results for each partition.
+
+        Partitions on one device share a thread.
+        """
+        try:
+            workers = [self._of(_named(device)) for device in devices]
+            yield [worker.tasks for worker in workers], [worker.results for worker in workers]
+        except BaseException:
+            self.close()
+            raise
+
+    def _of(self, device: torch.device) -> _Worker:
+        key = (device, torch.is_grad_enabled())
+        if key not in self._workers:
+            tasks, results = queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
+            thread = threading.Thread(
+                target=_work, args=(*key, tasks, results), name=f"partition {device}", daemon=True
+            )
+            thread.start()
+            self._workers[key] = _Worker(tasks, results, thread)
+        return self._workers[key]
+
+
+def _work(device: torch.device, with_gradients: bool, tasks: Queue, results: Queue) -> None:
+    """Compute one task after the other."""
+    torch.set_grad_enabled(with_gradients)
+    with use_device(device):
+        while (task := tasks.get()) is not None:
+            results.put(_outcome(task))
+            del task  # free the micro-batch's memory before waiting for the next task
+
+
+def _outcome(task: Any) -> tuple[bool, Any]:
+    """Result in torchgpipe's form: (True, (task, batch)), or (False, the error)."""
+    try:
+        return True, (task, task.compute())
+    except Exception:
+        return False, sys.exc_info()
+
+
+def _named(device: torch.device) -> torch.device:
+    """The device with an explicit index, so that each has one name."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu") if device.type == "cpu" else device
 
 
 class GPipeExecutor(Executor):
