@@ -56,6 +56,7 @@ COMMANDS = {
 
 _MODULES = {
     "status": "results",
+    "report": "results",
     "forget": "results",
     "accuracy": "predict",
     "init": "site",

@@ -125,7 +125,7 @@ def look(site: Site, cells: Iterable[Cell], waiting: Collection[str] | None = No
     real = [cell for cell in cells if cell.data_source == "real"]
     if not real:
         return OwnFolders({})
-    from ddlbench.datasets.files import (
+    from ddlbench.datasets.files import (  # noqa: PLC0415 - imports NumPy
         DataError,
         source_folder,
     )

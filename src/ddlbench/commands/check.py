@@ -96,7 +96,7 @@ def _listed(values: Sequence[str]) -> list[str]:
 def _verdicts(
     cells: Sequence[Cell], geometry: tuple[int, int], batch_size: int | None
 ) -> Iterator[Verdict]:
-    from ddlbench.equivalence.examination import (
+    from ddlbench.equivalence.examination import (  # noqa: PLC0415 - imports torch
         Examination,
         Verdict,
     )

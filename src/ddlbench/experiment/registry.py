@@ -170,10 +170,10 @@ PREDICTORS: dict[str, str] = {
     "model-parallel": f"{_PREDICTORS}.published:ModelParallel",
     "ddp-buckets": f"{_PREDICTORS}.steps:DdpBuckets",
     "ddp-all-reduce": f"{_PREDICTORS}.steps:DdpAllReduce",
-    "parameter-server": f"{_PREDICTORS}.parameter_server:ParameterServer",
-    "parameter-server-messages": f"{_PREDICTORS}.parameter_server:ParameterServerMessages",
+    "parameter-server": f"{_PREDICTORS}.steps:ParameterServer",
+    "parameter-server-messages": f"{_PREDICTORS}.steps:ParameterServerMessages",
     "pipeline-replay": f"{_PREDICTORS}.pipeline_replay:PipelineReplay",
-    "pipeline-recorded": f"{_PREDICTORS}.pipeline_recorded:PipelineRecorded",
+    "pipeline-recorded": f"{_PREDICTORS}.pipeline_replay:PipelineRecorded",
     "pipeline-period": f"{_PREDICTORS}.pipeline_period:PipelinePeriod",
     "pipeline-period-paper": f"{_PREDICTORS}.pipeline_period:PipelinePeriodPaper",
     "ddp-serial": f"{_PREDICTORS}.steps:DdpSerial",
@@ -218,7 +218,7 @@ def unknown(group: str, name: str, names: Iterable[str]) -> str:
 
 
 LIBRARIES: dict[str, str] = {
-    word: f"{_NETWORKS}.libraries:{word}" for word in ("torchvision", "timm", "hf")
+    word: f"{_NETWORKS}.whole:{word}" for word in ("torchvision", "timm", "hf")
 }
 """Libraries whose networks are known by ``word:name``, and what finds the builder of a name."""
 

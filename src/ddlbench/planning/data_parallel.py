@@ -13,8 +13,8 @@ Training whose ranks each keep a share of the weights: collectives of a step, an
 
 ::
 
-    forward    | gather 1 | block 1 | gather 2 | block 2 | gather 3 | block 3 |
-    backward   | block 3 | scatter 3 | gather 2 | block 2 | scatter 2 | gather 1 | block 1 | scatter 1 |
+    forward   | gather 1 | block 1 | gather 2 | block 2 | gather 3 | block 3 |
+    backward  | block 3 | scatter 3 | gather 2 | block 2 | scatter 2 | ... | scatter 1 |
 
 A unit is what is gathered at once: one block. A unit that is freed after its forward pass is
 gathered again before its backward pass (ZeRO stage 3); one that is kept is not (stage 2).

@@ -14,8 +14,7 @@ from ddlbench.report.choice_tables import (
     rates_by_recommender,
     write_choices,
 )
-from ddlbench.report.figures.choice import draw_ways as draw_ways
-from ddlbench.report.figures.choice import ways
+from ddlbench.report.figures.choice import draw_ways, ways
 from ddlbench.report.style import style
 
 

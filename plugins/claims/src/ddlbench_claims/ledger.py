@@ -99,7 +99,8 @@ class Judged:
 
     Args:
         claim: of the ledger.
-        bed: a key of :data:`ddlbench.report.kept_verdicts.KNOWN_TO`; empty where nothing was measured.
+        bed: a key of :data:`ddlbench.report.kept_verdicts.KNOWN_TO`; empty where nothing was
+            measured.
         found: the verdict and its numbers.
         lacks: of a claim that is not testable here: what is missing, in words.
     """

@@ -143,9 +143,9 @@ Source: DDLBench (Jansen et al., 2020), figure 5, which runs PipeDream's runtime
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules.schedule import (
@@ -336,12 +336,12 @@ class _Arms:
 
     def __init__(self, down: int, up: int) -> None:
         self._stages = {"down": down, "up": up}
-        self._counters: dict[tuple[str, str], count[int]] = {}
+        self._counters: dict[tuple[str, str], itertools.count[int]] = {}
         self._order: list[Action] = []
 
     def _do(self, arm: str, *kinds: Kind) -> None:
         for kind in kinds:
-            counter = self._counters.setdefault((arm, kind), count())
+            counter = self._counters.setdefault((arm, kind), itertools.count())
             self._order.append(Action(kind, self._stages[arm], next(counter)))
 
     def order(self, rank: int, ranks: int, micro_batches: int) -> list[Action]:

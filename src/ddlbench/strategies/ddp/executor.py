@@ -22,7 +22,7 @@ Communication hooks: what DDP calls when a bucket of gradients is full, to avera
 Source: ``torch/distributed/algorithms/ddp_comm_hooks/``, torch 2.13.
 """
 
-from __future__ import annotations
+# Without deferred annotations: DDP compares the types in a hook's signature with its own.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -47,9 +47,6 @@ from ddlbench.strategies.executor import Executor, Unsupported
 from ddlbench.strategies.process_group import join_all
 from ddlbench.strategies.timing import SpanRecorder
 from ddlbench.strategies.training import sgd_settings, state_tensors
-
-# Without deferred annotations: DDP compares the types in a hook's signature with its own.
-
 
 Averaged = torch.futures.Future[torch.Tensor]
 
