@@ -5,6 +5,10 @@ Labels in figures: names of networks, datasets and strategies, and marks of miss
 
 from __future__ import annotations
 
+from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
+
+# isort: split
+
 import io
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -32,12 +36,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.planning.strategy import known_strategy
-from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
 from ddlbench.report.looks import PARAMETERS, DatasetLook
 from ddlbench.report.tables import rows_of
-
-# isort: split
-
 
 MM = 1 / 25.4
 COLUMN_MM = 85.0

@@ -97,4 +97,4 @@ def test_one_module_reads_who_a_process_is():
             for name in ("SLURM_NODEID", "SLURM_LOCALID", "DDLBENCH_NODE", "DDLBENCH_LOCAL_RANK")
         )
     }
-    assert readers == {"placement.py"}
+    assert readers == {"launch.py"}

@@ -21,6 +21,10 @@ PipeDream with such pictures.
 
 from __future__ import annotations
 
+from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
+
+# isort: split
+
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +59,6 @@ from ddlbench.planning.schedules.check import (
     thesis_per_loader,
     why_release_stops,
 )
-from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib is imported
 from ddlbench.report.footer import Context, footer, sentence, without_signs
 from ddlbench.report.style import workers_label
 from ddlbench.report.tables import Tables, rows_of
@@ -258,9 +261,6 @@ SCHEDULES: dict[str, Callable[[Lesson], PlannedSchedule]] = {
 
 def _sum(counts: tuple[int, ...]) -> str:
     return "+".join(map(str, counts))
-
-
-# isort: split
 
 
 TITLE = "Which device computes what when, as planned and as measured"
