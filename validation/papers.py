@@ -38,7 +38,6 @@ from ddlbench.experiment.config import LAPTOP, PaperFile, read_papers
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import matrix_of
-from ddlbench.report.columns import MEASUREMENTS, STEPS, VALIDATION
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.figures.speedup import draw_sites
 from ddlbench.report.footer import Context
@@ -46,7 +45,15 @@ from ddlbench.report.papers_page import TEXT
 from ddlbench.report.registry import names_of
 from ddlbench.report.style import save_figure, style
 from ddlbench.report.summary import summarise
-from ddlbench.report.tables import Tables, frame_of, read_table, write_table
+from ddlbench.report.tables import (
+    MEASUREMENTS,
+    STEPS,
+    VALIDATION,
+    Tables,
+    frame_of,
+    read_table,
+    write_table,
+)
 
 
 def main() -> None:

@@ -21,9 +21,8 @@ from papers import results_of
 
 from ddlbench.commands.papers import command_of
 from ddlbench.experiment.config import LAPTOP, read_papers
-from ddlbench.report.columns import MEASUREMENTS
 from ddlbench.report.summary import summarise
-from ddlbench.report.tables import read_table
+from ddlbench.report.tables import MEASUREMENTS, read_table
 
 FIGURE = "ddlbench/fig5"
 STRATEGIES = ["sequential", "horovod"]

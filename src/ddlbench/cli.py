@@ -55,6 +55,7 @@ COMMANDS = {
 }
 
 _MODULES = {
+    "check-data": "check",
     "status": "results",
     "report": "results",
     "forget": "results",

@@ -15,8 +15,8 @@ from pathlib import Path
 import yaml
 from testbed import TestBed
 
-from ddlbench.common.project import project_root
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import project_root
 
 ROOT = project_root()
 # A shell has what it starts in the background ignore Ctrl-C, and so all that this starts in turn.

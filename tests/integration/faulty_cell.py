@@ -16,7 +16,7 @@ import psutil
 from cases.fault_table import ROWS, Row
 from local_cells import odd_cell
 
-from ddlbench.common.project import project_root
+from ddlbench.experiment.paths import project_root
 
 HERE = Path(__file__).parent
 CELL = odd_cell("patient", "ddp")

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.distributed import Store
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.alone import MessageLog
 from ddlbench.strategies.executor import Context, executor_of
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, network_of
 
 CPU = torch.device("cpu")

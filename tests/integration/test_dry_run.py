@@ -15,11 +15,11 @@ from torch import nn
 from torch.distributed import Store
 
 import ddlbench
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.alone import dry_run
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of, network_with_dropout
 
 CPU = torch.device("cpu")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.links import InvalidLinks, Links, read_links, write_links
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect import measure as measure_module
@@ -20,7 +21,6 @@ from ddlbench.planning.pipeline_stages import bandwidth_of
 from ddlbench.predict.links import LinkTable
 from ddlbench.report.figures.links import draw_links
 from ddlbench.runtime.rank_job import RankJobFailed
-from ddlbench.testing.rank_pool import run_ranks
 
 
 def ranks_on(nodes: int, devices: int) -> list[int]:

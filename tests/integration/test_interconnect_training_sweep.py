@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.interconnect.training_sweep import sweep_reducer, sweep_sharded
-from ddlbench.testing.rank_pool import run_ranks
 
 RANKS, LARGEST_BYTES, BUDGET_S = 3, 2**13, 3.0
 SIZES = [2**10, 2**11, 2**12, 2**13]

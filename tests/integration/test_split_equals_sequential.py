@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.distributed import Store
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.training import with_precision
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import (
     STATISTICS,
     Reader,

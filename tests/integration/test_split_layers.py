@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from cases.split_layer_cases import Case, Cases, compare_all, random_rows, random_weights
 
-from ddlbench.testing.rank_pool import run_ranks
+from ddlbench.equivalence.rank_pool import run_ranks
 
 CHAIN = (
     ("conv2", {"in_channels": 3, "out_channels": 4, "kernel_size": 7, "stride": 2, "padding": 3}),

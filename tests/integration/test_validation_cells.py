@@ -16,6 +16,7 @@ from torch import nn
 
 from ddlbench.datasets.loader import normalise
 from ddlbench.datasets.synthetic import Content
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
@@ -24,7 +25,6 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.runtime.validation import Validator
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import context_of, executor_of
 
 BATCH, STEPS, EPOCHS, IMAGES = 16, 12, 3, 100

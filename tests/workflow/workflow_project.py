@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ddlbench.common.project import project_root
+from ddlbench.experiment.paths import project_root
 
 PROJECT = project_root()
 PARTS = ("Snakefile", "rules", "workflow", "config", "profiles", "envs")

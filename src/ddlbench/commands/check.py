@@ -1,4 +1,7 @@
-"""``ddlbench check``: whether each strategy trains a network as one device does."""
+"""``ddlbench check``: whether each strategy trains a network as one device does.
+
+``ddlbench check-data``: open every file of one's own data, before a job meets a bad one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +21,17 @@ from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.screen import paragraph, shortened
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
-from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import CONFIG, enter_project
 from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.status import Status
+from ddlbench.own_parts import CheckedData, check_files
 from ddlbench.planning.matrix import check_name
+from ddlbench.planning.planner import request_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddlbench.equivalence.examination import Verdict
 
 _LEARNING_RATE = 0.05  # so that a few steps change weights much, and no network diverges
@@ -198,3 +206,78 @@ def _lines(cell: Cell, verdict: Verdict) -> list[str]:
     says = "; ".join(filter(None, (options, verdict.reason)))
     first, *others = paragraph(says, head, " " * len(head)) or [head.rstrip()]
     return [click.style(text, fg=colour) + first[len(text) :], *others]
+
+
+@click.command("check-data")
+@click.option(
+    "--configfile",
+    type=click.Path(path_type=Path),
+    help=f"The experiment whose own data is checked; {CONFIG} if left out.",
+)
+@click.option("--site", "site_name", help="Another site than the file names.")
+@click.option("--dataset", help="Only this one.")
+@click.option("--folder", help="Check this folder as data of --dataset.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def check_data(
+    *,
+    configfile: Path | None,
+    site_name: str | None,
+    dataset: str | None,
+    folder: str | None,
+    as_json: bool,
+) -> None:
+    """Open every file of your own data once, and name all bad ones.
+
+    Exit status 1 if some cannot be read.
+    """
+    if folder is not None and dataset is None:
+        raise ConfigError("--folder needs --dataset: as which dataset is it read?")
+    if folder is not None and dataset is not None:
+        DATASETS.check(dataset, "--dataset")
+        requests = [DataRequest(dataset, source=folder)]
+    else:
+        requests = list(_of_experiment(configfile, site_name, dataset))
+    done = []
+    for request in requests:
+        done.append(check_files(request))
+        if not as_json:
+            _bad_files_shown(done[-1])
+    if as_json:
+        click.echo(json.dumps([asdict(checked) for checked in done], indent=1))
+    if any(checked.faults for checked in done):
+        sys.exit(1)
+
+
+def _of_experiment(
+    configfile: Path | None, site_name: str | None, dataset: str | None
+) -> Iterator[DataRequest]:
+    """The own data of an experiment.
+
+    Raises:
+        ConfigError: it has none, or none of that name.
+    """
+    _, site, rows = matrix_at(configfile or CONFIG, site_name)
+    named = {*DATASETS.declared, *site.real_data}
+    real = {
+        (row.cell.dataset, row.cell.data_format): row.cell
+        for row in rows
+        if row.cell.data_source == "real" and row.cell.dataset in named
+    }
+    chosen = [cell for cell in real.values() if dataset in (None, cell.dataset)]
+    if not chosen:
+        which = f"no data of your own of dataset {dataset}" if dataset else "no data of your own"
+        raise ConfigError(
+            f"{configfile or CONFIG} names {which}; write data: {{photos: {{folder: /your/folder, "
+            "size: 224}}, or give --dataset and --folder"
+        )
+    for cell in chosen:
+        yield request_of(cell, site)
+
+
+def _bad_files_shown(checked: CheckedData) -> None:
+    described = checked.described or f"{checked.read:,} samples can be read"
+    click.echo("\n".join(paragraph(f"{checked.dataset}: {described}", hanging="  ")))
+    for fault in checked.faults:
+        click.echo(f"  {fault}")  # not wrapped, so that names can be taken from it
+    bad = f"{len(checked.faults):,} bad, {checked.read:,} can be read"
+    click.echo(f"  {bad if checked.faults else 'every file can be read'}")

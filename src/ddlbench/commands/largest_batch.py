@@ -15,10 +15,9 @@ import click
 
 from ddlbench.commands.questions import case_options, questions_of
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
 from ddlbench.common.screen import paragraph, show
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.paths import CONFIG, result_file
+from ddlbench.experiment.paths import CONFIG, project_root, result_file
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.memory import capacity_bytes
 from ddlbench.predict.candidate import assess

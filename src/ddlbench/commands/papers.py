@@ -16,7 +16,6 @@ import pandas as pd
 from ddlbench import __version__
 from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest
 from ddlbench.common.screen import duration_text, named_lines, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
@@ -30,7 +29,7 @@ from ddlbench.experiment.config import (
     parse_experiment,
     read_papers,
 )
-from ddlbench.experiment.paths import RESULTS, enter_project
+from ddlbench.experiment.paths import RESULTS, enter_project, project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.matrix import MatrixRow, expand

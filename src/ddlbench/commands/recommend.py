@@ -1,6 +1,8 @@
 """``ddlbench recommend``: what to train with, on one geometry or on several.
 
 How a recommendation looks in a terminal.
+
+How answers for several geometries look in a terminal.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import click
 from ddlbench.commands.largest_batch import by_workflow, case_id, measured_cell
 from ddlbench.commands.predict import header, noisy_profile
 from ddlbench.commands.questions import Questions, cell_options, questions_of
-from ddlbench.commands.sizes_display import sizes_lines
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -26,14 +27,16 @@ from ddlbench.common.screen import (
     paragraph,
     show,
     size_text,
+    table,
+    two_digits,
 )
 from ddlbench.common.screen import ranking as ranking_table
 from ddlbench.common.statistics import BYTES, HOURS, TIMES
 from ddlbench.experiment.site import making_command
-from ddlbench.planning.labels import strategy_label
-from ddlbench.predict.advice import Advice, advise, answer_dict, chance_text, range_text
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
+from ddlbench.predict.advice import Advice, advise, answer_dict, batch_hint, chance_text, range_text
 from ddlbench.predict.belief import DEFAULT_RECOMMENDER
-from ddlbench.predict.largest_batch import Size, sizes_dict
+from ddlbench.predict.largest_batch import Size, sizes_advice, sizes_dict
 from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked
 
@@ -41,8 +44,61 @@ if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
     from ddlbench.predict.advice import Advice
     from ddlbench.predict.candidate import Candidate, Knowledge
+    from ddlbench.predict.largest_batch import Size
     from ddlbench.predict.ranking import Question, Ranking
     from ddlbench.predict.recommend import Choice
+
+
+def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
+    """A line a geometry with its best strategy, and what more devices bring.
+
+    Args:
+        sizes: by their devices, the fewest first.
+        known: what is known at the site.
+    """
+    first = sizes[0].question
+    lines = paragraph(
+        f"{network_label(first.network)}, {dataset_label(first.dataset)}, {first.batch_size} "
+        f"samples a step, site {known.site.name}"
+    )
+    headings = (
+        "devices | best strategy | > step | > speed-up | > eff. | > device-h"
+        " | > memory | > fastest /1"
+    )
+    best = [size.best for size in sizes]
+    rows = zip(
+        [size.question.geometry for size in sizes],
+        [one.label if one else "nothing compared" for one in best],
+        in_one_unit([one.shown_s if one else None for one in best], TIMES),
+        ["" if size.speedup is None else f"{size.speedup:.2f}" for size in sizes],
+        [f"{size.efficiency:.0%}" if size.efficiency is not None else "" for size in sizes],
+        [two_digits(HOURS.of(s)) if (s := size.epoch_device_s) else "" for size in sizes],
+        in_one_unit([one.memory_bytes if one else None for one in best], BYTES),
+        [chance_text(one.chance) if one else "" for one in best],
+        strict=True,
+    )
+    lines += table(headings, rows)
+    for sentence in sizes_advice(sizes):
+        lines += paragraph(sentence)
+    for size in sizes:
+        where = size.question.geometry
+        if size.best is None:
+            lines += paragraph(f"{where}: {size.advice.sentences[0]}")
+        for hint in batch_hint(size.question, size.ranking, known):
+            lines += paragraph(f"{where}: {hint}")
+    measured = [s.question.geometry for s in sizes if s.best and s.best.basis == "measured"]
+    predicted = [s.question.geometry for s in sizes if s.best and s.best.basis == "predicted"]
+    basis = (
+        f"Measured: {', '.join(measured) or 'none'}. Predicted: {', '.join(predicted) or 'none'}."
+    )
+    lines += paragraph(f"{basis} device-h: device-hours of an epoch. eff.: speed-up over devices.")
+    beyond = [s.question.geometry for s in sizes if s.best and s.best.beyond]
+    if beyond:
+        lines += paragraph(
+            f"Predicted beyond the devices of site {known.site.name}: {', '.join(beyond)}."
+        )
+    return lines
+
 
 _DISAGREE = 0.2
 _COMMAND = r"(; make (it|what is missing)|; measure them) with: .*"

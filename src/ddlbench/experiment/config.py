@@ -28,11 +28,10 @@ from typing_extensions import TypedDict
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count, Form, InFile, Name, Positive, typed_open
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import check, nearest, read_checked, read_yaml
 from ddlbench.experiment.cell import Condition, Matrix, OptionValue, Settings, WrittenCell, axes
 from ddlbench.experiment.dataset_spec import OwnDatasets, declare
-from ddlbench.experiment.paths import NAMES_OF_SITES
+from ddlbench.experiment.paths import NAMES_OF_SITES, project_root
 
 FULL = "full"
 LAPTOP = "laptop"

@@ -26,7 +26,6 @@ from ddlbench.common.form import (
     read_form,
     schema_of,
 )
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import (
@@ -37,7 +36,7 @@ from ddlbench.experiment.dataset_spec import (
     declaring_file,
 )
 from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition, link_schema
-from ddlbench.experiment.paths import CONFIG
+from ddlbench.experiment.paths import CONFIG, project_root
 from ddlbench.experiment.status import Reason
 
 _ACCELERATOR = "DDLBENCH_ACCELERATOR"

@@ -42,7 +42,7 @@ from ddlbench.experiment.links import (
 from ddlbench.experiment.site import GivenLinks, Site, shrunk_bytes
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.pair_matrix import Matrix, off_diagonal, pair_matrix, with_slow_pairs
-from ddlbench.interconnect.progress import LinksDisplay
+from ddlbench.interconnect.sweep import LinksDisplay
 from ddlbench.interconnect.time_plan import (
     FIGURES_S,
     PAIRS,

@@ -22,12 +22,11 @@ import yaml
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Form, Name
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import read_checked, read_yaml
 from ddlbench.common.statistics import MB
 from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.paths import RESULTS, profile_file
+from ddlbench.experiment.paths import RESULTS, profile_file, project_root
 from ddlbench.experiment.profile import Profile, ProfileKey, read_profile
 from ddlbench.experiment.registry import mismatch
 from ddlbench.experiment.site import Accelerator

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Name, Positive
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest, read_checked, read_yaml
+from ddlbench.experiment.paths import project_root
 
 _HEADER = "# Written by `ddlbench oracle calibrate`, or by hand: see docs/oracle.md.\n"
 

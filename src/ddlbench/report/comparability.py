@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ddlbench.experiment.result import FEWEST_STEPS, Provenance, RankEntry, Result, Timing
 from ddlbench.planning.departures import SENTENCES
-from ddlbench.report.columns import NOTE_BREAK
+from ddlbench.report.tables import NOTE_BREAK
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,9 +24,9 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import two_digits
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import EMULATED_COMPUTE
 
 _NEEDED = ("experiment", "claim", "verdict", "bed", "lacks", "rests_on", "cases", "share", "value")

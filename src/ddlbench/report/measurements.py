@@ -45,7 +45,6 @@ from ddlbench.planning.departures import Trained, departures
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import make_plan, measured_digests
 from ddlbench.planning.strategy import workers_of
-from ddlbench.report.columns import MEASUREMENTS, NOTE_BREAK, STEPS, VALIDATION
 from ddlbench.report.comparability import (
     Circumstances,
     Code,
@@ -60,6 +59,10 @@ from ddlbench.report.comparability import (
 )
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import (
+    MEASUREMENTS,
+    NOTE_BREAK,
+    STEPS,
+    VALIDATION,
     Tables,
     efficiency_columns,
     frame_of,

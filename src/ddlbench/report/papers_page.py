@@ -29,13 +29,11 @@ import pandas as pd
 
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
 from ddlbench.experiment.config import LAPTOP, PaperFile
-from ddlbench.experiment.paths import RESULTS
-from ddlbench.report.columns import MEASUREMENTS
+from ddlbench.experiment.paths import RESULTS, project_root
 from ddlbench.report.html_report import Png, html_page, read_png
 from ddlbench.report.summary import summarise
-from ddlbench.report.tables import read_table
+from ddlbench.report.tables import MEASUREMENTS, read_table
 
 _CELLS = "cells.csv"
 TEXT = "printed.txt"  # of a command that draws nothing
@@ -57,7 +55,7 @@ class FigureResults:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """One row a cell, as :data:`~ddlbench.report.columns.MEASUREMENTS`; may be empty.
+        """One row a cell, as :data:`~ddlbench.report.tables.MEASUREMENTS`; may be empty.
 
         Raises:
             ConfigError: the table cannot be read, or lacks the base of a cell.
@@ -76,7 +74,7 @@ class FigureResults:
 
     @cached_property
     def configurations(self) -> pd.DataFrame:
-        """One row a configuration and site, as :data:`~ddlbench.report.columns.SUMMARY`."""
+        """One row a configuration and site, as :data:`~ddlbench.report.tables.SUMMARY`."""
         parts = [summarise(cells) for _, cells in self.cells.groupby("site", sort=False)]
         return pd.concat(parts, ignore_index=True) if parts else summarise(self.cells)
 

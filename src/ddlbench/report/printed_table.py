@@ -19,10 +19,10 @@ from pathlib import Path
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest, read_yaml
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import expand

@@ -18,7 +18,6 @@ from ddlbench.common.statistics import (
     scaled,
 )
 from ddlbench.experiment.status import Status
-from ddlbench.report.columns import NOTE_BREAK, SUMMARY
 from ddlbench.report.comparability import (
     columns_of,
     have_no_ratio,
@@ -27,7 +26,7 @@ from ddlbench.report.comparability import (
     repeats_are_unsteady,
     unlike_repeats,
 )
-from ddlbench.report.tables import frame_of
+from ddlbench.report.tables import NOTE_BREAK, SUMMARY, frame_of
 
 COLUMNS = SUMMARY
 _FROM_FIRST = [

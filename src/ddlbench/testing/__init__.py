@@ -18,8 +18,7 @@ from typing import Any
 
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
-from ddlbench.testing.resume import assert_cells_resume
-from ddlbench.testing.training import assert_cell_equals_sequential
+from ddlbench.testing.training import assert_cell_equals_sequential, assert_cells_resume
 
 __all__ = [
     "assert_cell_equals_sequential",

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.workflow.guards import check_profile, hold_machine, holds_machine
 

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import file_schema
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import ExperimentKeys, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS, SHIPPED_STRATEGIES
 from ddlbench.experiment.site import Site, load_site, site_schema
 from ddlbench.planning.matrix import expand

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.config import parse_experiment
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.matrix import MatrixRow, expand

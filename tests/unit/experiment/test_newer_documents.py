@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.common.project import project_root
 from ddlbench.experiment.links import InvalidLinks, read_links
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.profile import InvalidProfile, read_profile
 from ddlbench.experiment.result import InvalidResult, NewerResult, read_result
 from ddlbench.predict.accuracy import InvalidPredictions, read_predictions

@@ -22,7 +22,6 @@ from ddlbench.cli import commands
 from ddlbench.commands.papers import command_of, on_a_cluster, papers_table, row_of
 from ddlbench.commands.tables import TABLES
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.config import (
     FULL,
@@ -33,6 +32,7 @@ from ddlbench.experiment.config import (
     read_papers,
 )
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.budget import estimate

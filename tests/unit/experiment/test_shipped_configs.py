@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import check, read_yaml
 from ddlbench.experiment.config import Experiment, parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS, SHIPPED_STRATEGIES
 from ddlbench.experiment.site import Site, load_site, site_schema
 from ddlbench.planning import matrix

@@ -14,11 +14,11 @@ from ddlbench import cli
 from ddlbench.common import entry_points
 from ddlbench.common.entry_points import kind_of
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
 from ddlbench.datasets import DataRequest, stage
 from ddlbench.datasets.loading import make_feed
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.dataset_spec import DATASETS, estimate_bytes
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS, PLUGINS, known, load, mismatch, pairs
 from ddlbench.experiment.site import load_site
 from ddlbench.planning import matrix

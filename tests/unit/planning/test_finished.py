@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from ddlbench.common.project import project_root
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.paths import result_file
+from ddlbench.experiment.paths import project_root, result_file
 from ddlbench.planning.expected_time import Finished, finished_of, put_aside_invalid
 
 RESULT = json.loads((project_root() / "benchmarks" / "scale" / "result.json").read_text("utf-8"))

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.distributed import Store
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.meters import cpu_peak_bytes
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of
 
 pytestmark = pytest.mark.slow

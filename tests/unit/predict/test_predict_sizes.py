@@ -7,7 +7,7 @@ import json
 import predict_factory as make
 import pytest
 
-from ddlbench.commands.sizes_display import sizes_lines
+from ddlbench.commands.recommend import sizes_lines
 from ddlbench.experiment.registry import BASE
 from ddlbench.predict.advice import Advice, advise
 from ddlbench.predict.belief import Belief

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.distributed import Store
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
@@ -22,7 +23,6 @@ from ddlbench.profiling.blocks import blocks_of
 from ddlbench.profiling.leaves import network_bytes
 from ddlbench.runtime.meters import cpu_peak_bytes
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of
 
 pytestmark = pytest.mark.slow

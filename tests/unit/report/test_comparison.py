@@ -10,7 +10,6 @@ import pytest
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.config import Paper, PaperFile
-from ddlbench.report.columns import MEASUREMENTS
 from ddlbench.report.comparison import (
     PRINTED_COLUMNS,
     bed_of,
@@ -20,6 +19,7 @@ from ddlbench.report.comparison import (
     printed_values,
 )
 from ddlbench.report.papers_page import FigureResults
+from ddlbench.report.tables import MEASUREMENTS
 
 EMULATED = "emulated compute: times of titan, 4 times slower"
 

@@ -6,7 +6,7 @@ from report_factory import experiment, failed, matrix, result, site, timing, wri
 
 from ddlbench.planning.matrix import expand
 from ddlbench.report import collect, measurements
-from ddlbench.report.columns import MEASUREMENTS as COLUMNS
+from ddlbench.report.tables import MEASUREMENTS as COLUMNS
 
 
 def _cell(rows, strategy, repeat=0):

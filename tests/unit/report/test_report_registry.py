@@ -6,7 +6,7 @@ import pytest
 from report_factory import SITE_NAME, matrix, write_all
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.project import project_root
+from ddlbench.experiment.paths import project_root
 from ddlbench.report import FIGURES, figures_for, make_figure, make_tables
 from ddlbench.report.registry import caption_of, names_of, prediction_figures_for
 

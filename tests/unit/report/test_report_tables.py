@@ -6,10 +6,9 @@ import pandas as pd
 import pytest
 from report_factory import matrix, write, write_all
 
+from ddlbench.commands.tables import schema_fields
 from ddlbench.report import collect_steps, make_tables
-from ddlbench.report.columns import MEASUREMENTS, STEPS, SUMMARY
-from ddlbench.report.results_page import schema_fields
-from ddlbench.report.tables import read_tables, write_table
+from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, read_tables, write_table
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.spans import Efficiency, Energy
 from ddlbench.networks.factory import training_flops
 from ddlbench.planning.planner import make_plan
-from ddlbench.runtime import efficiency as parts
 from ddlbench.runtime import energy
+from ddlbench.runtime import result as parts
 from ddlbench.runtime.energy import EnergyMeter, added, measured_by_rank, taken
 from ddlbench.runtime.meters import Usage, Utilisation, mean_usage
 from ddlbench.runtime.result import timing_of

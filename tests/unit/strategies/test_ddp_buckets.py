@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.distributed import Store
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Accelerator, shrunk_bytes
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.traffic import filled_buckets
 from ddlbench.planning.workload import Tensor
 from ddlbench.strategies.ddp.descriptor import DdpOptions
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of
 
 SIDE = 512  # a weight of 1 MiB

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
-from ddlbench.testing.rank_pool import run_ranks
 from ddlbench.testing.training import Reader, context_of, executor_of, network_of
 
 CELL = Cell("mnist", "residual", "ddp", batch_size=8, devices_per_node=2)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.parameter_server.layout import ALIGNMENT, Layout, Row
-from ddlbench.strategies.parameter_server.server import in_threads
+from ddlbench.strategies.parameter_server.server import ALIGNMENT, Layout, Row, in_threads
 
 SIZES = st.lists(st.integers(1, 3000), min_size=1, max_size=12)
 

@@ -10,8 +10,8 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form, InFile, Name
-from ddlbench.common.project import project_root
 from ddlbench.common.schema import nearest, read_checked, read_yaml
+from ddlbench.experiment.paths import project_root
 from ddlbench.report.kept_verdicts import KNOWN_TO
 from ddlbench_claims.evidence import COLUMNS, METRICS
 from ddlbench_claims.needs import Needs

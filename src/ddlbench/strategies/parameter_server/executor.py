@@ -30,12 +30,12 @@ from ddlbench.planning.planner import StrategyPlan
 from ddlbench.strategies.alone import dry_run
 from ddlbench.strategies.executor import Context, DataStream, Executor, RunRecord
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerOptions
-from ddlbench.strategies.parameter_server.layout import Layout
 from ddlbench.strategies.parameter_server.server import (
     PULL,
     PUSH,
     AsyncServer,
     Groups,
+    Layout,
     Round,
     Server,
     ServiceLog,
