@@ -1,1 +1,0 @@
-"""Command groups of `ddlbench`, one file a subject."""

@@ -1,1 +1,0 @@
-"""ParaDL's oracle: computation, communication, memory and limits of parallel strategies."""

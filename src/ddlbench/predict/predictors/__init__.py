@@ -1,1 +1,0 @@
-"""The predictors; their names are in ``ddlbench.experiment.registry.PREDICTORS``."""

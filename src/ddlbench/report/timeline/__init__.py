@@ -1,1 +1,0 @@
-"""Timelines: the planned work of each device above the measured work."""

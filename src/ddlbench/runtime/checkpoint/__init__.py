@@ -1,1 +1,0 @@
-"""Checkpoints: the state of each rank, the sets on disk, and how a cell resumes from a set."""

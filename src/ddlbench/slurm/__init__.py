@@ -1,1 +1,0 @@
-"""What SLURM says of jobs, partitions and accounts, read with no default of the user's shell."""

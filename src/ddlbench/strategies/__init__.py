@@ -1,1 +1,0 @@
-"""One folder a strategy: its descriptor (no torch) beside its executor."""

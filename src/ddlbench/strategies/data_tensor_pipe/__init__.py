@@ -1,1 +1,0 @@
-"""Replicas of pipelines whose stages are groups of devices that split linear layers."""

@@ -1,1 +1,0 @@
-"""Fully sharded data parallelism by torch's ``fully_shard``."""

@@ -1,1 +1,0 @@
-"""Real Horovod, started by our own processes."""

@@ -1,1 +1,0 @@
-"""Hybrid sharding: groups of ranks share the weights, and groups have copies of them."""

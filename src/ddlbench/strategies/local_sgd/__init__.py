@@ -1,1 +1,0 @@
-"""Local SGD: ranks train alone and average their weights once a round."""

@@ -1,1 +1,0 @@
-"""Parameter server on torch.distributed: servers, workers, and the messages between them."""

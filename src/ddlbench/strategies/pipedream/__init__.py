@@ -1,1 +1,0 @@
-"""PipeDream's runtime: one process a device carries out its list of a schedule's actions."""

@@ -1,1 +1,0 @@
-"""Synchronous pipelines of torch.distributed.pipelining: GPipe, 1F1B, interleaved, zero bubble."""

@@ -1,1 +1,0 @@
-"""The base of every speed-up: plain training on one device."""

@@ -1,1 +1,0 @@
-"""Layers computed by several devices together: rows, filters or channels of each layer split."""

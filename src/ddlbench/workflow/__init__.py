@@ -1,1 +1,0 @@
-"""What the Snakefile, its rules and their scripts call."""
