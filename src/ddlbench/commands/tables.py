@@ -260,7 +260,7 @@ def _names(names: Iterable[str]) -> str:
 
 def results_page() -> str:
     """The whole page in Markdown; its prose is in ``results_page.yaml``."""
-    text = read_yaml(Path(__file__).with_suffix(".yaml"))
+    text = read_yaml(Path(__file__).with_name("results_page.yaml"))
     parts = [
         text["introduction"],
         _table("measurements.csv: one row a cell of the matrix", MEASUREMENTS),

@@ -39,7 +39,7 @@ class Column:
     description: str
 
 
-_DECLARED = read_yaml(Path(__file__).with_suffix(".yaml"))
+_DECLARED = read_yaml(Path(__file__).with_name("columns.yaml"))
 
 
 def _columns(table: str) -> tuple[Column, ...]:
