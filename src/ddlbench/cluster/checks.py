@@ -1,13 +1,7 @@
-"""One node's part of `ddlbench doctor`: check what a worker needs there.
+"""The checks of a site: against its partition, against sbatch, and on each node.
 
-srun starts one task a node. Each writes a report into a shared folder. Once all reports exist, it
-tries to connect to every other node.
-
-Whether a site fits its partition, as sinfo lists it: nodes, GPUs, kinds of node, time limit.
-
-What sbatch says of the job of a cell, before one is submitted.
-
-::
+The partition is as sinfo lists it: nodes, GPUs, kinds of node, time limit. What sbatch says of the
+job of a cell is known before one is submitted::
 
     options of the site --> sbatch --test-only -- taken --> nothing to say
                               ^                '- refused -> which key is it? name it, take it out
@@ -15,6 +9,10 @@ What sbatch says of the job of a cell, before one is submitted.
 
 So one mistake does not hide the next. Where sbatch only says that no node fits, each option is
 added alone to what it takes.
+
+``python -m ddlbench.cluster.checks`` checks what a worker needs on a node, for `ddlbench doctor`.
+srun starts one task a node. Each writes a report into a shared folder. Once all reports exist, it
+tries to connect to every other node.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""What `ddlbench doctor` finds: what this node tells of a site, then nodes inside a small job.
+"""`ddlbench doctor`: what this node tells of a site, then what nodes tell inside a small job.
 
 ::
 
     this node     -> preflight    -> findings; if none forbids a job:
     job on nodes  -> judge_nodes  -> findings about the job and each node
 
-The small job of `ddlbench doctor`, submitted and started like the job of a cell.
-
-::
+The small job is submitted and started like the job of a cell::
 
     login node   sbatch: nodes, devices, cores, memory, extra options    planning/budget.py
-    first node     '-> this module: srun, one task a node                runtime/launch.py
-    every node           '-> set-up commands, container, node_check
+    first node     '-> main: srun, one task a node                       runtime/launch.py
+    every node           '-> set-up commands, container         cluster/checks.py
 """
 
 from __future__ import annotations
@@ -127,7 +125,7 @@ def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -
 
 
 def main(site_name: str, nodes: int, reports: str) -> int:
-    """On the first node: run ``node_check`` once a node; returns srun's exit status.
+    """On the first node: check each node with a task of its own; returns srun's exit status.
 
     ``reports`` is a shared folder.
 

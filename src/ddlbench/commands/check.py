@@ -1,7 +1,4 @@
-"""``ddlbench check``: whether each strategy trains a network as one device does.
-
-``ddlbench check-data``: open every file of one's own data, before a job meets a bad one.
-"""
+"""``ddlbench check`` and ``check-data``: whether strategies train alike, and files can be read."""
 
 from __future__ import annotations
 

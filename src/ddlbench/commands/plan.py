@@ -1,8 +1,6 @@
 """``ddlbench plan``: what an experiment will cost.
 
-How a plan and the states of cells look in a terminal.
-
-The options that name an experiment, for every command that reads one.
+The options that name an experiment are here for every command that reads one.
 """
 
 from __future__ import annotations

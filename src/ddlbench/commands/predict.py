@@ -1,9 +1,4 @@
-"""``ddlbench predict`` and ``accuracy``: what files say of time and memory.
-
-How predictions look in a terminal.
-
-How the errors of predictions look in a terminal.
-"""
+"""``ddlbench predict`` and ``accuracy``: what files say of time and memory."""
 
 from __future__ import annotations
 
@@ -28,9 +23,13 @@ from ddlbench.experiment.site import making_command
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict.advice import range_text
-from ddlbench.predict.belief import DEFAULT_RECOMMENDER, predictor_for
 from ddlbench.predict.candidate import Candidate, Knowledge, assess, predicted
-from ddlbench.predict.prediction import Prediction, predictor_of
+from ddlbench.predict.prediction import (
+    DEFAULT_RECOMMENDER,
+    Prediction,
+    predictor_for,
+    predictor_of,
+)
 from ddlbench.predict.ranking import prediction_interval_s, rank
 from ddlbench.report.choice_tables import choice_lines
 

@@ -1,9 +1,4 @@
-"""``ddlbench recommend``: what to train with, on one geometry or on several.
-
-How a recommendation looks in a terminal.
-
-How answers for several geometries look in a terminal.
-"""
+"""``ddlbench recommend``: what to train with, on one geometry or on several."""
 
 from __future__ import annotations
 
@@ -15,9 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.largest_batch import by_workflow, case_id, measured_cell
 from ddlbench.commands.predict import header, noisy_profile
-from ddlbench.commands.questions import Questions, cell_options, questions_of
+from ddlbench.commands.questions import (
+    Questions,
+    by_workflow,
+    case_id,
+    cell_options,
+    measured_cell,
+    questions_of,
+)
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -35,8 +36,8 @@ from ddlbench.common.statistics import BYTES, HOURS, TIMES
 from ddlbench.experiment.site import making_command
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.advice import Advice, advise, answer_dict, batch_hint, chance_text, range_text
-from ddlbench.predict.belief import DEFAULT_RECOMMENDER
 from ddlbench.predict.largest_batch import Size, sizes_advice, sizes_dict
+from ddlbench.predict.prediction import DEFAULT_RECOMMENDER
 from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked
 

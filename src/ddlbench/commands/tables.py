@@ -6,8 +6,6 @@ is a whole file, or a section of a Markdown page between two marks::
     <!-- table: networks -->
     ...
     <!-- end of table -->
-
-Generates ``docs/results.md`` from the columns of the tables and the schema of result.json.
 """
 
 from __future__ import annotations

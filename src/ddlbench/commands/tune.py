@@ -1,7 +1,4 @@
-"""``ddlbench tune``: the best options of a strategy, with as few cells as possible.
-
-How a search for options looks in a terminal.
-"""
+"""``ddlbench tune``: the best options of a strategy, with as few cells as possible."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.largest_batch import by_workflow, case_id
 from ddlbench.commands.predict import header
-from ddlbench.commands.questions import cell_options, questions_of
+from ddlbench.commands.questions import by_workflow, case_id, cell_options, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,

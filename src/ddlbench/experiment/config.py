@@ -1,8 +1,6 @@
-"""An experiment file: a matrix of cells with settings.
+"""An experiment file: a matrix of cells with settings, one's own or that of a published figure.
 
-Published figures as experiments: ``config/papers/<paper>/<figure>.yaml``.
-
-::
+A published figure is an experiment in ``config/papers/<paper>/<figure>.yaml``::
 
     paper:   what the figure asks, and how to read ours      -> ddlbench papers
     of:      an experiment of config/experiments, whose keys come first

@@ -1,11 +1,8 @@
-"""Specifications of datasets (DDLBench's Table I, volumes, tokens), and their disk space.
+"""Specifications of datasets (DDLBench's Table I, volumes, tokens, own data), and disk space.
 
 The space is known before anything is written, so a login node can check that the data fit.
-:mod:`ddlbench.datasets` writes, stages and loads them.
-
-Datasets of one's own, a line of an experiment or of a site file each.
-
-::
+:mod:`ddlbench.datasets` writes, stages and loads them. A dataset of one's own is a line of an
+experiment or of a site file::
 
     data:                                    photos is a dataset as cifar10 is:
       photos: {folder: ~/photos, size: 96}   matrix: {dataset: [photos], ...}

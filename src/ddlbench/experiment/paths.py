@@ -1,4 +1,4 @@
-"""Every path of the project, in one place.
+"""Every path of the project, and the repository in which they lie.
 
 ::
 
@@ -6,7 +6,7 @@
                                   /plan.json       who runs where, and how
                                   /steps.csv       one row a step
                                   /log.txt         what every rank printed
-                                  /failure.json    why there is no result; see failure.py
+                                  /failure.json    why there is no result; see status.py
                                   /queued.json     the SLURM job that will measure it
                                   /.checkpoint/    checkpoints of an unfinished cell, if any
                                   /.run-*/         while it runs: reports, log.txt, progress.json
@@ -19,8 +19,6 @@
                                /figures/predictions/*.png, *.pdf
                                /predictions.json    predicted and measured steps of its cells
                                /report.html         all of these for a reader, in one file
-
-Where the repository lies that holds the workflow, its configuration and its results.
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@
     run_rank_job(sweep)        of CPUs in each node; groups       +-> assemble -> links.json
     run_rank_job(rank_pairs)   pairs of all ranks                -+
 
-Entries of links.json, from raw times of the ranks or from links given in the site file.
-
-::
+Entries of the file come from raw times of the ranks, or from links given in the site file::
 
     raw times of a tool                    -> points, intervals, fits; pair matrices
     site file: interconnect.links.FABRIC   -> fits without points; equal pairs within a level

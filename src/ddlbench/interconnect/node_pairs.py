@@ -1,17 +1,15 @@
-"""Measure pairs of devices within each node.
+"""Copies between pairs of devices within each node.
 
 GPUs: ``python -m ddlbench.interconnect.node_pairs``, one process a node, runs NVIDIA's test, or
-makes the copies itself where there is none or it fails (gpu_copies.py). CPUs: the processes that
-sweep later copy to each other. All nodes measure at the same time, as they share nothing. A node
-with one GPU has no pairs, however many ranks compute on it. The copies of CPUs::
+makes torch's copies where there is none or it fails. CPUs: the processes that sweep later copy to
+each other. All nodes measure at the same time, as they share nothing. A node with one GPU has no
+pairs, however many ranks compute on it. The copies of CPUs::
 
     one process a device; the receiver owns a piece of shared memory
             sender  --- copies its buffer into it --->  receiver      bandwidth
             sender  <-- both wait for a changed flag -->  receiver    latency: half a round trip
 
-Our own test of pairs of GPUs in a node, where NVIDIA's is missing: one process, torch's copies.
-
-::
+Torch's copies of GPUs, by one process::
 
     as torch copies      i ---------------> j          peer access, where GPUs reach each other
     through the host     i --> pinned memory --> j     without it, in two pieces at a time

@@ -1,6 +1,6 @@
-r"""Find NVIDIA's link tests on a node, or build p2pBandwidthLatencyTest from its source.
+r"""NVIDIA's link tests: where they are on a node, how one is built, and how their text is read.
 
-::
+They are looked for in this order::
 
     site: p2p_binary  ->  PATH  ->  folders of the CUDA toolkit  ->  built in site: cuda_samples
           ->  built by `make p2p`  ->  nvcc on site: cuda_samples
@@ -11,9 +11,7 @@ that fits the compiler, and builds the test. No toolkit has the test itself: CUD
 source in ``samples``, later ones ship none, and their ``extras/demo_suite`` has bandwidthTest and
 busGrind (CUDA Demo Suite, documents of 11.0 to 13.4). An administrator may have built it there.
 
-Text of a command-line tool, as somebody captured it.
-
-::
+What they print may have been captured by somebody::
 
     bytes  -- decoded -->  text  -- plain_lines -->  lines, as the tool printed them
 

@@ -1,6 +1,6 @@
-r"""Parse the output of NVIDIA's p2pBandwidthLatencyTest (cuda-samples, BSD-3).
+r"""NVIDIA's p2pBandwidthLatencyTest (cuda-samples, BSD-3), run and parsed; nvbandwidth is run, too.
 
-::
+A test runs five times, and the medians are kept. p2pBandwidthLatencyTest prints::
 
     Device: 0, NAME, pciBusID: 1b, ...             one line a GPU; posts often leave them out
     Device=0 CAN Access Peer Device=1              one line a pair, or CANNOT
@@ -26,13 +26,6 @@ Row i is the device whose stream copies. Which way, depends on the version, and 
 
 What moves from j to i is transposed here (row = sender). AMD's port (KTH-ScaLab/multi-gpu-comm)
 copies as since CUDA 10; it separates numbers by commas, and prints "GPU:" above the header.
-
-Run NVIDIA's link tests on a node: five runs, of which the medians are kept.
-
-::
-
-    p2pBandwidthLatencyTest --p2p_read    -> p2p_text.py         -> pair matrices
-    nvbandwidth -j -t ...                 -> nvbandwidth_json.py -> pair matrices
 """
 
 from __future__ import annotations

@@ -11,9 +11,7 @@ its sweeps end with shorter messages where that is little.
 
 Horovod runs only while its own messages are measured, as it communicates in every cycle.
 
-Progress of a links measurement: a line every ten seconds, and whenever a tool begins.
-
-::
+Progress is a line every ten seconds, and one whenever a tool begins::
 
     rank 0        a marked line for each part     what it does, and the seconds that its tool needs
     rule links    a line every ten seconds        links default: FSDP of 2x4, 3 of 25   left   80 s

@@ -1,4 +1,4 @@
-"""Links as training sees them: messages of DDP and FSDP, and all-reduces beside a computation.
+"""Links as training sees them: messages of DDP, FSDP and Horovod, beside and after a computation.
 
 A bare all-reduce is not what a step of DDP waits for. DDP also copies gradients into a bucket,
 divides them, and copies them back. So a message is timed as the difference of two backward passes
@@ -27,9 +27,7 @@ And a message may hide behind computation, or take its cores away::
 Horovod's own thread runs in every cycle, also when there is nothing to send. So one computation is
 timed before Horovod starts and beside an idle Horovod.
 
-Horovod's all-reduce over one group, each rank in a process of its own.
-
-::
+Horovod's all-reduce is measured over one group, each rank in a process of its own::
 
     rank's process   HorovodChild()  --fork-->  child waits for its group
                      sweep           -------->  group, hvd.init(), sweep, hvd.shutdown()
@@ -40,10 +38,9 @@ group gets new processes. They find each other through the store that the sweep'
 join as the ranks of a plan do (``strategies/horovod``). They are forked before their parent has any
 thread or device: a new process would take seconds to import torch.
 
-How much longer a message takes after a computation than after another message; on CPUs.
-
-Gloo's threads send and receive. After a computation the system must first give them a core, which
-takes some milliseconds where all cores compute: Linux lets a running thread finish its slice.
+On CPUs a message takes longer after a computation than after another message. Gloo's threads send
+and receive. After a computation the system must first give them a core, which takes some
+milliseconds where all cores compute: Linux lets a running thread finish its slice.
 Sweeps do not have this, as their ranks only wait. A collective, many times in a row::
 
     | compute | gather .. | compute | gather .. | compute | gather .. |    without a barrier

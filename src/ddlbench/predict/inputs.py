@@ -1,9 +1,9 @@
-"""Find and open the files that predictors read: a profile per network, links per fabric.
+"""The inputs of predictors: a profile a network, and links a fabric, measured or computed.
 
-Links computed from the condition of an emulated or planned network: TCP, and gloo over it.
-
-The all-reduce is gloo's ring (``allreduce.cc``): a buffer is cut into n segments of at most 1 MiB.
-Two segments are under way at a time, and the receiver asks for each before it is sent::
+Links that nobody measured are computed from the condition of an emulated or planned network, for
+TCP and for gloo over it. The all-reduce is gloo's ring (``allreduce.cc``): a buffer is cut into n
+segments of at most 1 MiB. Two segments are under way at a time, and the receiver asks for each
+before it is sent::
 
     n = roundUp(max(ceil(S / 1 MiB), 2P), P)
     T(S, P) = 2 ceil((n - n/P) / 2) R  +  2 (P-1)/P S / B  +  stalls

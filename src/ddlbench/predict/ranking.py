@@ -1,4 +1,4 @@
-"""The ranking of candidates: the fastest first, each with its chance to be the fastest.
+"""A question, and the ranking of its candidates: the fastest first, each with its chance to be it.
 
 ::
 
@@ -9,9 +9,7 @@ A place is by the belief, which measured steps have moved. The predicted step be
 the model says, so that both speed-ups of a row are of one world: both steps are measured, or both
 are predicted.
 
-A question: what somebody wants to train, on which devices, with which batch.
-
-::
+A question is what somebody wants to train, on which devices, with which batch::
 
     --network vgg11 --dataset cifar10 --geometry 2x4 --batch-size 256      by options
     --configfile mine.yaml [the same options, to choose among its values]   by an experiment

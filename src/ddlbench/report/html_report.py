@@ -4,9 +4,8 @@
 
     tables/*.csv    figures/*.png, *.pdf, *.csv  ->  report.html     pictures in it, numbers linked
 
-It shows what these files hold and computes nothing. Equal files give equal bytes.
-
-HTML pages of one look, each a file without links to others.
+It shows what these files hold and computes nothing. Equal files give equal bytes. Other pages
+of the same look are made here, too.
 """
 
 from __future__ import annotations

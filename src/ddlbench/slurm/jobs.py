@@ -1,6 +1,6 @@
-"""Jobs as SLURM knows them: their state, and why they wait.
+"""Jobs as SLURM's commands show them: their state, why they wait, and what their output tells.
 
-::
+The state of a job is by squeue and sacct::
 
     squeue          sacct             state
     a state         (not used)        squeue's
@@ -12,22 +12,17 @@
 Why a job waits is one of SLURM's words, such as ``Resources``. :data:`WAITS` and :data:`NEVER` put
 the frequent ones into sentences.
 
-What the output of a job or of its steps says of a failure: the line that tells most, the nodes.
-
-::
+The output of a job or of its steps has a line that tells most of a failure, and names nodes::
 
     srun --label       0: module: command not found        task 0 wrote this
                        srun: error: n2: task 0: Exited with exit code 127
     slurmstepd         slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT ... DUE TO TIME LIMIT ***
 
-Run SLURM's commands, so that the site decides what they answer and not the user's shell.
-
-A login shell may hold defaults for interactive use, such as ``SQUEUE_PARTITION`` or
+SLURM's commands run so that the site decides what they answer and not the user's shell. A login
+shell may hold defaults for interactive use, such as ``SQUEUE_PARTITION`` or
 ``SLURM_TIME_FORMAT``. A program that reads the answer would see fewer jobs, or other columns.
 
-How long SLURM suspended a job, from ``scontrol --oneliner show job ID``.
-
-::
+How long a job was suspended follows from ``scontrol --oneliner show job ID``::
 
     StartTime       SuspendTime   (suspended)        SuspendTime   (resumed)
         | runs            |                              |  runs

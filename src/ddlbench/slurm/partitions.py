@@ -1,19 +1,12 @@
-"""What SLURM says of a site: kinds of node of its partitions, limits; accounts and QOS of the user.
+"""Partitions as SLURM describes them: kinds of node, features, limits, and what sbatch refuses.
 
-What sinfo prints is parsed in :mod:`ddlbench.slurm.partitions`, so that tests can use the output of
-other clusters.
-
-Features of nodes, and sbatch's ``--constraint``: what holds it, and what tells nodes apart.
-
-Kinds of node: what sinfo says of a partition's nodes, equal ones added.
-
-::
+A kind of node is what sinfo says of a partition's nodes, equal ones added::
 
     sinfo's rows, one a state and configuration   -- parse_kinds -->   one NodeKind for equal nodes
 
-Nodes that run jobs, or could, are usable. Others are counted apart, by their state.
-
-What sbatch's words mean: try later, or change a key of the site's file.
+Nodes that run jobs, or could, are usable. Others are counted apart, by their state. Features of
+nodes decide which of them sbatch's ``--constraint`` takes. The words with which sbatch refuses a
+job mean: try later, or change a key of the site's file.
 """
 
 from __future__ import annotations

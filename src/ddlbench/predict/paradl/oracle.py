@@ -1,4 +1,4 @@
-"""Project one iteration of a strategy with a variant of the oracle.
+"""ParaDL's oracle: an iteration of each strategy, its limits, and devices for a target time.
 
 Limits: the most devices of a strategy, and the layer that limits them (Table III, last column). As
 printed, a spatial split is a grid over width and height, and every convolution counts. Corrected,
@@ -17,8 +17,6 @@ leaves out the optimizer. Corrected:
 A split divides some of it: filters and channels divide the weights of split convolutions (outputs
 are gathered and stay whole), space the activations of the split layers, a pipeline both by stage,
 with all micro-batches in flight.
-
-The best strategy, the limits of each, and devices for a target time.
 """
 
 from __future__ import annotations

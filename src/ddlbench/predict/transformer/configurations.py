@@ -1,4 +1,4 @@
-"""Tables that the oracle reads: shapes of transformers, and how each is cut over devices.
+"""Configurations of transformers: their shape, how it is cut over devices, and what it counts.
 
 A table has one configuration a row::
 
@@ -7,10 +7,8 @@ A table has one configuration a row::
     cut     tensor x data x pipeline devices, schedule, chunks of a device's stages, ZeRO's stage,
             sequence parallelism, recomputation
 
-Operations, parameters and activations of a transformer, from its shape.
-
-A decoder of l layers: hidden size h, a heads, sequence s, vocabulary V, micro-batch b, cut over t
-devices (tensor parallelism)::
+Operations, parameters and activations follow from the shape. A decoder of l layers: hidden size h,
+a heads, sequence s, vocabulary V, micro-batch b, cut over t devices (tensor parallelism)::
 
     x --+-- norm - QKV - softmax(Q K') V - projection --+-- norm - h -> 4h - GELU - 4h -> h --+-- y
         |                                               |                                     |
@@ -22,10 +20,6 @@ All functions take numbers or arrays of them.
 Sources: Megatron-LM (Narayanan et al., SC 2021), Equations 2 (parameters) and 3 (operations);
 Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
 Equations 1 to 6 and Table 2 (activations).
-
-Shapes of transformers: published ones by name, or a user's own file.
-
-Which ranks form which rings, and how many rings share the network cards of a node.
 
 Megatron-LM numbers ranks tensor first, then data, then pipeline:
 ``rank = (stage * d + replica) * t + part``. With t = 2, d = 4, p = 2 on nodes of four devices::

@@ -1,4 +1,4 @@
-"""One training step of a transformer that is cut over tensor x data x pipeline devices.
+"""One training step of a transformer that is cut over devices: its seconds and its memory.
 
 ::
 
@@ -17,19 +17,16 @@ pass before hides as far as it is long enough.
 Sources: Megatron-LM (Narayanan et al., SC 2021), sections 2 and 4; ZeRO (Rajbhandari et
 al., SC 2020).
 
-How long the pipelines take: the schedules of :mod:`ddlbench.planning.schedules`, replayed.
-
-GPipe and 1F1B have a formula that equals their replay where the last stage is the slowest, as it is
-with the logits on it: the first micro-batch passes all stages, the others follow one slot apart::
+Pipelines take as long as the schedules of :mod:`ddlbench.planning.schedules`. GPipe and 1F1B have a
+formula that equals their replay where the last stage is the slowest, as it is with the logits on
+it: the first micro-batch passes all stages, the others follow one slot apart::
 
     sum over stages (F + B) + (m - 1) max (F + B)
 
 All others are replayed. A long step repeats itself: what one more round of micro-batches adds is
 replayed once (T(m) is a line beyond a few rounds).
 
-Memory of the fullest device of a transformer's configuration.
-
-::
+Memory of the fullest device::
 
     weights, gradients, the optimizer's state          bytes a parameter, by the precision
     activations of the micro-batches that the schedule holds

@@ -1,6 +1,6 @@
-"""Choices: what was predicted of each candidate, what was measured, and which one is advised.
+"""Choices: of a strategy, of its options, and among the ways to choose.
 
-::
+What was predicted of each candidate, what was measured, and which one is advised::
 
     VGG-11, CIFAR-10, 1x2, 16 samples a step         speed-up
     Zero bubble   |------ predicted, 90 % ------|      1.32x  not advised: only predicted
@@ -10,17 +10,13 @@
     next case                                        speed-up
     ...
 
-A search for options: what was predicted of each configuration, and what was measured.
-
-::
+A search for options, with the same of each configuration::
 
     chunks=8 balance=work   |--- predicted, 90 % ---|
                                   |-o-|  measured               <- best
     chunks=4 balance=work    |--- predicted, 90 % ---|
 
-What a way to choose costs, and how well it chooses (thesis, Figure 8.1).
-
-::
+What a way to choose costs, and how well it chooses (thesis, Figure 8.1)::
 
     right or within the noise          extra time
       |            o K=1  o K=2  x       |  o recommender

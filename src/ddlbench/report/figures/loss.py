@@ -1,14 +1,14 @@
-"""Training loss over updates and over seconds; this shows the cost of stale weights.
+"""What training learns: its loss over updates and seconds, and its accuracy over seconds.
 
-The loss is the mean over a window of the mini-batches as they are trained on. The target of a panel
-is the lowest loss that *all* of its strategies reach, so it is not chosen by hand. The line of a
-diverging run ends in a cross where its loss is no number; it neither reaches nor sets the target.
-The axis is logarithmic where the target would lie on its foot otherwise.
+Loss shows the cost of stale weights. It is the mean over a window of the mini-batches as they are
+trained on. The target of a panel is the lowest loss that *all* of its strategies reach, so it is
+not chosen by hand. The line of a diverging run ends in a cross where its loss is no number; it
+neither reaches nor sets the target. The axis is logarithmic where the target would lie on its foot
+otherwise.
 
-Accuracy on the validation images over seconds of training: what a faster step is worth.
-
-A point is the median over repeats after an epoch. The seconds are those of measured epochs alone,
-so a network that the warm-up has trained is a little ahead of its seconds, in every strategy alike.
+Accuracy on the validation images shows what a faster step is worth. A point is the median over
+repeats after an epoch. The seconds are those of measured epochs alone, so a network that the
+warm-up has trained is a little ahead of its seconds, in every strategy alike.
 """
 
 from __future__ import annotations

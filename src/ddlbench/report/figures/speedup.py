@@ -1,10 +1,8 @@
-"""Speed-up of every strategy over the sequential base (DDLBench 2020, Figure 4).
+"""Speed-up over the sequential base: as bars (DDLBench, Figure 4), and over workers (5 and 6).
 
-Speed-up over the number of workers (DDLBench, Figures 5 and 6).
-
-A line is a strategy, or a strategy and site where several sites are compared. Each speed-up is over
-the sequential training of its own site, so a faster site may have the smaller speed-up. The footer
-and the table give the absolute speed of each base.
+A line over workers is a strategy, or a strategy and site where several sites are compared. Each
+speed-up is over the sequential training of its own site, so a faster site may have the smaller
+speed-up. The footer and the table give the absolute speed of each base.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from matplotlib.figure import Figure
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
-from ddlbench.report import drawing
+from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,
     Group,
@@ -71,7 +69,7 @@ def draw_scaling(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame
     """Sections are datasets, panels networks, lines strategies."""
     shown = without_base(tables.summary)
     shown["line"] = per_node_lines(shown)
-    printed = drawing.speedups_of(shown, context.paper, "thesis/fig3.2")
+    printed = published.speedups_of(shown, context.paper, "thesis/fig3.2")
     sentences = [
         "Base: sequential training on one device (samples/s in the table beside). "
         "Dashed: linear speed-up.",
@@ -80,9 +78,9 @@ def draw_scaling(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame
         *missing_sentence(shown),
     ]
     below = footer(shown, context, sentences)
-    legend = drawing.label(printed, context.paper) if len(printed) else ""
+    legend = published.label(printed, context.paper) if len(printed) else ""
     figure = draw_lines(shown, "Speed-up by number of workers", below, (printed, legend))
-    return figure, drawing.below(shown[TABLE], printed, [*TABLE, *drawing.SOURCE])
+    return figure, published.below(shown[TABLE], printed, [*TABLE, *published.SOURCE])
 
 
 def without_base(summary: pd.DataFrame) -> pd.DataFrame:
@@ -282,7 +280,7 @@ _FEW_BASES = 6
 _TABLE = [
     "geometry", "workers", "strategy", "variant", "network", "dataset", "speedup", "speedup_low",
     "speedup_high", "speedup_n", "samples_per_s", "base_samples_per_s", "mark", "reason", "stale",
-    "noisy", *drawing.SOURCE,
+    "noisy", *published.SOURCE,
 ]  # fmt: skip
 
 
@@ -293,7 +291,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     are the bars of the published figure for the same strategy, network, dataset and geometry.
     """
     shown = without_base(tables.summary)
-    printed = drawing.speedups_of(shown, context.paper, "thesis/fig3.1")
+    printed = published.speedups_of(shown, context.paper, "thesis/fig3.1")
     shown["group"] = list(zip(shown["strategy"], shown["variant"], strict=True))
     datasets = in_dataset_order(shown["dataset"])
     looks = {dataset: dataset_look(dataset) for dataset in datasets}
@@ -326,7 +324,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         (patch(_NEUTRAL, look), dataset_label(name)) for name, look in looks.items()
     ]
     if len(printed):
-        legend.append((hollow(), drawing.label(printed, context.paper)))
+        legend.append((hollow(), published.label(printed, context.paper)))
     emulated = ", emulated" if shown["emulated"].any() else ""
     page = lay_out(
         f"Speed-up {common_workers(shown['workers']) or 'by number of workers'}{emulated}",
@@ -352,7 +350,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             draw_beside(axes, hollows, len(datasets))
             _bounds(axes, scale, labelled=axes in page.last_in_row)
     page.label_rows("Speed-up")
-    return page.figure, drawing.below(shown, printed, _TABLE)
+    return page.figure, published.below(shown, printed, _TABLE)
 
 
 def _panels(

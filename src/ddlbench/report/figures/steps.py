@@ -1,8 +1,6 @@
-"""The distribution of the steps of each cell: every measured step, not only their median.
+"""The steps of each cell: every measured one, and the parts that predictors see in one.
 
-The predicted parts of a step beside the measured step: they show which term of a model is wrong.
-
-::
+Predicted parts beside the measured step show which term of a model is wrong::
 
     measured  recorded  predictor A  predictor B
       |I|       |.|        |.|                        bubble

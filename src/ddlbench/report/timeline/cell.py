@@ -13,14 +13,11 @@
 
 Files are only ever parsed, never executed.
 
-Boxes of a planned schedule, replayed with the measured durations of the same cell.
+In the replay each pass takes the cell's own median. So the planned and the measured timeline differ
+only by messages, waiting, data loading and passes of unusual length, not by the work itself.
 
-Each pass takes the cell's own median. So the planned and the measured timeline differ only by
-messages, waiting, data loading and passes of unusual length, not by the work itself.
-
-Boxes of a step that has no schedule of stages: predicted from the profile and links of its site.
-
-All workers do the same, so each row shows the step of one of them; servers update. A message that
+A step that has no schedule of stages is predicted from the profile and links of its site. All
+workers do the same, so each row shows the step of one of them; servers update. A message that
 travels beside computation lies below its row; one that holds up its rank lies within it.
 """
 
