@@ -32,21 +32,6 @@ from pathlib import Path
 
 from ddlbench.common.errors import ConfigError, obstacle, shown
 
-
-def project_root() -> Path:
-    """The folder that holds the Snakefile: the working folder, one above it, or the checkout."""
-    return repository_above() or Path(__file__).resolve().parents[3]
-
-
-def repository_above() -> Path | None:
-    """The nearest repository that holds the working folder; None if there is none."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "Snakefile").is_file() and (folder / "config" / "sites").is_dir():
-            return folder
-    return None
-
-
 RESULTS = Path("results")
 LINKS_FILE = "links.json"
 PROGRESS_FILE = "progress.json"
@@ -229,6 +214,20 @@ def data_path(template: str, where: str) -> Path:
     with suppress(RuntimeError):  # unknown user: the ~ stays, and nothing is there
         path = path.expanduser()
     return path.resolve()
+
+
+def project_root() -> Path:
+    """The folder that holds the Snakefile: the working folder, one above it, or the checkout."""
+    return repository_above() or Path(__file__).resolve().parents[3]
+
+
+def repository_above() -> Path | None:
+    """The nearest repository that holds the working folder; None if there is none."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "Snakefile").is_file() and (folder / "config" / "sites").is_dir():
+            return folder
+    return None
 
 
 CONFIG = Path("config/config.yaml")

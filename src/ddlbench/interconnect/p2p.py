@@ -40,7 +40,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.nvbandwidth_json import TESTS, parse_nvbandwidth
-from ddlbench.interconnect.nvidia_programs import is_printed_number, plain_lines, printed_number
+from ddlbench.interconnect.nvidia_programs import (
+    is_printed_number,
+    last_line,
+    plain_lines,
+    printed_number,
+)
 from ddlbench.interconnect.pair_matrix import (
     Matrix,
     median_of_runs,
@@ -457,17 +462,12 @@ def _repeated(
             raise ConfigError(f"{where}: cannot be started: {error.strerror}") from None
         print(done.stdout, done.stderr, sep="", flush=True)
         if done.returncode and not done.stdout.strip():
-            reason = _last_line(done.stderr) or f"exit status {done.returncode}"
+            reason = last_line(done.stderr, f"exit status {done.returncode}")
             raise ConfigError(f"{where}: failed: {reason}")
         parsed = parse(done.stdout, where)
         for remark in parsed.get("remarks", ()):
             print(f"{where}: {remark}", flush=True)
         matrices.append(parsed["pairs"])
         if done.returncode:
-            raise ConfigError(f"{where}: failed after its output: {_last_line(done.stderr)}")
+            raise ConfigError(f"{where}: failed after its output: {last_line(done.stderr, '')}")
     return median_of_runs(matrices)
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else ""

@@ -47,54 +47,6 @@ from textwrap import shorten
 
 from ddlbench.common.errors import ConfigError
 
-# Lines that follow from a failure, or surround it; the reason stands in others.
-_AFTERMATH = re.compile(
-    r"srun: (error: .*: tasks? |Terminating|Force Terminated|launch/slurm|Job step aborted)|"
-    r"slurmstepd: error: \*\*\* STEP|"
-    r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} .*\]$|"  # Snakemake's time of an event
-    r"(Building DAG of jobs|Using shell|Provided |Rules claiming|Select jobs|Execute \d|Job stats|"
-    r"Storing output|Complete log|Exiting because|WorkflowError:$|At least one job|"
-    r"Removing output files|Shutting down|Error in (rule|group)|RuleException|Not everything ran|"
-    r"ddlbench: waiting|shared_storage_local_copies|remote_exec|host: |Finished job|"
-    r"\d+ of \d+ steps)|"
-    r"(\s+(jobid|input|output|log|shell|conda-env|message|resources|threads)\b.*)$"
-)
-_EXIT = re.compile(
-    r"srun: error: (?P<nodes>[^\s:]+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)", re.MULTILINE
-)
-_LABEL = re.compile(r"\s*(?P<task>\d+): (?P<text>.*)")
-
-
-def telling_line(text: str) -> str:
-    """The last line of an output that gives a reason; empty without output."""
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    reasons = [line for line in lines if not _AFTERMATH.match(line)]
-    return (reasons or lines or [""])[-1].strip()
-
-
-def words_of_tasks(text: str) -> dict[int, str]:
-    """The last telling line of each task in the output of ``srun --label``."""
-    lines: dict[int, list[str]] = {}
-    for line in text.splitlines():
-        if label := _LABEL.match(line):
-            lines.setdefault(int(label["task"]), []).append(label["text"])
-    return {task: telling_line("\n".join(of_task)) for task, of_task in lines.items()}
-
-
-def why_nodes_failed(text: str) -> str:
-    """A sentence part on nodes whose task failed: ``n2: module: command not found``; else empty."""
-    words = words_of_tasks(text)
-    ends = list(_EXIT.finditer(text))
-    # When one task fails, srun terminates the others.
-    first_to_end = [end for end in ends if end["how"].strip() != "Terminated"]
-    parts = []
-    for match in first_to_end or ends:
-        first = re.match(r"\d+", match["tasks"])
-        written = words.get(int(first[0]), "") if first else ""
-        parts.append(f"{match['nodes']}: {written or match['how'].strip()}")
-    return "; ".join(dict.fromkeys(parts))
-
-
 _PREFIXES = (
     "SACCT_",
     "SACCTMGR_",
@@ -430,3 +382,51 @@ def suspended_s(text: str, since_s: float = 0.0) -> float:
     except (KeyError, ValueError):  # never suspended, or no answer
         return 0.0
     return max(0.0, min(resumed_s - start_s - ran_s, resumed_s - since_s))
+
+
+# Lines that follow from a failure, or surround it; the reason stands in others.
+_AFTERMATH = re.compile(
+    r"srun: (error: .*: tasks? |Terminating|Force Terminated|launch/slurm|Job step aborted)|"
+    r"slurmstepd: error: \*\*\* STEP|"
+    r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} .*\]$|"  # Snakemake's time of an event
+    r"(Building DAG of jobs|Using shell|Provided |Rules claiming|Select jobs|Execute \d|Job stats|"
+    r"Storing output|Complete log|Exiting because|WorkflowError:$|At least one job|"
+    r"Removing output files|Shutting down|Error in (rule|group)|RuleException|Not everything ran|"
+    r"ddlbench: waiting|shared_storage_local_copies|remote_exec|host: |Finished job|"
+    r"\d+ of \d+ steps)|"
+    r"(\s+(jobid|input|output|log|shell|conda-env|message|resources|threads)\b.*)$"
+)
+_EXIT = re.compile(
+    r"srun: error: (?P<nodes>[^\s:]+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)", re.MULTILINE
+)
+_LABEL = re.compile(r"\s*(?P<task>\d+): (?P<text>.*)")
+
+
+def telling_line(text: str) -> str:
+    """The last line of an output that gives a reason; empty without output."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    reasons = [line for line in lines if not _AFTERMATH.match(line)]
+    return (reasons or lines or [""])[-1].strip()
+
+
+def words_of_tasks(text: str) -> dict[int, str]:
+    """The last telling line of each task in the output of ``srun --label``."""
+    lines: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        if label := _LABEL.match(line):
+            lines.setdefault(int(label["task"]), []).append(label["text"])
+    return {task: telling_line("\n".join(of_task)) for task, of_task in lines.items()}
+
+
+def why_nodes_failed(text: str) -> str:
+    """A sentence part on nodes whose task failed: ``n2: module: command not found``; else empty."""
+    words = words_of_tasks(text)
+    ends = list(_EXIT.finditer(text))
+    # When one task fails, srun terminates the others.
+    first_to_end = [end for end in ends if end["how"].strip() != "Terminated"]
+    parts = []
+    for match in first_to_end or ends:
+        first = re.match(r"\d+", match["tasks"])
+        written = words.get(int(first[0]), "") if first else ""
+        parts.append(f"{match['nodes']}: {written or match['how'].strip()}")
+    return "; ".join(dict.fromkeys(parts))

@@ -81,7 +81,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         ],
         [Section("", [Panel(strategy_label(strategy)) for strategy in strategies])],
         footer=footer(shown_cells(predicted, frame), context, [_legend_sentence(scored)]),
-        size=_size(predictors, len(strategies)),
+        size=_errors_size(predictors, len(strategies)),
         share_y=True,
     )
     records = []
@@ -105,7 +105,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     return page.figure, pd.DataFrame(records)
 
 
-def _size(predictors: list[str], strategies: int) -> PanelSize:
+def _errors_size(predictors: list[str], strategies: int) -> PanelSize:
     return PanelSize(
         min_width=22.0,
         height=len(predictors) * _ROW_MM + 1,

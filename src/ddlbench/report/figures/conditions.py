@@ -94,7 +94,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     )  # fmt: skip
     for axes, (own, limits) in page.facets:
         _frame(axes, fabrics, limits)
-        _fill(axes, own, fabrics, looks)
+        _fill_links(axes, own, fabrics, looks)
     page.label_rows("Step (s)", labelpad=1)
     return page.figure, shown[_TABLE]
 
@@ -175,7 +175,7 @@ def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
     axes.tick_params(axis="x", length=0)
 
 
-def _fill(
+def _fill_links(
     axes: Axes, own: pd.DataFrame, fabrics: list[str], looks: dict[str, tuple[str, str]]
 ) -> None:
     for x, missing in enumerate(fabrics):

@@ -232,7 +232,7 @@ _KINDS = {
     "backward": DatasetLook(0.0, ""),
 }
 _NOT_RECORDED = "no cell has recorded a step"
-_TABLE = [
+_STEP_TABLE = [
     "dataset", "network", "geometry", "variant", "partition", "kind", "micro_batch", "start_s",
     "end_s",
 ]  # fmt: skip
@@ -282,7 +282,7 @@ def draw_gpipe_step(predicted: Predicted, context: Context) -> tuple[Figure, pd.
     table = predicted.spans.merge(
         cells[["configuration", "dataset", "network", "geometry", "variant"]], on="configuration"
     )
-    return page.figure, table[_TABLE]
+    return page.figure, table[_STEP_TABLE]
 
 
 def shares(spans: pd.DataFrame, workers: int) -> dict[str, float]:
