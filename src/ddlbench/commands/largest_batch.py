@@ -12,7 +12,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import paragraph, show
 from ddlbench.planning.memory import capacity_bytes
 from ddlbench.predict.candidate import assess
-from ddlbench.predict.largest_batch import MemoryOfBatches, lines, smallest_batch
+from ddlbench.predict.largest_batch import MemoryOfBatches, batch_advice, smallest_batch
 from ddlbench.predict.largest_batch import largest_batch as search
 from ddlbench.predict.recommend import result_of
 
@@ -64,5 +64,5 @@ def largest_batch(
     found = search(
         memory, None if dry_run else measure, lambda one: result_of(one, site.name), trials
     )
-    told = [part for line in lines(found, memory) for part in paragraph(line)]
+    told = [part for line in batch_advice(found, memory) for part in paragraph(line)]
     show(asdict(found), told, as_json=as_json)

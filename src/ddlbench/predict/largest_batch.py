@@ -185,7 +185,7 @@ def largest_batch(
     return found
 
 
-def lines(found: LargestBatch, memory: MemoryOfBatches) -> list[str]:
+def batch_advice(found: LargestBatch, memory: MemoryOfBatches) -> list[str]:
     """What was found, in sentences."""
     capacity = GB.text(memory.capacity_bytes)
     if not found.predicted:

@@ -86,7 +86,7 @@ def make_prediction_figures(
     results: Path = RESULTS,
     paper: Paper | None = None,
 ) -> list[Path]:
-    """Draw the figures of predictions that :func:`~ddlbench.report.registry.prediction_figures_for` names.
+    """Draw the figures of predictions that ``prediction_figures_for`` names.
 
     Raises:
         ConfigError: there is no such figure, or a file is missing or wrong.

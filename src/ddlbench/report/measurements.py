@@ -43,6 +43,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import make_plan, measured_digests
 from ddlbench.planning.strategy import workers_of
 from ddlbench.report.comparability import (
+    NOTE_BREAK,
     Circumstances,
     Code,
     Note,
@@ -57,7 +58,6 @@ from ddlbench.report.comparability import (
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import (
     MEASUREMENTS,
-    NOTE_BREAK,
     STEPS,
     VALIDATION,
     Tables,

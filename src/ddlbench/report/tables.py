@@ -23,7 +23,6 @@ from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.result import Result
 
 Kind = Literal["text", "integer", "number", "flag", "flag or unknown"]
-NOTE_BREAK = " | "
 
 
 @dataclass(frozen=True)
