@@ -9,7 +9,7 @@ The small job is submitted and started like the job of a cell::
 
     login node   sbatch: nodes, devices, cores, memory, extra options    planning/budget.py
     first node     '-> main: srun, one task a node                       runtime/launch.py
-    every node           '-> set-up commands, container         cluster/checks.py
+    every node           '-> set-up commands, container                  cluster/checks.py
 """
 
 from __future__ import annotations

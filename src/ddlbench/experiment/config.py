@@ -40,8 +40,6 @@ NO_CELLS = "no cells are needed"
 _FIGURE = {"type": "string", "pattern": "^[a-z]+/[A-Za-z0-9.]+$"}
 Figure = Annotated[str, InFile(_FIGURE)]
 Picture = Annotated[str, InFile({"type": "string", "pattern": "^docs/.*[.]png$"})]
-
-
 _FOLDER = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]*$", "maxLength": 100}
 _OneOrMany = OptionValue | Annotated[tuple[OptionValue, ...], MinLen(1)]
 

@@ -211,7 +211,6 @@ DATASETS: Registry[DatasetSpec] = Registry(
     _of_package,
 )  # fmt: skip
 
-
 _READ_ONLY = ("huggingface", "webdataset")
 
 

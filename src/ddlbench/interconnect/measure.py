@@ -3,7 +3,7 @@
 ::
 
     run_rank_job(node_pairs)   pairs of GPUs in each node        -+
-    run_rank_job(sweep)        of CPUs in each node; groups       +-> assemble -> links.json
+    run_rank_job(sweep)        of CPUs in each node; groups       +-> entries -> links.json
     run_rank_job(rank_pairs)   pairs of all ranks                -+
 
 Entries of the file come from raw times of the ranks, or from links given in the site file::
@@ -40,7 +40,7 @@ from ddlbench.experiment.links import (
 from ddlbench.experiment.site import GivenLinks, Site, shrunk_bytes
 from ddlbench.experiment.status import Status
 from ddlbench.interconnect.pair_matrix import Matrix, off_diagonal, pair_matrix, with_slow_pairs
-from ddlbench.interconnect.sweep import LinksDisplay
+from ddlbench.interconnect.progress import LinksDisplay
 from ddlbench.interconnect.time_plan import (
     FIGURES_S,
     PAIRS,

@@ -57,7 +57,6 @@ from ddlbench.runtime.rendezvous import barrier
 
 Pair = tuple[int, int]  # sender, receiver
 
-
 _LARGEST_CPU_COPY_BYTES = 64 * 2**20
 
 

@@ -328,7 +328,6 @@ class StepCosts:
 FAIR_SHARE = 0.5
 """Of a core that computes, what a message can get."""
 
-
 _Waiting = tuple[int, Message, float]
 """Place in the list of tasks, the message, and when it is ready."""
 

@@ -89,7 +89,6 @@ VOCABULARY, WHOLE_VOCABULARY = 50257, 51200
 """GPT-2's byte pairs; and what Megatron-LM pads them to for its published runs."""
 PADDING = 128
 
-
 SHAPE = ("hidden_size", "attention_heads", "layers", "sequence_length")
 CUT = ("tensor", "data", "pipeline", "micro_batch")
 NEEDED = (*SHAPE, "global_batch", *CUT)
