@@ -1,4 +1,4 @@
-"""What the commands that predict and choose ask: their options, and the cells that they measure.
+"""The options of the commands that predict and choose, and the cells that they measure.
 
 ::
 

@@ -1,4 +1,6 @@
-"""PipeDream's own prediction: its partitioner's cost model, applied to the stages of a plan.
+"""PipeDream's own prediction of a plan's stages, and the links that a pipeline holds.
+
+Its partitioner's cost model is applied to the stages of a plan.
 
 ::
 

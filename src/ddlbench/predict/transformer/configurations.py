@@ -50,7 +50,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count, Form
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.planning.network_tables import transformer_shape
-from ddlbench.predict.measured_steps import Array, check_columns, refuse
+from ddlbench.predict.platforms import Array, check_columns, refuse
 
 Numbers = NDArray[Any] | float
 """A number, or one number a configuration."""

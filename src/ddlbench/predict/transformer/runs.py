@@ -37,7 +37,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import StrategyPlan, plan_at
 from ddlbench.predict.evaluate import measure
-from ddlbench.predict.measured_steps import (
+from ddlbench.predict.platforms import (
     Accelerators,
     Array,
     Fit,

@@ -49,7 +49,7 @@ import numpy as np
 
 from ddlbench.planning import schedules
 from ddlbench.planning.schedules import Event, EventGraph
-from ddlbench.predict.measured_steps import Accelerators, Array
+from ddlbench.predict.platforms import Accelerators, Array
 from ddlbench.predict.transformer.configurations import (
     HALF,
     Configurations,

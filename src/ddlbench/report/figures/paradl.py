@@ -25,9 +25,9 @@ from matplotlib.patches import Patch
 
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.accuracy import LIMIT, departs
-from ddlbench.predict.measured_steps import Platform
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
+from ddlbench.predict.platforms import Platform
 from ddlbench.report.bars import labels_height_mm, write_labels
 from ddlbench.report.drawing import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.footer import Context, footer, sentence
