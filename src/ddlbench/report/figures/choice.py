@@ -2,7 +2,7 @@
 
 What was predicted of each candidate, what was measured, and which one is advised::
 
-    VGG-11, CIFAR-10, 1x2, 16 samples a step         speed-up
+    VGG-11, CIFAR-10, 1x2, batch 16                  speed-up
     Zero bubble   |------ predicted, 90 % ------|      1.32x  not advised: only predicted
     DDP           |------ predicted, 90 % ------|      1.14x         <- recommended, in bold
                           |-o-|  measured
@@ -176,7 +176,7 @@ def _choice_title(case: Mapping[str, Any]) -> str:
     usual = {"fabric": "default", "precision": "fp32"}
     settings = {**usual, **case["settings"]}
     other = [settings[name] for name in usual if settings[name] != usual[name]]
-    return case_title(case, *other, f"{case['batch_size']} samples a step")
+    return case_title(case, *other, f"batch {case['batch_size']}")
 
 
 def _choice_footer(choice: Mapping[str, Any]) -> list[str]:
@@ -270,7 +270,7 @@ def _label(one: Mapping[str, Any]) -> str:
 
 
 def _tuning_title(case: Mapping[str, Any]) -> str:
-    batch = [] if "batch_size" in case["varied"] else [f"{case['batch_size']} samples a step"]
+    batch = [] if "batch_size" in case["varied"] else [f"batch {case['batch_size']}"]
     return case_title(case, *batch)
 
 
