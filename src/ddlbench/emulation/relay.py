@@ -16,7 +16,7 @@ up::
     busiest          |<-- a second -->|                      the span with the most CPU time
     short run    |<-- all of it -->|                         if it is shorter than a second
 
-Links that a relay process makes, for kernels without netem: starts and controls the relay.
+:class:`RelayBackend` starts and controls it, for kernels without netem.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ddlbench.emulation.endpoint import FRAME_BYTES, destination, is_ipv4, open_tun
 from ddlbench.emulation.namespaces import (
     END_S,
     INTERFACE,
@@ -51,7 +50,7 @@ from ddlbench.emulation.namespaces import (
     queue_bytes,
     set_up_interface,
 )
-from ddlbench.emulation.switch import Links, Switches
+from ddlbench.emulation.switch import FRAME_BYTES, Links, Switches, destination, is_ipv4, open_tun
 from ddlbench.experiment.fabric import LinkCondition
 
 # A relay that computes for this share of a second is late during parts of it.
@@ -269,20 +268,7 @@ def _settle_down(core: int | None) -> str:
     return "nice -20"
 
 
-if __name__ == "__main__":
-    main()
-
-
 _TUN = Path("/dev/net/tun")
-
-
-def missing_tun() -> str | None:
-    """Why no relay can run; None if one can."""
-    try:
-        os.close(os.open(_TUN, os.O_RDWR))
-    except OSError as error:
-        return f"the relay: {_TUN}: {error.strerror}"
-    return None
 
 
 class RelayBackend:
@@ -424,6 +410,15 @@ class RelayBackend:
         )
 
 
+def missing_tun() -> str | None:
+    """Why no relay can run; None if one can."""
+    try:
+        os.close(os.open(_TUN, os.O_RDWR))
+    except OSError as error:
+        return f"the relay: {_TUN}: {error.strerror}"
+    return None
+
+
 def _links(condition: LinkCondition) -> Links:
     return Links(
         delay_s=condition.latency_s,
@@ -442,3 +437,7 @@ def sent_drops(text: str) -> int:
         if name.strip() == INTERFACE:
             return int(numbers.split()[11])
     return 0
+
+
+if __name__ == "__main__":
+    main()

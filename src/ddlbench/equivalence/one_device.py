@@ -34,8 +34,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE
 from ddlbench.networks import build, without_dropout
+from ddlbench.networks.foreign import seed_host
 from ddlbench.networks.inspection import copy_of
-from ddlbench.networks.whole import seed_host
 from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.runtime.initial_state import check_settings, initial_state

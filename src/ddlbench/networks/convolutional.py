@@ -49,7 +49,7 @@ from torch import Tensor, nn
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.synthetic import flatten, initialize, is_small, small_network
+from ddlbench.networks.flat import flatten, initialize, is_small, small_network
 from ddlbench.networks.torchvision_compat import models, ops
 
 # Output channels of the convolutions between one pooling and the next.

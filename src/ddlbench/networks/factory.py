@@ -42,6 +42,8 @@ from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import LIBRARIES, NETWORKS, load, pairs
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.emulated import emulated_network
+from ddlbench.networks.flat import LARGEST_SMALL_SIDE, out_of_place
+from ddlbench.networks.foreign import Whole, seeded, unchanged, whole
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import (
     has_hooks,
@@ -52,9 +54,7 @@ from ddlbench.networks.inspection import (
 )
 from ddlbench.networks.recorded import cut_by_recording
 from ddlbench.networks.recording import CannotRecord
-from ddlbench.networks.synthetic import LARGEST_SMALL_SIDE, out_of_place
 from ddlbench.networks.transformers import SHAPE, shape_of
-from ddlbench.networks.whole import Whole, seeded, unchanged, whole
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.trainable import compared_before
 

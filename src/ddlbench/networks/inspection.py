@@ -39,8 +39,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.networks.foreign import seeded, why_uncut
 from ddlbench.networks.inputs import made_up_inputs
-from ddlbench.networks.whole import seeded, why_uncut
 from ddlbench.planning.network_tables import NetworkTraits
 
 _Module = TypeVar("_Module", bound=nn.Module)

@@ -56,7 +56,7 @@ from torch.nn import functional as F
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.synthetic import LARGEST_SMALL_SIDE
+from ddlbench.networks.flat import LARGEST_SMALL_SIDE
 
 _DEVIATION = 0.02  # of initial weights, in ViT and in GPT-2
 _USUAL_HIDDEN = 4  # the perceptron's hidden features over those of a token

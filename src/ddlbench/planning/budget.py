@@ -1,13 +1,12 @@
-"""What an experiment will cost, before anything is submitted.
+"""What an experiment will cost before anything is submitted, and what each job requests.
 
 ::
 
     rows of the matrix -> unsupported | done (a valid result lies there) | to run
     to run             -> jobs, node disk, device-seconds: at most, and as far as results tell
 
-Resources that a job requests from the scheduler, by one rule for all geometries.
-
-The table was checked on a real SLURM with the Snakemake executor plugin 2.8:
+One rule says what a job requests from the scheduler, for all geometries. The table was checked on a
+real SLURM with the Snakemake executor plugin 2.8:
 
 ==========  =========  ==============  =============  ===========================
 geometry    ``mpi``    ``tasks``       per node       devices
@@ -26,24 +25,13 @@ Rules ``stage`` and ``cell`` are one group. They run one after the other, so Sna
 their minutes. The spare minutes start and end the processes and write the result::
 
     one SLURM job   | stage: stage_timeout_s | cell: cell_timeout_s | spare |
-
-Fits options that nobody wrote to a geometry and a batch.
-
-::
-
-    1F1B, 8 devices, batch 256     4 micro-batches (default) < 8 stages     -> chunks=8
-    1F1B, 2 devices, batch 14      14 does not divide into 4                -> chunks=2
-
-Each strategy names its alternatives (:meth:`ddlbench.planning.strategy.Strategy.alternatives`). A
-matrix is not fitted: its cells are what the experiment file says.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +55,6 @@ from ddlbench.planning.expected_time import (
 )
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import measured_inputs, request_of
-from ddlbench.planning.strategy import Strategy, cut_by_profile
 
 SPARE_MINUTES = 5
 
@@ -412,50 +399,3 @@ def _unchecked_fabrics(cells: Iterable[Cell], site: Site) -> Iterable[str]:
 
 def _cells(ids: Sequence[str]) -> str:
     return "1 cell has" if len(ids) == 1 else f"{len(ids)} cells have"
-
-
-_MOST_ALTERNATIVES = 12  # a strategy that supports none of so many supports none
-_MOST_PER_STAGE = 8
-
-
-def fitted(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
-    """The cell with options that its strategy supports, where nobody wrote others.
-
-    ::
-
-        defaults -> supported and suitable? -> alternatives, best first -> the first supported
-
-    Args:
-        cell: with the options that are written, and defaults.
-        strategy: of the cell, on the site's devices.
-        written: the options that the user wrote; these stay.
-
-    Returns:
-        The cell itself, with balance ``profile`` where it takes that, if no alternative helps.
-    """
-    cell = cut_by_profile(cell, strategy, written)
-    if strategy.supports(cell) is None and strategy.suits(cell):
-        return cell
-    for values in itertools.islice(strategy.alternatives(cell), _MOST_ALTERNATIVES):
-        if values.keys() & written.keys():
-            continue
-        options = strategy.check_options({**dict(cell.options), **values}, cell.strategy)
-        other = cut_by_profile(cell.with_(options=tuple(options.items())), strategy, written)
-        if strategy.supports(other) is None:
-            return other
-    return cell
-
-
-def micro_batch_counts(samples: int, stages: int) -> Iterator[int]:
-    """Numbers of equal micro-batches, best first: those that fill the stages, then fewer.
-
-    With eight times as many as stages, the bubble is less than a ninth of the time: more are not
-    worth their overhead.
-
-    Args:
-        samples: that are cut.
-        stages: of the pipeline.
-    """
-    least = range(max(1, stages), min(samples, _MOST_PER_STAGE * stages) + 1)
-    fewer = range(min(stages - 1, samples), 0, -1)
-    yield from (count for count in (*least, *fewer) if samples % count == 0)

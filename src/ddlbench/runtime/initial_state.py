@@ -35,9 +35,9 @@ from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.training import FIRST_STEPS
 from ddlbench.networks.factory import build_with_traits
+from ddlbench.networks.foreign import seed_host
 from ddlbench.networks.inputs import Settings, change_between, settings_now
 from ddlbench.networks.inspection import inspect, state_digest
-from ddlbench.networks.whole import seed_host
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.trainable import samples_per_pass, why_not_trained

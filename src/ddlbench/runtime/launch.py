@@ -9,7 +9,7 @@
 A :class:`Launch` merges the output of all ranks into one stream and ends all ranks together. A cell
 of one device is started directly on SLURM too: its job runs inside a step already, and a nested
 step would wait for the cores of the outer one. So is a cell whose nodes are emulated on a single
-real node (``emulated_fabric.py``).
+real node (``fabric.py``).
 
 Where a process runs: its rank, its devices and its cores.
 

@@ -38,7 +38,7 @@ from ddlbench.experiment.status import Cause, Reason, Status, reason_of
 from ddlbench.experiment.training import FIRST_STEPS, Loss, Training
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.trainable import samples_per_pass
-from ddlbench.runtime.lease import tmpdir_hint
+from ddlbench.runtime.environment import tmpdir_hint
 from ddlbench.runtime.pauses import Pause
 
 

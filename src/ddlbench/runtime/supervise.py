@@ -34,7 +34,7 @@ from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.planner import StrategyPlan, make_plan, measured_digests, request_of
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.store import Order, forget_checkpoints, restart_of
-from ddlbench.runtime.emulated_fabric import (
+from ddlbench.runtime.fabric import (
     Fabric,
     FabricUnfit,
     FabricUnsupported,

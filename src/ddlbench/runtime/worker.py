@@ -56,7 +56,11 @@ from ddlbench.runtime.checkpoint.rank import (
     set_random_state,
 )
 from ddlbench.runtime.energy import EnergyMeter, measured_by_rank
-from ddlbench.runtime.environment import rank_provenance
+from ddlbench.runtime.environment import (
+    rank_provenance,
+    remove_socket_folder,
+    use_short_socket_folder,
+)
 from ddlbench.runtime.initial_state import check_settings, initial_state, replayed_losses
 from ddlbench.runtime.job import Job, kept_folder, report_file, stacks_file
 from ddlbench.runtime.launch import (
@@ -68,7 +72,6 @@ from ddlbench.runtime.launch import (
     own_process,
     use_interface,
 )
-from ddlbench.runtime.lease import remove_socket_folder, use_short_socket_folder
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import (
     cpu_peak_bytes,

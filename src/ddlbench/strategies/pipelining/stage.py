@@ -60,10 +60,10 @@ from ddlbench.common.document import csv_text
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import load, pairs
+from ddlbench.networks.flat import out_of_place
+from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import input_dtype, made_up_inputs
 from ddlbench.networks.inspection import copy_of, copy_without_data
-from ddlbench.networks.synthetic import out_of_place
-from ddlbench.networks.whole import seeded
 from ddlbench.planning.network_tables import BLOCK_COLUMNS
 from ddlbench.planning.schedules import Action
 from ddlbench.planning.schedules.schedule import Kind

@@ -40,7 +40,6 @@ from ddlbench.common.form import Count
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.budget import micro_batch_counts
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.options import Options, RuleText, Tried
 from ddlbench.planning.partition import balance
@@ -54,6 +53,7 @@ from ddlbench.planning.pipeline_stages import (
     why_no_stages,
 )
 from ddlbench.planning.plan import Process
+from ddlbench.planning.planner import micro_batch_counts
 from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import PARADL, Strategy
 

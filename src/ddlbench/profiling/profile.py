@@ -244,7 +244,7 @@ def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
         reports = run_rank_job(
             site,
             (1, site.devices_per_node),
-            "ddlbench.profiling.worker",
+            "ddlbench.profiling.profile",
             {
                 "needs": needs.to_dict(),
                 "data": asdict(request_of(needs.cell, site)),
