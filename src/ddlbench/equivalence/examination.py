@@ -1,11 +1,11 @@
 """Tries strategies on networks, each in a world of ranks of its own, and gives verdicts.
 
+A verdict compares what ranks trained with what one device trained.
+
 ::
 
     network -> look -> tiny cell -> what one device trains -> what the ranks train -> verdict
                once                 once for equal parts      a world a cell
-
-Compares what ranks trained with what one device trained, and says what that means.
 """
 
 from __future__ import annotations

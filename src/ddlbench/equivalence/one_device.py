@@ -1,18 +1,13 @@
-r"""What one device trains, in a process of its own.
+r"""What one device trains of a cell, and what the ranks of the cell train, in a few steps.
 
-One rank trains a cell's few steps with its real executor.
-
-One process trains what ranks train together, with each mini-batch in their parts.
-
-::
+One process trains what ranks train together, with each mini-batch in their parts::
 
     part 0 -> gradient \
     part 1 -> gradient -+-> mean -> update      a part: a micro-batch of a shard
 
 Batch norm sees the samples of a part. Each shard has a module of its own with the same weights, so
-that buffers, and what a module counts, are those of a rank.
-
-Made-up mini-batches, the same in every process, and each process's share of them.
+that buffers, and what a module counts, are those of a rank. A rank trains with the cell's real
+executor. Mini-batches are made up, the same in every process.
 """
 
 from __future__ import annotations
@@ -62,6 +57,47 @@ class Trained:
     def mean_losses(self) -> list[float]:
         """The loss of each step, over all shards."""
         return [sum(of_step) / len(of_step) for of_step in zip(*self.losses, strict=True)]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A training on one device.
+
+    Args:
+        cell: of the strategy if it uses old weights or replicas, else of the base.
+        steps: mini-batches.
+        floating: type of floats.
+        shards: parts of a mini-batch that ranks read.
+        micro_batches: parts of a shard.
+    """
+
+    cell: Cell
+    steps: int
+    floating: Floating
+    shards: int = 1
+    micro_batches: int = 1
+
+    @classmethod
+    def of(cls, plan: StrategyPlan, steps: int, floating: Floating) -> Reference:
+        """What the ranks of a plan together must train."""
+        strategy, cell = plan.strategy, plan.cell
+        if strategy.replay:
+            return cls(cell, steps, floating)
+        shards = max(process.num_shards for process in plan.processes)
+        return cls(base_of(cell), steps, floating, shards, strategy.micro_batches(plan))
+
+
+def base_of(cell: Cell) -> Cell:
+    """The same network and settings on one device."""
+    return cell.with_(strategy=BASE, nodes=1, devices_per_node=1, options=())
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one device trained, and how long that took."""
+
+    trained: Trained
+    train_s: float
 
 
 def train_in_parts(
@@ -150,47 +186,6 @@ class Reader:
                     for name, tensor in whole.items()
                 }
             )
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A training on one device.
-
-    Args:
-        cell: of the strategy if it uses old weights or replicas, else of the base.
-        steps: mini-batches.
-        floating: type of floats.
-        shards: parts of a mini-batch that ranks read.
-        micro_batches: parts of a shard.
-    """
-
-    cell: Cell
-    steps: int
-    floating: Floating
-    shards: int = 1
-    micro_batches: int = 1
-
-    @classmethod
-    def of(cls, plan: StrategyPlan, steps: int, floating: Floating) -> Reference:
-        """What the ranks of a plan together must train."""
-        strategy, cell = plan.strategy, plan.cell
-        if strategy.replay:
-            return cls(cell, steps, floating)
-        shards = max(process.num_shards for process in plan.processes)
-        return cls(base_of(cell), steps, floating, shards, strategy.micro_batches(plan))
-
-
-def base_of(cell: Cell) -> Cell:
-    """The same network and settings on one device."""
-    return cell.with_(strategy=BASE, nodes=1, devices_per_node=1, options=())
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What one device trained, and how long that took."""
-
-    trained: Trained
-    train_s: float
 
 
 def built(cell: Cell) -> nn.Sequential:

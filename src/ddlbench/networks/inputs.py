@@ -1,9 +1,7 @@
-"""What networks read: the type of a dataset's samples, and made-up samples to try networks on.
+"""What networks read: made-up samples of a dataset's type, and torch's settings.
 
-Settings of torch that decide what a process trains and how fast, as torch itself gives them.
-
-A module may change them when it is imported, as many published networks do. They are set back then,
-because the cell fixes them::
+The settings decide what a process trains and how fast. A module may change them when it is
+imported, as many published networks do. They are set back then, because the cell fixes them::
 
     the cell's settings | import and build a network | set back | warm-up | read again | measure
 """

@@ -1,4 +1,4 @@
-"""Looks at a built network with one tiny training step on a copy, and fills its traits.
+"""Inspects a built network: its traits by one tiny training step on a copy, and its digest.
 
 ::
 
@@ -9,17 +9,15 @@
 
 Large networks compute nothing: they run on fake tensors, which have shapes only.
 
-Copies of a module, also of such that ``copy.deepcopy`` refuses.
+``copy.deepcopy`` refuses some modules, which are copied here all the same: torch copies no tensor
+that an operation has computed. Some modules hold such a tensor as a plain attribute:
+``torch.nn.utils.weight_norm`` keeps the weight of the last forward pass, for example. The next
+forward pass computes it anew, so its value is enough for a copy.
 
-torch copies no tensor that an operation has computed. Some modules hold such a tensor as a plain
-attribute: ``torch.nn.utils.weight_norm`` keeps the weight of the last forward pass, for example.
-The next forward pass computes it anew, so its value is enough for a copy.
-
-A digest of a network's state: the same for the same weights and buffers, bit for bit.
-
-Ranks and cells that begin with other weights train something else, so every cell keeps the digest
-of what it began with. Hashing a gigabyte would take seconds. So large tensors are folded first, at
-the speed of memory: rows of 32 KiB are added up as whole numbers, and the sum is hashed.
+The digest of a network's state is the same for the same weights and buffers, bit for bit. Ranks and
+cells that begin with other weights train something else, so every cell keeps the digest of what it
+began with. Hashing a gigabyte would take seconds. So large tensors are folded first, at the speed
+of memory: rows of 32 KiB are added up as whole numbers, and the sum is hashed.
 """
 
 from __future__ import annotations
