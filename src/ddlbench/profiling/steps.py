@@ -1,6 +1,6 @@
-"""Measures whole steps: their parts, their memory, and how they slow each other down on one node.
+"""Measures whole steps: of one process, of replicas on one node, and of one rank without its peers.
 
-::
+Whole steps have parts and need memory::
 
     cell    | warm-up             | measured .................. |  one for memory
     here    | 1 | memory | more   | measured ... | marked ... |
@@ -19,16 +19,14 @@ step::
     CUDA    host    | load | issue | load | issue | ...      loading overlaps the device's work:
             device    ..| forward | backward | optimiser |.. ``load`` is the rest of the step
 
-The slowdown of replicas that compute on one node without communicating::
+Replicas that compute on one node without communicating slow each other down::
 
     round 0:  P=1 [0]          P=2 [0 1]        P=3 [0 1 2]     ...   the others wait
     round 1:  P=1 [0]          P=2 [0 1]        ...                   so drift affects every P
 
     slowdown(P) = median over rounds of  mean step of the P replicas / that of P=1 in the same round
 
-Times one device of a cell whose devices compute each layer together, without its peers.
-
-::
+Where devices compute each layer together, one device of the cell is timed without its peers::
 
     step of a cell   | part of layer 1 |-- messages --| part of layer 2 |-- messages --| ..
     measured here    | part of layer 1 | part of layer 2 | ..    median of windows of steps

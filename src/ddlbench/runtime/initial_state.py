@@ -1,15 +1,13 @@
-"""What a rank begins with: the network, its weights, torch's settings; and that they are right.
+"""What a rank begins with, and whether that is right: weights, settings, and first losses.
 
 ::
 
     build, digest | same weights on all ranks? | can the strategy train it? | prepare | warm-up |
                                                                     settings as before? |
 
-First losses of a strategy with older weights, as one device gives them.
-
-One device cannot tell whether such a strategy trains right: its weights are others on purpose. So
-rank 0 replays the first mini-batches once all is measured, with the weights that each of them is to
-have::
+One device cannot tell whether a strategy with older weights trains right: its weights are others on
+purpose. So rank 0 replays the first mini-batches once all is measured, with the weights that each
+of them is to have::
 
     all ranks   prepare | warm-up | measured steps | spans | leave
     rank 0                                                       | replay of the first 8 losses

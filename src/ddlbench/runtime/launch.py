@@ -1,6 +1,6 @@
-"""Start the processes of a cell: on this machine, or with srun on the nodes of a job.
+"""Starts the processes of a cell, and tells each its place: rank, devices, cores and address.
 
-::
+They start on this machine, or with srun on the nodes of a job::
 
     plain              python -m module ...
     setup commands     bash -c 'module load CUDA/12.4 && exec "$@"' ddlbench python -m module ...
@@ -11,9 +11,7 @@ of one device is started directly on SLURM too: its job runs inside a step alrea
 step would wait for the cores of the outer one. So is a cell whose nodes are emulated on a single
 real node (``fabric.py``).
 
-Where a process runs: its rank, its devices and its cores.
-
-::
+A process learns its rank and devices from its environment::
 
     launch   DDLBENCH_NODE, DDLBENCH_LOCAL_RANK     processes that this machine starts itself
     srun     SLURM_NODEID, SLURM_LOCALID            one task a process
@@ -27,8 +25,6 @@ Several ranks may share one GPU (site key ``devices_share_gpu``)::
 NCCL refuses two ranks on one GPU: it compares a hash of their host and the GPU's address on the
 bus. With a host id of its own, every rank counts as a node with one GPU, and NCCL talks over
 sockets, as between nodes without a faster network. This cannot test peer access or shared memory.
-
-The address and port at which other nodes reach this one, and the interface to use.
 """
 
 from __future__ import annotations

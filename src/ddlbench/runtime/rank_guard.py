@@ -4,11 +4,7 @@ A rank that the kernel kills for memory cannot report this, and srun on another 
 signal. The guard compares the cgroup's count of such kills before and after the rank, and writes
 the report for it. It also adds the rank's pauses to its report, which the rank itself cannot see.
 It passes SIGTERM, SIGINT and SIGUSR1 (dump the stacks) on to the rank. It ends with the supervisor,
-and the rank with it.
-
-A process that ends with its parent, also when it is stopped or stuck.
-
-::
+and the rank with it, also when it is stopped or stuck::
 
     supervisor  --killed-->  guard of each rank  --killed-->  rank
 
@@ -43,27 +39,6 @@ from ddlbench.runtime.rank_report import (
     read_rank_report,
     write_rank_report,
 )
-
-_PR_SET_PDEATHSIG = 1
-_STDOUT = 1
-
-
-def end_with_parent() -> None:
-    """From now on the kernel kills this process when its parent, or the parent's thread, ends."""
-    if not sys.platform.startswith("linux"):
-        return
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
-    if _nobody_reads():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _nobody_reads() -> bool:
-    """Whether the other end of our output, a pipe or a socket, is closed."""
-    output = select.poll()
-    output.register(_STDOUT, 0)  # of errors the kernel always tells
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
-
 
 _DUMP_S = 1.0
 
@@ -161,6 +136,27 @@ def _kills_in(path: Path) -> int | None:
             if name == "oom_kill":
                 return int(value)
     return None
+
+
+_PR_SET_PDEATHSIG = 1
+_STDOUT = 1
+
+
+def end_with_parent() -> None:
+    """From now on the kernel kills this process when its parent, or the parent's thread, ends."""
+    if not sys.platform.startswith("linux"):
+        return
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
+    if _nobody_reads():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _nobody_reads() -> bool:
+    """Whether the other end of our output, a pipe or a socket, is closed."""
+    output = select.poll()
+    output.register(_STDOUT, 0)  # of errors the kernel always tells
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
 
 
 if __name__ == "__main__":

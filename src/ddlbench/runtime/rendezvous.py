@@ -1,6 +1,6 @@
-"""Rendezvous, barriers and clock offsets of a cell's processes, through a TCP store of rank 0.
+"""Rendezvous, barriers, clock offsets and TCP traffic of the processes of a cell.
 
-Each rank estimates the offset of its clock to rank 0's::
+All meet at a TCP store of rank 0. Each rank estimates the offset of its clock to rank 0's::
 
     rank r   sent ---.                     .--> received        answer - (sent + received) / 2
     rank 0            '--> reads clock ---'
@@ -11,7 +11,7 @@ clock; their offsets show the error of the estimate.
 
 Source: Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989.
 
-Bytes that a process sends and receives over TCP, as its kernel counts them.
+Traffic is the bytes that a process sends and receives over TCP, as its kernel counts them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Combine the reports of a cell's ranks into result.json, its tables and its trace.
+"""Combines the reports of a cell's ranks into result.json, its tables and its trace.
 
 ::
 
@@ -15,15 +15,11 @@ slowest rank. Steps do not contain its seconds; throughput is given without them
 JSON has no NaN, so such a loss is written as null. A run that diverges is a valid measurement of
 time, with a note.
 
-Parts of a result that come about between steps: checkpoints and validation.
-
-::
+Checkpoints and validation come about between steps::
 
     | step 1 | ... | step 20 | validate | write a checkpoint | step 21 | ...
 
 Their seconds are in no step and no epoch.
-
-The ``timing`` part of a result, from the times that all ranks report.
 
 Steps need not be alike: a strategy may communicate in every H-th only (``Strategy.round_steps``).
 The median of single steps would then hide the communication, so steps are summarised as the mean
@@ -35,9 +31,7 @@ step of whole rounds::
 H consecutive steps hold one communication wherever they begin, so rounds are counted from the first
 measured step.
 
-Operations and energy of a cell: the parts of its result, of what its ranks measured.
-
-::
+Operations and energy come from what the ranks measured::
 
     ranks    cpu_s, energy_j     around the measured steps
              peak_flops_per_s    after training, all at once
@@ -111,254 +105,6 @@ COMPILE_RULE = (
     "torch.compile; slowest rank"
 )
 _OF = {"nvml": "gpu", "rapl": "host"}
-
-
-def efficiency(cell: Cell, reports: Sequence[RankReport], timing: Timing) -> Efficiency:
-    """The ``efficiency`` part of a result."""
-    training = [report for report in reports if report.shard >= 0]
-    peaks = [r.peak_flops_per_s for r in training if r.peak_flops_per_s is not None]
-    peak = sum(peaks) if peaks and len(peaks) == len(training) else None
-    per_sample = next((r.sample_flops for r in reports if r.sample_flops is not None), None)
-    flops = None if per_sample is None else per_sample * cell.batch_size
-    step_s = timing.step_s.median_s
-    rate = None if flops is None or not step_s else flops / step_s
-    mfu = None if rate is None or peak is None else rate / peak
-    missing = next((r.efficiency_missing for r in reports if r.efficiency_missing), None)
-    if mfu is None and missing is None:
-        missing = "a rank ended before it had measured"
-    return Efficiency(
-        flops_per_step=flops,
-        flops_per_s=rate,
-        peak_flops_per_s=peak,
-        peak_rule=PEAK_RULE.format(cell.precision),
-        devices=sum(len(report.devices) for report in training),
-        mfu=mfu,
-        missing=missing,
-    )
-
-
-def energy(reports: Sequence[RankReport], timing: Timing) -> Energy:
-    """The ``energy`` part of a result."""
-    counted: dict[tuple[str, str], float] = {}
-    for report in reports:
-        for domain, joules in report.energy_j.items():
-            key = (report.host, domain)
-            counted[key] = max(joules, counted.get(key, 0.0))
-    domains = tuple(
-        EnergyDomain(host, domain.partition(" ")[2], cast("Any", domain.partition(" ")[0]), joules)
-        for (host, domain), joules in sorted(counted.items())
-    )
-    total = sum(one.energy_j for one in domains) if domains else None
-    samples = sum(epoch.samples for epoch in timing.epochs)
-    wall_s = max((report.measured_s or 0.0 for report in reports), default=0.0)
-    return Energy(
-        energy_j=total,
-        energy_per_sample_j=None if total is None or not samples else total / samples,
-        mean_power_w=None if total is None or not wall_s else total / wall_s,
-        covers=tuple(sorted({cast("Any", _OF[one.counted_by]) for one in domains})),
-        domains=domains,
-        missing=tuple(dict.fromkeys(text for r in reports for text in r.energy_missing)),
-    )
-
-
-def compilation(reports: Sequence[RankReport]) -> Compilation | None:
-    """The ``compilation`` part of a result; None for a cell that is not compiled."""
-    costs = [report.compilation for report in reports if report.compilation is not None]
-    if not costs:
-        return None
-    return Compilation(
-        compile_s=max(cost.compile_s for cost in costs),
-        rule=COMPILE_RULE,
-        graphs=max(cost.graphs for cost in costs),
-        graphs_later=max(cost.graphs_later for cost in costs),
-    )
-
-
-def compilation_notes(part: Compilation | None, device_kind: str) -> list[str]:
-    """What a reader of a compiled cell's numbers must know."""
-    if part is None:
-        return []
-    notes = []
-    if part.graphs_later:
-        notes.append(
-            f"torch compiled {part.graphs_later} more graphs after its trial steps: warm-up or "
-            "measured steps hold these seconds"
-        )
-    if device_kind == "cpu":
-        notes.append("compiled kernels allocate memory that is not seen on CPUs: no peak")
-    return notes
-
-
-def checkpointing(
-    cell: Cell, reports: Sequence[RankReport], timing: Timing, earlier: Sequence[Attempt]
-) -> Checkpointing | None:
-    """The ``checkpointing`` part of a result; None for a cell without checkpoints."""
-    if not cell.checkpoint_every_steps:
-        return None
-    parts = [report.checkpoints for report in reports if report.checkpoints is not None]
-    save_s = [max(seconds) for seconds in zip(*(p.save_s for p in parts), strict=True)]
-    elapsed_s = sum(epoch.elapsed_s for epoch in timing.epochs)
-    samples = sum(epoch.samples for epoch in timing.epochs)
-    with_saves_s = elapsed_s + sum(save_s)
-    return Checkpointing(
-        every_steps=cell.checkpoint_every_steps,
-        save_s=tuple(save_s),
-        total_s=sum(save_s),
-        bytes=sum(part.bytes for part in parts),
-        samples_per_s=samples / with_saves_s if with_saves_s > 0 else None,
-        resumed=sum(attempt.kept_steps > 0 for attempt in earlier),
-        restore_s=max(part.restore_s for part in parts),
-        rehearsal_s=max(part.rehearsal_s for part in parts),
-        lost_steps=sum(attempt.lost_steps for attempt in earlier),
-        lost_s=sum(attempt.lost_s for attempt in earlier),
-        attempts=tuple(earlier),
-    )
-
-
-def checkpoint_notes(part: Checkpointing | None) -> list[str]:
-    """The note on a cell that went on from a checkpoint; empty for others."""
-    if part is None or not part.resumed:
-        return []
-    return [
-        f"resumed {part.resumed} time(s) from a checkpoint; {part.lost_steps} step(s) "
-        "were trained twice and count once"
-    ]
-
-
-def drain_notes(cell: Cell, synchronous: bool, validations: int = 0) -> list[str]:
-    """Notes on work under way that checkpoints and ``validations`` of a cell wait for."""
-    moments = []
-    if cell.checkpoint_every_steps:
-        moments.append((f"every {cell.checkpoint_every_steps} steps", "a checkpoint"))
-    if validations > 1:
-        moments.append(("behind every epoch", "the validation"))
-    return [
-        f"{when} all that is under way is finished for {what}; that wait is in the steps' times"
-        for when, what in ([] if synchronous else moments)
-    ]
-
-
-def accuracies(reports: Sequence[RankReport], timing: Timing) -> tuple[EpochAccuracy, ...]:
-    """The ``validation`` part of a result; empty for a cell without validation."""
-    elapsed_s = [epoch.elapsed_s for epoch in timing.epochs]
-    scores = [score for report in reports for score in report.scores]
-    epochs = [score.steps // timing.steps_per_epoch for score in scores]
-    return tuple(
-        EpochAccuracy(
-            epoch=epoch,
-            training_s=sum(elapsed_s[:epoch]),
-            samples=score.samples,
-            correct=score.correct,
-            accuracy=score.correct / score.samples,
-            loss=score.loss,
-        )
-        for epoch, score in zip(epochs, scores, strict=True)
-    )
-
-
-CLOCKS = {
-    "cpu": "time.perf_counter of each host after every step",
-    "cuda": "CUDA events on every device after each step, read once the devices were idle",
-}
-WARMUP_RULE = "the first warmup_steps steps of the run are trained and dropped"
-BARRIER_RULE = "all ranks wait for each other once, between warm-up and the first epoch"
-COMBINED_RULE = "a step is as long as its slowest rank, an epoch as the slowest rank's steps"
-ROUNDS_RULE = (
-    "step_s is of mean steps of whole rounds of {} steps, a round as long as its slowest rank; "
-    "epoch_s and samples_per_s are of whole rounds"
-)
-
-
-# A run is flagged as noisy if (p75 - p25) / median of its steps exceeds this.
-NOISY_SPREAD = 0.25
-
-
-def timing_of(
-    cell: Cell,
-    reports: Sequence[RankReport],
-    device_kind: DeviceKind,
-    *,
-    lossy: bool = False,
-    suspended_s: float | None = None,
-) -> Timing:
-    """The ``timing`` part of a result, from the reports of all ranks."""
-    rank_step_s = np.array([report.step_s for report in reports])  # (ranks, steps of all epochs)
-    round_steps = strategy_of(cell.strategy).round_steps(cell)
-    step_s = np.max([round_means(own_s, round_steps) for own_s in rank_step_s], axis=0)
-    load_s = np.max([report.load_s for report in reports], axis=0)
-    steps = reports[0].steps_per_epoch
-    samples = steps * cell.batch_size
-    dataset_samples = reports[0].dataset_samples
-    epoch_s = rank_step_s.reshape(len(reports), cell.epochs, steps).sum(axis=2).max(axis=0)
-    mean_epoch_s = float(epoch_s.mean())
-    if steps % round_steps:  # its epochs hold more communication than others, or less
-        whole = rank_step_s.shape[1] // round_steps * round_steps
-        mean_epoch_s = float(rank_step_s[:, :whole].mean(axis=1).max()) * steps
-    quartiles = np.percentile(step_s, [25, 50, 75])
-    known = len(step_s) >= FEWEST_STEPS and quartiles[1] > 0
-    spread = float((quartiles[2] - quartiles[0]) / quartiles[1]) if known else None
-    disturbance = disturbance_of(cell, reports, lossy=lossy, suspended_s=suspended_s)
-    return Timing(
-        clock=CLOCKS[device_kind],
-        device_synchronised=True,
-        barrier=BARRIER_RULE,
-        combined=COMBINED_RULE if round_steps == 1 else ROUNDS_RULE.format(round_steps),
-        warmup_rule=WARMUP_RULE,
-        warmup_steps=cell.warmup_steps,
-        epochs=tuple(
-            Epoch(
-                epoch=epoch + 1,
-                steps=steps,
-                samples=samples,
-                elapsed_s=float(epoch_s[epoch]),
-                load_s=float(load_s[epoch * steps : (epoch + 1) * steps].sum()),
-            )
-            for epoch in range(cell.epochs)
-        ),
-        steps_per_epoch=steps,
-        samples_per_epoch=samples,
-        dataset_samples=dataset_samples,
-        step_s=_step_summary(step_s, rank_step_s.shape[1]),
-        step_spread=spread,
-        noisy=None if spread is None else spread > NOISY_SPREAD,
-        epoch_s=mean_epoch_s * dataset_samples / samples,
-        epoch_scaled=samples != dataset_samples,
-        samples_per_s=samples / mean_epoch_s if mean_epoch_s > 0 else None,
-        load_s=max(sum(report.load_s) for report in reports),
-        prepare_s=max(report.prepare_s for report in reports),
-        median_samples_per_s=cell.batch_size / float(quartiles[1]) if quartiles[1] > 0 else None,
-        pauses=disturbance.pauses,
-        suspended_s=disturbance.suspended_s,
-        stalled_steps=disturbance.stalled_steps,
-        disturbed=disturbance.sentence,
-    )
-
-
-def rounds_note(round_steps: int, steps: int) -> list[str]:
-    """The note on measured steps that are no whole rounds; empty if they are."""
-    if steps % round_steps == 0:
-        return []
-    return [
-        f"{steps} measured steps are no whole rounds of {round_steps} steps: the step and the rate "
-        f"are of the first {steps - steps % round_steps}, the bytes of all; choose max_steps and "
-        f"epochs so that steps are a multiple of {round_steps}"
-    ]
-
-
-def _step_summary(step_s: np.ndarray, count: int) -> StepSummary:
-    ends = median_interval(step_s).ends()
-    return StepSummary(
-        median_s=float(np.median(step_s)),
-        low_s=None if ends is None else ends[0],
-        high_s=None if ends is None else ends[1],
-        mean_s=float(step_s.mean()),
-        p95_s=float(np.percentile(step_s, 95)),
-        p99_s=float(np.percentile(step_s, 99)),
-        count=count,
-    )
-
-
-_STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
 
 
 def assemble(
@@ -575,3 +321,250 @@ def trace_json(reports: Sequence[RankReport]) -> str:
         for report, part in zip(ranks, parts, strict=True)
     }
     return json.dumps(chrome_trace(pieces, nodes, rows))
+
+
+def efficiency(cell: Cell, reports: Sequence[RankReport], timing: Timing) -> Efficiency:
+    """The ``efficiency`` part of a result."""
+    training = [report for report in reports if report.shard >= 0]
+    peaks = [r.peak_flops_per_s for r in training if r.peak_flops_per_s is not None]
+    peak = sum(peaks) if peaks and len(peaks) == len(training) else None
+    per_sample = next((r.sample_flops for r in reports if r.sample_flops is not None), None)
+    flops = None if per_sample is None else per_sample * cell.batch_size
+    step_s = timing.step_s.median_s
+    rate = None if flops is None or not step_s else flops / step_s
+    mfu = None if rate is None or peak is None else rate / peak
+    missing = next((r.efficiency_missing for r in reports if r.efficiency_missing), None)
+    if mfu is None and missing is None:
+        missing = "a rank ended before it had measured"
+    return Efficiency(
+        flops_per_step=flops,
+        flops_per_s=rate,
+        peak_flops_per_s=peak,
+        peak_rule=PEAK_RULE.format(cell.precision),
+        devices=sum(len(report.devices) for report in training),
+        mfu=mfu,
+        missing=missing,
+    )
+
+
+def energy(reports: Sequence[RankReport], timing: Timing) -> Energy:
+    """The ``energy`` part of a result."""
+    counted: dict[tuple[str, str], float] = {}
+    for report in reports:
+        for domain, joules in report.energy_j.items():
+            key = (report.host, domain)
+            counted[key] = max(joules, counted.get(key, 0.0))
+    domains = tuple(
+        EnergyDomain(host, domain.partition(" ")[2], cast("Any", domain.partition(" ")[0]), joules)
+        for (host, domain), joules in sorted(counted.items())
+    )
+    total = sum(one.energy_j for one in domains) if domains else None
+    samples = sum(epoch.samples for epoch in timing.epochs)
+    wall_s = max((report.measured_s or 0.0 for report in reports), default=0.0)
+    return Energy(
+        energy_j=total,
+        energy_per_sample_j=None if total is None or not samples else total / samples,
+        mean_power_w=None if total is None or not wall_s else total / wall_s,
+        covers=tuple(sorted({cast("Any", _OF[one.counted_by]) for one in domains})),
+        domains=domains,
+        missing=tuple(dict.fromkeys(text for r in reports for text in r.energy_missing)),
+    )
+
+
+def compilation(reports: Sequence[RankReport]) -> Compilation | None:
+    """The ``compilation`` part of a result; None for a cell that is not compiled."""
+    costs = [report.compilation for report in reports if report.compilation is not None]
+    if not costs:
+        return None
+    return Compilation(
+        compile_s=max(cost.compile_s for cost in costs),
+        rule=COMPILE_RULE,
+        graphs=max(cost.graphs for cost in costs),
+        graphs_later=max(cost.graphs_later for cost in costs),
+    )
+
+
+def compilation_notes(part: Compilation | None, device_kind: str) -> list[str]:
+    """What a reader of a compiled cell's numbers must know."""
+    if part is None:
+        return []
+    notes = []
+    if part.graphs_later:
+        notes.append(
+            f"torch compiled {part.graphs_later} more graphs after its trial steps: warm-up or "
+            "measured steps hold these seconds"
+        )
+    if device_kind == "cpu":
+        notes.append("compiled kernels allocate memory that is not seen on CPUs: no peak")
+    return notes
+
+
+def checkpointing(
+    cell: Cell, reports: Sequence[RankReport], timing: Timing, earlier: Sequence[Attempt]
+) -> Checkpointing | None:
+    """The ``checkpointing`` part of a result; None for a cell without checkpoints."""
+    if not cell.checkpoint_every_steps:
+        return None
+    parts = [report.checkpoints for report in reports if report.checkpoints is not None]
+    save_s = [max(seconds) for seconds in zip(*(p.save_s for p in parts), strict=True)]
+    elapsed_s = sum(epoch.elapsed_s for epoch in timing.epochs)
+    samples = sum(epoch.samples for epoch in timing.epochs)
+    with_saves_s = elapsed_s + sum(save_s)
+    return Checkpointing(
+        every_steps=cell.checkpoint_every_steps,
+        save_s=tuple(save_s),
+        total_s=sum(save_s),
+        bytes=sum(part.bytes for part in parts),
+        samples_per_s=samples / with_saves_s if with_saves_s > 0 else None,
+        resumed=sum(attempt.kept_steps > 0 for attempt in earlier),
+        restore_s=max(part.restore_s for part in parts),
+        rehearsal_s=max(part.rehearsal_s for part in parts),
+        lost_steps=sum(attempt.lost_steps for attempt in earlier),
+        lost_s=sum(attempt.lost_s for attempt in earlier),
+        attempts=tuple(earlier),
+    )
+
+
+def checkpoint_notes(part: Checkpointing | None) -> list[str]:
+    """The note on a cell that went on from a checkpoint; empty for others."""
+    if part is None or not part.resumed:
+        return []
+    return [
+        f"resumed {part.resumed} time(s) from a checkpoint; {part.lost_steps} step(s) "
+        "were trained twice and count once"
+    ]
+
+
+def drain_notes(cell: Cell, synchronous: bool, validations: int = 0) -> list[str]:
+    """Notes on work under way that checkpoints and ``validations`` of a cell wait for."""
+    moments = []
+    if cell.checkpoint_every_steps:
+        moments.append((f"every {cell.checkpoint_every_steps} steps", "a checkpoint"))
+    if validations > 1:
+        moments.append(("behind every epoch", "the validation"))
+    return [
+        f"{when} all that is under way is finished for {what}; that wait is in the steps' times"
+        for when, what in ([] if synchronous else moments)
+    ]
+
+
+def accuracies(reports: Sequence[RankReport], timing: Timing) -> tuple[EpochAccuracy, ...]:
+    """The ``validation`` part of a result; empty for a cell without validation."""
+    elapsed_s = [epoch.elapsed_s for epoch in timing.epochs]
+    scores = [score for report in reports for score in report.scores]
+    epochs = [score.steps // timing.steps_per_epoch for score in scores]
+    return tuple(
+        EpochAccuracy(
+            epoch=epoch,
+            training_s=sum(elapsed_s[:epoch]),
+            samples=score.samples,
+            correct=score.correct,
+            accuracy=score.correct / score.samples,
+            loss=score.loss,
+        )
+        for epoch, score in zip(epochs, scores, strict=True)
+    )
+
+
+CLOCKS = {
+    "cpu": "time.perf_counter of each host after every step",
+    "cuda": "CUDA events on every device after each step, read once the devices were idle",
+}
+WARMUP_RULE = "the first warmup_steps steps of the run are trained and dropped"
+BARRIER_RULE = "all ranks wait for each other once, between warm-up and the first epoch"
+COMBINED_RULE = "a step is as long as its slowest rank, an epoch as the slowest rank's steps"
+ROUNDS_RULE = (
+    "step_s is of mean steps of whole rounds of {} steps, a round as long as its slowest rank; "
+    "epoch_s and samples_per_s are of whole rounds"
+)
+
+# A run is flagged as noisy if (p75 - p25) / median of its steps exceeds this.
+NOISY_SPREAD = 0.25
+
+
+def timing_of(
+    cell: Cell,
+    reports: Sequence[RankReport],
+    device_kind: DeviceKind,
+    *,
+    lossy: bool = False,
+    suspended_s: float | None = None,
+) -> Timing:
+    """The ``timing`` part of a result, from the reports of all ranks."""
+    rank_step_s = np.array([report.step_s for report in reports])  # (ranks, steps of all epochs)
+    round_steps = strategy_of(cell.strategy).round_steps(cell)
+    step_s = np.max([round_means(own_s, round_steps) for own_s in rank_step_s], axis=0)
+    load_s = np.max([report.load_s for report in reports], axis=0)
+    steps = reports[0].steps_per_epoch
+    samples = steps * cell.batch_size
+    dataset_samples = reports[0].dataset_samples
+    epoch_s = rank_step_s.reshape(len(reports), cell.epochs, steps).sum(axis=2).max(axis=0)
+    mean_epoch_s = float(epoch_s.mean())
+    if steps % round_steps:  # its epochs hold more communication than others, or less
+        whole = rank_step_s.shape[1] // round_steps * round_steps
+        mean_epoch_s = float(rank_step_s[:, :whole].mean(axis=1).max()) * steps
+    quartiles = np.percentile(step_s, [25, 50, 75])
+    known = len(step_s) >= FEWEST_STEPS and quartiles[1] > 0
+    spread = float((quartiles[2] - quartiles[0]) / quartiles[1]) if known else None
+    disturbance = disturbance_of(cell, reports, lossy=lossy, suspended_s=suspended_s)
+    return Timing(
+        clock=CLOCKS[device_kind],
+        device_synchronised=True,
+        barrier=BARRIER_RULE,
+        combined=COMBINED_RULE if round_steps == 1 else ROUNDS_RULE.format(round_steps),
+        warmup_rule=WARMUP_RULE,
+        warmup_steps=cell.warmup_steps,
+        epochs=tuple(
+            Epoch(
+                epoch=epoch + 1,
+                steps=steps,
+                samples=samples,
+                elapsed_s=float(epoch_s[epoch]),
+                load_s=float(load_s[epoch * steps : (epoch + 1) * steps].sum()),
+            )
+            for epoch in range(cell.epochs)
+        ),
+        steps_per_epoch=steps,
+        samples_per_epoch=samples,
+        dataset_samples=dataset_samples,
+        step_s=_step_summary(step_s, rank_step_s.shape[1]),
+        step_spread=spread,
+        noisy=None if spread is None else spread > NOISY_SPREAD,
+        epoch_s=mean_epoch_s * dataset_samples / samples,
+        epoch_scaled=samples != dataset_samples,
+        samples_per_s=samples / mean_epoch_s if mean_epoch_s > 0 else None,
+        load_s=max(sum(report.load_s) for report in reports),
+        prepare_s=max(report.prepare_s for report in reports),
+        median_samples_per_s=cell.batch_size / float(quartiles[1]) if quartiles[1] > 0 else None,
+        pauses=disturbance.pauses,
+        suspended_s=disturbance.suspended_s,
+        stalled_steps=disturbance.stalled_steps,
+        disturbed=disturbance.sentence,
+    )
+
+
+def rounds_note(round_steps: int, steps: int) -> list[str]:
+    """The note on measured steps that are no whole rounds; empty if they are."""
+    if steps % round_steps == 0:
+        return []
+    return [
+        f"{steps} measured steps are no whole rounds of {round_steps} steps: the step and the rate "
+        f"are of the first {steps - steps % round_steps}, the bytes of all; choose max_steps and "
+        f"epochs so that steps are a multiple of {round_steps}"
+    ]
+
+
+def _step_summary(step_s: np.ndarray, count: int) -> StepSummary:
+    ends = median_interval(step_s).ends()
+    return StepSummary(
+        median_s=float(np.median(step_s)),
+        low_s=None if ends is None else ends[0],
+        high_s=None if ends is None else ends[1],
+        mean_s=float(step_s.mean()),
+        p95_s=float(np.percentile(step_s, 95)),
+        p99_s=float(np.percentile(step_s, 99)),
+        count=count,
+    )
+
+
+_STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")

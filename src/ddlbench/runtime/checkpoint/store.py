@@ -1,4 +1,4 @@
-"""Checkpoints on disk, and the progress journal beside them.
+"""Checkpoints on disk, the progress journal beside them, and the attempts of a cell to finish.
 
 ::
 
@@ -7,7 +7,7 @@
                                  manifest.json         last, by rank 0: the set may be used
              step-00000040-<run>/rank0.safetensors     torn: it has no manifest
              trail                                     the journal: steps and times of the run
-             attempts.json                             attempts that ended early (restart.py)
+             attempts.json                             attempts that ended early
 
 A set holds a file of each rank, and is complete once its manifest exists. It is used only if its
 manifest names the same cell, plan, data and number of ranks, and if every file has the size that
@@ -17,9 +17,7 @@ The journal says what a kill cost. Rank 0 overwrites its one line after each ste
 the line at once, so a killed process does not lose it; after a node crash it may be a few seconds
 old.
 
-Decide whether a cell resumes from an earlier attempt, and record what that attempt lost.
-
-::
+A cell may resume from an earlier attempt, which is recorded with what it lost::
 
     attempt 1    step 1 ..... 20 | checkpoint | ..... 33 killed     journal: 33 steps, 1.9 s unsaved
     attempt 2    the supervisor reads the journal: 13 steps, 1.9 s lost
