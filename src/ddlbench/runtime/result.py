@@ -104,7 +104,7 @@ COMPILE_RULE = (
     "three steps before warm-up, less three times the last of them, with empty caches of "
     "torch.compile; slowest rank"
 )
-_OF = {"nvml": "gpu", "rapl": "host"}
+_COVERS = {"nvml": "gpu", "rapl": "host"}
 
 
 def assemble(
@@ -365,7 +365,7 @@ def energy(reports: Sequence[RankReport], timing: Timing) -> Energy:
         energy_j=total,
         energy_per_sample_j=None if total is None or not samples else total / samples,
         mean_power_w=None if total is None or not wall_s else total / wall_s,
-        covers=tuple(sorted({cast("Any", _OF[one.counted_by]) for one in domains})),
+        covers=tuple(sorted({cast("Any", _COVERS[one.counted_by]) for one in domains})),
         domains=domains,
         missing=tuple(dict.fromkeys(text for r in reports for text in r.energy_missing)),
     )

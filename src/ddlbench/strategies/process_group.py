@@ -1,4 +1,4 @@
-"""The process groups of a cell's ranks, and the first message over each connection.
+"""The process groups of a cell's ranks, the first messages over them, and sums of gradients.
 
 Groups use gloo (CPU) or NCCL (CUDA)::
 
@@ -13,16 +13,13 @@ reports which of the two it was.
 Two ranks connect when they exchange their first message, and on CUDA both wait for the whole device
 meanwhile. :func:`connect` sends these first messages one by one, before any receive is posted.
 
-State of executors whose weights are shared out as DTensors: whole for readers, local on disk.
-
-::
+Executors whose weights are shared out as DTensors have a state that is whole for readers, and local
+on disk::
 
     state_dict         whole weights     a collective: every rank gets all
     checkpoint_state   this rank's part  no message; only the same plan can read it back
 
-Sums of gradients over a process group, in buckets.
-
-A sum is one all-reduce for each bucket; all of them start at once::
+A sum of gradients is one all-reduce for each bucket; all of them start at once::
 
     gradients   | a b | c d e | f |      each bucket is flattened into one row
     buckets     |--0--|---1---|-2-|      waited for in order; each sum is a view of its row

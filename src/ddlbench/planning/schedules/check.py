@@ -1,6 +1,6 @@
 """Checks of a schedule: it runs to its end, and trains what it should.
 
-To find a deadlock, the schedule's messages are run without any computation, with two kinds of send::
+To find a deadlock, messages are run without any computation, with two kinds of send::
 
     buffered      a send returns at once; a receive waits for its message
     synchronous   a send returns once its receive is posted. Adjacent messages of a rank are posted

@@ -49,8 +49,9 @@ The replay times each action for given durations::
     rank 1   . . F0 B0 F1 B1            and travels while both ranks go on; a receive waits for it
 
 Unless :class:`Messaging` differs, a send does not delay its sender, and receives are posted long
-before. An all-reduce starts when the last replica of its stage arrives. A channel is one kind of message from one rank to another. Messages of different channels
-do not slow each other down here; :meth:`EventGraph.ends_sharing_s` has links that they share.
+before. An all-reduce starts when the last replica of its stage arrives. A channel is one kind of
+message from one rank to another. Messages of different channels do not slow each other down here;
+:meth:`EventGraph.ends_sharing_s` has links that they share.
 """
 
 from __future__ import annotations
@@ -79,8 +80,7 @@ class Messaging:
     Args:
         receives_ahead: receives of a channel posted beyond the one that is waited for; 0 posts
             each on demand, None posts all of them at the start.
-        lowered: receives are posted where torch's runtime puts them among the passes of a rank
-            (the top of this module).
+        lowered: receives are posted where torch's runtime puts them among the passes of a rank.
         paired: a send and the receive of the other kind behind it are posted and waited for
             together, and a send is waited for before the next one.
         waits_for_sends: an update, or the all-reduce before it, waits for all sends of its rank.

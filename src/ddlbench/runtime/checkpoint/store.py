@@ -55,8 +55,7 @@ from ddlbench.runtime.rank_report import RankFailure, RankReport
 
 SCHEMA_VERSION = 1
 KEPT_SETS = 2  # some file systems report a write that a crash then loses
-_MANIFEST = "manifest.json"
-_OWN_FILES = ("trail", "attempts.json")
+_MANIFEST, _JOURNAL, _ATTEMPTS = "manifest.json", "trail", "attempts.json"
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def discard(folder: Path) -> None:
     """Delete all sets, the journal and the attempts; and the folder if it is empty then."""
     for path in _sets(folder):
         _remove(path)
-    for name in _OWN_FILES:
+    for name in (_JOURNAL, _ATTEMPTS):
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):  # the user keeps other files there
         folder.rmdir()
@@ -178,7 +177,7 @@ def _flush(folder: Path) -> None:
 
 def journal_file(folder: Path) -> Path:
     """Journal of the run with checkpoints in ``folder``."""
-    return folder / "trail"
+    return folder / _JOURNAL
 
 
 class ProgressJournal:
@@ -216,9 +215,6 @@ def read_journal(path: Path) -> Reached | None:
         return None
 
 
-_ATTEMPTS = "attempts.json"
-
-
 @dataclass(frozen=True)
 class Restart:
     """How an attempt begins."""
@@ -236,7 +232,7 @@ class Restart:
         discard(folder)
         last = self.earlier[-1] if self.earlier else _attempt(0, 0, 0.0, self.order.version)
         last = replace(last, kept_steps=0, lost_steps=last.reached_steps, refused=reasons[0])
-        _write(folder, self.order.identity, [*self.earlier[:-1], last])
+        _write_attempts(folder, self.order.identity, [*self.earlier[:-1], last])
         return True
 
 
@@ -280,7 +276,7 @@ def _identity(plan: Plan, site: Site, dataset_digest: str | None) -> dict[str, A
 
 
 def _resume(folder: Path, plan: Plan, identity: dict[str, Any], run: str) -> Restart:
-    earlier = _read(folder, identity)
+    earlier = _earlier_attempts(folder, identity)
     if earlier is None:
         discard(folder)
         earlier = []
@@ -292,7 +288,7 @@ def _resume(folder: Path, plan: Plan, identity: dict[str, Any], run: str) -> Res
         measured_by = version if last is None else last.version
         earlier.append(_attempt(kept, reached.steps, reached.unsaved_s, measured_by))
         journal_file(folder).unlink()
-    _write(folder, identity, earlier)
+    _write_attempts(folder, identity, earlier)
     resume = None if last is None else last.folder.name
     return Restart(Order(str(folder), identity, run, resume, version), earlier)
 
@@ -323,7 +319,7 @@ def _version(cell: Cell) -> str:
     return f"ddlbench {provenance['packages'].get('ddlbench', 'unknown')}{commit}"
 
 
-def _read(folder: Path, identity: dict[str, Any]) -> list[Attempt] | None:
+def _earlier_attempts(folder: Path, identity: dict[str, Any]) -> list[Attempt] | None:
     """Earlier attempts at the same cell; None if the folder belongs to another cell."""
     try:
         values = read_json(folder / _ATTEMPTS)
@@ -334,7 +330,7 @@ def _read(folder: Path, identity: dict[str, Any]) -> list[Attempt] | None:
         return None
 
 
-def _write(folder: Path, identity: dict[str, Any], earlier: list[Attempt]) -> None:
+def _write_attempts(folder: Path, identity: dict[str, Any], earlier: list[Attempt]) -> None:
     write_json(
         folder / _ATTEMPTS, {"identity": identity, "earlier": [one.to_dict() for one in earlier]}
     )

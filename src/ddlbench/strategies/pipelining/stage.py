@@ -1,4 +1,4 @@
-"""Stages of a pipeline, and the torch schedule that runs those of a process.
+"""Stages of a pipeline: what their blocks send and cost, and the torch schedule that runs them.
 
 ``torch.distributed.pipelining`` sends only contiguous tensors that are no views, which not every
 block yields. :class:`StageModule` makes them so::
@@ -6,10 +6,8 @@ block yields. :class:`StageModule` makes them so::
     activation   receive -> blocks -> no view, contiguous -> send
     gradient     send <- contiguous <- blocks <- receive
 
-Compares a backward pass in two parts with a whole one, for the stages of a zero-bubble schedule.
-
-torch computes the gradient of a stage's input first, and those of its weights later. It starts the
-second part where a weight's path meets the path of the input::
+In a zero-bubble schedule torch computes the gradient of a stage's input first, and those of its
+weights later. It starts the second part where a weight's path meets the path of the input::
 
     input ---- o ---- o ---- output        B: along the upper path
               /      /                     W: from each o to its weight
@@ -18,9 +16,7 @@ second part where a weight's path meets the path of the input::
 So a weight whose path never meets the input's has no gradient, as after ``detach``. A hook beyond
 an ``o`` runs twice. Whether a network has such places, only a trial shows.
 
-Output form, operations and weights of each block, without computing anything.
-
-::
+Output form, operations and weights of each block are known without computing anything::
 
     blocks   | a | b | c | d | e |      each block runs on fake tensors (no data), which gives
     stages   |---0---|---1---|-2-|      its output's shape and its floating-point operations

@@ -1,6 +1,6 @@
-"""A device's share of a profiled network whose pairs of linear layers are split.
+"""The pairs of linear layers that tensor parallelism splits, and a device's share of them.
 
-::
+A pair is known by names and kinds of layers; its share of a profile is::
 
     columns       weights, bias / p | input whole                | time / p
     between                           own features               | time / p
@@ -12,9 +12,7 @@ Saved bytes are those of the profile, which counts a storage once, at the layer 
 So what a pair's first layer saves is whole, and what the later ones save is shared out. In a block
 with attention, what belongs to no layer is the attention of each head.
 
-The pairs of linear layers that tensor parallelism splits, found by names and kinds of layers.
-
-::
+There are two kinds of pairs::
 
     attention     query  key  value | each head by itself  | output       heads are shared out
     perceptron    fc1               | GELU, ReLU, ...      | fc2          hidden features are
