@@ -272,7 +272,9 @@ _TUN = Path("/dev/net/tun")
 
 
 class RelayBackend:
-    """The relay, on the last core that this process may use: a :class:`Backend`.
+    """Links of a relay, a :class:`~ddlbench.emulation.namespaces.Backend`.
+
+    The relay runs on the last core that this process may use.
 
     ``nodes`` are the namespaces, ``per_node`` of them each node's; more than one are its devices.
 

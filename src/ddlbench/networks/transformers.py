@@ -34,8 +34,8 @@ block of a pipeline may lie on two devices. So GPT-2 small has 163.0 million wei
 the published 124.4 million: the head's 38.6 million are the difference. Layers, operations and
 activations are those of the tied network.
 
-Initial weights are GPT-2's: truncated normal, 0.02; what a layer adds to the
-identity starts smaller, by the square root of the number of additions (section 2.3).
+Initial weights are GPT-2's: truncated normal, 0.02; what a layer adds to the identity starts
+smaller, by the square root of the number of additions (section 2.3).
 
 ``gpt-tiny`` is ours, for one core.
 """

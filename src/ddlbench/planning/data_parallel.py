@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.step import (
     LINK,
     Compute,
@@ -45,7 +45,6 @@ from ddlbench.planning.strategy import Strategy, workers_of
 from ddlbench.planning.traffic import GradientMessage, Group, placement_of_groups
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
 

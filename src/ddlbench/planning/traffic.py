@@ -30,10 +30,9 @@ from ddlbench.common.form import Natural
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Process, process_at
+from ddlbench.planning.plan import Plan, Process, process_at
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Tensor
 
 

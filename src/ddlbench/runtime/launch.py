@@ -54,8 +54,6 @@ from ddlbench.planning.strategy import DeviceKind
 if TYPE_CHECKING:
     import torch
 
-    from ddlbench.experiment.site import Site
-
 _NODE, _LOCAL_RANK = "DDLBENCH_NODE", "DDLBENCH_LOCAL_RANK"
 
 

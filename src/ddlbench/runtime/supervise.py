@@ -83,7 +83,7 @@ def run_cell(
         site: where.
         cell_folder: gets plan.json, log.txt, steps.csv; partitions.csv and trace.json if there is
             data for them; and, last, result.json.
-        staging: report of :func:`stage_cell`.
+        staging: report of :func:`~ddlbench.runtime.staging.stage_cell`.
         attempt: 2 or more if the workflow itself repeats a failed cell. Such a repeat measures
             only what the infrastructure broke, as a program that crashed would crash again.
 

@@ -114,8 +114,8 @@ class CostModel:
         first: ``(T, w, r, level, G)`` of a stage without a cut before it; T and w broadcast.
         other: ``(T, w, r, level, (a_in, a_out))`` of a stage behind a cut; a_out is 0 at the end
             of the network.
-        antichains: a cut through a graph is charged as in the release, see
-            :mod:`ddlbench.planning.partition.programme`.
+        antichains: a cut through a graph is charged as in the release, see the
+            top of this module.
     """
 
     first: Callable[[Array, Array, int, Level, int], Array]

@@ -1,7 +1,7 @@
 """Partitions: the stages of least period, and the period of stages as they are placed.
 
-The programme finds the stages (:mod:`ddlbench.planning.partition.programme`). A cost
-model also gives the period of given stages on given nodes::
+The programme finds the stages (:mod:`ddlbench.planning.partition.programme`). A cost model also
+gives the period of given stages on given nodes::
 
     stage      on one node     the model's stage over the links of a node
                on n nodes      d replicas on each: the stage on d over the links of a node, that n

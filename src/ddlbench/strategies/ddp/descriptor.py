@@ -64,11 +64,10 @@ from ddlbench.planning.traffic import (
     buckets_once_full,
     filled_buckets,
 )
-from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
+from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES, Tensor, Workload
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
-    from ddlbench.planning.workload import Tensor, Workload
 
 
 MIN_COMPRESSION_RATE = 2  # torch's default

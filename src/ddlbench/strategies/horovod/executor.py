@@ -1,4 +1,4 @@
-"""Executor of real Horovod, without ssh, mpirun or horovodrun: it tunes, meets and trains.
+"""Executor of real Horovod, without ssh, mpirun or horovodrun.
 
 ::
 

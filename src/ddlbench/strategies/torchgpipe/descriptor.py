@@ -50,14 +50,12 @@ from ddlbench.planning.pipeline_stages import (
     measured_files,
     why_no_stages,
 )
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.planner import micro_batch_counts
 from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import PARADL, Strategy
 
 if TYPE_CHECKING:
-    from ddlbench.experiment.cell import Cell
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Block, Workload
 
 
