@@ -75,9 +75,9 @@ def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
         DataError: the folder is missing or holds no images, has more classes than ``spec``, or has
             a class that the training split lacks.
     """
-    folder = split_folder(root, "train")
+    folder = _split_folder(root, "train")
     if folder is None and spec.source and _has_images(root):
-        if (val := split_folder(root, "val")) is not None:
+        if (val := _split_folder(root, "val")) is not None:
             raise DataError(
                 f"{root} has {val.name}, but no train; move the class folders of training into "
                 f"{root / 'train'}"
@@ -85,7 +85,7 @@ def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
         folder = root
     if folder is None:
         raise DataError(_no_split(root, "train"))
-    of_val = folder if folder == root else split_folder(root, "val")
+    of_val = folder if folder == root else _split_folder(root, "val")
     if split == "val" and of_val is None and not spec.source:
         raise DataError(_no_split(root, "val"))
     if split == "train" or of_val in (None, folder):
@@ -94,7 +94,7 @@ def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
     return _val_split(of_val, folder, spec)
 
 
-def split_folder(root: Path, split: str) -> Path | None:
+def _split_folder(root: Path, split: str) -> Path | None:
     """The folder of a split under ``root``, in small letters or not; None if it is not there."""
     spellings = {name.lower(): name for name in reversed(names_in(root))}
     for name in SPLIT_NAMES[split]:
@@ -106,7 +106,7 @@ def split_folder(root: Path, split: str) -> Path | None:
 
 def has_class_folders(root: Path) -> bool:
     """Whether folders of images lie in the training split under ``root``, or in itself."""
-    train = split_folder(root, "train")
+    train = _split_folder(root, "train")
     return _has_images(root) or (train is not None and _has_images(train))
 
 
@@ -297,7 +297,7 @@ def _no_split(root: Path, split: str) -> str:
     wanted = f"{root / split} is missing"
     if (hint := unpack_hint(root)) is not None:
         return f"{wanted}; {hint}"
-    holder = deeper(root, lambda folder: split_folder(folder, split) is not None)
+    holder = deeper(root, lambda folder: _split_folder(folder, split) is not None)
     if holder is not None and split == "train":
         return f"{wanted}; give {holder}, which holds {split}"
     if split == "train" and _has_images(root):
@@ -328,7 +328,7 @@ def _no_images(folder: Path, left_out: Counter[str]) -> str:
     return f"{wanted}: {lies_there(folder)}; check the data source"
 
 
-PACKED = (
+_PACKED = (
     ".tar",
     ".tar.gz",
     ".tgz",
@@ -385,7 +385,7 @@ def counted(left_out: Counter[str]) -> str:
 
 def unpack_hint(folder: Path) -> str | None:
     """What to unpack in a folder; None if nothing there is packed."""
-    packed = [name for name in names_in(folder) if name.lower().endswith(PACKED)]
+    packed = [name for name in names_in(folder) if name.lower().endswith(_PACKED)]
     if not packed:
         return None
     name = packed[0]

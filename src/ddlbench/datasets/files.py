@@ -296,7 +296,7 @@ MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
 
 
-def request_facts(request: DataRequest) -> dict[str, Any]:
+def _request_facts(request: DataRequest) -> dict[str, Any]:
     """Fields of a manifest that ``request`` decides.
 
     The user's own data is always copied whole, so its scale and seed do not matter.
@@ -378,7 +378,7 @@ class Manifest(Form):
         """Manifest of ``files``, written just now for ``request``."""
         return cls(
             schema_version=SCHEMA_VERSION,
-            **request_facts(request),
+            **_request_facts(request),
             source_digest=source_digest,
             images=images,
             total_bytes=sum(record["size_bytes"] for record in files.values()),
@@ -414,7 +414,7 @@ class Manifest(Form):
 
     def mismatch(self, request: DataRequest) -> str | None:
         """How this differs from the data of ``request``; None if it does not."""
-        for name, wanted in request_facts(request).items():
+        for name, wanted in _request_facts(request).items():
             if getattr(self, name) != wanted:
                 return f"it was made for {name} {getattr(self, name)!r}, not {wanted!r}"
         return None

@@ -407,7 +407,7 @@ class RelayBackend:
     def _lost_by_devices(self) -> int:
         """Packets dropped at a full queue of a node's device, by the kernel's count."""
         return sum(
-            sent_drops(Path(f"/proc/{node.pid}/net/dev").read_text(encoding="ascii"))
+            _sent_drops(Path(f"/proc/{node.pid}/net/dev").read_text(encoding="ascii"))
             for node in self._nodes
         )
 
@@ -432,7 +432,7 @@ def _links(condition: LinkCondition) -> Links:
     )
 
 
-def sent_drops(text: str) -> int:
+def _sent_drops(text: str) -> int:
     """The "drop" column of packets sent by ``eth0`` in /proc/net/dev."""
     for line in text.splitlines():
         name, _, numbers = line.partition(":")

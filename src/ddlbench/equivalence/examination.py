@@ -226,7 +226,7 @@ def _other_form(expected: Expected, workers: Sequence[tuple[int, RankTraining]])
     return ""
 
 
-HANG_LIMIT_S = 60.0
+_HANG_LIMIT_S = 60.0
 
 _STEPS = 3  # the second has momentum; the third, weights that momentum changed
 _STALE_STEPS = 4
@@ -251,7 +251,7 @@ class Examination:
 
     geometry: tuple[int, int] = (1, 2)
     batch_size: int | None = None
-    limit_s: float = HANG_LIMIT_S
+    limit_s: float = _HANG_LIMIT_S
     _looks: dict[Cell, Look] = field(default_factory=dict)
     _trained: dict[Reference, Timed] = field(default_factory=dict)
 

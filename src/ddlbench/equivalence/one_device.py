@@ -154,7 +154,7 @@ def global_batch(cell: Cell, number: int) -> dict[str, Tensor]:
     return {"inputs": inputs, "labels": labels}
 
 
-def as_read(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+def _as_read(inputs: Tensor, dtype: torch.dtype) -> Tensor:
     """Inputs in a type of floats; tokens stay as they are."""
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
@@ -163,7 +163,7 @@ def whole_batches(cell: Cell, steps: int, dtype: torch.dtype) -> Iterator[tuple[
     """Inputs, floats of them in ``dtype``, and labels of the first mini-batches."""
     for number in range(steps):
         batch = global_batch(cell, number)
-        yield as_read(batch["inputs"], dtype), batch["labels"]
+        yield _as_read(batch["inputs"], dtype), batch["labels"]
 
 
 class Reader:
@@ -177,7 +177,7 @@ class Reader:
         process = self.process
         for number in range(first + process.replica % process.turns, first + count, process.turns):
             whole = global_batch(self.cell, number)
-            whole["inputs"] = as_read(whole["inputs"], self.dtype)
+            whole["inputs"] = _as_read(whole["inputs"], self.dtype)
             yield SimpleNamespace(
                 **{
                     name: tensor.chunk(process.num_shards)[process.shard]
@@ -193,7 +193,7 @@ def built(cell: Cell) -> nn.Sequential:
     return without_dropout(build(cell.network, DATASETS[cell.dataset], cell.seed))
 
 
-def as_compared(network: nn.Sequential, floating: Floating) -> nn.Sequential:
+def _as_compared(network: nn.Sequential, floating: Floating) -> nn.Sequential:
     """The network without dropout, in the type of floats in which it is compared; in place."""
     plain = without_dropout(network)
     return in_float64(plain) if floating == "float64" else plain
@@ -201,14 +201,14 @@ def as_compared(network: nn.Sequential, floating: Floating) -> nn.Sequential:
 
 def begin_as_a_process(cell: Cell, floating: Floating, rank: int) -> nn.Sequential:
     """The network as a new process builds it; then random numbers are those of the rank."""
-    forget_seeds()
-    network = as_compared(built(cell), floating)
+    _forget_seeds()
+    network = _as_compared(built(cell), floating)
     torch.manual_seed(cell.seed + rank)
     seed_host(cell.seed + rank)
     return network
 
 
-def forget_seeds() -> None:
+def _forget_seeds() -> None:
     """Begin with random states of this process's own: forks begin alike, processes do not."""
     random.seed()
     np.random.seed()
@@ -304,9 +304,9 @@ def _train_rank(trial: Trial, rank: int, store: Store | None) -> RankTraining:
     plan = make_plan(cell)
     process = plan.processes[rank]
     executor, floating = executor_of(cell), dtype_of(trial.floating)
-    forget_seeds()
+    _forget_seeds()
     initial = initial_state(plan, store, rank)
-    network = as_compared(initial.network, trial.floating)
+    network = _as_compared(initial.network, trial.floating)
     data = Reader(cell, process, floating) if process.needs else None
     context = context_of(plan, process, store, floating)
     context.traits = initial.traits

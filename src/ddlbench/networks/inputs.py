@@ -60,7 +60,7 @@ def _read(setting: _Setting) -> Any:
         return "mixed"
 
 
-def set_back(wanted: Settings) -> None:
+def _set_back(wanted: Settings) -> None:
     """Set what differs from now, in the order of :data:`_SETTINGS`."""
     for name, setting in _SETTINGS.items():
         if _read(setting) != wanted[name]:
@@ -74,7 +74,7 @@ def settings_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        set_back(before)
+        _set_back(before)
 
 
 def change_between(wanted: Settings, now: Settings) -> str | None:

@@ -80,7 +80,7 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 def _computed(module: nn.Module) -> Iterator[Tensor]:
     """Tensors in plain attributes, or buffers, that an operation has computed."""
-    values = (*tensors_of(module), *attributes_of(module))
+    values = (*tensors_of(module), *_attributes_of(module))
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and not leaf.is_leaf:
             yield leaf
@@ -88,14 +88,14 @@ def _computed(module: nn.Module) -> Iterator[Tensor]:
 
 def _uncopied(module: nn.Module) -> Iterator[object]:
     """Values of plain attributes that refuse a copy."""
-    for value in attributes_of(module):
+    for value in _attributes_of(module):
         try:
             copy.deepcopy(value)
         except Exception:
             yield value
 
 
-def attributes_of(module: nn.Module) -> Iterator[object]:
+def _attributes_of(module: nn.Module) -> Iterator[object]:
     """Values of all plain attributes; those of torch's own are its weights, buffers and hooks."""
     for part in module.modules():
         for name, value in vars(part).items():
@@ -182,7 +182,7 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         gradients_within=step.gradients_within,
         batch_norm=normalises(network),
         needs_two_samples=_needs_two(network, spec),
-        random=step.random or draws_numbers(network),
+        random=step.random or _draws_numbers(network),
     )
 
 
@@ -198,7 +198,7 @@ def why_step_fails(network: nn.Sequential, spec: DatasetSpec) -> Exception | Non
 
 def static_traits(network: nn.Sequential) -> NetworkTraits:
     """The traits of a built-in network, which are those of its layers."""
-    return NetworkTraits(batch_norm=normalises(network), random=draws_numbers(network))
+    return NetworkTraits(batch_norm=normalises(network), random=_draws_numbers(network))
 
 
 def normalises(network: nn.Module) -> bool:
@@ -206,7 +206,7 @@ def normalises(network: nn.Module) -> bool:
     return any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in network.modules())
 
 
-def draws_numbers(network: nn.Module) -> bool:
+def _draws_numbers(network: nn.Module) -> bool:
     """Whether there is a layer of dropout."""
     dropouts = (one for one in network.modules() if isinstance(one, nn.modules.dropout._DropoutNd))
     return any(one.p > 0 for one in dropouts)
@@ -311,7 +311,7 @@ def _borrowers(network: nn.Sequential) -> Iterator[str]:
             owner.setdefault(id(thing), name)
     for name, block in network._modules.items():
         assert block is not None
-        things = (leaf for leaf in tree_leaves(tuple(attributes_of(block))))
+        things = (leaf for leaf in tree_leaves(tuple(_attributes_of(block))))
         if any(owner.get(id(thing), name) != name for thing in things):
             yield name
 

@@ -146,13 +146,13 @@ def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
     )
 
 
-def held_devices(cell: Cell, site: Site) -> int:
+def _held_devices(cell: Cell, site: Site) -> int:
     """Devices that a cell's job holds: all of its nodes where SLURM gives whole ones."""
     nodes, devices = site.held_geometry(cell)
-    return nodes * (site.devices_per_node if whole_nodes(site) else devices)
+    return nodes * (site.devices_per_node if _whole_nodes(site) else devices)
 
 
-def whole_nodes(site: Site) -> bool:
+def _whole_nodes(site: Site) -> bool:
     """Whether a job holds whole nodes."""
     return site.launcher == "slurm" and site.slurm.exclusive
 
@@ -266,7 +266,7 @@ def estimate(
         alike, elapsed_s = known.of(cell)
         likeness[alike] += 1
         run_s += elapsed_s
-        device_s += elapsed_s * held_devices(cell, site)
+        device_s += elapsed_s * _held_devices(cell, site)
     some_known = likeness[None] < len(to_run)
     return Budget(
         site=site.name,
@@ -286,7 +286,7 @@ def estimate(
         largest_nodes=site.held_geometry(largest)[0] if largest else 0,
         largest_devices=largest.devices if largest else 0,
         device_s_upper=float(site.cell_timeout_s)
-        * sum(held_devices(cell, site) for cell in to_run),
+        * sum(_held_devices(cell, site) for cell in to_run),
         device_s_expected=device_s if some_known else None,
         run_s_upper=float(site.cell_timeout_s) * len(to_run),
         run_s_expected=run_s if some_known else None,
@@ -377,7 +377,7 @@ def _warnings(rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site) -> 
             f"{_cells(stranded)} a sequential base that cannot run, so no speed-up can be shown "
             f"(first: {stranded[0]})"
         )
-    if whole_nodes(site):
+    if _whole_nodes(site):
         partial = [c for c in to_run if site.held_geometry(c)[1] < site.devices_per_node]
         if partial:
             yield (

@@ -192,10 +192,10 @@ def time_blocks(
     def cut(marks: Marks) -> list[Part]:
         return cut_step(blocks, inputs, marks)[0]
 
-    time_passes(blocks, len(inputs), cut, new_marks=new_marks, count=count, samples=samples)
+    _time_passes(blocks, len(inputs), cut, new_marks=new_marks, count=count, samples=samples)
 
 
-def time_passes(
+def _time_passes(
     blocks: Sequence[Block],
     batch_size: int,
     run: Callable[[Marks], list[Part]],
@@ -365,7 +365,7 @@ def time_halves(
     Args:
         blocks: of a network that is on its device.
         inputs: of the first block.
-        new_marks: as in :func:`time_passes`.
+        new_marks: as in :func:`_time_passes`.
         count: likewise.
         samples: gets the seconds by the block's index.
     """
@@ -384,7 +384,7 @@ def time_halves(
             entering = following
         return parts
 
-    time_passes(blocks, len(inputs), one_by_one, new_marks=new_marks, count=count, samples=samples)
+    _time_passes(blocks, len(inputs), one_by_one, new_marks=new_marks, count=count, samples=samples)
 
 
 def halved(block: Block, inputs: Tensor, outputs: Tensor, gradient: Tensor, marks: Marks) -> Part:

@@ -82,13 +82,13 @@ def initial_state(plan: StrategyPlan, store: dist.Store | None, rank: int) -> In
     if (why := why_not_trained(traits, plan)) is not None:
         raise Unsupported(why)
     digest = state_digest(network)
-    check_alike(digest, store, rank)
+    _check_alike(digest, store, rank)
     torch.manual_seed(cell.seed + rank)
     seed_host(cell.seed + rank)
     return InitialState(network, traits, digest, settings)
 
 
-def check_alike(digest: str, store: dist.Store | None, rank: int) -> None:
+def _check_alike(digest: str, store: dist.Store | None, rank: int) -> None:
     """Check that a rank begins with rank 0's weights.
 
     Raises:

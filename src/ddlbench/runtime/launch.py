@@ -86,7 +86,7 @@ def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device
         raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
     indices = process.devices
     if is_shared():
-        as_own_host(process.rank)
+        _as_own_host(process.rank)
         indices = (0,) * len(indices)
     elif visible == len(indices):  # SLURM shows the process its own GPUs only
         indices = tuple(range(visible))
@@ -143,7 +143,7 @@ def is_shared() -> bool:
     return os.environ.get(_SHARED_GPU) == "1"
 
 
-def as_own_host(rank: int) -> None:
+def _as_own_host(rank: int) -> None:
     """Make NCCL take this process for a node of its own; call it before NCCL is initialised."""
     os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_NET="Socket", NCCL_IB_DISABLE="1")
 
@@ -302,7 +302,7 @@ def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
         return LocalLaunch(step, listener)
 
 
-def worker_environment(step: Step) -> dict[str, str]:
+def _worker_environment(step: Step) -> dict[str, str]:
     """The environment of every worker, without its rank's own variables."""
     threads = str(step.threads)
     values = {
@@ -437,7 +437,7 @@ class LocalLaunch(Launch):
         self, step: Step, listener: socket.socket | None = None, place: Place | None = None
     ) -> None:
         super().__init__()
-        shared = worker_environment(step)
+        shared = _worker_environment(step)
         for process in step.processes:
             command = list(step.command)
             environment = {**shared, **identity_variables(process)}
@@ -473,7 +473,7 @@ class SrunLaunch(Launch):
             devices=step.devices_per_node // step.per_node,
         )
         options = ["--kill-on-bad-exit=1", "--label", "--unbuffered"]
-        self._start([*srun, *options, *step.command], worker_environment(step))
+        self._start([*srun, *options, *step.command], _worker_environment(step))
 
     def stop(self) -> None:
         super().stop()

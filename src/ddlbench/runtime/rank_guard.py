@@ -48,7 +48,7 @@ def main(job_path: str) -> int:
     end_with_parent()
     # Until the rank dumps its stacks on it, the signal would end guard or rank.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    before = oom_kills()
+    before = _oom_kills()
     inherited = os.environ.get(LISTEN_FD)
     child = subprocess.Popen(
         [sys.executable, "-m", "ddlbench.runtime.worker", job_path],
@@ -64,7 +64,7 @@ def main(job_path: str) -> int:
     if meter.pauses:
         _add_pauses(job_path, meter.pauses)
     if code < 0:
-        _report_signal(job_path, -code, oom_kills() > before)
+        _report_signal(job_path, -code, _oom_kills() > before)
         return 128 - code
     return code
 
@@ -107,7 +107,7 @@ def _report_signal(job_path: str, number: int, for_memory: bool) -> None:
         write_rank_report(path, failure)
 
 
-def oom_kills() -> int:
+def _oom_kills() -> int:
     """Kills for lack of memory so far in this process's cgroups, else on the whole machine."""
     counts = [count for path in _cgroup_files() if (count := _kills_in(path)) is not None]
     return sum(counts) if counts else _kills_in(Path("/proc/vmstat")) or 0

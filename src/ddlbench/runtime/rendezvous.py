@@ -78,7 +78,7 @@ def leave(store: dist.Store | None, rank: int, world_size: int) -> None:
         time.sleep(_POLL_S)
 
 
-ROUND_TRIPS = 24
+_ROUND_TRIPS = 24
 _QUICKEST = 8
 
 
@@ -109,14 +109,14 @@ def clock_offsets(
 
 
 def _answer(store: dist.Store, other: int, now: Callable[[], float]) -> None:
-    for trip in range(ROUND_TRIPS):
+    for trip in range(_ROUND_TRIPS):
         store.wait([f"clock/{other}/{trip}/asked"])
         store.set(f"clock/{other}/{trip}/answer", repr(now()))
 
 
 def _ask(store: dist.Store, rank: int, now: Callable[[], float]) -> ClockOffset:
     trips = []
-    for trip in range(ROUND_TRIPS):
+    for trip in range(_ROUND_TRIPS):
         sent = now()
         store.set(f"clock/{rank}/{trip}/asked", "")
         answer = float(store.get(f"clock/{rank}/{trip}/answer"))

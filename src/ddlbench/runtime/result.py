@@ -170,7 +170,7 @@ def assemble(
             *divergence(ok if complete else []),
         ),
         plan_details=ok[0].plan_details if complete else plan.details,
-        ranks=tuple(rank_entry(r) for r in ok),
+        ranks=tuple(_rank_entry(r) for r in ok),
         ranks_differ=ranks_differ([report.provenance for report in ok]),
         timing=timing,
         staging=staged,
@@ -251,7 +251,7 @@ def communication(reports: Sequence[RankReport]) -> Communication | None:
     )
 
 
-def rank_entry(report: RankReport) -> RankEntry:
+def _rank_entry(report: RankReport) -> RankEntry:
     """One entry of the result's ``ranks``."""
     entry = {one.name: getattr(report, one.name) for one in fields(RankEntry)}
     return RankEntry(**{**entry, "load_s": sum(report.load_s)})

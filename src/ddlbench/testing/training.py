@@ -69,7 +69,7 @@ class Mean(nn.Module):
         return inputs.mean(dim=(2, 3), keepdim=True)
 
 
-class Turned(nn.Module):
+class _Turned(nn.Module):
     """Its output is a view that is not contiguous."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def tiny() -> nn.Sequential:
         shrink=nn.AvgPool2d(4),
         stem=nn.Conv2d(1, 6, 3, padding=1),
         block0=Residual(6),
-        turned=Turned(),
+        turned=_Turned(),
         block1=Residual(6),
         relu=nn.ReLU(),
         mean=Mean(),

@@ -374,7 +374,7 @@ def _run_order(
 
 
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
-MOST_NODES = 5_000
+_MOST_NODES = 5_000
 _STARTS = tuple(f"{field}=" for field in FIELDS)
 _LARGEST = 1e30
 _INPUT = re.compile(r"Input\d*(\W.*)?")
@@ -524,9 +524,9 @@ def _sum(text: str, field: str, where: str) -> float:
 
 def _check(path: Path, nodes: dict[str, GraphNode], edges: dict[tuple[str, str], int]) -> None:
     """Whether the edges join all nodes, and go forward."""
-    if len(nodes) > MOST_NODES:
+    if len(nodes) > _MOST_NODES:
         raise ConfigError(
-            f"{path}: {len(nodes)} nodes; join some until there are at most {MOST_NODES}"
+            f"{path}: {len(nodes)} nodes; join some until there are at most {_MOST_NODES}"
         )
     for (source, reader), number in edges.items():
         for name in (source, reader):

@@ -184,7 +184,7 @@ def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
 def _one_stage_a_rank(
     name: str, micro_batches: int, orders: list[list[Action]], in_flight: tuple[int, ...]
 ) -> Schedule:
-    stage_ranks = looped_ranks(len(orders), chunks=1)
+    stage_ranks = _looped_ranks(len(orders), chunks=1)
     actions = with_messages(orders, stage_ranks)
     return Schedule(name, micro_batches, stage_ranks, actions, in_flight)
 
@@ -238,7 +238,7 @@ def looped(
             f"{micro_batches} micro-batches do not divide into {rounds} rounds for {ranks} ranks; "
             f"write a multiple of {ranks}"
         )
-    size, stage_ranks = micro_batches // rounds, looped_ranks(ranks, chunks)
+    size, stage_ranks = micro_batches // rounds, _looped_ranks(ranks, chunks)
     orders, in_flight = [], []
     for rank in range(ranks):
         stages = range(rank, ranks * chunks, ranks)
@@ -264,7 +264,7 @@ def _round_order(kind: Kind, stages: range, micro_batches: int, size: int) -> li
     ]
 
 
-def looped_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+def _looped_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     """Ranks of the stages: stage s is on rank ``s mod ranks``."""
     return tuple((stage % ranks,) for stage in range(ranks * chunks))
 

@@ -42,7 +42,7 @@ from ddlbench.planning.traffic import whole_buckets
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Tensor, Workload
 
-LINEAR = "Linear"
+_LINEAR = "Linear"
 ELEMENT_WISE = frozenset(
     {
         "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU",
@@ -74,13 +74,13 @@ class Pair:
     @property
     def parent(self) -> str:
         """Name of the module that holds all of them; empty for the network itself."""
-        return parent_of(self.row)
+        return _parent_of(self.row)
 
 
-def parent_of(layer: str) -> str:
+def _parent_of(layer: str) -> str:
     """Name of the module that holds a layer; empty for the network itself.
 
-    >>> parent_of("layer_0.attention.query"), parent_of("fc1")
+    >>> _parent_of("layer_0.attention.query"), _parent_of("fc1")
     ('layer_0.attention', '')
     """
     return layer.rpartition(".")[0]
@@ -109,8 +109,8 @@ def pairs_of(layers: Sequence[tuple[str, str]]) -> list[Pair]:
 def _attention(layers: Sequence[tuple[str, str]]) -> Pair | None:
     """The attention that the first of ``layers`` begins."""
     first = layers[: len(_OF_ATTENTION)]
-    parent = parent_of(first[0][0])
-    wanted = [(f"{parent}.{name}" if parent else name, LINEAR) for name in _OF_ATTENTION]
+    parent = _parent_of(first[0][0])
+    wanted = [(f"{parent}.{name}" if parent else name, _LINEAR) for name in _OF_ATTENTION]
     if list(first) != wanted:
         return None
     *columns, row = (name for name, _ in first)
@@ -120,13 +120,13 @@ def _attention(layers: Sequence[tuple[str, str]]) -> Pair | None:
 def _perceptron(layers: Sequence[tuple[str, str]]) -> Pair | None:
     """The perceptron that the first of ``layers`` begins."""
     (first, kind), *others = layers
-    if kind != LINEAR:
+    if kind != _LINEAR:
         return None
     between: list[str] = []
     for name, kind in others:
-        if parent_of(name) != parent_of(first):
+        if _parent_of(name) != _parent_of(first):
             return None
-        if kind == LINEAR:
+        if kind == _LINEAR:
             return Pair((first,), tuple(between), name)
         if kind not in ELEMENT_WISE:
             return None
@@ -225,7 +225,7 @@ class DeviceShare:
         elsewhere: defaultdict[int, int] = defaultdict(int)
         for whole, own_part in zip(self._workload.tensors, self.tensors, strict=True):
             if own_part.bytes != whole.bytes:
-                elsewhere[block_of[parent_of(whole.name)]] += whole.bytes - own_part.bytes
+                elsewhere[block_of[_parent_of(whole.name)]] += whole.bytes - own_part.bytes
         blocks = []
         for index, block in enumerate(self._workload.blocks):
             own = [entry for entry in self._entries if entry["block"] == index]
