@@ -255,6 +255,24 @@ def transformer_table() -> str:
     return "\n".join([*lines, ""])
 
 
+def markdown_table() -> str:
+    """One row for each pair of built-in network and dataset, as Markdown."""
+    lines = [
+        "| network | dataset | sample | blocks | conv + linear | parameter tensors | parameters |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for name, spec in pairs():
+        with torch.device("meta"):  # shapes only: no memory, no random numbers
+            network = load("ddlbench.networks", name)(spec)
+        sample = "x".join(str(size) for size in spec.shape)
+        tensors = len(list(network.parameters()))
+        lines.append(
+            f"| {name} | {spec.name} | {sample} | {len(network)} | {num_layers(network)} "
+            f"| {tensors} | {num_parameters(network):,} |"
+        )
+    return "\n".join(lines)
+
+
 def num_parameters(module: nn.Module) -> int:
     """Number of trained values; running statistics do not count."""
     return sum(parameter.numel() for parameter in module.parameters())
@@ -318,24 +336,6 @@ def _convolution_backward(
         list(inputs), list(weights), list(gradient), transposed=transposed
     )
     return forward * sum(wanted[:2])
-
-
-def markdown_table() -> str:
-    """One row for each pair of built-in network and dataset, as Markdown."""
-    lines = [
-        "| network | dataset | sample | blocks | conv + linear | parameter tensors | parameters |",
-        "|---|---|---|---:|---:|---:|---:|",
-    ]
-    for name, spec in pairs():
-        with torch.device("meta"):  # shapes only: no memory, no random numbers
-            network = load("ddlbench.networks", name)(spec)
-        sample = "x".join(str(size) for size in spec.shape)
-        tensors = len(list(network.parameters()))
-        lines.append(
-            f"| {name} | {spec.name} | {sample} | {len(network)} | {num_layers(network)} "
-            f"| {tensors} | {num_parameters(network):,} |"
-        )
-    return "\n".join(lines)
 
 
 class BlockFails(ConfigError):  # noqa: N818 - what happened

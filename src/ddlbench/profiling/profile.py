@@ -176,6 +176,10 @@ def _comparison(report: dict[str, Any]) -> list[str]:
     return notes
 
 
+# Weights, gradients and momentum live at once.
+_COPIES = 3
+
+
 def fits_in_memory(
     batch_size: int,
     limit_bytes: int | None,
@@ -314,9 +318,6 @@ def _seconds_noted(part: str, spent_s: dict[str, float]) -> Iterator[None]:
     yield
     spent_s[part] = time.perf_counter() - begin
 
-
-# Weights, gradients and momentum live at once.
-_COPIES = 3
 
 _Entry = TypeVar("_Entry")
 _Interval = tuple[float, ...] | None

@@ -96,15 +96,7 @@ from ddlbench.runtime.rank_report import (
 )
 from ddlbench.slurm.jobs import suspended_s
 
-PEAK_RULE = (
-    "products of large square matrices in {} after training, by all ranks that train at once, so "
-    "that ranks which share a device or cores share its peak; median of some tenths of a second"
-)
-COMPILE_RULE = (
-    "three steps before warm-up, less three times the last of them, with empty caches of "
-    "torch.compile; slowest rank"
-)
-_COVERS = {"nvml": "gpu", "rapl": "host"}
+_STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
 
 
 def assemble(
@@ -321,6 +313,17 @@ def trace_json(reports: Sequence[RankReport]) -> str:
         for report, part in zip(ranks, parts, strict=True)
     }
     return json.dumps(chrome_trace(pieces, nodes, rows))
+
+
+PEAK_RULE = (
+    "products of large square matrices in {} after training, by all ranks that train at once, so "
+    "that ranks which share a device or cores share its peak; median of some tenths of a second"
+)
+COMPILE_RULE = (
+    "three steps before warm-up, less three times the last of them, with empty caches of "
+    "torch.compile; slowest rank"
+)
+_COVERS = {"nvml": "gpu", "rapl": "host"}
 
 
 def efficiency(cell: Cell, reports: Sequence[RankReport], timing: Timing) -> Efficiency:
@@ -565,6 +568,3 @@ def _step_summary(step_s: np.ndarray, count: int) -> StepSummary:
         p99_s=float(np.percentile(step_s, 99)),
         count=count,
     )
-
-
-_STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
