@@ -124,23 +124,23 @@ def _held_out(whole: FileSplit, split: str, is_shared: bool) -> FileSplit:
 
 
 def _train_split(folder: Path, spec: DatasetSpec) -> FileSplit:
-    found, left_out, not_classes = _scan(folder)
-    if not any(entry.images for entry in found):
+    folders, left_out, not_classes = _scan(folder)
+    if not any(entry.images for entry in folders):
         raise DataError(_no_images(folder, left_out))
-    if len(found) > spec.num_classes:
+    if len(folders) > spec.num_classes:
         raise DataError(
-            f"{folder} has {len(found)} class folders, but {spec.label} has "
+            f"{folder} has {len(folders)} class folders, but {spec.label} has "
             f"{spec.num_classes} classes; check the data source"
         )
-    classes = [entry.name for entry in found]
-    return _file_split(folder, classes, found, left_out, not_classes)
+    classes = [entry.name for entry in folders]
+    return _file_split(folder, classes, folders, left_out, not_classes)
 
 
 def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
     """The split under ``folder``, with the labels of the classes of ``train``."""
-    found, left_out, not_classes = _scan(folder)
+    folders, left_out, not_classes = _scan(folder)
     classes = list(_class_names(train))
-    images = [entry for entry in found if entry.images]
+    images = [entry for entry in folders if entry.images]
     if not images:
         raise DataError(_no_images(folder, left_out))
     foreign = [entry.name for entry in images if entry.name not in set(classes)]
@@ -156,7 +156,7 @@ def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
             f"{train} has {len(classes)} class folders, but {spec.label} has "
             f"{spec.num_classes} classes; check the data source"
         )
-    empty = [entry.name for entry in found if not entry.images and entry.name not in classes]
+    empty = [entry.name for entry in folders if not entry.images and entry.name not in classes]
     return _file_split(folder, classes, images, left_out, [*not_classes, *empty])
 
 
@@ -167,15 +167,15 @@ def _classes(names: list[str]) -> str:
 def _file_split(
     folder: Path,
     classes: list[str],
-    found: list[ClassFolder],
+    folders: list[ClassFolder],
     left_out: Counter[str],
     not_classes: list[str],
 ) -> FileSplit:
     number = {name: label for label, name in enumerate(classes)}
-    names = [os.fsencode(image) for entry in found for image in entry.images]
+    names = [os.fsencode(image) for entry in folders for image in entry.images]
     labels = np.repeat(
-        np.array([number[entry.name] for entry in found], np.int64),
-        [len(entry.images) for entry in found],
+        np.array([number[entry.name] for entry in folders], np.int64),
+        [len(entry.images) for entry in folders],
     )
     return FileSplit(
         folder, classes, np.array(names, np.bytes_), labels, left_out, tuple(not_classes)
@@ -200,12 +200,12 @@ def _scan(folder: Path) -> tuple[list[ClassFolder], Counter[str], list[str]]:
             elif _is_of_a_tool(entry.name):
                 not_classes.append(entry.name)
             else:
-                found = _class_folder(Path(entry.path))
-                left_out += found.left_out
-                if found.is_class:
-                    classes.append(found)
+                class_folder = _class_folder(Path(entry.path))
+                left_out += class_folder.left_out
+                if class_folder.is_class:
+                    classes.append(class_folder)
                 else:
-                    not_classes.append(found.name)
+                    not_classes.append(class_folder.name)
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
     return classes, left_out, not_classes
@@ -217,8 +217,8 @@ def _is_of_a_tool(name: str) -> bool:
 
 def _class_folder(folder: Path) -> ClassFolder:
     left_out: Counter[str] = Counter()
-    found = sorted(_files(str(folder), "", (os.path.realpath(folder),), left_out))
-    return ClassFolder(folder.name, [image for _, images in found for image in images], left_out)
+    files = sorted(_files(str(folder), "", (os.path.realpath(folder),), left_out))
+    return ClassFolder(folder.name, [image for _, images in files for image in images], left_out)
 
 
 def _files(

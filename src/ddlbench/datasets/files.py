@@ -463,8 +463,8 @@ def _state_now(folder: Path) -> str:
         OSError: the files cannot be seen, or the system does not tell its boots apart.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for place, found in _states_of_files(folder, ""):
-        kept = (place, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    for place, state in _states_of_files(folder, ""):
+        kept = (place, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
         digest.update(repr(kept).encode())
     return f"{_BOOT_ID.read_text('ascii').strip()} {digest.hexdigest()}\n"
 

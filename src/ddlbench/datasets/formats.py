@@ -100,18 +100,18 @@ def _own_file(root: Path, path: str) -> str:
     for ending in ("", ".gz"):
         for folder in folders:
             for spelling in spellings:
-                found = sorted((root / folder).glob(spelling + ending))
-                if len(found) > 1:
-                    names = listed([file.name for file in found])
+                places = sorted((root / folder).glob(spelling + ending))
+                if len(places) > 1:
+                    names = listed([file.name for file in places])
                     raise DataError(f"{root / folder} holds {names}; leave one of them there")
-                if not found:
+                if not places:
                     continue
                 if ending:
                     raise DataError(
-                        f"{found[0].with_suffix('')} is packed as {found[0].name}; run gunzip -k "
-                        f"{found[0]}"
+                        f"{places[0].with_suffix('')} is packed as {places[0].name}; run gunzip -k "
+                        f"{places[0]}"
                     )
-                return f"{folder}/{found[0].name}".removeprefix("./")
+                return f"{folder}/{places[0].name}".removeprefix("./")
     raise DataError(_missing(root, path, others))
 
 

@@ -42,7 +42,7 @@ def ping(address: str, count: int, interval_s: float, wait_s: float) -> dict[str
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
     sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-    own = os.getpid() & 0xFFFF
+    identity = os.getpid() & 0xFFFF
     sent: dict[int, int] = {}
     round_trips_s: list[float] = []
     start_s = time.monotonic()
@@ -54,20 +54,20 @@ def ping(address: str, count: int, interval_s: float, wait_s: float) -> dict[str
         next_s = start_s + len(sent) * interval_s if len(sent) < count else end_s
         if now_s >= next_s:
             number = len(sent)
-            request = _echo_request(own, number)
+            request = _echo_request(identity, number)
             sent[number] = time.clock_gettime_ns(time.CLOCK_REALTIME)
             sock.sendto(request, (address, 0))
             continue
         if select.select([sock], [], [], next_s - now_s)[0]:
-            reply = _echo_reply(sock, own)
+            reply = _echo_reply(sock, identity)
             if reply is not None and reply[0] in sent:
                 round_trips_s.append((reply[1] - sent[reply[0]]) * 1e-9)
     return {"round_trips_s": round_trips_s, "sent": len(sent)}
 
 
-def _echo_request(own: int, number: int) -> bytes:
-    head = struct.pack("!BBHHH", _ECHO_REQUEST, 0, 0, own, number)
-    return struct.pack("!BBHHH", _ECHO_REQUEST, 0, _checksum(head), own, number)
+def _echo_request(identity: int, number: int) -> bytes:
+    head = struct.pack("!BBHHH", _ECHO_REQUEST, 0, 0, identity, number)
+    return struct.pack("!BBHHH", _ECHO_REQUEST, 0, _checksum(head), identity, number)
 
 
 def _checksum(data: bytes) -> int:
@@ -77,12 +77,12 @@ def _checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def _echo_reply(sock: socket.socket, own: int) -> tuple[int, int] | None:
+def _echo_reply(sock: socket.socket, wanted: int) -> tuple[int, int] | None:
     """Number of an echo reply to us, and its arrival in ns; None for any other packet."""
     data, ancillary, _, _ = sock.recvmsg(2048, _ANCILLARY_BYTES)
     at = (data[0] & 0x0F) * 4
     kind, _, _, identity, number = struct.unpack_from("!BBHHH", data, at)
-    return (number, _arrival_ns(ancillary)) if kind == _ECHO_REPLY and identity == own else None
+    return (number, _arrival_ns(ancillary)) if kind == _ECHO_REPLY and identity == wanted else None
 
 
 def _arrival_ns(ancillary: list[tuple[int, int, bytes]]) -> int:

@@ -241,7 +241,9 @@ def set_up_interface(
 
 
 def _ip(node: Held, *lines: str) -> None:
-    run_tool([*node.enter("net"), tool("ip"), "-batch", "-"], "".join(f"{one}\n" for one in lines))
+    run_tool(
+        [*node.enter("net"), tool("ip"), "-batch", "-"], "".join(f"{line}\n" for line in lines)
+    )
 
 
 QUEUE_PACKETS = 1000  # netem's default; further packets are dropped at the tail

@@ -138,7 +138,7 @@ class Relay:
     """The switches, their devices, and the commands from stdin."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        opened = [open_tun(Path(one), settings["interface"]) for one in settings["namespaces"]]
+        opened = [open_tun(Path(item), settings["interface"]) for item in settings["namespaces"]]
         self.bundled = opened[0][1]
         self._devices = [device for device, _ in opened]
         self._nodes = {device: node for node, device in enumerate(self._devices)}
@@ -146,13 +146,14 @@ class Relay:
             socket.inet_aton(address): node for node, address in enumerate(settings["addresses"])
         }
         between, inside = (
-            None if one is None else Links(**one) for one in (settings["links"], settings["inside"])
+            None if item is None else Links(**item)
+            for item in (settings["links"], settings["inside"])
         )
         assert between is not None
         self._switches = Switches(
             len(opened), settings["per_node"], between, inside, random.Random().random
         )
-        shortest_s = min(one.delay_s for one in (between, inside) if one is not None)
+        shortest_s = min(item.delay_s for item in (between, inside) if item is not None)
         self._load = Load(max(_LATE_SHARE * shortest_s, _LATE_S))
         self._refused = 0
         self._unfinished_line = b""
@@ -308,7 +309,7 @@ class RelayBackend:
         try:
             self._described = self._ask(self._settings(addresses))
             # The relay cuts what is too long for the slower kind of links.
-            kinds = [one for one in (condition, self._inside) if one is not None]
+            kinds = [item for item in (condition, self._inside) if item is not None]
             bundled = max(map(burst_packets, kinds))
             for node, address in zip(nodes, addresses, strict=True):
                 set_up_interface(node, address, condition, bundled)

@@ -242,7 +242,7 @@ def train(reference: Reference, network: nn.Sequential) -> Trained:
         networks = [network, *(copy_of(network) for _ in range(count - 1))]
         losses = replay(plan, networks, [(reference.steps, batches)], loss_function)
         of_networks = [list(of_one) for of_one in zip(*losses, strict=True)]
-        return Trained([one.state_dict() for one in networks], of_networks)
+        return Trained([trained.state_dict() for trained in networks], of_networks)
     return train_in_parts(
         cell,
         network,

@@ -188,8 +188,8 @@ def _why_one_block(network: nn.Module) -> str:
         return f"its class {kind.__name__} has a forward or a call of its own"
     if has_hooks(network):
         return "it has hooks, which belong to no block"
-    own = [*network._parameters, *network._buffers]
-    return f"{own[0]!r} is outside of its blocks" if own else ""
+    tensors = [*network._parameters, *network._buffers]
+    return f"{tensors[0]!r} is outside of its blocks" if tensors else ""
 
 
 def apart(network: nn.Sequential) -> nn.Sequential:
@@ -251,7 +251,7 @@ def transformer_table() -> str:
             network = load("ddlbench.networks", name)(spec)
             shape = shape_of(network, torch.zeros(1, *spec.shape, dtype=input_dtype(spec)))
         if shape is not None:
-            lines.append(",".join([name, spec.name, *(str(shape[one]) for one in SHAPE)]))
+            lines.append(",".join([name, spec.name, *(str(shape[column]) for column in SHAPE)]))
     return "\n".join([*lines, ""])
 
 
@@ -500,15 +500,15 @@ def _sentence(error: Exception) -> str:
     if not isinstance(error, SyntaxError):  # which says its line itself
         package = Path(__file__).resolve().parents[1]
         frames = traceback.extract_tb(error.__traceback__)
-        own = [
+        frames_of_user = [
             frame
             for frame in frames
             if not {"site-packages", "importlib"} & set(Path(frame.filename).parts)
             and package not in Path(frame.filename).parents
             and not frame.filename.startswith("<")
         ]
-        if own:
-            text += f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
+        if frames_of_user:
+            text += f" ({Path(frames_of_user[-1].filename).name}, line {frames_of_user[-1].lineno})"
     return f"{type(error).__name__}: {text}"
 
 

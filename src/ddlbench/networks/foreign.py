@@ -99,7 +99,7 @@ def tensor_of(returned: Any) -> Tensor:
     if isinstance(returned, Mapping):
         chosen = next((returned[key] for key in _KEYS if key in returned), None)
     elif isinstance(returned, tuple | list):
-        chosen = next((one for one in returned if isinstance(one, Tensor)), None)
+        chosen = next((value for value in returned if isinstance(value, Tensor)), None)
     else:
         chosen = None
     if not isinstance(chosen, Tensor):

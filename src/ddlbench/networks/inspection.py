@@ -203,13 +203,15 @@ def static_traits(network: nn.Sequential) -> NetworkTraits:
 
 def normalises(network: nn.Module) -> bool:
     """Whether a layer normalises over the samples of a pass."""
-    return any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in network.modules())
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in network.modules())
 
 
 def _draws_numbers(network: nn.Module) -> bool:
     """Whether there is a layer of dropout."""
-    dropouts = (one for one in network.modules() if isinstance(one, nn.modules.dropout._DropoutNd))
-    return any(one.p > 0 for one in dropouts)
+    dropouts = (
+        layer for layer in network.modules() if isinstance(layer, nn.modules.dropout._DropoutNd)
+    )
+    return any(layer.p > 0 for layer in dropouts)
 
 
 def _with_a_copy(_block: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

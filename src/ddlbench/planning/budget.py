@@ -328,17 +328,17 @@ def _glances(
     Cells of other experiments are read too: they tell how long the ones to run may take.
     """
     root = cells_root(site, results_root)
-    found: list[Glance] = []
+    glances: list[Glance] = []
     for folder in dict.fromkeys("/".join(row.cell.id.split("/")[:2]) for row in rows):
         for path in (root / folder).glob("*/*/*/rep*/result.json"):
             cell_id = path.parent.relative_to(root).as_posix()
             result = finished.results.get(cell_id)
             if result is not None:
-                found.append(Glance.of(Cell.from_id(cell_id), result))
+                glances.append(Glance.of(Cell.from_id(cell_id), result))
             elif cell_id not in finished.invalid and cell_id not in finished.left:
                 seen = glance(path, site, cell_id)
-                found += [seen] if seen is not None and seen.status.is_result else []
-    return found
+                glances += [seen] if seen is not None and seen.status.is_result else []
+    return glances
 
 
 def faulty_inputs(cells: Iterable[Cell], site: Site, results_root: Path = RESULTS) -> Iterator[str]:

@@ -143,9 +143,9 @@ def _state_of(network: str) -> str:
             state = [version("transformers" if word == "hf" else word)]
         places.append(name.partition("?")[0])  # hf:mine.json
     else:
-        found = PathFinder.find_spec(word.partition(".")[0], [str(Path.cwd()), *sys.path])
-        if found is not None:
-            places += found.submodule_search_locations or [found.origin or ""]
+        spec = PathFinder.find_spec(word.partition(".")[0], [str(Path.cwd()), *sys.path])
+        if spec is not None:
+            places += spec.submodule_search_locations or [spec.origin or ""]
     files = [
         file
         for place in map(Path, places)

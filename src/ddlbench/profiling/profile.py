@@ -116,7 +116,7 @@ def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
 
 
 def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> Profile:
-    own, cell, key = reports[0], needs.cell, needs.key
+    first, cell, key = reports[0], needs.cell, needs.key
     of_replicas = [report.get("replicas") for report in reports]
     values = {
         "site": site.name,
@@ -127,25 +127,25 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
         "threads_per_device": key.threads_per_device,
         "device_kind": site.device,
         "batch_sizes": list(needs.layer_batches),
-        "steps": own["steps"],
-        "layers": own["layers"],
-        "blocks": own["blocks"],
-        "tensors": own["tensors"],
-        "alone": own["alone"],
+        "steps": first["steps"],
+        "layers": first["layers"],
+        "blocks": first["blocks"],
+        "tensors": first["tensors"],
+        "alone": first["alone"],
         "node_slowdown": slowdowns([seconds for seconds in of_replicas if seconds]),
-        "fixed_memory_bytes": own["fixed_memory_bytes"],
-        "device_memory_bytes": own["device_memory_bytes"] or _memory_of_device(site),
+        "fixed_memory_bytes": first["fixed_memory_bytes"],
+        "device_memory_bytes": first["device_memory_bytes"] or _memory_of_device(site),
         **_shrink(site),
-        "notes": [*own["notes"], *_comparison(own)],
+        "notes": [*first["notes"], *_comparison(first)],
         "provenance": {
             **driver_provenance(cell.seed),
-            **own["provenance"],
+            **first["provenance"],
             "method": _METHOD,
             "settings_of": cell.id,
             "replica_batch_size": needs.replica_batch,
             "budget_s": needs.budget_s,
-            "spent_s": own["spent_s"],
-            "stretch": own["stretch"],
+            "spent_s": first["spent_s"],
+            "stretch": first["stretch"],
         },
     }
     return Profile.from_dict(values)
@@ -366,7 +366,7 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
         ),
         tensors=_tensors(profiles),
         node_slowdown=_joined(
-            (p.node_slowdown for p in profiles), lambda one: one.replicas, _slowdown
+            (p.node_slowdown for p in profiles), lambda slowdown: slowdown.replicas, _slowdown
         ),
         alone=_joined((p.alone for p in profiles), lambda run: run.work, _lone_run),
         notes=tuple(dict.fromkeys(note for profile in profiles for note in profile.notes)),
@@ -375,7 +375,7 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
 
 
 def _shape(profile: Profile) -> tuple[object, ...]:
-    names = ([one.name for one in entries] for entries in (profile.layers, profile.blocks))
+    names = ([entry.name for entry in entries] for entries in (profile.layers, profile.blocks))
     return (profile.shrink, *map(tuple, names))
 
 
@@ -440,7 +440,9 @@ def _lone_run(runs: Sequence[LoneRun]) -> LoneRun:
 
 def _tensors(profiles: Sequence[Profile]) -> tuple[ParameterTensor, ...]:
     def join(tensors: Sequence[ParameterTensor]) -> ParameterTensor:
-        return replace(tensors[0], ready_fraction=median(one.ready_fraction for one in tensors))
+        return replace(
+            tensors[0], ready_fraction=median(tensor.ready_fraction for tensor in tensors)
+        )
 
     joined = _joined((profile.tensors for profile in profiles), lambda one: one.name, join)
     return tuple(sorted(joined, key=lambda tensor: tensor.ready_fraction))

@@ -318,8 +318,8 @@ class _Inside:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         if visible == [""]:
             visible = [str(index) for index in range(first + self.devices_per_node)]
-        own = visible[first : first + self.devices_per_node]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own), **sockets}
+        devices = visible[first : first + self.devices_per_node]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(devices), **sockets}
 
 
 @contextmanager

@@ -150,15 +150,15 @@ def _take_over(
 
 def _take(folder: Path, me: Owner) -> bool:
     """Create the lease unless there is one; returns whether it is ``me``'s now."""
-    own = folder / f".{_LEASE}.{me.host}.{me.pid}"
-    own.write_text(json.dumps(asdict(me)), encoding="utf-8")
+    claim_file = folder / f".{_LEASE}.{me.host}.{me.pid}"
+    claim_file.write_text(json.dumps(asdict(me)), encoding="utf-8")
     try:
-        os.link(own, folder / _LEASE)  # atomic on NFS too
+        os.link(claim_file, folder / _LEASE)  # atomic on NFS too
     except FileExistsError:
         # NFS may send the request twice and report an error although the first one succeeded.
         return owner_in(folder / _LEASE) == me
     finally:
-        own.unlink()
+        claim_file.unlink()
     return True
 
 

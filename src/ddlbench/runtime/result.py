@@ -245,7 +245,7 @@ def communication(reports: Sequence[RankReport]) -> Communication | None:
 
 def _rank_entry(report: RankReport) -> RankEntry:
     """One entry of the result's ``ranks``."""
-    entry = {one.name: getattr(report, one.name) for one in fields(RankEntry)}
+    entry = {part.name: getattr(report, part.name) for part in fields(RankEntry)}
     return RankEntry(**{**entry, "load_s": sum(report.load_s)})
 
 
@@ -361,14 +361,14 @@ def energy(reports: Sequence[RankReport], timing: Timing) -> Energy:
         EnergyDomain(host, domain.partition(" ")[2], cast("Any", domain.partition(" ")[0]), joules)
         for (host, domain), joules in sorted(counted.items())
     )
-    total = sum(one.energy_j for one in domains) if domains else None
+    total = sum(entry.energy_j for entry in domains) if domains else None
     samples = sum(epoch.samples for epoch in timing.epochs)
     wall_s = max((report.measured_s or 0.0 for report in reports), default=0.0)
     return Energy(
         energy_j=total,
         energy_per_sample_j=None if total is None or not samples else total / samples,
         mean_power_w=None if total is None or not wall_s else total / wall_s,
-        covers=tuple(sorted({cast("Any", _COVERS[one.counted_by]) for one in domains})),
+        covers=tuple(sorted({cast("Any", _COVERS[entry.counted_by]) for entry in domains})),
         domains=domains,
         missing=tuple(dict.fromkeys(text for r in reports for text in r.energy_missing)),
     )

@@ -118,11 +118,11 @@ class ShardedStateExecutor(Executor):
         return {"module": module, "optimizer": self._local_optimizer_state()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        own = self.module.state_dict()
-        if own.keys() != state["module"].keys():
+        current = self.module.state_dict()
+        if current.keys() != state["module"].keys():
             raise ValueError("the checkpoint is of another network")
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in current.items():
                 local(value).copy_(state["module"][name])
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         whole = {
@@ -136,11 +136,11 @@ class ShardedStateExecutor(Executor):
 
     def _local_optimizer_state(self) -> dict[str, Any]:
         whole = self.optimizer.state_dict()
-        own = {
+        held = {
             number: {name: local(value) for name, value in entry.items()}
             for number, entry in whole["state"].items()
         }
-        return {**whole, "state": own}
+        return {**whole, "state": held}
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         return map(local, super().persistent_tensors())

@@ -347,10 +347,10 @@ class _Table:
         cut = choice[0] + start
         entry = ahead.demand[start, cut, demand]
 
-        waiting, behind = self._waiting[r], np.s_[start, start + 1 :]
+        waiting, later = self._waiting[r], np.s_[start, start + 1 :]
         least, cut, entry = least[:, waiting], cut[:, waiting], entry[:, waiting]
-        better = (least < best.period_s[behind]) | (
-            (least == best.period_s[behind]) & (cut < best.cut[behind])
+        better = (least < best.period_s[later]) | (
+            (least == best.period_s[later]) & (cut < best.cut[later])
         )
         for table, value in (
             (best.period_s, least),
@@ -358,7 +358,7 @@ class _Table:
             (best.replicas, np.full_like(cut, r)),
             (best.demand, entry),
         ):
-            np.copyto(table[behind], value, where=better)
+            np.copyto(table[later], value, where=better)
 
     def _place(self, demand: Integers) -> Integers:
         """Index in the grid of each demand, rounded up."""

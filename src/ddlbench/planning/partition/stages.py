@@ -129,18 +129,18 @@ def partition_graph(
         ConfigError: as in :func:`partition`.
     """
     states = _states_to_cut(graph, levels, model, straight, None)
-    found = partition(states, levels, model, straight)
-    if memory is not None and max(stage_memory_bytes(found, states, memory)) > memory.limit_bytes:
+    best = partition(states, levels, model, straight)
+    if memory is not None and max(stage_memory_bytes(best, states, memory)) > memory.limit_bytes:
         states = _states_to_cut(graph, levels, model, straight, memory)
-        found = partition(states, levels, model, straight, memory)
-    order = states.order([stage.last - 1 for stage in found.stages])
+        best = partition(states, levels, model, straight, memory)
+    order = states.order([stage.last - 1 for stage in best.stages])
     held = states.members.sum(axis=1)
-    ends = [0, *(int(held[stage.last - 1]) for stage in found.stages)]
+    ends = [0, *(int(held[stage.last - 1]) for stage in best.stages)]
     stages = tuple(
         Stage(first, last, stage.replicas)
-        for (first, last), stage in zip(pairwise(ends), found.stages, strict=True)
+        for (first, last), stage in zip(pairwise(ends), best.stages, strict=True)
     )
-    return graph.chain(order), Partition(stages, found.period_s)
+    return graph.chain(order), Partition(stages, best.period_s)
 
 
 def _states_to_cut(
@@ -159,10 +159,10 @@ def _states_to_cut(
 
     def cuts_of(states: GraphStates) -> tuple[float, list[int]]:
         try:
-            found = partition(states, levels, model, straight, memory)
+            best = partition(states, levels, model, straight, memory)
         except ConfigError:  # none exists or fits at these states
             return float("inf"), []
-        return found.period_s, [stage.last - 1 for stage in found.stages]
+        return best.period_s, [stage.last - 1 for stage in best.stages]
 
     most = _SEARCHED_STATES // (4 if limited else 1) // (2 if devices > 16 else 1)
     return _search(graph, devices if straight else 1, most, cuts_of)

@@ -298,8 +298,8 @@ def release_receives(
     queues = []
     for sender in range(before):
         sent = release_receives(replicas, stage - 1, sender, per_loader)
-        own = (number for turn, number in enumerate(sent) if (sender + turn) % count == replica)
-        queues.append(deque(own))
+        numbers = (number for turn, number in enumerate(sent) if (sender + turn) % count == replica)
+        queues.append(deque(numbers))
     rows = [range(first, before, count) for first in range(min(count, before))]
     first = min(replica, len(rows) - 1)
     senders = cycle(

@@ -413,14 +413,14 @@ def _entries(actions: Sequence[Action], channels: Sequence[Channel | None]) -> I
 
 def _next_stages(passes: Sequence[Action]) -> list[frozenset[int]]:
     """The stages whose passes come next, from each pass on."""
-    found: list[frozenset[int]] = []
+    stages_ahead: list[frozenset[int]] = []
     nearest: list[int] = []
     for action in reversed(passes):
         stage = action.stage
         if nearest[:1] != [stage]:
             nearest = [stage, *(other for other in nearest if other != stage)][:_UNSHARDED]
-        found.append(frozenset(nearest))
-    return found[::-1]
+        stages_ahead.append(frozenset(nearest))
+    return stages_ahead[::-1]
 
 
 Durations = Callable[[Action], float]  # seconds of a pass, an all-reduce or an update

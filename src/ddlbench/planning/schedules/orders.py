@@ -419,11 +419,11 @@ def pipedream(
     stage_ranks, orders, in_flight = _ranks(replicas), [], []
     for stage, count in enumerate(replicas):
         for replica in range(count):
-            own = range(replica, mini_batches, count)
+            numbers = range(replica, mini_batches, count)
             updates = -(-mini_batches // count)
             listed = only_rank in (None, stage_ranks[stage][replica])
-            orders.append(_replica(stage, own, counts[stage], updates, count) if listed else [])
-            in_flight.append(min(counts[stage] + 1, len(own)))
+            orders.append(_replica(stage, numbers, counts[stage], updates, count) if listed else [])
+            in_flight.append(min(counts[stage] + 1, len(numbers)))
     return Schedule(
         name="pipedream",
         micro_batches=mini_batches,
@@ -448,8 +448,8 @@ def _ranks(replicas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _replica(stage: int, own: range, warmup: int, updates: int, replicas: int) -> list[Action]:
-    order = alternate(passes("forward", stage, own), passes("backward", stage, own), warmup)
+def _replica(stage: int, numbers: range, warmup: int, updates: int, replicas: int) -> list[Action]:
+    order = alternate(passes("forward", stage, numbers), passes("backward", stage, numbers), warmup)
     actions: list[Action] = []
     done = 0
     for action in order:

@@ -301,12 +301,12 @@ class _Packer:
 
     def _own(self, tensor: Tensor) -> Tensor:
         """The tensor on the CPU, contiguous, in memory that it shares with no other tensor."""
-        own = tensor.detach().to("cpu").contiguous()
-        address = own.untyped_storage().data_ptr()
+        kept = tensor.detach().to("cpu").contiguous()
+        address = kept.untyped_storage().data_ptr()
         if address in self._storages:
-            own = own.clone()
+            kept = kept.clone()
         self._storages.add(address)
-        return own
+        return kept
 
 
 def _unpack(tree: Any, tensor: Callable[[str], Tensor]) -> Any:
@@ -384,8 +384,8 @@ def set_random_state(state: dict[str, Any], devices: Sequence[torch.device]) -> 
     words = tuple(python["words"].tolist())
     random.setstate((python["version"], words, python["gauss_next"]))
     torch.set_rng_state(state["torch"])
-    for device, own in zip(_gpus(devices), state["cuda"], strict=True):
-        torch.cuda.set_rng_state(own, device)
+    for device, state_of_gpu in zip(_gpus(devices), state["cuda"], strict=True):
+        torch.cuda.set_rng_state(state_of_gpu, device)
 
 
 def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:

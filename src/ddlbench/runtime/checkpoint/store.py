@@ -109,7 +109,7 @@ def complete(in_set: Path, steps: int, order: Order, *, sizes: list[int], save_s
 
 def newest(folder: Path, identity: dict[str, Any]) -> CheckpointSet | None:
     """The complete set of ``identity`` with the most steps; None if there is none."""
-    usable = [one for one in _complete_sets(folder) if one.identity == identity]
+    usable = [entry for entry in _complete_sets(folder) if entry.identity == identity]
     return usable[-1] if usable else None
 
 
@@ -136,7 +136,7 @@ def read_set(path: Path) -> CheckpointSet | None:
 
 def prune(folder: Path) -> None:
     """Delete torn sets and all complete ones but the newest ``KEPT_SETS``."""
-    kept = {one.folder for one in _complete_sets(folder)[-KEPT_SETS:]}
+    kept = {entry.folder for entry in _complete_sets(folder)[-KEPT_SETS:]}
     for path in _sets(folder):
         if path not in kept:
             _remove(path)
@@ -157,7 +157,7 @@ def _sets(folder: Path) -> list[Path]:
 
 
 def _complete_sets(folder: Path) -> list[CheckpointSet]:
-    return sorted(filter(None, map(read_set, _sets(folder))), key=lambda one: one.steps)
+    return sorted(filter(None, map(read_set, _sets(folder))), key=lambda entry: entry.steps)
 
 
 def _remove(path: Path) -> None:
@@ -332,5 +332,6 @@ def _earlier_attempts(folder: Path, identity: dict[str, Any]) -> list[Attempt] |
 
 def _write_attempts(folder: Path, identity: dict[str, Any], earlier: list[Attempt]) -> None:
     write_json(
-        folder / _ATTEMPTS, {"identity": identity, "earlier": [one.to_dict() for one in earlier]}
+        folder / _ATTEMPTS,
+        {"identity": identity, "earlier": [attempt.to_dict() for attempt in earlier]},
     )

@@ -205,10 +205,10 @@ class DistributedDataParallel(DataParallel):
         """With a sharded optimiser each rank broadcasts its weights; the largest share counts."""
         if DdpOptions.of(plan).shard == "none" or plan.world_size == 1:
             return None
-        own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
+        dealt = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         at_once = _GLOO_THREADS if self.transport(workload.device_kind) == "gloo" else 1
         turns = turns_of_broadcasts([process.node for process in plan.processes], at_once)
-        return Message("broadcast", max(own), count=turns)
+        return Message("broadcast", max(dealt), count=turns)
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
         """Buckets that copy all gradients, unless these lie in them; and what hooks hold.
@@ -242,10 +242,10 @@ class DistributedDataParallel(DataParallel):
         )
         if details.shard == "none" or plan.cell.momentum == 0:
             return whole
-        own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
+        dealt = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         return tuple(
             bytes_ - (workload.parameter_bytes - share)
-            for bytes_, share in zip(whole, own, strict=True)
+            for bytes_, share in zip(whole, dealt, strict=True)
         )
 
 
@@ -308,7 +308,7 @@ def turns_of_broadcasts(roots: Sequence[int], at_once: int) -> int:
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:
     """Bytes of the tensors that each rank updates, as torch deals them."""
-    own = [0] * ranks
+    dealt = [0] * ranks
     for size in sorted(sizes, reverse=True):
-        own[own.index(min(own))] += size
-    return own
+        dealt[dealt.index(min(dealt))] += size
+    return dealt

@@ -220,9 +220,9 @@ class DdpExecutor(Executor):
     def own_optimizer(self) -> torch.optim.Optimizer:
         """The SGD that holds this rank's momentum."""
         if isinstance(self.optimizer, ZeroRedundancyOptimizer):
-            own = self.optimizer.optim
-            assert isinstance(own, torch.optim.Optimizer)
-            return own
+            optimizer = self.optimizer.optim
+            assert isinstance(optimizer, torch.optim.Optimizer)
+            return optimizer
         return self.optimizer
 
     def checkpoint_state(self) -> dict[str, Any]:

@@ -286,7 +286,7 @@ LOG_NAME = "autotune.csv"
 
 def set_tuning(plan: Plan) -> None:
     """Set Horovod's variables; an autotuner may change only what has no variable."""
-    details, own = HorovodOptions.of(plan), dict(plan.cell.options)
+    details, written = HorovodOptions.of(plan), dict(plan.cell.options)
     cycle_s = Accelerator.slowed(float(details.cycle_time_s))
     threshold = str(details.fusion_cap(Accelerator.shrunk))
     variables = {
@@ -295,7 +295,7 @@ def set_tuning(plan: Plan) -> None:
     }
     for option, (variable, value) in variables.items():
         os.environ.pop(variable, None)
-        if option in own or not details.autotune:
+        if option in written or not details.autotune:
             os.environ[variable] = value
 
 

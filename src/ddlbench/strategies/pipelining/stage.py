@@ -349,14 +349,14 @@ def check_split_backward(
         if passing.is_floating_point():
             passing = passing.to(floating)
         for number, stage in enumerate(stages):
-            own = nn.Sequential(OrderedDict(blocks[stage.start : stage.stop]))
-            if number and (why := _difference(own, passing)) is not None:
+            part = nn.Sequential(OrderedDict(blocks[stage.start : stage.stop]))
+            if number and (why := _difference(part, passing)) is not None:
                 raise Unsupported(
                     f"{cell.strategy} splits backward passes, and on stage {number} {why}; take "
                     "pipe-1f1b, which does not split them",
                     code="split_backward_differs",
                 )
-            passing = copy_of(own)(passing).detach()
+            passing = copy_of(part)(passing).detach()
 
 
 def _difference(blocks: nn.Sequential, inputs: Tensor) -> str | None:

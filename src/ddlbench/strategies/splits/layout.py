@@ -111,8 +111,8 @@ class Halo:
     @property
     def is_needless(self) -> bool:
         """Whether every rank has exactly the rows that it needs."""
-        own = tuple(self.owned[rank] for rank in range(self.owned.count))
-        return self.wanted == own and not any(map(any, self.padding))
+        owned = tuple(self.owned[rank] for rank in range(self.owned.count))
+        return self.wanted == owned and not any(map(any, self.padding))
 
     def kept(self, rank: int) -> Interval:
         """Rows that the rank both has and needs."""
@@ -271,9 +271,9 @@ def _tracing(network: nn.Sequential, block: nn.Module, block_trace: BlockTrace) 
         operations.depth += 1
 
     hooks = []
-    own = set(block.modules())
+    modules = set(block.modules())
     for name, layer in network.named_modules():
-        if layer not in own or list(layer.children()):
+        if layer not in modules or list(layer.children()):
             continue
 
         def leave(_layer: nn.Module, inputs: Any, output: Any, name: str = name) -> None:

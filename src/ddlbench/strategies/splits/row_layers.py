@@ -162,11 +162,11 @@ class SpatialAverage(_SpatialPooling):
         outputs: Sequence[int],
     ) -> None:
         super().__init__(layer, axes, inputs, outputs)
-        own = {axis.dim: axis.parts(outputs)[axis.group.rank] for axis in axes}
+        parts = {axis.dim: axis.parts(outputs)[axis.group.rank] for axis in axes}
         padding = _tuple(layer.padding, self.dims)
         sizes = []
         for place in range(-self.dims, 0):
-            first, end = own.get(place, (0, outputs[place]))
+            first, end = parts.get(place, (0, outputs[place]))
             window = Window(self.kernel[place], self.stride[place], 1, padding[place])
             counted = (-padding[place], inputs[place] + padding[place])
             if not layer.count_include_pad:

@@ -90,7 +90,7 @@ class TensorParallelExecutor(ShardedStateExecutor):
         rows = [list(ranks[at : at + details.group]) for at in ranks[:: details.group]]
         self.over_groups = None
         if self.groups > 1:
-            same_place = [list(one) for one in zip(*rows, strict=True)]
+            same_place = [list(line) for line in zip(*rows, strict=True)]
             self.over_groups = side_by_side(same_place, self.context)
         if details.group > 1:
             # Of a group of our own, because a group that the mesh makes has torch's time limit.
@@ -127,7 +127,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         # DTensor comes first and calls operations of plain tensors, which come back here.
-        if any(issubclass(one, DTensor) for one in types):
+        if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         packet = func._overloadpacket
         is_collective = packet._qualified_op_name.startswith("_c10d_functional::")
@@ -137,7 +137,7 @@ class _Recorder(TorchDispatchMode):
 
 
 @dataclass(frozen=True)
-class FoundPair:
+class ModulePair:
     """A pair, with its modules.
 
     Args:
@@ -155,7 +155,7 @@ class FoundPair:
     units: int
 
 
-def find_pairs(network: nn.Sequential) -> list[FoundPair]:
+def find_pairs(network: nn.Sequential) -> list[ModulePair]:
     """The pairs of a network that can be split, in the order of calls."""
     places = dict(_plain_names(network))
     leaves = [
@@ -164,7 +164,7 @@ def find_pairs(network: nn.Sequential) -> list[FoundPair]:
         if name and not any(True for _ in network.get_submodule(place).children())
     ]
     return [
-        FoundPair(
+        ModulePair(
             pair,
             parent,
             places[pair.parent],
@@ -182,8 +182,8 @@ def linear_pairs(network: nn.Sequential) -> LinearPairs:
     """What a plan must know of a network's pairs."""
     pairs = find_pairs(network)
     layers = dict(network.named_modules())
-    heads = [one.units for one in pairs if one.pair.is_attention]
-    hidden = [one.units for one in pairs if not one.pair.is_attention]
+    heads = [module_pair.units for module_pair in pairs if module_pair.pair.is_attention]
+    hidden = [module_pair.units for module_pair in pairs if not module_pair.pair.is_attention]
     return LinearPairs(
         pairs=len(pairs),
         heads=gcd(*heads),
@@ -198,7 +198,7 @@ def linear_pairs(network: nn.Sequential) -> LinearPairs:
     )
 
 
-def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[FoundPair]:
+def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[ModulePair]:
     """Split all pairs over the ranks of a mesh of one dimension, in place; returns them.
 
     The network must lie on the mesh's device. Weights of pairs become DTensors, with this rank's
@@ -206,13 +206,13 @@ def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[FoundPair]:
     """
     pairs = find_pairs(network)
     styles: dict[str, ParallelStyle] = {}
-    for one in pairs:
-        styles.update((name, ColwiseParallel()) for name in one.columns)
-        styles[one.row] = RowwiseParallel()
-        if one.pair.is_attention:
+    for module_pair in pairs:
+        styles.update((name, ColwiseParallel()) for name in module_pair.columns)
+        styles[module_pair.row] = RowwiseParallel()
+        if module_pair.pair.is_attention:
             # Three layers read one input. Each would all-reduce its gradient of it by itself;
             # as one DTensor, the three partial gradients are added first and sent once.
-            styles[one.parent_name] = PrepareModuleInput(
+            styles[module_pair.parent_name] = PrepareModuleInput(
                 input_layouts=Replicate(), desired_input_layouts=Replicate()
             )
     parallelize_module(network, mesh, styles)
@@ -233,7 +233,7 @@ def table() -> str:
 
 def _plain_names(network: nn.Sequential) -> Iterator[tuple[str, str]]:
     """Names of modules without the wrappers of bfloat16, and with them."""
-    wrappers = {name for name, one in network.named_modules() if isinstance(one, Autocast)}
+    wrappers = {name for name, module in network.named_modules() if isinstance(module, Autocast)}
     for name, _ in network.named_modules():
         if name in wrappers:
             continue

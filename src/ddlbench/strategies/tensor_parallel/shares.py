@@ -228,12 +228,12 @@ class DeviceShare:
                 elsewhere[block_of[_parent_of(whole.name)]] += whole.bytes - own_part.bytes
         blocks = []
         for index, block in enumerate(self._workload.blocks):
-            own = [entry for entry in self._entries if entry["block"] == index]
-            saved = [float(entry["saved_bytes_per_sample"]) for entry in own]
+            entries = [entry for entry in self._entries if entry["block"] == index]
+            saved = [float(entry["saved_bytes_per_sample"]) for entry in entries]
             between = block.saved_bytes - sum(saved)
             spared = sum(
                 size * (1 - self._activation_share(str(entry["name"])))
-                for size, entry in zip(saved, own, strict=True)
+                for size, entry in zip(saved, entries, strict=True)
             )
             spared += between * (1 - self._rest_share(index))
             blocks.append(
@@ -275,7 +275,7 @@ class DeviceShare:
     def _follows_weights(self, column: Mapping[str, Any]) -> bool:
         """Whether something before the pair is trained, so that its input has a gradient."""
         block = int(column["block"])
-        if any(one.parameter_bytes for one in self._workload.blocks[:block]):
+        if any(earlier.parameter_bytes for earlier in self._workload.blocks[:block]):
             return True
         before = self._entries[: self._entries.index(column)]
         return any(entry["parameter_bytes"] for entry in before if entry["block"] == block)

@@ -273,7 +273,7 @@ def torchgpipe_step(devices: int, chunks: int, recomputed: int) -> PlannedSchedu
                 yield Action("forward", action.stage, chunks + action.micro_batch)
             yield action
 
-    actions = tuple(tuple(with_recomputation(own)) for own in schedule.actions)
+    actions = tuple(tuple(with_recomputation(passes)) for passes in schedule.actions)
     return PlannedSchedule(replace(schedule, actions=actions), chunks, recomputes=True)
 
 
