@@ -37,6 +37,7 @@ from ddlbench.slurm import jobs
 _LEASE, _KEPT = "lease.json", ".kept-result.json"
 _UNREADABLE_S = 30.0
 _SHORTLY_S = 0.1
+_BEAT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -225,16 +226,13 @@ def _changed_ns(folder: Path) -> int | None:
     return None
 
 
-BEAT_S = 5.0
-
-
 class Heart:
     """Touches the heartbeat of a cell's folder until the block ends.
 
     The lease must be released within the block: without a heartbeat it soon counts as left over.
     """
 
-    def __init__(self, folder: Path, beat_s: float = BEAT_S) -> None:
+    def __init__(self, folder: Path, beat_s: float = _BEAT_S) -> None:
         self._file, self._beat_s = folder / HEARTBEAT, beat_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
