@@ -42,7 +42,7 @@ _OWN_MODULE = '''"""Networks of a user, each cut into a Sequential of blocks."""
 
 from torch import nn
 
-from ddlbench.networks.synthetic import stack
+from ddlbench.networks.flat import stack
 from ddlbench.networks.transformers import vit_tiny
 
 

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.rendezvous import TcpTraffic, barrier
-from ddlbench.testing.training import Reader, context_of, executor_of, network_of
+from ddlbench.strategies.executor import executor_of
+from ddlbench.testing.training import network_of
 
 WARMUP_STEPS, STEPS = 2, 4
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.distributed import Store
 
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.alone import MessageLog
 from ddlbench.strategies.executor import Context, executor_of
-from ddlbench.testing.training import Reader, context_of, network_of
+from ddlbench.testing.training import network_of
 
 CPU = torch.device("cpu")
 SPANS = {"halo": "swap", "gather": "all_gather", "all_reduce": "all_reduce"}

@@ -15,12 +15,14 @@ from torch import nn
 from torch.distributed import Store
 
 import ddlbench
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.alone import dry_run
-from ddlbench.testing.training import Reader, context_of, executor_of, network_with_dropout
+from ddlbench.strategies.executor import executor_of
+from ddlbench.testing.training import network_with_dropout
 
 CPU = torch.device("cpu")
 RUNS = ((0, 3), (3, 5))

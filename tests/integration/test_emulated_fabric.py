@@ -14,7 +14,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
-from ddlbench.runtime.emulated_fabric import FabricUnfit, fabric_up
+from ddlbench.runtime.fabric import FabricUnfit, fabric_up
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell

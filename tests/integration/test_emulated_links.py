@@ -12,7 +12,7 @@ from ddlbench.experiment.links import read_links
 from ddlbench.experiment.site import GivenLinks, Interconnect, Slurm, load_site
 from ddlbench.interconnect.measure import LinksFailed, measure_links
 from ddlbench.interconnect.time_plan import links_geometry, links_request
-from ddlbench.runtime import emulated_fabric
+from ddlbench.runtime import fabric
 
 DELAY_S = 0.01
 REASON = available()
@@ -58,7 +58,7 @@ def test_a_cluster_measures_an_emulated_fabric_within_one_node():
 
 
 def test_a_machine_that_cannot_emulate_says_so_in_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(emulated_fabric, "available", lambda backend: "namespaces are forbidden")
+    monkeypatch.setattr(fabric, "available", lambda backend: "namespaces are forbidden")
     with pytest.raises(LinksFailed, match="are not measured: fabric slow cannot be emulated here"):
         measure_links(small_site(2, 1), "slow", tmp_path / "links.json")
     assert not (tmp_path / "links.json").exists()

@@ -12,10 +12,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from ddlbench.equivalence.examination import STATISTICS
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.testing.training import STATISTICS, network_of, reference, train
+from ddlbench.testing.training import network_of, reference, train
 
 ALL = ("pipe-gpipe", "pipe-1f1b", "pipe-interleaved", "pipe-zb", "pipe-zbv")
 TWO_STAGES = ALL[2:]

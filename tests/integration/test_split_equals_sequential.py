@@ -11,22 +11,16 @@ import pytest
 import torch
 from torch.distributed import Store
 
+from ddlbench.equivalence.examination import STATISTICS
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.rendezvous import barrier
+from ddlbench.strategies.executor import executor_of
 from ddlbench.strategies.training import with_precision
-from ddlbench.testing.training import (
-    STATISTICS,
-    Reader,
-    context_of,
-    executor_of,
-    network_of,
-    reference,
-    sequential,
-    train,
-)
+from ddlbench.testing.training import network_of, reference, sequential, train
 
 STEPS = 4
 RUNS = ((0, 1), (1, STEPS - 1))

@@ -11,12 +11,7 @@ import torch
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.testing.training import (
-    assert_same_weights,
-    network_of,
-    reference,
-    train,
-)
+from ddlbench.testing.training import assert_same_weights, network_of, reference, train
 
 STEPS = 4
 RUNS = ((0, 1), (1, STEPS - 1))

@@ -6,13 +6,13 @@ import pytest
 from torch import nn
 from torch.distributed import Store
 
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
 from ddlbench.planning.planner import make_plan
-from ddlbench.strategies.executor import Unsupported
-from ddlbench.testing.training import Reader, context_of, executor_of
+from ddlbench.strategies.executor import Unsupported, executor_of
 
 
 def refused(cell: Cell, rank: int, store: Store | None) -> str:

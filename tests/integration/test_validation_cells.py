@@ -16,6 +16,7 @@ from torch import nn
 
 from ddlbench.datasets.loader import normalise
 from ddlbench.datasets.synthetic import Content
+from ddlbench.equivalence.one_device import context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -25,7 +26,7 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.loop import Extent, measure
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.runtime.validation import Validator
-from ddlbench.testing.training import context_of, executor_of
+from ddlbench.strategies.executor import executor_of
 
 BATCH, STEPS, EPOCHS, IMAGES = 16, 12, 3, 100
 CHANCE = IMAGES // 10

@@ -30,7 +30,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.evaluate import predictions
-from ddlbench.profiling.worker import make_profile
+from ddlbench.profiling.profile import make_profile
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import run_cell
 from gpu_parts.halves import halves

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ddlbench.experiment.profile import read_profile, write_profile
-from ddlbench.profiling.worker import pooled
+from ddlbench.profiling.profile import pooled
 from ddlbench.workflow.run import logged
 
 output, log, *runs = sys.argv[1:]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.profiles import ProfileNeeds
-from ddlbench.profiling.worker import make_profile
+from ddlbench.profiling.profile import make_profile
 from ddlbench.runtime.rank_job import RankJobFailed
 from ddlbench.workflow.run import logged
 

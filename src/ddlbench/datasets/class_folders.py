@@ -15,7 +15,7 @@
 Images and their order are those of torchvision's ``ImageFolder``, hidden names and links into a
 loop apart.
 
-What lies in a folder in which data was not found, and what to do about it.
+Where data is not in a folder, messages say what lies there, and what to do about it.
 """
 
 from __future__ import annotations
@@ -30,102 +30,6 @@ import numpy as np
 
 from ddlbench.datasets.files import DataError, FileSplit, of_split
 from ddlbench.experiment.dataset_spec import DatasetSpec
-
-PACKED = (
-    ".tar",
-    ".tar.gz",
-    ".tgz",
-    ".tar.bz2",
-    ".tar.xz",
-    ".zip",
-    ".gz",
-    ".bz2",
-    ".xz",
-    ".7z",
-    ".rar",
-    ".zst",
-)
-_MOST_NAMES = 5
-_DEEPEST = 4
-_MOST_FOLDERS = 500
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a name is that of a hidden file or folder, or of a tool's such as ``@eaDir``."""
-    return name.startswith((".", "@"))
-
-
-def names_in(folder: Path) -> list[str]:
-    """Names in a folder, sorted, without hidden ones; none where it cannot be read."""
-    try:
-        return sorted(path.name for path in folder.iterdir() if not is_hidden(path.name))
-    except OSError:
-        return []
-
-
-def lies_there(folder: Path) -> str:
-    """``it holds a, b and 3 more`` of a folder, or of the nearest one above that is there."""
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    return f"{folder} holds {listed(names_in(folder)) or 'nothing'}"
-
-
-def listed(names: list[str]) -> str:
-    """A few names, and how many more there are; empty of none."""
-    shown, more = names[:_MOST_NAMES], len(names) - _MOST_NAMES
-    if more > 0:
-        return f"{', '.join(shown)} and {more:,} more"
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
-
-
-def unpack_hint(folder: Path) -> str | None:
-    """What to unpack in a folder; None if nothing there is packed."""
-    packed = [name for name in names_in(folder) if name.lower().endswith(PACKED)]
-    if not packed:
-        return None
-    name = packed[0]
-    lower = name.lower()
-    if lower.endswith((".gz", ".bz2", ".xz")) and ".tar" not in lower:
-        tool = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz"}[Path(lower).suffix]
-        how = f"{tool} {name}" if len(packed) == 1 else f"{tool} *{Path(lower).suffix}"
-    elif lower.endswith(".zip"):
-        how = f"unzip {name}"
-    elif ".tar" in lower or lower.endswith(".tgz"):
-        how = f"tar xf {name}"
-    else:
-        how = f"unpack {name}"
-    return f"it is packed: in {folder}, run {how}"
-
-
-def deeper(folder: Path, is_wanted: Callable[[Path], bool]) -> Path | None:
-    """The nearest folder below that is the wanted one; None if there is none near."""
-    level, looked_at = [folder], 0
-    for _ in range(_DEEPEST):
-        below: list[Path] = []
-        for parent in level:
-            for name in names_in(parent):
-                child = parent / name
-                looked_at += 1
-                if looked_at > _MOST_FOLDERS:
-                    return None
-                if not child.is_dir():
-                    continue
-                if is_wanted(child):
-                    return child
-                below.append(child)
-        level = below
-    return None
-
-
-def endings(names: list[str]) -> Counter[str]:
-    """How many names have each ending; ``hidden`` and ``no ending`` are two of them."""
-    return Counter(map(ending, names))
-
-
-def ending(name: str) -> str:
-    """The ending of a name in small letters; ``hidden`` or ``no ending`` where that tells more."""
-    return "hidden" if is_hidden(name) else Path(name).suffix.lower() or "no ending"
-
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Endings of images, those of torchvision's ``IMG_EXTENSIONS``."""
@@ -171,9 +75,9 @@ def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
         DataError: the folder is missing or holds no images, has more classes than ``spec``, or has
             a class that the training split lacks.
     """
-    folder = split_folder(root, "train")
+    folder = _split_folder(root, "train")
     if folder is None and spec.source and _has_images(root):
-        if (val := split_folder(root, "val")) is not None:
+        if (val := _split_folder(root, "val")) is not None:
             raise DataError(
                 f"{root} has {val.name}, but no train; move the class folders of training into "
                 f"{root / 'train'}"
@@ -181,7 +85,7 @@ def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
         folder = root
     if folder is None:
         raise DataError(_no_split(root, "train"))
-    of_val = folder if folder == root else split_folder(root, "val")
+    of_val = folder if folder == root else _split_folder(root, "val")
     if split == "val" and of_val is None and not spec.source:
         raise DataError(_no_split(root, "val"))
     if split == "train" or of_val in (None, folder):
@@ -190,7 +94,7 @@ def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
     return _val_split(of_val, folder, spec)
 
 
-def split_folder(root: Path, split: str) -> Path | None:
+def _split_folder(root: Path, split: str) -> Path | None:
     """The folder of a split under ``root``, in small letters or not; None if it is not there."""
     spellings = {name.lower(): name for name in reversed(names_in(root))}
     for name in SPLIT_NAMES[split]:
@@ -202,7 +106,7 @@ def split_folder(root: Path, split: str) -> Path | None:
 
 def has_class_folders(root: Path) -> bool:
     """Whether folders of images lie in the training split under ``root``, or in itself."""
-    train = split_folder(root, "train")
+    train = _split_folder(root, "train")
     return _has_images(root) or (train is not None and _has_images(train))
 
 
@@ -220,23 +124,23 @@ def _held_out(whole: FileSplit, split: str, is_shared: bool) -> FileSplit:
 
 
 def _train_split(folder: Path, spec: DatasetSpec) -> FileSplit:
-    found, left_out, not_classes = _scan(folder)
-    if not any(entry.images for entry in found):
+    folders, left_out, not_classes = _scan(folder)
+    if not any(entry.images for entry in folders):
         raise DataError(_no_images(folder, left_out))
-    if len(found) > spec.num_classes:
+    if len(folders) > spec.num_classes:
         raise DataError(
-            f"{folder} has {len(found)} class folders, but {spec.label} has "
+            f"{folder} has {len(folders)} class folders, but {spec.label} has "
             f"{spec.num_classes} classes; check the data source"
         )
-    classes = [entry.name for entry in found]
-    return _file_split(folder, classes, found, left_out, not_classes)
+    classes = [entry.name for entry in folders]
+    return _file_split(folder, classes, folders, left_out, not_classes)
 
 
 def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
     """The split under ``folder``, with the labels of the classes of ``train``."""
-    found, left_out, not_classes = _scan(folder)
+    folders, left_out, not_classes = _scan(folder)
     classes = list(_class_names(train))
-    images = [entry for entry in found if entry.images]
+    images = [entry for entry in folders if entry.images]
     if not images:
         raise DataError(_no_images(folder, left_out))
     foreign = [entry.name for entry in images if entry.name not in set(classes)]
@@ -252,7 +156,7 @@ def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
             f"{train} has {len(classes)} class folders, but {spec.label} has "
             f"{spec.num_classes} classes; check the data source"
         )
-    empty = [entry.name for entry in found if not entry.images and entry.name not in classes]
+    empty = [entry.name for entry in folders if not entry.images and entry.name not in classes]
     return _file_split(folder, classes, images, left_out, [*not_classes, *empty])
 
 
@@ -263,15 +167,15 @@ def _classes(names: list[str]) -> str:
 def _file_split(
     folder: Path,
     classes: list[str],
-    found: list[ClassFolder],
+    folders: list[ClassFolder],
     left_out: Counter[str],
     not_classes: list[str],
 ) -> FileSplit:
     number = {name: label for label, name in enumerate(classes)}
-    names = [os.fsencode(image) for entry in found for image in entry.images]
+    names = [os.fsencode(image) for entry in folders for image in entry.images]
     labels = np.repeat(
-        np.array([number[entry.name] for entry in found], np.int64),
-        [len(entry.images) for entry in found],
+        np.array([number[entry.name] for entry in folders], np.int64),
+        [len(entry.images) for entry in folders],
     )
     return FileSplit(
         folder, classes, np.array(names, np.bytes_), labels, left_out, tuple(not_classes)
@@ -296,12 +200,12 @@ def _scan(folder: Path) -> tuple[list[ClassFolder], Counter[str], list[str]]:
             elif _is_of_a_tool(entry.name):
                 not_classes.append(entry.name)
             else:
-                found = _class_folder(Path(entry.path))
-                left_out += found.left_out
-                if found.is_class:
-                    classes.append(found)
+                class_folder = _class_folder(Path(entry.path))
+                left_out += class_folder.left_out
+                if class_folder.is_class:
+                    classes.append(class_folder)
                 else:
-                    not_classes.append(found.name)
+                    not_classes.append(class_folder.name)
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
     return classes, left_out, not_classes
@@ -313,8 +217,8 @@ def _is_of_a_tool(name: str) -> bool:
 
 def _class_folder(folder: Path) -> ClassFolder:
     left_out: Counter[str] = Counter()
-    found = sorted(_files(str(folder), "", (os.path.realpath(folder),), left_out))
-    return ClassFolder(folder.name, [image for _, images in found for image in images], left_out)
+    files = sorted(_files(str(folder), "", (os.path.realpath(folder),), left_out))
+    return ClassFolder(folder.name, [image for _, images in files for image in images], left_out)
 
 
 def _files(
@@ -393,7 +297,7 @@ def _no_split(root: Path, split: str) -> str:
     wanted = f"{root / split} is missing"
     if (hint := unpack_hint(root)) is not None:
         return f"{wanted}; {hint}"
-    holder = deeper(root, lambda folder: split_folder(folder, split) is not None)
+    holder = deeper(root, lambda folder: _split_folder(folder, split) is not None)
     if holder is not None and split == "train":
         return f"{wanted}; give {holder}, which holds {split}"
     if split == "train" and _has_images(root):
@@ -424,9 +328,100 @@ def _no_images(folder: Path, left_out: Counter[str]) -> str:
     return f"{wanted}: {lies_there(folder)}; check the data source"
 
 
+_PACKED = (
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".tar.bz2",
+    ".tar.xz",
+    ".zip",
+    ".gz",
+    ".bz2",
+    ".xz",
+    ".7z",
+    ".rar",
+    ".zst",
+)
+_MOST_NAMES = 5
+_DEEPEST = 4
+_MOST_FOLDERS = 500
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a name is that of a hidden file or folder, or of a tool's such as ``@eaDir``."""
+    return name.startswith((".", "@"))
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names in a folder, sorted, without hidden ones; none where it cannot be read."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if not is_hidden(path.name))
+    except OSError:
+        return []
+
+
+def lies_there(folder: Path) -> str:
+    """``it holds a, b and 3 more`` of a folder, or of the nearest one above that is there."""
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return f"{folder} holds {listed(names_in(folder)) or 'nothing'}"
+
+
+def listed(names: list[str]) -> str:
+    """A few names, and how many more there are; empty of none."""
+    shown, more = names[:_MOST_NAMES], len(names) - _MOST_NAMES
+    if more > 0:
+        return f"{', '.join(shown)} and {more:,} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
 def counted(left_out: Counter[str]) -> str:
     """``6 files: .heic`` or ``8 files: 6 .heic, 2 .gif`` of files that are left out."""
     total = left_out.total()
     kinds = left_out.most_common()
     text = kinds[0][0] if len(kinds) == 1 else ", ".join(f"{n:,} {kind}" for kind, n in kinds[:4])
     return f"{total:,} file{'s' if total != 1 else ''}: {text}"
+
+
+def unpack_hint(folder: Path) -> str | None:
+    """What to unpack in a folder; None if nothing there is packed."""
+    packed = [name for name in names_in(folder) if name.lower().endswith(_PACKED)]
+    if not packed:
+        return None
+    name = packed[0]
+    lower = name.lower()
+    if lower.endswith((".gz", ".bz2", ".xz")) and ".tar" not in lower:
+        tool = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz"}[Path(lower).suffix]
+        how = f"{tool} {name}" if len(packed) == 1 else f"{tool} *{Path(lower).suffix}"
+    elif lower.endswith(".zip"):
+        how = f"unzip {name}"
+    elif ".tar" in lower or lower.endswith(".tgz"):
+        how = f"tar xf {name}"
+    else:
+        how = f"unpack {name}"
+    return f"it is packed: in {folder}, run {how}"
+
+
+def deeper(folder: Path, is_wanted: Callable[[Path], bool]) -> Path | None:
+    """The nearest folder below that is the wanted one; None if there is none near."""
+    level, looked_at = [folder], 0
+    for _ in range(_DEEPEST):
+        below: list[Path] = []
+        for parent in level:
+            for name in names_in(parent):
+                child = parent / name
+                looked_at += 1
+                if looked_at > _MOST_FOLDERS:
+                    return None
+                if not child.is_dir():
+                    continue
+                if is_wanted(child):
+                    return child
+                below.append(child)
+        level = below
+    return None
+
+
+def ending(name: str) -> str:
+    """The ending of a name in small letters; ``hidden`` or ``no ending`` where that tells more."""
+    return "hidden" if is_hidden(name) else Path(name).suffix.lower() or "no ending"

@@ -1,35 +1,18 @@
-"""Columns of tables that hold images, labels or tokens: which they are, and what is in them.
-
-Image files as arrays of one shape, with Pillow.
-
-::
-
-    +-----------------+
-    |   :         :   |     scaled until the shorter side fits, and cropped at the centre: only what
-    |   : scaled  :   |     stays is scaled, so a very long image costs no more than others
-    +-----------------+
-
-Modes that hold more than 8 bits a channel are scaled to 8 where their range is known; Pillow would
-clip them. What a camera's EXIF tags say about rotation is ignored, as torchvision does.
-"""
+"""Columns of tables that hold images, labels or tokens: which they are, and what is in them."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ddlbench.common.errors import shown
 from ddlbench.datasets.class_folders import listed
 from ddlbench.datasets.files import DataError
 from ddlbench.datasets.shards import USUAL_IMAGES, USUAL_LABELS, Labels
 from ddlbench.datasets.tables import Array, Table
-from ddlbench.experiment.dataset_spec import DatasetSpec
 
 _USUAL_TOKENS = ("input_ids", "tokens", "token_ids", "ids")
 
@@ -279,94 +262,3 @@ def _is_bytes(kind: Any) -> bool:
 
 def _is_text(kind: Any) -> bool:
     return str(kind) in ("string", "large_string", "string_view")
-
-
-_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
-_READ = (
-    "JPEG", "MPO", "PNG", "PPM", "BMP", "DIB", "TIFF", "WEBP", "GIF", "AVIF", "JPEG2000",
-)  # fmt: skip
-_BITS_PER_SAMPLE = 258  # tag of TIFF
-_INTEGER_IS_16_BITS = ("PNG", "PPM")  # formats whose images of mode I have 16 bits
-
-
-def decode(file: Path | BinaryIO, spec: DatasetSpec, place: str | None = None) -> np.ndarray:
-    """Decodes an image as uint8 (C, H, W) of ``spec``'s shape.
-
-    Args:
-        file: its path, or what holds its bytes.
-        spec: the dataset's facts.
-        place: of the image, for messages; None for the path.
-
-    Raises:
-        DataError: it cannot be read or decoded, or its pixels have no known range.
-    """
-    place = place or str(file)
-    try:
-        with Image.open(file, formats=_formats()) as opened:
-            image = _of_bytes(opened, "L" if spec.channels == 1 else "RGB", place)
-            image = _fitted(image, spec.width, spec.height)
-    except (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{place} is not a readable image ({error}); replace it, and find "
-            "others like it: ddlbench check-data"
-        ) from error
-    pixels = np.asarray(image)
-    return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)
-
-
-def decode_bytes(place: str, content: bytes, spec: DatasetSpec) -> np.ndarray:
-    """Decodes the bytes of an image file; as :func:`decode`."""
-    return decode(io.BytesIO(content), spec, place)
-
-
-def _of_bytes(image: Image.Image, mode: str, place: str) -> Image.Image:
-    """The image with 8 bits a channel.
-
-    Raises:
-        DataError: its numbers have no range that the file tells.
-    """
-    if image.mode in _SIXTEEN_BITS or (image.mode == "I" and image.format in _INTEGER_IS_16_BITS):
-        numbers = np.asarray(image).astype(np.uint32)
-        bits = _bits(image)
-        if bits == 16 and 0 < numbers.max() < 256:
-            raise DataError(
-                f"{place} holds numbers of 16 bits, none of them over {numbers.max()}, so it would "
-                "be black; write images of 8 bits"
-            )
-        return Image.fromarray((numbers >> (bits - 8)).astype(np.uint8)).convert(mode)
-    if image.mode in ("I", "F"):
-        kind = "whole numbers of 32 bits" if image.mode == "I" else "floating-point numbers"
-        raise DataError(
-            f"{place} holds {kind}, whose range the file does not tell; write images of 8 bits"
-        )
-    return image.convert(mode)
-
-
-def _bits(image: Image.Image) -> int:
-    """Bits of a number that a TIFF file tells, else 16."""
-    told = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, 16)
-    bits = told[0] if isinstance(told, tuple) else told
-    return int(bits) if 8 <= bits <= 16 else 16
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    """Formats that Pillow reads by itself; of others, as PostScript, it starts a program."""
-    Image.init()
-    return tuple(name for name in _READ if name in Image.OPEN)
-
-
-def _fitted(image: Image.Image, width: int, height: int) -> Image.Image:
-    """The centre of the image, as much of it as has the shape, in that size."""
-    if image.size == (width, height):
-        return image
-    factor = max(width / image.width, height / image.height)
-    across, down = width / factor, height / factor
-    left, top = (image.width - across) / 2, (image.height - down) / 2
-    box = (
-        max(0.0, left),
-        max(0.0, top),
-        min(float(image.width), left + across),
-        min(float(image.height), top + down),
-    )
-    return image.resize((width, height), Image.Resampling.BILINEAR, box=box)

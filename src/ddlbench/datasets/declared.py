@@ -144,7 +144,7 @@ def _shape(entry: OwnDataset, data_format: str, root: Path, place: str) -> tuple
     if data_format == "cifar":
         fixed = (3, _CIFAR_PIXELS, _CIFAR_PIXELS)
     elif data_format == "idx" and root.exists():
-        fixed = (1, *formats.image_shape(root))
+        fixed = (1, *formats.idx_shape(root))
     if fixed is None:
         if wanted is None:
             raise ConfigError(

@@ -1,14 +1,12 @@
-"""Files with checksums, the form in which a split is read, and the errors of datasets.
+"""Files of datasets: checksums, the manifest, and the forms in which a split is read.
 
 A checksum is computed while a file is written, and again to check it. A *record* describes what
 must be at a path: size and CRC-32 of a file; of a folder of many small files, their number, total
-size and the CRC-32 of all paths and contents in sorted order.
+size and the CRC-32 of all paths and contents in sorted order. ``manifest.json`` of a dataset says
+what was made, and holds the records.
 
-``manifest.json`` of a dataset: what was made, and which files must be there.
-
-Remembers that files had the right checksums, until one changes or the node boots.
-
-::
+A file beside a dataset remembers that its files had the right checksums, until one changes or the
+node boots::
 
     mnist-idx-x1-s0-v1/            the data
     mnist-idx-x1-s0-v1.verified    boot, and digest of names, sizes, times and inodes of its files
@@ -146,7 +144,7 @@ def _files_below(folder: Path, within: str) -> Iterator[tuple[str, int]]:
                 yield from _files_below(Path(entry.path), f"{within}{entry.name}/")
 
 
-def check_record(path: Path, expected: Record) -> str | None:
+def _check_record(path: Path, expected: Record) -> str | None:
     """How sizes or checksums of ``path`` differ from ``expected``; None if they do not."""
     try:
         present = record_of(path, contents=True)
@@ -274,7 +272,6 @@ Split = ArraySplit | FileSplit | TokenSplit | EncodedSplit
 HELD_OUT = 10
 """Where own data has no validation split, a sample of so many is held out for it."""
 
-
 _GOLDEN = 2654435769  # 2**32 over the golden ratio: its multiples are spread evenly (Knuth, 6.4)
 
 
@@ -299,7 +296,7 @@ MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
 
 
-def request_facts(request: DataRequest) -> dict[str, Any]:
+def _request_facts(request: DataRequest) -> dict[str, Any]:
     """Fields of a manifest that ``request`` decides.
 
     The user's own data is always copied whole, so its scale and seed do not matter.
@@ -381,7 +378,7 @@ class Manifest(Form):
         """Manifest of ``files``, written just now for ``request``."""
         return cls(
             schema_version=SCHEMA_VERSION,
-            **request_facts(request),
+            **_request_facts(request),
             source_digest=source_digest,
             images=images,
             total_bytes=sum(record["size_bytes"] for record in files.values()),
@@ -417,7 +414,7 @@ class Manifest(Form):
 
     def mismatch(self, request: DataRequest) -> str | None:
         """How this differs from the data of ``request``; None if it does not."""
-        for name, wanted in request_facts(request).items():
+        for name, wanted in _request_facts(request).items():
             if getattr(self, name) != wanted:
                 return f"it was made for {name} {getattr(self, name)!r}, not {wanted!r}"
         return None
@@ -426,7 +423,7 @@ class Manifest(Form):
         """What is missing or changed in ``folder``, else None; reads all its bytes."""
         try:
             jobs = [
-                partial(check_record, folder / path, record) for path, record in self.files.items()
+                partial(_check_record, folder / path, record) for path, record in self.files.items()
             ]
             return next(filter(None, in_parallel(jobs, workers)), None)
         except (AttributeError, TypeError, KeyError, ValueError):
@@ -439,7 +436,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def is_verified(folder: Path) -> bool:
     """Whether these very files had the right checksums since this node was started."""
     try:
-        return _record(folder).read_text("ascii") == _state(folder)
+        return _note_of(folder).read_text("ascii") == _state_now(folder)
     except (OSError, ValueError):  # none, or damaged
         return False
 
@@ -447,38 +444,38 @@ def is_verified(folder: Path) -> bool:
 def note_verified(folder: Path) -> None:
     """Remember the files as they are now; if that fails, they are read again next time."""
     with suppress(OSError):
-        write_text(_record(folder), _state(folder))
+        write_text(_note_of(folder), _state_now(folder))
 
 
 def forget_verified(folder: Path) -> None:
     """Remember nothing of a folder."""
-    _record(folder).unlink(missing_ok=True)
+    _note_of(folder).unlink(missing_ok=True)
 
 
-def _record(folder: Path) -> Path:
+def _note_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.verified")
 
 
-def _state(folder: Path) -> str:
+def _state_now(folder: Path) -> str:
     """The boot and a digest of all files.
 
     Raises:
         OSError: the files cannot be seen, or the system does not tell its boots apart.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for place, found in _files(folder, ""):
-        kept = (place, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    for place, state in _states_of_files(folder, ""):
+        kept = (place, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
         digest.update(repr(kept).encode())
     return f"{_BOOT_ID.read_text('ascii').strip()} {digest.hexdigest()}\n"
 
 
-def _files(folder: Path | str, within: str) -> Iterator[tuple[str, os.stat_result]]:
+def _states_of_files(folder: Path | str, within: str) -> Iterator[tuple[str, os.stat_result]]:
     """Place and state of every file, in the order of their names; links are not followed."""
     with os.scandir(folder) as scanned:
         entries = sorted(scanned, key=lambda entry: entry.name)
     for entry in entries:
         place = f"{within}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(entry.path, place)
+            yield from _states_of_files(entry.path, place)
         else:
             yield place, entry.stat(follow_symlinks=False)

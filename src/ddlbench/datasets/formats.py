@@ -1,14 +1,13 @@
-"""The on-disk formats; a dataset of another package may name its own as ``codec``.
+"""The on-disk formats, MNIST's among them; a dataset may name another package's as ``codec``.
 
 A writer is ``write(content, root, images, workers, keep_fds) -> Records``: it writes
 ``images[split]`` images of each split into the empty folder ``root``, using ``workers`` threads
 or processes (which hold ``keep_fds`` open), and its bytes do not depend on ``workers``. A reader
 is ``read(root, spec, split) -> Split`` and raises :class:`~ddlbench.datasets.files.DataError`.
 
-MNIST's own format: ``MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``.
-
-A file is a big-endian header (two zero bytes, type 8 = unsigned byte, number of dimensions,
-then each dimension as 32 bits) and the bytes.
+MNIST's format, ``idx``, has ``MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``. A file
+is a big-endian header (two zero bytes, type 8 = unsigned byte, number of dimensions, then each
+dimension as 32 bits) and the bytes.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ from ddlbench.datasets.files import (
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
 
+SPLITS = ("train", "val")
+
 _FOLDER = "MNIST/raw"
 _PREFIX = {"train": "train", "val": "t10k"}
 _UNSIGNED_BYTE = 8
@@ -48,13 +49,35 @@ _GZIP = b"\x1f\x8b"
 _IMAGES_A_BLOCK = 2048
 
 
-def file_paths(split: str) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Format:
+    """Writer and reader of a format.
+
+    Args:
+        write, read: as the top of this module says.
+        content: what is written, of a dataset and a seed; ``write`` gets it.
+        own_files: names of the files of a split of the user's own data, in a folder; None if the
+            format has a folder a class, or is not read as own data.
+        check_own: reads a split of the user's own data whole; raises DataError. None where
+            ``read`` is enough.
+        recognises: whether files of this format lie in a folder; None where nothing tells it.
+    """
+
+    write: Callable[[Any, Path, dict[str, int], int, tuple[int, ...]], Records]
+    read: Callable[[Path, DatasetSpec, str], Split]
+    content: Callable[[DatasetSpec, int], Any] = Content
+    own_files: Callable[[Path, str], list[str]] | None = None
+    check_own: Callable[[Path, DatasetSpec, str], None] | None = None
+    recognises: Callable[[Path], bool] | None = None
+
+
+def _idx_paths(split: str) -> tuple[str, str]:
     """Image and label file of ``split``, relative to the root."""
     prefix = f"{_FOLDER}/{_PREFIX[split]}"
     return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
-def own_files(root: Path, split: str) -> list[str]:
+def _idx_files(root: Path, split: str) -> list[str]:
     """Image and label file of ``split``, relative to the root, where the user's own data has them.
 
     They may lie in ``MNIST/raw``, in another dataset's ``<name>/raw`` if that is the only one, in
@@ -63,7 +86,7 @@ def own_files(root: Path, split: str) -> list[str]:
     Raises:
         DataError: a file is missing.
     """
-    return [_own_file(root, path) for path in file_paths(split)]
+    return [_own_file(root, path) for path in _idx_paths(split)]
 
 
 def _own_file(root: Path, path: str) -> str:
@@ -77,18 +100,18 @@ def _own_file(root: Path, path: str) -> str:
     for ending in ("", ".gz"):
         for folder in folders:
             for spelling in spellings:
-                found = sorted((root / folder).glob(spelling + ending))
-                if len(found) > 1:
-                    names = listed([file.name for file in found])
+                places = sorted((root / folder).glob(spelling + ending))
+                if len(places) > 1:
+                    names = listed([file.name for file in places])
                     raise DataError(f"{root / folder} holds {names}; leave one of them there")
-                if not found:
+                if not places:
                     continue
                 if ending:
                     raise DataError(
-                        f"{found[0].with_suffix('')} is packed as {found[0].name}; run gunzip -k "
-                        f"{found[0]}"
+                        f"{places[0].with_suffix('')} is packed as {places[0].name}; run gunzip -k "
+                        f"{places[0]}"
                     )
-                return f"{folder}/{found[0].name}".removeprefix("./")
+                return f"{folder}/{places[0].name}".removeprefix("./")
     raise DataError(_missing(root, path, others))
 
 
@@ -109,17 +132,17 @@ def _header(*dims: int) -> bytes:
     return struct.pack(f">HBB{len(dims)}I", 0, _UNSIGNED_BYTE, len(dims), *dims)
 
 
-def write(
+def _write_idx(
     content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
 ) -> Records:
-    """Writes all splits under ``root``; see :mod:`ddlbench.datasets.formats`."""
+    """Writes all splits under ``root``."""
     (root / _FOLDER).mkdir(parents=True)
     jobs = [partial(_write_split, content, root, split, count) for split, count in images.items()]
     return {path: record for records in in_parallel(jobs, workers) for path, record in records}
 
 
 def _write_split(content: Content, root: Path, split: str, count: int) -> list[tuple[str, Record]]:
-    image_path, label_path = file_paths(split)
+    image_path, label_path = _idx_paths(split)
     recipe = content.recipe(split, 0, count)
     with CheckedFile(root / image_path) as image_file:
         image_file.write(_header(count, content.spec.height, content.spec.width))
@@ -131,13 +154,13 @@ def _write_split(content: Content, root: Path, split: str, count: int) -> list[t
     return [(image_path, image_file.record), (label_path, label_file.record)]
 
 
-def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
+def _read_idx(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
     """Maps one split of MNIST-like files under ``root`` into memory.
 
     Raises:
         DataError: a file is missing, truncated, or not of ``spec``'s shape.
     """
-    image_path, label_path = own_files(root, split)
+    image_path, label_path = _idx_files(root, split)
     images = _map(root / image_path, 3)
     labels = _map(root / label_path, 1)
     if images.shape[1:] != (spec.height, spec.width) or len(images) != len(labels):
@@ -148,19 +171,19 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
     return ArraySplit([images[:, None]], labels.astype(np.int64))
 
 
-def recognises(root: Path) -> bool:
+def _is_idx(root: Path) -> bool:
     """Whether MNIST-like files lie under ``root``, packed ones too."""
     folders = (_FOLDER, "*/raw", "raw", ".")
     return any(any(root.glob(f"{folder}/*train-images*idx3-ubyte*")) for folder in folders)
 
 
-def image_shape(root: Path) -> tuple[int, int]:
+def idx_shape(root: Path) -> tuple[int, int]:
     """Height and width of the training images under ``root``.
 
     Raises:
         DataError: a file is missing or damaged.
     """
-    height, width = _map(root / own_files(root, "train")[0], 3).shape[1:]
+    height, width = _map(root / _idx_files(root, "train")[0], 3).shape[1:]
     return height, width
 
 
@@ -186,31 +209,6 @@ def _map(path: Path, num_dims: int) -> np.ndarray:
     return np.asarray(np.memmap(path, np.uint8, "c", offset=header_bytes, shape=dims))
 
 
-SPLITS = ("train", "val")
-
-
-@dataclass(frozen=True)
-class Format:
-    """Writer and reader of a format.
-
-    Args:
-        write, read: see above.
-        content: what is written, of a dataset and a seed; ``write`` gets it.
-        own_files: names of the files of a split of the user's own data, in a folder; None if the
-            format has a folder a class, or is not read as own data.
-        check_own: reads a split of the user's own data whole; raises DataError. None where
-            ``read`` is enough.
-        recognises: whether files of this format lie in a folder; None where nothing tells it.
-    """
-
-    write: Callable[[Any, Path, dict[str, int], int, tuple[int, ...]], Records]
-    read: Callable[[Path, DatasetSpec, str], Split]
-    content: Callable[[DatasetSpec, int], Any] = Content
-    own_files: Callable[[Path, str], list[str]] | None = None
-    check_own: Callable[[Path, DatasetSpec, str], None] | None = None
-    recognises: Callable[[Path], bool] | None = None
-
-
 def _read_only(*_: object) -> Records:
     raise ConfigError(
         "tables and archives of other libraries are read, and not written; take another data format"
@@ -218,7 +216,7 @@ def _read_only(*_: object) -> Records:
 
 
 FORMATS: dict[str, Format] = {
-    "idx": Format(write, read, own_files=own_files, recognises=recognises),
+    "idx": Format(_write_idx, _read_idx, own_files=_idx_files, recognises=_is_idx),
     "cifar": Format(
         cifar.write, cifar.read, own_files=cifar.own_files, recognises=cifar.recognises
     ),

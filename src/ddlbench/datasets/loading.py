@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ddlbench.datasets.columns import decode, decode_bytes
+from ddlbench.datasets.decoding import decode, decode_bytes
 from ddlbench.datasets.files import (
     MANIFEST_NAME,
     ArraySplit,

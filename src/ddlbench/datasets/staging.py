@@ -4,7 +4,7 @@
 
     <scratch>/ddlbench-data-<uid>/  of one user, who alone may enter it
         mnist-idx-x1-s0-v1/         the data, complete, with manifest.json
-        mnist-idx-x1-s0-v1.verified that its checksums were right; see verification.py
+        mnist-idx-x1-s0-v1.verified that its checksums were right; see files.py
         mnist-idx-x1-s0-v1.lock     held while a job checks, makes or removes the folder
         mnist-idx-x1-s0-v1.readers  held shared by readers of the folder, exclusively to remove it
         .mnist-idx-x1-s0-v1.tmp-*   being made; becomes the folder by one rename

@@ -239,7 +239,7 @@ def _split(request: DataRequest, root: Path, split: str) -> Split:
 
 def _decode_first(request: DataRequest, data: FileSplit | EncodedSplit) -> None:
     try:
-        from ddlbench.datasets.columns import decode, decode_bytes  # noqa: PLC0415
+        from ddlbench.datasets.decoding import decode, decode_bytes  # noqa: PLC0415
     except ModuleNotFoundError:  # a login node without Pillow: the nodes decode
         return
     if isinstance(data, FileSplit):
@@ -344,7 +344,7 @@ def faults(request: DataRequest) -> Iterator[str | None]:
 
 
 def _fault(request: DataRequest, data: FileSplit | EncodedSplit, sample_id: int) -> str | None:
-    from ddlbench.datasets.columns import decode, decode_bytes  # noqa: PLC0415 - needs Pillow
+    from ddlbench.datasets.decoding import decode, decode_bytes  # noqa: PLC0415 - needs Pillow
 
     try:
         if isinstance(data, FileSplit):

@@ -5,9 +5,9 @@
     node0  node1  node2         network, host-name and mount namespaces (namespaces.py)
       |      |      |  eth0
       '------+------'           a switch: netem in the kernel (netem.py), or a relay process
-                                (relay_backend.py starts it, relay.py runs, switch.py is its model)
+                                (relay.py starts and runs it, switch.py is its model)
 
-``probe`` measures the links before they are used.
+``probe`` measures the links before they are used; its ends are ``endpoint.py`` inside the nodes.
 """
 
 from ddlbench.emulation.namespaces import EmulationFailed

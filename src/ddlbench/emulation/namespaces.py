@@ -1,4 +1,4 @@
-"""Namespaces that exist exactly as long as a process of ours holds them.
+"""Namespaces that exist exactly as long as a process of ours holds them, and links between them.
 
 ::
 
@@ -9,10 +9,9 @@
 When this process ends, for whatever reason, the pipes close, the holders end, and the kernel
 removes namespaces, devices and routes. Nothing remains, as nothing has a name outside.
 
-The interface of a backend, and the parts that both backends share.
-
-These are the address, MTU and congestion control of ``eth0``, the depth of the queues, and how many
-packets may cross a link in one bundle.
+A :class:`Backend` makes the links. Here is what both backends share: the address, MTU and
+congestion control of ``eth0``, the depth of the queues, and how many packets may cross a link in
+one bundle.
 """
 
 from __future__ import annotations
@@ -242,7 +241,9 @@ def set_up_interface(
 
 
 def _ip(node: Held, *lines: str) -> None:
-    run_tool([*node.enter("net"), tool("ip"), "-batch", "-"], "".join(f"{one}\n" for one in lines))
+    run_tool(
+        [*node.enter("net"), tool("ip"), "-batch", "-"], "".join(f"{line}\n" for line in lines)
+    )
 
 
 QUEUE_PACKETS = 1000  # netem's default; further packets are dropped at the tail

@@ -65,7 +65,9 @@ def ingress(condition: LinkCondition) -> list[str]:
 
 
 class Netem:
-    """Links of the kernel: a :class:`Backend`; ``hosts`` becomes /etc/hosts of the bridge.
+    """Links of the kernel, a :class:`~ddlbench.emulation.namespaces.Backend`.
+
+    ``hosts`` becomes /etc/hosts of the bridge.
 
     Raises:
         EmulationFailed: the kernel refuses a part of the setup.

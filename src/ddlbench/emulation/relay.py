@@ -16,7 +16,7 @@ up::
     busiest          |<-- a second -->|                      the span with the most CPU time
     short run    |<-- all of it -->|                         if it is shorter than a second
 
-Links that a relay process makes, for kernels without netem: starts and controls the relay.
+:class:`RelayBackend` starts and controls it, for kernels without netem.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ddlbench.emulation.endpoint import FRAME_BYTES, destination, is_ipv4, open_tun
 from ddlbench.emulation.namespaces import (
     END_S,
     INTERFACE,
@@ -51,7 +50,7 @@ from ddlbench.emulation.namespaces import (
     queue_bytes,
     set_up_interface,
 )
-from ddlbench.emulation.switch import Links, Switches
+from ddlbench.emulation.switch import FRAME_BYTES, Links, Switches, destination, is_ipv4, open_tun
 from ddlbench.experiment.fabric import LinkCondition
 
 # A relay that computes for this share of a second is late during parts of it.
@@ -139,7 +138,7 @@ class Relay:
     """The switches, their devices, and the commands from stdin."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        opened = [open_tun(Path(one), settings["interface"]) for one in settings["namespaces"]]
+        opened = [open_tun(Path(item), settings["interface"]) for item in settings["namespaces"]]
         self.bundled = opened[0][1]
         self._devices = [device for device, _ in opened]
         self._nodes = {device: node for node, device in enumerate(self._devices)}
@@ -147,13 +146,14 @@ class Relay:
             socket.inet_aton(address): node for node, address in enumerate(settings["addresses"])
         }
         between, inside = (
-            None if one is None else Links(**one) for one in (settings["links"], settings["inside"])
+            None if item is None else Links(**item)
+            for item in (settings["links"], settings["inside"])
         )
         assert between is not None
         self._switches = Switches(
             len(opened), settings["per_node"], between, inside, random.Random().random
         )
-        shortest_s = min(one.delay_s for one in (between, inside) if one is not None)
+        shortest_s = min(item.delay_s for item in (between, inside) if item is not None)
         self._load = Load(max(_LATE_SHARE * shortest_s, _LATE_S))
         self._refused = 0
         self._unfinished_line = b""
@@ -269,24 +269,13 @@ def _settle_down(core: int | None) -> str:
     return "nice -20"
 
 
-if __name__ == "__main__":
-    main()
-
-
 _TUN = Path("/dev/net/tun")
 
 
-def missing_tun() -> str | None:
-    """Why no relay can run; None if one can."""
-    try:
-        os.close(os.open(_TUN, os.O_RDWR))
-    except OSError as error:
-        return f"the relay: {_TUN}: {error.strerror}"
-    return None
-
-
 class RelayBackend:
-    """The relay, on the last core that this process may use: a :class:`Backend`.
+    """Links of a relay, a :class:`~ddlbench.emulation.namespaces.Backend`.
+
+    The relay runs on the last core that this process may use.
 
     ``nodes`` are the namespaces, ``per_node`` of them each node's; more than one are its devices.
 
@@ -320,7 +309,7 @@ class RelayBackend:
         try:
             self._described = self._ask(self._settings(addresses))
             # The relay cuts what is too long for the slower kind of links.
-            kinds = [one for one in (condition, self._inside) if one is not None]
+            kinds = [item for item in (condition, self._inside) if item is not None]
             bundled = max(map(burst_packets, kinds))
             for node, address in zip(nodes, addresses, strict=True):
                 set_up_interface(node, address, condition, bundled)
@@ -419,9 +408,18 @@ class RelayBackend:
     def _lost_by_devices(self) -> int:
         """Packets dropped at a full queue of a node's device, by the kernel's count."""
         return sum(
-            sent_drops(Path(f"/proc/{node.pid}/net/dev").read_text(encoding="ascii"))
+            _sent_drops(Path(f"/proc/{node.pid}/net/dev").read_text(encoding="ascii"))
             for node in self._nodes
         )
+
+
+def missing_tun() -> str | None:
+    """Why no relay can run; None if one can."""
+    try:
+        os.close(os.open(_TUN, os.O_RDWR))
+    except OSError as error:
+        return f"the relay: {_TUN}: {error.strerror}"
+    return None
 
 
 def _links(condition: LinkCondition) -> Links:
@@ -435,10 +433,14 @@ def _links(condition: LinkCondition) -> Links:
     )
 
 
-def sent_drops(text: str) -> int:
+def _sent_drops(text: str) -> int:
     """The "drop" column of packets sent by ``eth0`` in /proc/net/dev."""
     for line in text.splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == INTERFACE:
             return int(numbers.split()[11])
     return 0
+
+
+if __name__ == "__main__":
+    main()

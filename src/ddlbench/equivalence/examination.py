@@ -1,11 +1,11 @@
 """Tries strategies on networks, each in a world of ranks of its own, and gives verdicts.
 
+A verdict compares what ranks trained with what one device trained.
+
 ::
 
     network -> look -> tiny cell -> what one device trains -> what the ranks train -> verdict
                once                 once for equal parts      a world a cell
-
-Compares what ranks trained with what one device trained, and says what that means.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _other_form(expected: Expected, workers: Sequence[tuple[int, RankTraining]])
     return ""
 
 
-HANG_LIMIT_S = 60.0
+_HANG_LIMIT_S = 60.0
 
 _STEPS = 3  # the second has momentum; the third, weights that momentum changed
 _STALE_STEPS = 4
@@ -251,7 +251,7 @@ class Examination:
 
     geometry: tuple[int, int] = (1, 2)
     batch_size: int | None = None
-    limit_s: float = HANG_LIMIT_S
+    limit_s: float = _HANG_LIMIT_S
     _looks: dict[Cell, Look] = field(default_factory=dict)
     _trained: dict[Reference, Timed] = field(default_factory=dict)
 

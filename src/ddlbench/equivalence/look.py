@@ -1,14 +1,12 @@
-"""A first look at a network: its blocks, and by how much two trainings of it may differ.
+"""A first look at a network, and the smallest cells that show what a strategy does to it.
 
-::
+The look shows its blocks, and by how much two trainings of it may differ::
 
     first         trained on one device
     other seeds   differs: the network draws random numbers, or its weights are not the seed's own
     moved         weights that differ in their last places: what rounding may change
 
-The smallest cells that show what a strategy does to a network.
-
-::
+The smallest cells have::
 
     devices      those of the geometry; more while too few of them train
     blocks       dealt to as many stages as the strategy has: evenly, and all but a few to the first

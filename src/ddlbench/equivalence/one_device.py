@@ -1,18 +1,13 @@
-r"""What one device trains, in a process of its own.
+r"""What one device trains of a cell, and what the ranks of the cell train, in a few steps.
 
-One rank trains a cell's few steps with its real executor.
-
-One process trains what ranks train together, with each mini-batch in their parts.
-
-::
+One process trains what ranks train together, with each mini-batch in their parts::
 
     part 0 -> gradient \
     part 1 -> gradient -+-> mean -> update      a part: a micro-batch of a shard
 
 Batch norm sees the samples of a part. Each shard has a module of its own with the same weights, so
-that buffers, and what a module counts, are those of a rank.
-
-Made-up mini-batches, the same in every process, and each process's share of them.
+that buffers, and what a module counts, are those of a rank. A rank trains with the cell's real
+executor. Mini-batches are made up, the same in every process.
 """
 
 from __future__ import annotations
@@ -34,8 +29,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE
 from ddlbench.networks import build, without_dropout
+from ddlbench.networks.foreign import seed_host
 from ddlbench.networks.inspection import copy_of
-from ddlbench.networks.whole import seed_host
 from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.runtime.initial_state import check_settings, initial_state
@@ -62,6 +57,47 @@ class Trained:
     def mean_losses(self) -> list[float]:
         """The loss of each step, over all shards."""
         return [sum(of_step) / len(of_step) for of_step in zip(*self.losses, strict=True)]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A training on one device.
+
+    Args:
+        cell: of the strategy if it uses old weights or replicas, else of the base.
+        steps: mini-batches.
+        floating: type of floats.
+        shards: parts of a mini-batch that ranks read.
+        micro_batches: parts of a shard.
+    """
+
+    cell: Cell
+    steps: int
+    floating: Floating
+    shards: int = 1
+    micro_batches: int = 1
+
+    @classmethod
+    def of(cls, plan: StrategyPlan, steps: int, floating: Floating) -> Reference:
+        """What the ranks of a plan together must train."""
+        strategy, cell = plan.strategy, plan.cell
+        if strategy.replay:
+            return cls(cell, steps, floating)
+        shards = max(process.num_shards for process in plan.processes)
+        return cls(base_of(cell), steps, floating, shards, strategy.micro_batches(plan))
+
+
+def base_of(cell: Cell) -> Cell:
+    """The same network and settings on one device."""
+    return cell.with_(strategy=BASE, nodes=1, devices_per_node=1, options=())
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one device trained, and how long that took."""
+
+    trained: Trained
+    train_s: float
 
 
 def train_in_parts(
@@ -118,7 +154,7 @@ def global_batch(cell: Cell, number: int) -> dict[str, Tensor]:
     return {"inputs": inputs, "labels": labels}
 
 
-def as_read(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+def _as_read(inputs: Tensor, dtype: torch.dtype) -> Tensor:
     """Inputs in a type of floats; tokens stay as they are."""
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
@@ -127,7 +163,7 @@ def whole_batches(cell: Cell, steps: int, dtype: torch.dtype) -> Iterator[tuple[
     """Inputs, floats of them in ``dtype``, and labels of the first mini-batches."""
     for number in range(steps):
         batch = global_batch(cell, number)
-        yield as_read(batch["inputs"], dtype), batch["labels"]
+        yield _as_read(batch["inputs"], dtype), batch["labels"]
 
 
 class Reader:
@@ -141,7 +177,7 @@ class Reader:
         process = self.process
         for number in range(first + process.replica % process.turns, first + count, process.turns):
             whole = global_batch(self.cell, number)
-            whole["inputs"] = as_read(whole["inputs"], self.dtype)
+            whole["inputs"] = _as_read(whole["inputs"], self.dtype)
             yield SimpleNamespace(
                 **{
                     name: tensor.chunk(process.num_shards)[process.shard]
@@ -152,53 +188,12 @@ class Reader:
             )
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A training on one device.
-
-    Args:
-        cell: of the strategy if it uses old weights or replicas, else of the base.
-        steps: mini-batches.
-        floating: type of floats.
-        shards: parts of a mini-batch that ranks read.
-        micro_batches: parts of a shard.
-    """
-
-    cell: Cell
-    steps: int
-    floating: Floating
-    shards: int = 1
-    micro_batches: int = 1
-
-    @classmethod
-    def of(cls, plan: StrategyPlan, steps: int, floating: Floating) -> Reference:
-        """What the ranks of a plan together must train."""
-        strategy, cell = plan.strategy, plan.cell
-        if strategy.replay:
-            return cls(cell, steps, floating)
-        shards = max(process.num_shards for process in plan.processes)
-        return cls(base_of(cell), steps, floating, shards, strategy.micro_batches(plan))
-
-
-def base_of(cell: Cell) -> Cell:
-    """The same network and settings on one device."""
-    return cell.with_(strategy=BASE, nodes=1, devices_per_node=1, options=())
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What one device trained, and how long that took."""
-
-    trained: Trained
-    train_s: float
-
-
 def built(cell: Cell) -> nn.Sequential:
     """The cell's network from its seed, without dropout."""
     return without_dropout(build(cell.network, DATASETS[cell.dataset], cell.seed))
 
 
-def as_compared(network: nn.Sequential, floating: Floating) -> nn.Sequential:
+def _as_compared(network: nn.Sequential, floating: Floating) -> nn.Sequential:
     """The network without dropout, in the type of floats in which it is compared; in place."""
     plain = without_dropout(network)
     return in_float64(plain) if floating == "float64" else plain
@@ -206,14 +201,14 @@ def as_compared(network: nn.Sequential, floating: Floating) -> nn.Sequential:
 
 def begin_as_a_process(cell: Cell, floating: Floating, rank: int) -> nn.Sequential:
     """The network as a new process builds it; then random numbers are those of the rank."""
-    forget_seeds()
-    network = as_compared(built(cell), floating)
+    _forget_seeds()
+    network = _as_compared(built(cell), floating)
     torch.manual_seed(cell.seed + rank)
     seed_host(cell.seed + rank)
     return network
 
 
-def forget_seeds() -> None:
+def _forget_seeds() -> None:
     """Begin with random states of this process's own: forks begin alike, processes do not."""
     random.seed()
     np.random.seed()
@@ -247,7 +242,7 @@ def train(reference: Reference, network: nn.Sequential) -> Trained:
         networks = [network, *(copy_of(network) for _ in range(count - 1))]
         losses = replay(plan, networks, [(reference.steps, batches)], loss_function)
         of_networks = [list(of_one) for of_one in zip(*losses, strict=True)]
-        return Trained([one.state_dict() for one in networks], of_networks)
+        return Trained([trained.state_dict() for trained in networks], of_networks)
     return train_in_parts(
         cell,
         network,
@@ -309,9 +304,9 @@ def _train_rank(trial: Trial, rank: int, store: Store | None) -> RankTraining:
     plan = make_plan(cell)
     process = plan.processes[rank]
     executor, floating = executor_of(cell), dtype_of(trial.floating)
-    forget_seeds()
+    _forget_seeds()
     initial = initial_state(plan, store, rank)
-    network = as_compared(initial.network, trial.floating)
+    network = _as_compared(initial.network, trial.floating)
     data = Reader(cell, process, floating) if process.needs else None
     context = context_of(plan, process, store, floating)
     context.traits = initial.traits

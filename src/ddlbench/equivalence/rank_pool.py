@@ -35,7 +35,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from ddlbench.experiment.registry import STRATEGIES
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.runtime.lease import use_short_socket_folder
+from ddlbench.runtime.environment import use_short_socket_folder
 
 # A rank's work on one item: (item, rank, store of this item or None) -> result.
 Work = Callable[[Any, int, Store | None], Any]

@@ -1,12 +1,10 @@
-"""How much of a difference is rounding: a network in float64, or a measured tolerance.
+"""How much of a difference is rounding, and what an error in a rank means.
 
-::
+A network computes in float64, or with a measured tolerance::
 
     float64     every operation of a pass computes in it   a real difference is far above 1e-10
     as built    float32, bfloat16, ...                     weights are moved by a few units in the
                                                            last place; what that changes is rounding
-
-What an error in a rank says to its user: a verdict and one sentence.
 """
 
 from __future__ import annotations
@@ -25,79 +23,6 @@ from ddlbench.equivalence.rank_pool import RankEnd, RanksFailedError, WorkError
 from ddlbench.experiment.status import Status
 from ddlbench.runtime.rank_report import classify, innermost
 from ddlbench.strategies.training import Loss
-
-
-class Kind(StrEnum):
-    """What a verdict says; the first of several kinds is the gravest."""
-
-    FAILED = Status.FAILED.value
-    DIFFERENT = "different"
-    EQUAL = "equal"
-    UNSUPPORTED = Status.UNSUPPORTED.value
-
-
-Outcome = Kind | Literal["wrong input"]
-
-_LONGEST_SENTENCE = 300
-_LOST = "connection_lost"
-
-
-class TrialError(WorkError):
-    """Why a rank did not train."""
-
-    def __init__(self, outcome: Outcome, reason: str, code: str = "exception") -> None:
-        super().__init__(outcome, reason, code)
-        self.outcome, self.reason, self.code = outcome, reason, code
-
-    @classmethod
-    def of(cls, error: BaseException) -> TrialError:
-        """The innermost cause of any error, in one sentence."""
-        if isinstance(error, ConfigError):
-            return cls("wrong input", str(error), "wrong_input")
-        cause = innermost(error)
-        status, reason = classify(cause)
-        if status is Status.UNSUPPORTED:
-            return cls(Kind.UNSUPPORTED, str(reason), reason.code)
-        return cls(Kind.FAILED, _sentence(cause), reason.code)
-
-
-def _sentence(error: BaseException) -> str:
-    """The kind of an error and the first sentence of what it says."""
-    lines = [line.strip() for line in printable(str(error)).splitlines() if line.strip()]
-    first = lines[0].split(". ")[0] if lines else ""
-    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return text if len(text) <= _LONGEST_SENTENCE else f"{text[:_LONGEST_SENTENCE]}..."
-
-
-def explain(failure: RanksFailedError, limit_s: float) -> TrialError:
-    """Why a world of ranks ended: the rank that failed first by itself, not those that lost it."""
-    if failure.hung and not failure.ends:
-        return TrialError(Kind.FAILED, f"the ranks hang: no end after {limit_s:.0f} s", "hang")
-    return min((_of_rank(end) for end in failure.ends), key=_urgency)
-
-
-def _of_rank(end: RankEnd) -> TrialError:
-    if isinstance(end.error, TrialError):
-        return end.error
-    if end.exit_code is None:
-        return TrialError(Kind.FAILED, end.text.strip().splitlines()[-1])
-    if end.exit_code < 0:
-        name = signal.Signals(-end.exit_code).name
-        return TrialError(Kind.FAILED, f"a rank was killed by {name}", "rank_killed")
-    return TrialError(Kind.FAILED, f"a rank ended with exit status {end.exit_code}", "rank_lost")
-
-
-def _urgency(error: TrialError) -> int:
-    """Least for what explains the other ranks' errors."""
-    order: Sequence[bool] = (
-        error.outcome == "wrong input",
-        error.outcome == Kind.UNSUPPORTED,
-        error.code == "rank_killed",
-        error.code != _LOST,
-        True,
-    )
-    return order.index(True)
-
 
 Floating = Literal["float64", "as built"]
 
@@ -215,3 +140,75 @@ def tolerance(expected: Tensor, moved: float) -> float:
     largest = float(finite.max()) if expected.numel() else 0.0
     size = expected.element_size() // (2 if expected.is_complex() else 1)
     return max(_LEAST[size], _ULPS * info.eps * largest, _SAFETY * moved)
+
+
+class Kind(StrEnum):
+    """What a verdict says; the first of several kinds is the gravest."""
+
+    FAILED = Status.FAILED.value
+    DIFFERENT = "different"
+    EQUAL = "equal"
+    UNSUPPORTED = Status.UNSUPPORTED.value
+
+
+Outcome = Kind | Literal["wrong input"]
+
+_LONGEST_SENTENCE = 300
+_LOST = "connection_lost"
+
+
+class TrialError(WorkError):
+    """Why a rank did not train."""
+
+    def __init__(self, outcome: Outcome, reason: str, code: str = "exception") -> None:
+        super().__init__(outcome, reason, code)
+        self.outcome, self.reason, self.code = outcome, reason, code
+
+    @classmethod
+    def of(cls, error: BaseException) -> TrialError:
+        """The innermost cause of any error, in one sentence."""
+        if isinstance(error, ConfigError):
+            return cls("wrong input", str(error), "wrong_input")
+        cause = innermost(error)
+        status, reason = classify(cause)
+        if status is Status.UNSUPPORTED:
+            return cls(Kind.UNSUPPORTED, str(reason), reason.code)
+        return cls(Kind.FAILED, _sentence(cause), reason.code)
+
+
+def _sentence(error: BaseException) -> str:
+    """The kind of an error and the first sentence of what it says."""
+    lines = [line.strip() for line in printable(str(error)).splitlines() if line.strip()]
+    first = lines[0].split(". ")[0] if lines else ""
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return text if len(text) <= _LONGEST_SENTENCE else f"{text[:_LONGEST_SENTENCE]}..."
+
+
+def explain(failure: RanksFailedError, limit_s: float) -> TrialError:
+    """Why a world of ranks ended: the rank that failed first by itself, not those that lost it."""
+    if failure.hung and not failure.ends:
+        return TrialError(Kind.FAILED, f"the ranks hang: no end after {limit_s:.0f} s", "hang")
+    return min((_of_rank(end) for end in failure.ends), key=_urgency)
+
+
+def _of_rank(end: RankEnd) -> TrialError:
+    if isinstance(end.error, TrialError):
+        return end.error
+    if end.exit_code is None:
+        return TrialError(Kind.FAILED, end.text.strip().splitlines()[-1])
+    if end.exit_code < 0:
+        name = signal.Signals(-end.exit_code).name
+        return TrialError(Kind.FAILED, f"a rank was killed by {name}", "rank_killed")
+    return TrialError(Kind.FAILED, f"a rank ended with exit status {end.exit_code}", "rank_lost")
+
+
+def _urgency(error: TrialError) -> int:
+    """Least for what explains the other ranks' errors."""
+    order: Sequence[bool] = (
+        error.outcome == "wrong input",
+        error.outcome == Kind.UNSUPPORTED,
+        error.code == "rank_killed",
+        error.code != _LOST,
+        True,
+    )
+    return order.index(True)

@@ -78,8 +78,8 @@ NETWORKS: Registry[NetworkSpec] = Registry(
             NetworkSpec(
                 "cosmoflow", "CosmoFlow", f"{_NETWORKS}.convolutional:cosmoflow", "volumes"
             ),
-            NetworkSpec("mlp", "MLP", f"{_NETWORKS}.synthetic:mlp"),
-            NetworkSpec("stack", "stack", f"{_NETWORKS}.synthetic:stack"),
+            NetworkSpec("mlp", "MLP", f"{_NETWORKS}.flat:mlp"),
+            NetworkSpec("stack", "stack", f"{_NETWORKS}.flat:stack"),
             NetworkSpec("vit-tiny", "ViT-Ti", f"{_NETWORKS}.transformers:vit_tiny"),
             NetworkSpec("vit-small", "ViT-S", f"{_NETWORKS}.transformers:vit_small"),
             NetworkSpec("vit-base", "ViT-B", f"{_NETWORKS}.transformers:vit_base"),
@@ -218,7 +218,7 @@ def unknown(group: str, name: str, names: Iterable[str]) -> str:
 
 
 LIBRARIES: dict[str, str] = {
-    word: f"{_NETWORKS}.whole:{word}" for word in ("torchvision", "timm", "hf")
+    word: f"{_NETWORKS}.foreign:{word}" for word in ("torchvision", "timm", "hf")
 }
 """Libraries whose networks are known by ``word:name``, and what finds the builder of a name."""
 

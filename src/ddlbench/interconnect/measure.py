@@ -51,14 +51,14 @@ from ddlbench.interconnect.time_plan import (
     links_geometry,
     links_plan,
 )
-from ddlbench.runtime.emulated_fabric import (
+from ddlbench.runtime.environment import driver_provenance
+from ddlbench.runtime.fabric import (
     Fabric,
     FabricUnfit,
     FabricUnsupported,
     fabric_up,
     fault_of,
 )
-from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 
 _LARGEST_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}

@@ -5,6 +5,6 @@ element takes one tensor and returns one tensor, so that it can be cut between a
 """
 
 from ddlbench.networks.factory import block_names, build, num_parameters, without_dropout
-from ddlbench.networks.synthetic import flat_state_dict
+from ddlbench.networks.flat import flat_state_dict
 
 __all__ = ["block_names", "build", "flat_state_dict", "num_parameters", "without_dropout"]

@@ -1,37 +1,36 @@
-"""AlexNet and VGG: convolutions one after the other, then linear layers.
+"""Convolutional networks: AlexNet, VGG, MobileNetV2, ResNet and CosmoFlow.
+
+AlexNet and VGG have convolutions one after the other, then linear layers.
 
 * AlexNet in one column (Krizhevsky 2014, "One weird trick", as torchvision has it), with 61 million
   weights. ParaDL trained the one of 2012 (96, 256, 384, 384 and 256 filters); its shapes are in the
   oracle's workload file.
 * VGG-11 and VGG-16 (Simonyan and Zisserman 2015), without batch normalisation.
 
-Blocks: the convolutions, ReLUs and poolings ``features_0``, ``features_1``, ..., ``avgpool``,
-``flatten``, and the classifier. ImageNet and Highres: torchvision's, with three linear layers
-(VGG's are ``classifier_0`` ... ``classifier_6``). Small images: one linear layer (``classifier``),
-as in DDLBench (benchmark/{mnist,cifar10}), so that VGG-11 has 9 layers with weights instead of 11;
-AlexNet's first convolution is padded by 5 instead of 2, its pooling is 2x2 instead of 3x3, and it
-has no dropout.
+Their blocks are the convolutions, ReLUs and poolings ``features_0``, ``features_1``, ...,
+``avgpool``, ``flatten``, and the classifier. ImageNet and Highres: torchvision's, with three linear
+layers (VGG's are ``classifier_0`` ... ``classifier_6``). Small images: one linear layer
+(``classifier``), as in DDLBench (benchmark/{mnist,cifar10}), so that VGG-11 has 9 layers with
+weights instead of 11; AlexNet's first convolution is padded by 5 instead of 2, its pooling is 2x2
+instead of 3x3, and it has no dropout.
 
-MobileNetV2 (Sandler et al. 2018).
+MobileNetV2 (Sandler et al. 2018) has the blocks ``features_0`` (first convolution), the inverted
+residuals ``features_1`` ... ``features_17``, ``features_18`` (last convolution), ``avgpool``,
+``flatten``, and the classifier. ImageNet and Highres: torchvision's. Small images: DDLBench's
+(benchmark/{mnist,cifar10}), which halves the image three times instead of five and whose blocks
+differ, see :class:`SmallBlock`.
 
-Blocks: ``features_0`` (first convolution), the inverted residuals ``features_1`` ...
-``features_17``, ``features_18`` (last convolution), ``avgpool``, ``flatten``, and the classifier.
-ImageNet and Highres: torchvision's. Small images: DDLBench's (benchmark/{mnist,cifar10}), which
-halves the image three times instead of five and whose blocks differ, see :class:`SmallBlock`.
+ResNet-18, ResNet-50, ResNet-101 and ResNet-152 (He et al. 2016) are torchvision's, with the blocks
+``conv1``, ``bn1``, ``relu``, ``maxpool``, the residual blocks ``layer1_0`` ... ``layer4_2``,
+``avgpool``, ``flatten``, ``fc``. Small images: the first convolution is 3x3 with stride 1 and there
+is no ``maxpool``, as in DDLBench (benchmark/{mnist,cifar10}).
 
-ResNet-18, ResNet-50, ResNet-101 and ResNet-152 (He et al. 2016), torchvision's.
-
-Blocks: ``conv1``, ``bn1``, ``relu``, ``maxpool``, the residual blocks ``layer1_0`` ...
-``layer4_2``, ``avgpool``, ``flatten``, ``fc``. Small images: the first convolution is 3x3 with
-stride 1 and there is no ``maxpool``, as in DDLBench (benchmark/{mnist,cifar10}).
-
-CosmoFlow (Mathuriya et al. 2018): 3-D convolutions over volumes of dark matter.
-
-As ParaDL trains it on volumes of 256^3 (Kahira et al., HPDC 2021, and its published profile)::
+CosmoFlow (Mathuriya et al. 2018) has 3-D convolutions over volumes of dark matter, as ParaDL
+trains it on volumes of 256^3 (Kahira et al., HPDC 2021, and its published profile)::
 
     conv1 .. conv7   16, 32, 64, 128, 256, 256 and 128 filters of 3^3 (2^3 from the fifth on);
                      the fourth halves the volume, the last is not padded
-    pool1 .. pool6   means over 2^3, behind each convolution but the last
+    pool1 .. pool6   means over 2^3, after each convolution but the last
     fc1 .. fc3       2048, 256, num_classes
 
 The original predicts four cosmological parameters with a squared error. Here the four outputs are
@@ -49,7 +48,7 @@ from torch import Tensor, nn
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.synthetic import flatten, initialize, is_small, small_network
+from ddlbench.networks.flat import flatten, initialize, is_small, small_network
 from ddlbench.networks.torchvision_compat import models, ops
 
 # Output channels of the convolutions between one pooling and the next.

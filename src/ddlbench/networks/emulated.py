@@ -1,4 +1,4 @@
-"""Networks of an emulated accelerator: blocks take a known time instead of computing.
+"""Emulated accelerators and their networks: blocks take a known time instead of computing.
 
 A site with the key ``accelerator`` has devices that this machine lacks. Everything runs as ever -
 the strategy's own executor, its schedule, gloo or Horovod, the links - but a block sleeps for the
@@ -10,13 +10,11 @@ time that the device's table names, and hands on tensors of the right size::
 
 Sleeping leaves the cores to communication, as an accelerator does, and takes the same time whatever
 else runs. A device works off its queue without gaps: what one sleep was too long, the next one is
-shorter, if it follows at once. A process that drives several devices starts a block and goes on
-(:mod:`ddlbench.networks.emulated`). Loading, the optimiser, copies and messages are real.
+shorter, if it follows at once. A process that drives several devices starts a block and goes on.
+Loading, the optimiser, copies and messages are real.
 
 The idea is that of Phantora (Qin et al., arXiv 2505.01616): emulate the devices, and run the
 rest. What such a network learns means nothing.
-
-Emulated devices in time: when each works, and when their process waits.
 
 A process with one device waits for every work, as gloo and Horovod read its tensors at once::
 
@@ -60,6 +58,9 @@ _QUEUED_S = 0.002
 
 _QUIET_NAN = 0x7FC00000  # float32: sign 0, exponent all ones, quiet bit; 22 bits are left
 _MOST_WORKS = 0x3FFFFF
+
+_FLOAT32_BYTES = 4
+_BUFFER = "state"
 
 
 class _Waited(threading.local):
@@ -181,8 +182,6 @@ def _first_bits(tensor: Tensor) -> Tensor:
     return tensor.detach()[(0,) * tensor.dim()].view(torch.int32)
 
 
-_FLOAT32_BYTES = 4
-_BUFFER = "state"
 _WAITED = WaitedDevice()
 
 

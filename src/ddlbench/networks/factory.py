@@ -1,11 +1,10 @@
 """Builds a network by name, with the same initial weights in every process, and describes it.
 
-:func:`main` tries networks of users before any job is submitted.
+A network is blocks that share nothing, so that it can be cut, or else one block. :func:`main` tries
+networks of users before any job is submitted.
 
-Operations of a training step: what the network needs, whatever a strategy computes twice.
-
-They are those of matrix products and convolutions, a multiplication and an addition each, of the
-forward and the backward pass::
+:func:`training_flops` counts what a training step needs, whatever a strategy computes twice: matrix
+products and convolutions, a multiplication and an addition each, of both passes::
 
     forward                       x W           2 N i o
     gradient of the weights       x^T dy        2 N i o
@@ -14,8 +13,6 @@ forward and the backward pass::
 Convolutions count as the direct algorithm, causal attention as if no position were masked.
 Normalisations, activations, loss and optimiser do not count, and neither does recomputation: this
 is the numerator of model FLOPs utilisation (Chowdhery et al., "PaLM", 2022, appendix B).
-
-What a network is: blocks that share nothing, so that it can be cut, or else one block.
 """
 
 from __future__ import annotations
@@ -42,6 +39,8 @@ from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import LIBRARIES, NETWORKS, load, pairs
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.emulated import emulated_network
+from ddlbench.networks.flat import LARGEST_SMALL_SIDE, out_of_place
+from ddlbench.networks.foreign import Whole, seeded, unchanged, whole
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import (
     has_hooks,
@@ -52,95 +51,14 @@ from ddlbench.networks.inspection import (
 )
 from ddlbench.networks.recorded import cut_by_recording
 from ddlbench.networks.recording import CannotRecord
-from ddlbench.networks.synthetic import LARGEST_SMALL_SIDE, out_of_place
 from ddlbench.networks.transformers import SHAPE, shape_of
-from ddlbench.networks.whole import Whole, seeded, unchanged, whole
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.trainable import compared_before
 
+_SAMPLES = 2  # batch normalisation needs more than one
+_BUILT_BYTES = 2**28  # of the weights of a network that a login node builds
 
-def checked(name: str, network: Any) -> nn.Sequential:
-    """The network as a sequence of blocks; one that is not called block after block is one block.
-
-    A block without weights and buffers may occur twice; it is then two blocks.
-
-    Raises:
-        ConfigError: it is no module, has no blocks, or is scripted.
-    """
-    where = f"network {name!r}"
-    if not isinstance(network, nn.Module):
-        raise ConfigError(
-            f"{where} must return a torch.nn.Module, not {type(network).__name__}; a "
-            "torch.nn.Sequential of single-input single-output blocks can be cut into stages, too"
-        )
-    parts = {"the network": network}
-    if isinstance(network, nn.Sequential):
-        parts |= {f"block {place!r}": block for place, block in network._modules.items()}
-    for place, part in parts.items():
-        if isinstance(part, torch.jit.ScriptModule):
-            raise ConfigError(
-                f"{where}: {place} is scripted, and copies of it do not share its weights; "
-                "return the module itself"
-            )
-    why = _why_one_block(network)
-    if why:
-        return whole(network, why)
-    assert isinstance(network, nn.Sequential)
-    if len(network) == 0:
-        raise ConfigError(f"{where} has no blocks")
-    _part_repeated(network)
-    return network
-
-
-def _why_one_block(network: nn.Module) -> str:
-    """Why a module is not its blocks, one after the other; empty if it is."""
-    kind = type(network)
-    if not isinstance(network, nn.Sequential):
-        return f"it returns a {kind.__name__}, not a torch.nn.Sequential of blocks"
-    if kind.forward is not nn.Sequential.forward or kind.__call__ is not nn.Sequential.__call__:
-        return f"its class {kind.__name__} has a forward or a call of its own"
-    if has_hooks(network):
-        return "it has hooks, which belong to no block"
-    own = [*network._parameters, *network._buffers]
-    return f"{own[0]!r} is outside of its blocks" if own else ""
-
-
-def apart(network: nn.Sequential) -> nn.Sequential:
-    """The same network; one whose blocks share a weight, buffer or memory, as one block.
-
-    Views of the same memory count, too.
-    """
-    owner: dict[int, str] = {}
-    for block_name, block in network._modules.items():
-        assert block is not None
-        for key, tensor in _memories(block):
-            if owner.setdefault(key, block_name) != block_name:
-                what = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-                return whole(
-                    network,
-                    f"its blocks {owner[key]!r} and {block_name!r} share a {what}, and may lie on "
-                    "two devices",
-                )
-    return network
-
-
-def _memories(block: nn.Module) -> Iterator[tuple[int, Tensor]]:
-    """A number for the memory of each parameter and buffer; of empty ones for the object."""
-    for tensor in tensors_of(block):
-        if is_lazy(tensor) or tensor.numel() == 0 or tensor.layout != torch.strided:
-            yield id(tensor), tensor
-        else:
-            yield tensor.untyped_storage()._cdata, tensor
-
-
-def _part_repeated(network: nn.Sequential) -> None:
-    """Have each place of the sequence a module of its own, where nothing is kept in it."""
-    seen: set[int] = set()
-    for place, block in list(network._modules.items()):
-        assert block is not None
-        if id(block) in seen and not any(True for _ in tensors_of(block)):
-            network._modules[place] = copy.copy(block)
-        seen.add(id(block))
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 def build(network: str, spec: DatasetSpec, seed: int) -> nn.Sequential:
@@ -228,7 +146,88 @@ def _make_lazy_layers(network: nn.Sequential, spec: DatasetSpec) -> None:
         module.training = training
 
 
-_Module = TypeVar("_Module", bound=nn.Module)
+def checked(name: str, network: Any) -> nn.Sequential:
+    """The network as a sequence of blocks; one that is not called block after block is one block.
+
+    A block without weights and buffers may occur twice; it is then two blocks.
+
+    Raises:
+        ConfigError: it is no module, has no blocks, or is scripted.
+    """
+    where = f"network {name!r}"
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"{where} must return a torch.nn.Module, not {type(network).__name__}; a "
+            "torch.nn.Sequential of single-input single-output blocks can be cut into stages, too"
+        )
+    parts = {"the network": network}
+    if isinstance(network, nn.Sequential):
+        parts |= {f"block {place!r}": block for place, block in network._modules.items()}
+    for place, part in parts.items():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ConfigError(
+                f"{where}: {place} is scripted, and copies of it do not share its weights; "
+                "return the module itself"
+            )
+    why = _why_one_block(network)
+    if why:
+        return whole(network, why)
+    assert isinstance(network, nn.Sequential)
+    if len(network) == 0:
+        raise ConfigError(f"{where} has no blocks")
+    _part_repeated(network)
+    return network
+
+
+def _why_one_block(network: nn.Module) -> str:
+    """Why a module is not its blocks, one after the other; empty if it is."""
+    kind = type(network)
+    if not isinstance(network, nn.Sequential):
+        return f"it returns a {kind.__name__}, not a torch.nn.Sequential of blocks"
+    if kind.forward is not nn.Sequential.forward or kind.__call__ is not nn.Sequential.__call__:
+        return f"its class {kind.__name__} has a forward or a call of its own"
+    if has_hooks(network):
+        return "it has hooks, which belong to no block"
+    tensors = [*network._parameters, *network._buffers]
+    return f"{tensors[0]!r} is outside of its blocks" if tensors else ""
+
+
+def apart(network: nn.Sequential) -> nn.Sequential:
+    """The same network; one whose blocks share a weight, buffer or memory, as one block.
+
+    Views of the same memory count, too.
+    """
+    owner: dict[int, str] = {}
+    for block_name, block in network._modules.items():
+        assert block is not None
+        for key, tensor in _memories(block):
+            if owner.setdefault(key, block_name) != block_name:
+                what = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+                return whole(
+                    network,
+                    f"its blocks {owner[key]!r} and {block_name!r} share a {what}, and may lie on "
+                    "two devices",
+                )
+    return network
+
+
+def _memories(block: nn.Module) -> Iterator[tuple[int, Tensor]]:
+    """A number for the memory of each parameter and buffer; of empty ones for the object."""
+    for tensor in tensors_of(block):
+        if is_lazy(tensor) or tensor.numel() == 0 or tensor.layout != torch.strided:
+            yield id(tensor), tensor
+        else:
+            yield tensor.untyped_storage()._cdata, tensor
+
+
+def _part_repeated(network: nn.Sequential) -> None:
+    """Have each place of the sequence a module of its own, where nothing is kept in it."""
+    seen: set[int] = set()
+    for place, block in list(network._modules.items()):
+        assert block is not None
+        if id(block) in seen and not any(True for _ in tensors_of(block)):
+            network._modules[place] = copy.copy(block)
+        seen.add(id(block))
 
 
 def without_dropout(module: _Module) -> _Module:
@@ -252,18 +251,8 @@ def transformer_table() -> str:
             network = load("ddlbench.networks", name)(spec)
             shape = shape_of(network, torch.zeros(1, *spec.shape, dtype=input_dtype(spec)))
         if shape is not None:
-            lines.append(",".join([name, spec.name, *(str(shape[one]) for one in SHAPE)]))
+            lines.append(",".join([name, spec.name, *(str(shape[column]) for column in SHAPE)]))
     return "\n".join([*lines, ""])
-
-
-def num_parameters(module: nn.Module) -> int:
-    """Number of trained values; running statistics do not count."""
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def num_layers(module: nn.Module) -> int:
-    """Number of convolutions and linear layers, as in a network's published name."""
-    return sum(isinstance(child, nn.Conv2d | nn.Conv3d | nn.Linear) for child in module.modules())
 
 
 def markdown_table() -> str:
@@ -284,8 +273,69 @@ def markdown_table() -> str:
     return "\n".join(lines)
 
 
-_SAMPLES = 2  # batch normalisation needs more than one
-_BUILT_BYTES = 2**28  # of the weights of a network that a login node builds
+def num_parameters(module: nn.Module) -> int:
+    """Number of trained values; running statistics do not count."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def num_layers(module: nn.Module) -> int:
+    """Number of convolutions and linear layers, as in a network's published name."""
+    return sum(isinstance(child, nn.Conv2d | nn.Conv3d | nn.Linear) for child in module.modules())
+
+
+def training_flops(network: str, spec: DatasetSpec) -> int:
+    """Floating-point operations of a forward and a backward pass of one sample.
+
+    It is counted on the device "meta", where nothing is computed; a network that this device cannot
+    run computes two samples on the CPU.
+
+    Raises:
+        ConfigError: the network cannot be loaded or built.
+    """
+    try:
+        return counted(skeleton(network, spec), spec)
+    except Exception:  # what the device lacks, or what is wrong: the CPU tells
+        return counted(build(network, spec, seed=0), spec)
+
+
+def counted(network: nn.Module, spec: DatasetSpec) -> int:
+    """The same of a network that is there, on the device that it lies on."""
+    device = next((weight.device for weight in network.parameters()), torch.device("cpu"))
+    inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
+    counter = FlopCounterMode(
+        display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward}
+    )
+    # The fused kernels of attention recompute in their backward pass; the plain one does not.
+    with sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), counter:
+        outputs = network(inputs)
+        if outputs.requires_grad:  # else nothing is trained
+            outputs.float().sum().backward()
+    return round(counter.get_total_flops() / _SAMPLES)
+
+
+def _convolution_backward(
+    gradient: Sequence[int],
+    inputs: Sequence[int],
+    weights: Sequence[int],
+    _bias: Any,
+    _stride: Any,
+    _padding: Any,
+    _dilation: Any,
+    transposed: bool,
+    _output_padding: Any,
+    _groups: int,
+    wanted: Sequence[bool],
+    **_others: Any,
+) -> int:
+    """Each gradient takes as many operations as the forward pass.
+
+    torch's own formula leaves out that a filter of a grouped convolution reads one group only, and
+    so counts depthwise convolutions many times over.
+    """
+    forward: int = conv_flop_count(
+        list(inputs), list(weights), list(gradient), transposed=transposed
+    )
+    return forward * sum(wanted[:2])
 
 
 class BlockFails(ConfigError):  # noqa: N818 - what happened
@@ -450,15 +500,15 @@ def _sentence(error: Exception) -> str:
     if not isinstance(error, SyntaxError):  # which says its line itself
         package = Path(__file__).resolve().parents[1]
         frames = traceback.extract_tb(error.__traceback__)
-        own = [
+        frames_of_user = [
             frame
             for frame in frames
             if not {"site-packages", "importlib"} & set(Path(frame.filename).parts)
             and package not in Path(frame.filename).parents
             and not frame.filename.startswith("<")
         ]
-        if own:
-            text += f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
+        if frames_of_user:
+            text += f" ({Path(frames_of_user[-1].filename).name}, line {frames_of_user[-1].lineno})"
     return f"{type(error).__name__}: {text}"
 
 
@@ -483,58 +533,3 @@ def main(pairs: str, answers_at: str) -> None:
             sentence = f"network {network!r} cannot be tried: {_sentence(error)}"
             answers.append({"error": sentence, "on_cpu": True})
     Path(answers_at).write_text(json.dumps(answers), encoding="utf-8")
-
-
-def training_flops(network: str, spec: DatasetSpec) -> int:
-    """Floating-point operations of a forward and a backward pass of one sample.
-
-    It is counted on the device "meta", where nothing is computed; a network that this device cannot
-    run computes two samples on the CPU.
-
-    Raises:
-        ConfigError: the network cannot be loaded or built.
-    """
-    try:
-        return counted(skeleton(network, spec), spec)
-    except Exception:  # what the device lacks, or what is wrong: the CPU tells
-        return counted(build(network, spec, seed=0), spec)
-
-
-def counted(network: nn.Module, spec: DatasetSpec) -> int:
-    """The same of a network that is there, on the device that it lies on."""
-    device = next((weight.device for weight in network.parameters()), torch.device("cpu"))
-    inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
-    counter = FlopCounterMode(
-        display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward}
-    )
-    # The fused kernels of attention recompute in their backward pass; the plain one does not.
-    with sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), counter:
-        outputs = network(inputs)
-        if outputs.requires_grad:  # else nothing is trained
-            outputs.float().sum().backward()
-    return round(counter.get_total_flops() / _SAMPLES)
-
-
-def _convolution_backward(
-    gradient: Sequence[int],
-    inputs: Sequence[int],
-    weights: Sequence[int],
-    _bias: Any,
-    _stride: Any,
-    _padding: Any,
-    _dilation: Any,
-    transposed: bool,
-    _output_padding: Any,
-    _groups: int,
-    wanted: Sequence[bool],
-    **_others: Any,
-) -> int:
-    """Each gradient takes as many operations as the forward pass.
-
-    torch's own formula leaves out that a filter of a grouped convolution reads one group only, and
-    so counts depthwise convolutions many times over.
-    """
-    forward: int = conv_flop_count(
-        list(inputs), list(weights), list(gradient), transposed=transposed
-    )
-    return forward * sum(wanted[:2])

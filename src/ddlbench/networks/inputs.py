@@ -1,9 +1,7 @@
-"""What networks read: the type of a dataset's samples, and made-up samples to try networks on.
+"""What networks read: made-up samples of a dataset's type, and torch's settings.
 
-Settings of torch that decide what a process trains and how fast, as torch itself gives them.
-
-A module may change them when it is imported, as many published networks do. They are set back then,
-because the cell fixes them::
+The settings decide what a process trains and how fast. A module may change them when it is
+imported, as many published networks do. They are set back then, because the cell fixes them::
 
     the cell's settings | import and build a network | set back | warm-up | read again | measure
 """
@@ -62,7 +60,7 @@ def _read(setting: _Setting) -> Any:
         return "mixed"
 
 
-def set_back(wanted: Settings) -> None:
+def _set_back(wanted: Settings) -> None:
     """Set what differs from now, in the order of :data:`_SETTINGS`."""
     for name, setting in _SETTINGS.items():
         if _read(setting) != wanted[name]:
@@ -76,7 +74,7 @@ def settings_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        set_back(before)
+        _set_back(before)
 
 
 def change_between(wanted: Settings, now: Settings) -> str | None:

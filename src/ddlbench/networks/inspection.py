@@ -1,4 +1,4 @@
-"""Looks at a built network with one tiny training step on a copy, and fills its traits.
+"""Inspects a built network: its traits by one tiny training step on a copy, and its digest.
 
 ::
 
@@ -9,17 +9,15 @@
 
 Large networks compute nothing: they run on fake tensors, which have shapes only.
 
-Copies of a module, also of such that ``copy.deepcopy`` refuses.
+``copy.deepcopy`` refuses some modules, which are copied here all the same: torch copies no tensor
+that an operation has computed. Some modules hold such a tensor as a plain attribute:
+``torch.nn.utils.weight_norm`` keeps the weight of the last forward pass, for example. The next
+forward pass computes it anew, so its value is enough for a copy.
 
-torch copies no tensor that an operation has computed. Some modules hold such a tensor as a plain
-attribute: ``torch.nn.utils.weight_norm`` keeps the weight of the last forward pass, for example.
-The next forward pass computes it anew, so its value is enough for a copy.
-
-A digest of a network's state: the same for the same weights and buffers, bit for bit.
-
-Ranks and cells that begin with other weights train something else, so every cell keeps the digest
-of what it began with. Hashing a gigabyte would take seconds. So large tensors are folded first, at
-the speed of memory: rows of 32 KiB are added up as whole numbers, and the sum is hashed.
+The digest of a network's state is the same for the same weights and buffers, bit for bit. Ranks and
+cells that begin with other weights train something else, so every cell keeps the digest of what it
+began with. Hashing a gigabyte would take seconds. So large tensors are folded first, at the speed
+of memory: rows of 32 KiB are added up as whole numbers, and the sum is hashed.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.networks.foreign import seeded, why_uncut
 from ddlbench.networks.inputs import made_up_inputs
-from ddlbench.networks.whole import seeded, why_uncut
 from ddlbench.planning.network_tables import NetworkTraits
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -82,7 +80,7 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 def _computed(module: nn.Module) -> Iterator[Tensor]:
     """Tensors in plain attributes, or buffers, that an operation has computed."""
-    values = (*tensors_of(module), *attributes_of(module))
+    values = (*tensors_of(module), *_attributes_of(module))
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and not leaf.is_leaf:
             yield leaf
@@ -90,14 +88,14 @@ def _computed(module: nn.Module) -> Iterator[Tensor]:
 
 def _uncopied(module: nn.Module) -> Iterator[object]:
     """Values of plain attributes that refuse a copy."""
-    for value in attributes_of(module):
+    for value in _attributes_of(module):
         try:
             copy.deepcopy(value)
         except Exception:
             yield value
 
 
-def attributes_of(module: nn.Module) -> Iterator[object]:
+def _attributes_of(module: nn.Module) -> Iterator[object]:
     """Values of all plain attributes; those of torch's own are its weights, buffers and hooks."""
     for part in module.modules():
         for name, value in vars(part).items():
@@ -184,7 +182,7 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         gradients_within=step.gradients_within,
         batch_norm=normalises(network),
         needs_two_samples=_needs_two(network, spec),
-        random=step.random or draws_numbers(network),
+        random=step.random or _draws_numbers(network),
     )
 
 
@@ -200,18 +198,20 @@ def why_step_fails(network: nn.Sequential, spec: DatasetSpec) -> Exception | Non
 
 def static_traits(network: nn.Sequential) -> NetworkTraits:
     """The traits of a built-in network, which are those of its layers."""
-    return NetworkTraits(batch_norm=normalises(network), random=draws_numbers(network))
+    return NetworkTraits(batch_norm=normalises(network), random=_draws_numbers(network))
 
 
 def normalises(network: nn.Module) -> bool:
     """Whether a layer normalises over the samples of a pass."""
-    return any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in network.modules())
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in network.modules())
 
 
-def draws_numbers(network: nn.Module) -> bool:
+def _draws_numbers(network: nn.Module) -> bool:
     """Whether there is a layer of dropout."""
-    dropouts = (one for one in network.modules() if isinstance(one, nn.modules.dropout._DropoutNd))
-    return any(one.p > 0 for one in dropouts)
+    dropouts = (
+        layer for layer in network.modules() if isinstance(layer, nn.modules.dropout._DropoutNd)
+    )
+    return any(layer.p > 0 for layer in dropouts)
 
 
 def _with_a_copy(_block: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -313,7 +313,7 @@ def _borrowers(network: nn.Sequential) -> Iterator[str]:
             owner.setdefault(id(thing), name)
     for name, block in network._modules.items():
         assert block is not None
-        things = (leaf for leaf in tree_leaves(tuple(attributes_of(block))))
+        things = (leaf for leaf in tree_leaves(tuple(_attributes_of(block))))
         if any(owner.get(id(thing), name) != name for thing in things):
             yield name
 

@@ -33,10 +33,10 @@ from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.networks.foreign import Whole, seeded
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.networks.inspection import copy_of, copy_without_data, tensors_of
 from ddlbench.networks.recording import CannotRecord, Entry, Recording, Ref, alike, record
-from ddlbench.networks.whole import Whole, seeded
 
 _SAMPLES = (2, 3)
 _CHECKED_SAMPLES = (5, 4)  # of two calls

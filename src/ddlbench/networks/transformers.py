@@ -1,6 +1,6 @@
-"""The block of which transformers consist: attention, then a perceptron, each beside the identity.
+"""Transformers: the layer of which they consist, vision transformers, and GPT-2.
 
-::
+A layer is attention, then a perceptron, each beside the identity::
 
     x -+-> norm1 -> query, key, value -> heads -> output -+-> norm2 -> fc1 -> GELU -> fc2 -+->
        |__________________________________________________|________________________________|
@@ -10,9 +10,7 @@ them by heads. The norms come first (Xiong et al. 2020), as in ViT and GPT-2; th
 
 Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.
 
-Vision transformers ViT-Ti, ViT-S and ViT-B (Dosovitskiy et al. 2021; Touvron et al. 2021).
-
-::
+The vision transformers are ViT-Ti, ViT-S and ViT-B (Dosovitskiy et al. 2021; Touvron et al. 2021)::
 
     patches | layer_0 | layer_1 | ... | layer_11 | norm | class_token | head
       cut      equal blocks of one shape, (N, T, width)    first token    one value a class
@@ -25,9 +23,7 @@ them take equal time.
 ViT-B/16 computes what torchvision's ``vit_b_16`` does; initial weights are those of Touvron et al.
 (truncated normal, 0.02), with which the gradient reaches the first block from the first step on.
 
-GPT-2 as a flat sequence (Radford et al. 2019), for the next token at every position.
-
-::
+GPT-2 (Radford et al. 2019) gives the next token at every position::
 
     embedding | layer_0 | layer_1 | ... | layer_11 | norm | head
     token and   equal blocks of one shape,              a value for each token of the
@@ -38,8 +34,8 @@ block of a pipeline may lie on two devices. So GPT-2 small has 163.0 million wei
 the published 124.4 million: the head's 38.6 million are the difference. Layers, operations and
 activations are those of the tied network.
 
-There is no dropout. Initial weights are GPT-2's: truncated normal, 0.02; what a layer adds to the
-identity starts smaller, by the square root of the number of additions (section 2.3).
+Initial weights are GPT-2's: truncated normal, 0.02; what a layer adds to the identity starts
+smaller, by the square root of the number of additions (section 2.3).
 
 ``gpt-tiny`` is ours, for one core.
 """
@@ -56,10 +52,10 @@ from torch.nn import functional as F
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.networks.synthetic import LARGEST_SMALL_SIDE
+from ddlbench.networks.flat import LARGEST_SMALL_SIDE
 
 _DEVIATION = 0.02  # of initial weights, in ViT and in GPT-2
-_USUAL_HIDDEN = 4  # the perceptron's hidden features over those of a token
+_WIDER = 4  # the perceptron's hidden features over those of a token
 
 SHAPE = ("layers", "hidden_size", "attention_heads", "sequence_length", "vocabulary")
 """The numbers by which models of transformers tell one from another."""
@@ -147,7 +143,7 @@ def shape_of(network: nn.Module, inputs: Tensor) -> dict[str, int] | None:
     if len(kinds) != 1:
         return None
     [(heads, width, hidden)] = kinds
-    if hidden != _USUAL_HIDDEN * width:
+    if hidden != _WIDER * width:
         return None
     lengths: list[int] = []
     hook = blocks[0].register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
@@ -175,9 +171,8 @@ def learnt(*shape: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=_DEVIATION))
 
 
-_LAYERS = 12
-_EPSILON = 1e-6
-_WIDER = 4  # the perceptron's hidden features over those of a token
+_VIT_LAYERS = 12
+_VIT_EPSILON, _GPT_EPSILON = 1e-6, 1e-5
 _PATCH, _SMALL_PATCH = 16, 4
 
 
@@ -220,9 +215,9 @@ def _vit(width: int, heads: int, spec: DatasetSpec) -> nn.Sequential:
     small = max(spec.height, spec.width) <= LARGEST_SMALL_SIDE
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
     blocks["patches"] = Patches(spec, _SMALL_PATCH if small else _PATCH, width)
-    for number in range(_LAYERS):
-        blocks[f"layer_{number}"] = TransformerBlock(width, heads, _WIDER * width, _EPSILON)
-    blocks["norm"] = nn.LayerNorm(width, _EPSILON)
+    for number in range(_VIT_LAYERS):
+        blocks[f"layer_{number}"] = TransformerBlock(width, heads, _WIDER * width, _VIT_EPSILON)
+    blocks["norm"] = nn.LayerNorm(width, _VIT_EPSILON)
     blocks["class_token"] = ClassToken()
     blocks["head"] = nn.Linear(width, spec.num_classes)
     network = nn.Sequential(blocks)
@@ -233,9 +228,6 @@ def _vit(width: int, heads: int, spec: DatasetSpec) -> nn.Sequential:
 vit_tiny = partial(_vit, 192, 3)
 vit_small = partial(_vit, 384, 6)
 vit_base = partial(_vit, 768, 12)
-
-
-_GPT_EPSILON = 1e-5
 
 
 class Embedding(nn.Module):

@@ -1,13 +1,12 @@
-"""What an experiment will cost, before anything is submitted.
+"""What an experiment will cost before anything is submitted, and what each job requests.
 
 ::
 
     rows of the matrix -> unsupported | done (a valid result lies there) | to run
     to run             -> jobs, node disk, device-seconds: at most, and as far as results tell
 
-Resources that a job requests from the scheduler, by one rule for all geometries.
-
-The table was checked on a real SLURM with the Snakemake executor plugin 2.8:
+One rule says what a job requests from the scheduler, for all geometries. The table was checked on a
+real SLURM with the Snakemake executor plugin 2.8:
 
 ==========  =========  ==============  =============  ===========================
 geometry    ``mpi``    ``tasks``       per node       devices
@@ -26,24 +25,13 @@ Rules ``stage`` and ``cell`` are one group. They run one after the other, so Sna
 their minutes. The spare minutes start and end the processes and write the result::
 
     one SLURM job   | stage: stage_timeout_s | cell: cell_timeout_s | spare |
-
-Fits options that nobody wrote to a geometry and a batch.
-
-::
-
-    1F1B, 8 devices, batch 256     4 micro-batches (default) < 8 stages     -> chunks=8
-    1F1B, 2 devices, batch 14      14 does not divide into 4                -> chunks=2
-
-Each strategy names its alternatives (:meth:`ddlbench.planning.strategy.Strategy.alternatives`). A
-matrix is not fitted: its cells are what the experiment file says.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +55,6 @@ from ddlbench.planning.expected_time import (
 )
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import measured_inputs, request_of
-from ddlbench.planning.strategy import Strategy, cut_by_profile
 
 SPARE_MINUTES = 5
 
@@ -159,13 +146,13 @@ def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
     )
 
 
-def held_devices(cell: Cell, site: Site) -> int:
+def _held_devices(cell: Cell, site: Site) -> int:
     """Devices that a cell's job holds: all of its nodes where SLURM gives whole ones."""
     nodes, devices = site.held_geometry(cell)
-    return nodes * (site.devices_per_node if whole_nodes(site) else devices)
+    return nodes * (site.devices_per_node if _whole_nodes(site) else devices)
 
 
-def whole_nodes(site: Site) -> bool:
+def _whole_nodes(site: Site) -> bool:
     """Whether a job holds whole nodes."""
     return site.launcher == "slurm" and site.slurm.exclusive
 
@@ -279,7 +266,7 @@ def estimate(
         alike, elapsed_s = known.of(cell)
         likeness[alike] += 1
         run_s += elapsed_s
-        device_s += elapsed_s * held_devices(cell, site)
+        device_s += elapsed_s * _held_devices(cell, site)
     some_known = likeness[None] < len(to_run)
     return Budget(
         site=site.name,
@@ -299,7 +286,7 @@ def estimate(
         largest_nodes=site.held_geometry(largest)[0] if largest else 0,
         largest_devices=largest.devices if largest else 0,
         device_s_upper=float(site.cell_timeout_s)
-        * sum(held_devices(cell, site) for cell in to_run),
+        * sum(_held_devices(cell, site) for cell in to_run),
         device_s_expected=device_s if some_known else None,
         run_s_upper=float(site.cell_timeout_s) * len(to_run),
         run_s_expected=run_s if some_known else None,
@@ -341,17 +328,17 @@ def _glances(
     Cells of other experiments are read too: they tell how long the ones to run may take.
     """
     root = cells_root(site, results_root)
-    found: list[Glance] = []
+    glances: list[Glance] = []
     for folder in dict.fromkeys("/".join(row.cell.id.split("/")[:2]) for row in rows):
         for path in (root / folder).glob("*/*/*/rep*/result.json"):
             cell_id = path.parent.relative_to(root).as_posix()
             result = finished.results.get(cell_id)
             if result is not None:
-                found.append(Glance.of(Cell.from_id(cell_id), result))
+                glances.append(Glance.of(Cell.from_id(cell_id), result))
             elif cell_id not in finished.invalid and cell_id not in finished.left:
                 seen = glance(path, site, cell_id)
-                found += [seen] if seen is not None and seen.status.is_result else []
-    return found
+                glances += [seen] if seen is not None and seen.status.is_result else []
+    return glances
 
 
 def faulty_inputs(cells: Iterable[Cell], site: Site, results_root: Path = RESULTS) -> Iterator[str]:
@@ -390,7 +377,7 @@ def _warnings(rows: Sequence[MatrixRow], to_run: Sequence[Cell], site: Site) -> 
             f"{_cells(stranded)} a sequential base that cannot run, so no speed-up can be shown "
             f"(first: {stranded[0]})"
         )
-    if whole_nodes(site):
+    if _whole_nodes(site):
         partial = [c for c in to_run if site.held_geometry(c)[1] < site.devices_per_node]
         if partial:
             yield (
@@ -412,50 +399,3 @@ def _unchecked_fabrics(cells: Iterable[Cell], site: Site) -> Iterable[str]:
 
 def _cells(ids: Sequence[str]) -> str:
     return "1 cell has" if len(ids) == 1 else f"{len(ids)} cells have"
-
-
-_MOST_ALTERNATIVES = 12  # a strategy that supports none of so many supports none
-_MOST_PER_STAGE = 8
-
-
-def fitted(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
-    """The cell with options that its strategy supports, where nobody wrote others.
-
-    ::
-
-        defaults -> supported and suitable? -> alternatives, best first -> the first supported
-
-    Args:
-        cell: with the options that are written, and defaults.
-        strategy: of the cell, on the site's devices.
-        written: the options that the user wrote; these stay.
-
-    Returns:
-        The cell itself, with balance ``profile`` where it takes that, if no alternative helps.
-    """
-    cell = cut_by_profile(cell, strategy, written)
-    if strategy.supports(cell) is None and strategy.suits(cell):
-        return cell
-    for values in itertools.islice(strategy.alternatives(cell), _MOST_ALTERNATIVES):
-        if values.keys() & written.keys():
-            continue
-        options = strategy.check_options({**dict(cell.options), **values}, cell.strategy)
-        other = cut_by_profile(cell.with_(options=tuple(options.items())), strategy, written)
-        if strategy.supports(other) is None:
-            return other
-    return cell
-
-
-def micro_batch_counts(samples: int, stages: int) -> Iterator[int]:
-    """Numbers of equal micro-batches, best first: those that fill the stages, then fewer.
-
-    With eight times as many as stages, the bubble is less than a ninth of the time: more are not
-    worth their overhead.
-
-    Args:
-        samples: that are cut.
-        stages: of the pipeline.
-    """
-    least = range(max(1, stages), min(samples, _MOST_PER_STAGE * stages) + 1)
-    fewer = range(min(stages - 1, samples), 0, -1)
-    yield from (count for count in (*least, *fewer) if samples % count == 0)

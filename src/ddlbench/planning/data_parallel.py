@@ -1,6 +1,6 @@
-"""Base of data-parallel strategies: each device has the whole network, all-reduces sum gradients.
+"""Base of data-parallel strategies, and the steps of those that share out their weights.
 
-::
+Each device has the whole network, and all-reduces sum gradients::
 
     rank 0    forward | backward ...............|  update       its share of the mini-batch
     rank 1    forward | backward ...............|  update       its share
@@ -9,9 +9,7 @@
 A strategy that derives from :class:`DataParallel` and states its messages gets a memory model and
 the predictors of data parallelism.
 
-Training whose ranks each keep a share of the weights: collectives of a step, and memory.
-
-::
+Where ranks each keep a share of the weights, a step gathers and scatters them::
 
     forward   | gather 1 | block 1 | gather 2 | block 2 | gather 3 | block 3 |
     backward  | block 3 | scatter 3 | gather 2 | block 2 | scatter 2 | ... | scatter 1 |
@@ -32,7 +30,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.step import (
     LINK,
     Compute,
@@ -47,7 +45,6 @@ from ddlbench.planning.strategy import Strategy, workers_of
 from ddlbench.planning.traffic import GradientMessage, Group, placement_of_groups
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
 

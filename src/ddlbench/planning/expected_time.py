@@ -1,15 +1,13 @@
-"""How long a cell may take, by the best that is known of it.
+"""Which cells of a site are done, and how long the others may take by the best that is known.
 
-::
+The expected time of a cell is, in this order::
 
     measured    the median of finished cells with the same amount of work
     steps       measured steps of this network and strategy, and the start of a cell
     profile     steps on one device, by a profile of the network, and the start
     operations  those of the network, at the rate of what was measured here, and the start
 
-Which cells of a site are done, for whoever counts cells or measures those that are not.
-
-::
+A cell is done, or is to be measured, by what its result says::
 
     no result.json, or an attempt that failed    to be measured
     a valid result                               done

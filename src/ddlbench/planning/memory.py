@@ -34,7 +34,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.statistics import GB
@@ -47,10 +46,7 @@ from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
-from ddlbench.planning.workload import profile_at
-
-if TYPE_CHECKING:
-    from ddlbench.planning.workload import Block, Workload
+from ddlbench.planning.workload import Block, Workload, profile_at
 
 
 def memory_bytes(workload: Workload, plan: StrategyPlan) -> tuple[int, ...]:

@@ -1,9 +1,10 @@
-"""Tables about the built-in networks, by which a login node plans without torch.
+"""Tables and traits of networks, by which a login node plans without torch.
 
-``block_table.csv`` holds one row a block: floating-point operations of its forward pass
-(convolutions and matrix products) and output bytes, both of one sample, and the bytes of its
-weights. With it a login node cuts a network into stages. An emulated device has the blocks of its
-own table (:mod:`ddlbench.planning.device_table`); :func:`blocks_of` knows which.
+Tables are about the built-in networks. ``block_table.csv`` holds one row a block: floating-point
+operations of its forward pass (convolutions and matrix products) and output bytes, both of one
+sample, and the bytes of its weights. With it a login node cuts a network into stages. An emulated
+device has the blocks of its own table (:mod:`ddlbench.planning.device_table`); :func:`blocks_of`
+knows which.
 
 ``split_limits.csv`` holds, for each network and dataset, the layer with the fewest rows (along
 height, width and depth, up to the head), filters and input channels. With it a login node knows
@@ -15,9 +16,7 @@ transformers by these numbers.
 ``tensor_pairs.csv`` holds the pairs of linear layers that devices can split together. ``make
 tables`` writes all four.
 
-Traits of a network that decide which strategies can train it; they need no torch.
-
-::
+Traits decide which strategies can train a network::
 
     networks/inspection.py    builds the network and fills the traits, with one tiny pass
     Strategy.why_not_network  reads them: before a job (``ddlbench plan``), and in every rank

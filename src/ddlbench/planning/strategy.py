@@ -19,12 +19,11 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE, STRATEGIES, load
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
-from ddlbench.planning.network_tables import BlockCost, blocks_of
+from ddlbench.planning.network_tables import BlockCost, NetworkTraits, blocks_of
 from ddlbench.planning.options import Options
 from ddlbench.planning.plan import Plan, Process
 
 if TYPE_CHECKING:
-    from ddlbench.planning.network_tables import NetworkTraits
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
     from ddlbench.planning.step import Step
     from ddlbench.planning.workload import Block, Workload

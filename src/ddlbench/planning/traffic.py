@@ -1,20 +1,16 @@
-"""Equal groups of devices: each group computes the same samples, other groups others.
+"""The all-reduces of gradients in a data-parallel step, and the groups of devices that send them.
 
-::
+Each group computes the same samples, other groups others::
 
     8 devices, groups of 4     ranks 0 1 2 3   replica 0   its half of the mini-batch
                                ranks 4 5 6 7   replica 1   the other half
 
-The all-reduces of gradients in one data-parallel step, as a strategy sends them.
-
-::
+Messages leave while the backward pass runs::
 
     backward   | layer n ........ layer 1 |
     messages          |-- m0 --| |-- m1 --| |-m2-|     m0 leaves when its last gradient is ready
 
-Gradients are grouped into buckets; one all-reduce sums a bucket.
-
-::
+Gradients are grouped into buckets; one all-reduce sums a bucket::
 
     gradients      | a | b |   c   | d | e | f |      in the order in which they are sent
     buckets        | a   b |   c   | d   e   f |      closed before a gradient would exceed the cap
@@ -34,10 +30,9 @@ from ddlbench.common.form import Natural
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Process, process_at
+from ddlbench.planning.plan import Plan, Process, process_at
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Tensor
 
 

@@ -1,10 +1,9 @@
-"""Whether a plan's strategy can train a network, by the network's traits.
+"""Whether a plan's strategy can train a network, by its traits, and which networks were tried.
 
-Networks of users and libraries that were tried here before, in a file beside the results.
-
-A network is tried again when its files, its library, or what records it (:mod:`ddlbench.networks`)
-change. Ranks read the file, too: blocks that were compared with the network at the plan are not
-compared at each start. Nothing here needs torch.
+A file beside the results holds the networks of users and libraries that were tried here before.
+Such a network is tried again when its files, its library, or what records it
+(:mod:`ddlbench.networks`) change. Ranks read the file, too: blocks that were compared with the
+network at the plan are not compared at each start. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -144,9 +143,9 @@ def _state_of(network: str) -> str:
             state = [version("transformers" if word == "hf" else word)]
         places.append(name.partition("?")[0])  # hf:mine.json
     else:
-        found = PathFinder.find_spec(word.partition(".")[0], [str(Path.cwd()), *sys.path])
-        if found is not None:
-            places += found.submodule_search_locations or [found.origin or ""]
+        spec = PathFinder.find_spec(word.partition(".")[0], [str(Path.cwd()), *sys.path])
+        if spec is not None:
+            places += spec.submodule_search_locations or [spec.origin or ""]
     files = [
         file
         for place in map(Path, places)

@@ -34,8 +34,8 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE, known, mismatch, unknown
 from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.budget import fitted
 from ddlbench.planning.matrix import written_points
+from ddlbench.planning.planner import fitted
 from ddlbench.planning.strategy import Strategy, known_strategy, normalise, strategy_of
 from ddlbench.predict.belief import alike, informed, races
 from ddlbench.predict.candidate import Candidate

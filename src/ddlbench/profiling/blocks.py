@@ -1,9 +1,9 @@
-"""Runs a network as a sequence of blocks, to time each block and to see when gradients are ready.
+"""Times a network block by block: both passes, both halves of the backward pass, ready gradients.
 
-::
+Only marks stand between blocks::
 
-    forward    x0 -F0-> x1 -F1-> x2 -F2-> y            only marks stand between blocks, so
-    backward       <-B0-   <-B1-   <-B2-  gradient     caches and allocator are as in training
+    forward    x0 -F0-> x1 -F1-> x2 -F2-> y            caches and allocator are
+    backward       <-B0-   <-B1-   <-B2-  gradient     as in training
 
     backward   |-- loss --|-- last block --| ...             |-- first block --|
     ready                         w9  b9      w8 b8  ...                   w0
@@ -11,17 +11,15 @@
 The first block computes no gradient of its input, as in training. If the activations of the whole
 network do not fit, each block runs forward and backward alone, on a random gradient.
 
-Times both halves of a block's backward pass, which zero-bubble schedules run apart.
-
-::
+Zero-bubble schedules run the halves of a backward pass apart::
 
     forward    x ----------------> y
     backward   dx <--|input half|-- dy        gradients at the operations with weights are kept
                dw <--|weight half|--'         from these, the gradients of the weights
 
-Each block runs alone on a random gradient, through the functions that torch's pipeline runtime
-calls (``torch.distributed.pipelining._backward``, torch 2.13). What it costs to split a pass is
-part of the halves.
+To time halves, each block runs alone on a random gradient, through the functions that torch's
+pipeline runtime calls (``torch.distributed.pipelining._backward``, torch 2.13). What it costs to
+split a pass is part of the halves.
 """
 
 from __future__ import annotations
@@ -194,10 +192,10 @@ def time_blocks(
     def cut(marks: Marks) -> list[Part]:
         return cut_step(blocks, inputs, marks)[0]
 
-    time_passes(blocks, len(inputs), cut, new_marks=new_marks, count=count, samples=samples)
+    _time_passes(blocks, len(inputs), cut, new_marks=new_marks, count=count, samples=samples)
 
 
-def time_passes(
+def _time_passes(
     blocks: Sequence[Block],
     batch_size: int,
     run: Callable[[Marks], list[Part]],
@@ -367,7 +365,7 @@ def time_halves(
     Args:
         blocks: of a network that is on its device.
         inputs: of the first block.
-        new_marks: as in :func:`ddlbench.profiling.blocks.time_passes`.
+        new_marks: as in :func:`_time_passes`.
         count: likewise.
         samples: gets the seconds by the block's index.
     """
@@ -386,7 +384,7 @@ def time_halves(
             entering = following
         return parts
 
-    time_passes(blocks, len(inputs), one_by_one, new_marks=new_marks, count=count, samples=samples)
+    _time_passes(blocks, len(inputs), one_by_one, new_marks=new_marks, count=count, samples=samples)
 
 
 def halved(block: Block, inputs: Tensor, outputs: Tensor, gradient: Tensor, marks: Marks) -> Part:

@@ -1,6 +1,6 @@
-"""Measures whole steps: their parts, their memory, and how they slow each other down on one node.
+"""Measures whole steps: of one process, of replicas on one node, and of one rank without its peers.
 
-::
+Whole steps have parts and need memory::
 
     cell    | warm-up             | measured .................. |  one for memory
     here    | 1 | memory | more   | measured ... | marked ... |
@@ -19,16 +19,14 @@ step::
     CUDA    host    | load | issue | load | issue | ...      loading overlaps the device's work:
             device    ..| forward | backward | optimiser |.. ``load`` is the rest of the step
 
-The slowdown of replicas that compute on one node without communicating::
+Replicas that compute on one node without communicating slow each other down::
 
     round 0:  P=1 [0]          P=2 [0 1]        P=3 [0 1 2]     ...   the others wait
     round 1:  P=1 [0]          P=2 [0 1]        ...                   so drift affects every P
 
     slowdown(P) = median over rounds of  mean step of the P replicas / that of P=1 in the same round
 
-Times one device of a cell whose devices compute each layer together, without its peers.
-
-::
+Where devices compute each layer together, one device of the cell is timed without its peers::
 
     step of a cell   | part of layer 1 |-- messages --| part of layer 2 |-- messages --| ..
     measured here    | part of layer 1 | part of layer 2 | ..    median of windows of steps
@@ -197,8 +195,8 @@ def measure_steps(
         count = passes(0.6 * budget_s, statistics.median(warm_s), _FEWEST_STEPS, _MOST_STEPS)
         step_s, load_s = runner.run(count)
         window = steps_per_window(sum(step_s) / count, count)
-        median_s, interval_s = median_with_interval(window_means(step_s, window))
-        loading_s = statistics.median(window_means(load_s, window))
+        median_s, interval_s = median_with_interval(_window_means(step_s, window))
+        loading_s = statistics.median(_window_means(load_s, window))
         marked = passes(0.1 * budget_s, median_s, 1, count)
         marked_s, ready = _marked(runner, marked, marks_on(device, cell.threads_per_device))
         if peak is None:
@@ -217,7 +215,7 @@ def measure_steps(
     return Steps(entry, ready, fixed)
 
 
-def window_means(values: list[float], window: int) -> list[float]:
+def _window_means(values: list[float], window: int) -> list[float]:
     """Means over consecutive windows; what does not fill a window is left out."""
     whole = len(values) // window * window
     return [sum(values[i : i + window]) / window for i in range(0, whole, window)]
@@ -376,7 +374,7 @@ def _measured(
     finally:
         runner.close()
     window = steps_per_window(sum(step_s) / count, count)
-    median_s, interval_s = median_with_interval(window_means(step_s, window))
+    median_s, interval_s = median_with_interval(_window_means(step_s, window))
     work = strategy_of(cell.strategy).device_work(cell)
     assert work is not None
     interval = None if interval_s is None else tuple(interval_s)

@@ -1,4 +1,4 @@
-"""Energy that devices and hosts take, by their own counters.
+"""What a rank's devices take and reach: energy by their counters, and speed by large products.
 
 ::
 
@@ -10,11 +10,7 @@ memory are read by one rank of each node; those of cores and uncore are parts of
 Many systems let only root read them (CVE-2020-8694): then nothing is counted, and the reason says
 so. Counters advance every 1 ms (RAPL) to 100 ms (NVML), so a measured region should last seconds.
 
-NVML's handles of this process's GPUs.
-
-The speed that a process's devices reach: large matrix products, after training.
-
-::
+Speed is that of large matrix products, after training::
 
     all ranks    wait for all | product, dropped | products for some tenths of a second |
                                                   median round -> operations a second
@@ -22,8 +18,6 @@ The speed that a process's devices reach: large matrix products, after training.
 All ranks multiply at once, so that ranks which share a device or cores share its speed, as they do
 in a step. It is measured, not read from a data sheet: on CPU with the cell's threads, on GPUs with
 their clocks and power as they are.
-
-What a rank measures after training: the peak of its devices, and the network's operations.
 """
 
 from __future__ import annotations
@@ -47,26 +41,6 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.factory import training_flops
 from ddlbench.planning.plan import Process
-
-
-def handles_of(devices: Sequence[torch.device]) -> list[Any]:
-    """NVML handles of CUDA devices, by UUID, as NVML ignores CUDA_VISIBLE_DEVICES.
-
-    Empty for CPU devices; None for each device where NVML does not answer.
-    """
-    if devices[0].type != "cuda":
-        return []
-    try:
-        import pynvml  # noqa: PLC0415 - only where a GPU is
-
-        pynvml.nvmlInit()
-        return [
-            pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(d).uuid}")
-            for d in devices
-        ]
-    except Exception:  # a driver without NVML must not stop a measurement
-        return [None for _ in devices]
-
 
 POWERCAP = Path("/sys/class/powercap")
 _COUNTED = ("package", "dram")  # beginnings of names of RAPL's domains
@@ -174,6 +148,25 @@ def _nvml_joules(handle: Any) -> float:
     import pynvml  # noqa: PLC0415 - only where a GPU is
 
     return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+
+
+def handles_of(devices: Sequence[torch.device]) -> list[Any]:
+    """NVML handles of CUDA devices, by UUID, as NVML ignores CUDA_VISIBLE_DEVICES.
+
+    Empty for CPU devices; None for each device where NVML does not answer.
+    """
+    if devices[0].type != "cuda":
+        return []
+    try:
+        import pynvml  # noqa: PLC0415 - only where a GPU is
+
+        pynvml.nvmlInit()
+        return [
+            pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(d).uuid}")
+            for d in devices
+        ]
+    except Exception:  # a driver without NVML must not stop a measurement
+        return [None for _ in devices]
 
 
 def taken(before: Joules, after: Joules) -> dict[str, float]:

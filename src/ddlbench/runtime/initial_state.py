@@ -1,15 +1,13 @@
-"""What a rank begins with: the network, its weights, torch's settings; and that they are right.
+"""What a rank begins with, and whether that is right: weights, settings, and first losses.
 
 ::
 
     build, digest | same weights on all ranks? | can the strategy train it? | prepare | warm-up |
                                                                     settings as before? |
 
-First losses of a strategy with older weights, as one device gives them.
-
-One device cannot tell whether such a strategy trains right: its weights are others on purpose. So
-rank 0 replays the first mini-batches once all is measured, with the weights that each of them is to
-have::
+One device cannot tell whether a strategy with older weights trains right: its weights are others on
+purpose. So rank 0 replays the first mini-batches once all is measured, with the weights that each
+of them is to have::
 
     all ranks   prepare | warm-up | measured steps | spans | leave
     rank 0                                                       | replay of the first 8 losses
@@ -35,9 +33,9 @@ from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.training import FIRST_STEPS
 from ddlbench.networks.factory import build_with_traits
+from ddlbench.networks.foreign import seed_host
 from ddlbench.networks.inputs import Settings, change_between, settings_now
 from ddlbench.networks.inspection import inspect, state_digest
-from ddlbench.networks.whole import seed_host
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.trainable import samples_per_pass, why_not_trained
@@ -84,13 +82,13 @@ def initial_state(plan: StrategyPlan, store: dist.Store | None, rank: int) -> In
     if (why := why_not_trained(traits, plan)) is not None:
         raise Unsupported(why)
     digest = state_digest(network)
-    check_alike(digest, store, rank)
+    _check_alike(digest, store, rank)
     torch.manual_seed(cell.seed + rank)
     seed_host(cell.seed + rank)
     return InitialState(network, traits, digest, settings)
 
 
-def check_alike(digest: str, store: dist.Store | None, rank: int) -> None:
+def _check_alike(digest: str, store: dist.Store | None, rank: int) -> None:
     """Check that a rank begins with rank 0's weights.
 
     Raises:

@@ -1,7 +1,4 @@
-"""job.json, the supervisor's input to every process of a cell; and the files of a run folder.
-
-What is known to crash ranks, looked for before they start.
-"""
+"""job.json, the supervisor's input to every process of a cell, and the files of a run folder."""
 
 from __future__ import annotations
 

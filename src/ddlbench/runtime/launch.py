@@ -1,6 +1,6 @@
-"""Start the processes of a cell: on this machine, or with srun on the nodes of a job.
+"""Starts the processes of a cell, and tells each its place: rank, devices, cores and address.
 
-::
+They start on this machine, or with srun on the nodes of a job::
 
     plain              python -m module ...
     setup commands     bash -c 'module load CUDA/12.4 && exec "$@"' ddlbench python -m module ...
@@ -9,11 +9,9 @@
 A :class:`Launch` merges the output of all ranks into one stream and ends all ranks together. A cell
 of one device is started directly on SLURM too: its job runs inside a step already, and a nested
 step would wait for the cores of the outer one. So is a cell whose nodes are emulated on a single
-real node (``emulated_fabric.py``).
+real node (``fabric.py``).
 
-Where a process runs: its rank, its devices and its cores.
-
-::
+A process learns its rank and devices from its environment::
 
     launch   DDLBENCH_NODE, DDLBENCH_LOCAL_RANK     processes that this machine starts itself
     srun     SLURM_NODEID, SLURM_LOCALID            one task a process
@@ -27,8 +25,6 @@ Several ranks may share one GPU (site key ``devices_share_gpu``)::
 NCCL refuses two ranks on one GPU: it compares a hash of their host and the GPU's address on the
 bus. With a host id of its own, every rank counts as a node with one GPU, and NCCL talks over
 sockets, as between nodes without a faster network. This cannot test peer access or shared memory.
-
-The address and port at which other nodes reach this one, and the interface to use.
 """
 
 from __future__ import annotations
@@ -57,8 +53,6 @@ from ddlbench.planning.strategy import DeviceKind
 
 if TYPE_CHECKING:
     import torch
-
-    from ddlbench.experiment.site import Site
 
 _NODE, _LOCAL_RANK = "DDLBENCH_NODE", "DDLBENCH_LOCAL_RANK"
 
@@ -92,7 +86,7 @@ def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device
         raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
     indices = process.devices
     if is_shared():
-        as_own_host(process.rank)
+        _as_own_host(process.rank)
         indices = (0,) * len(indices)
     elif visible == len(indices):  # SLURM shows the process its own GPUs only
         indices = tuple(range(visible))
@@ -149,7 +143,7 @@ def is_shared() -> bool:
     return os.environ.get(_SHARED_GPU) == "1"
 
 
-def as_own_host(rank: int) -> None:
+def _as_own_host(rank: int) -> None:
     """Make NCCL take this process for a node of its own; call it before NCCL is initialised."""
     os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_NET="Socket", NCCL_IB_DISABLE="1")
 
@@ -308,7 +302,7 @@ def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
         return LocalLaunch(step, listener)
 
 
-def worker_environment(step: Step) -> dict[str, str]:
+def _worker_environment(step: Step) -> dict[str, str]:
     """The environment of every worker, without its rank's own variables."""
     threads = str(step.threads)
     values = {
@@ -443,7 +437,7 @@ class LocalLaunch(Launch):
         self, step: Step, listener: socket.socket | None = None, place: Place | None = None
     ) -> None:
         super().__init__()
-        shared = worker_environment(step)
+        shared = _worker_environment(step)
         for process in step.processes:
             command = list(step.command)
             environment = {**shared, **identity_variables(process)}
@@ -479,7 +473,7 @@ class SrunLaunch(Launch):
             devices=step.devices_per_node // step.per_node,
         )
         options = ["--kill-on-bad-exit=1", "--label", "--unbuffered"]
-        self._start([*srun, *options, *step.command], worker_environment(step))
+        self._start([*srun, *options, *step.command], _worker_environment(step))
 
     def stop(self) -> None:
         super().stop()

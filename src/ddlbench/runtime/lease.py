@@ -1,4 +1,4 @@
-"""The lease in a cell's folder: only one job at a time measures the cell.
+"""The lease and the heartbeat of a cell: only one job at a time measures it.
 
 ::
 
@@ -10,29 +10,21 @@
 A killed workflow leaves its jobs running. The next workflow submits the cell again, and that job
 finds the lease. Snakemake deletes a job's output before it starts, so the result is kept under a
 second name as well. A job adopts it only if it is newer than its run, so a result that a person
-deleted is measured anew. If SLURM does not answer, the owner counts as alive. A lease
-whose content makes no sense is put aside after 30 seconds.
+deleted is measured anew. If SLURM does not answer, the owner counts as alive. A lease whose content
+makes no sense is put aside after 30 seconds.
 
-The heartbeat of a cell that is measured: other hosts see by it that its supervisor lives.
-
-A short folder for the sockets of helper processes, where TMPDIR is too long for them.
-
-Python's `multiprocessing` puts its sockets into a folder below TMPDIR. Linux takes at most 107
-bytes for the path of a socket (`sun_path`, unix(7)); some clusters give a job a longer TMPDIR.
+Other hosts see by the heartbeat that the supervisor of the cell lives.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from multiprocessing import util
 from pathlib import Path
 from typing import Literal, Self
 
@@ -45,6 +37,7 @@ from ddlbench.slurm import jobs
 _LEASE, _KEPT = "lease.json", ".kept-result.json"
 _UNREADABLE_S = 30.0
 _SHORTLY_S = 0.1
+_BEAT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -158,15 +151,15 @@ def _take_over(
 
 def _take(folder: Path, me: Owner) -> bool:
     """Create the lease unless there is one; returns whether it is ``me``'s now."""
-    own = folder / f".{_LEASE}.{me.host}.{me.pid}"
-    own.write_text(json.dumps(asdict(me)), encoding="utf-8")
+    claim_file = folder / f".{_LEASE}.{me.host}.{me.pid}"
+    claim_file.write_text(json.dumps(asdict(me)), encoding="utf-8")
     try:
-        os.link(own, folder / _LEASE)  # atomic on NFS too
+        os.link(claim_file, folder / _LEASE)  # atomic on NFS too
     except FileExistsError:
         # NFS may send the request twice and report an error although the first one succeeded.
         return owner_in(folder / _LEASE) == me
     finally:
-        own.unlink()
+        claim_file.unlink()
     return True
 
 
@@ -233,16 +226,13 @@ def _changed_ns(folder: Path) -> int | None:
     return None
 
 
-BEAT_S = 5.0
-
-
 class Heart:
     """Touches the heartbeat of a cell's folder until the block ends.
 
     The lease must be released within the block: without a heartbeat it soon counts as left over.
     """
 
-    def __init__(self, folder: Path, beat_s: float = BEAT_S) -> None:
+    def __init__(self, folder: Path, beat_s: float = _BEAT_S) -> None:
         self._file, self._beat_s = folder / HEARTBEAT, beat_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -265,45 +255,3 @@ class Heart:
     def _touch(self) -> None:
         with suppress(OSError):  # a full disk must not end a cell that would fit otherwise
             self._file.touch()
-
-
-_LONGEST_SOCKET = 107
-_BELOW = len("/pymp-12345678/listener-12345678")
-LONGEST_TMPDIR = _LONGEST_SOCKET - _BELOW
-_SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
-_made: list[str] = []
-
-
-def use_short_socket_folder() -> None:
-    """Put the sockets of this process and its children elsewhere if TMPDIR is too long for them.
-
-    Call it before the first helper process starts. Other temporary files stay in TMPDIR. The folder
-    is removed when the process ends, or by :func:`remove_socket_folder`.
-    """
-    before = tempfile.gettempdir()
-    if len(os.fsencode(before)) <= LONGEST_TMPDIR:
-        return
-    for place in _SHORT_PLACES:
-        tempfile.tempdir = place
-        try:
-            with suppress(OSError):  # it is not there, or not ours to write: the next one
-                _made.append(util.get_temp_dir())
-                return
-        finally:
-            tempfile.tempdir = before
-
-
-def remove_socket_folder() -> None:
-    """Remove the folder, before an exit that skips the handlers of Python."""
-    while _made:
-        shutil.rmtree(_made.pop(), ignore_errors=True)
-
-
-def tmpdir_hint(text: str) -> str:
-    """What to add to an error that a too long TMPDIR explains; empty for any other."""
-    if "AF_UNIX path too long" not in text:
-        return ""
-    return (
-        f"; TMPDIR ({tempfile.gettempdir()}) is too long for a socket below it: set it to a path "
-        f"of at most {LONGEST_TMPDIR} letters, for example TMPDIR=/tmp"
-    )

@@ -4,11 +4,7 @@ A rank that the kernel kills for memory cannot report this, and srun on another 
 signal. The guard compares the cgroup's count of such kills before and after the rank, and writes
 the report for it. It also adds the rank's pauses to its report, which the rank itself cannot see.
 It passes SIGTERM, SIGINT and SIGUSR1 (dump the stacks) on to the rank. It ends with the supervisor,
-and the rank with it.
-
-A process that ends with its parent, also when it is stopped or stuck.
-
-::
+and the rank with it, also when it is stopped or stuck::
 
     supervisor  --killed-->  guard of each rank  --killed-->  rank
 
@@ -44,27 +40,6 @@ from ddlbench.runtime.rank_report import (
     write_rank_report,
 )
 
-_PR_SET_PDEATHSIG = 1
-_STDOUT = 1
-
-
-def end_with_parent() -> None:
-    """From now on the kernel kills this process when its parent, or the parent's thread, ends."""
-    if not sys.platform.startswith("linux"):
-        return
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
-    if _nobody_reads():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _nobody_reads() -> bool:
-    """Whether the other end of our output, a pipe or a socket, is closed."""
-    output = select.poll()
-    output.register(_STDOUT, 0)  # of errors the kernel always tells
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
-
-
 _DUMP_S = 1.0
 
 
@@ -73,7 +48,7 @@ def main(job_path: str) -> int:
     end_with_parent()
     # Until the rank dumps its stacks on it, the signal would end guard or rank.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    before = oom_kills()
+    before = _oom_kills()
     inherited = os.environ.get(LISTEN_FD)
     child = subprocess.Popen(
         [sys.executable, "-m", "ddlbench.runtime.worker", job_path],
@@ -89,7 +64,7 @@ def main(job_path: str) -> int:
     if meter.pauses:
         _add_pauses(job_path, meter.pauses)
     if code < 0:
-        _report_signal(job_path, -code, oom_kills() > before)
+        _report_signal(job_path, -code, _oom_kills() > before)
         return 128 - code
     return code
 
@@ -132,7 +107,7 @@ def _report_signal(job_path: str, number: int, for_memory: bool) -> None:
         write_rank_report(path, failure)
 
 
-def oom_kills() -> int:
+def _oom_kills() -> int:
     """Kills for lack of memory so far in this process's cgroups, else on the whole machine."""
     counts = [count for path in _cgroup_files() if (count := _kills_in(path)) is not None]
     return sum(counts) if counts else _kills_in(Path("/proc/vmstat")) or 0
@@ -161,6 +136,27 @@ def _kills_in(path: Path) -> int | None:
             if name == "oom_kill":
                 return int(value)
     return None
+
+
+_PR_SET_PDEATHSIG = 1
+_STDOUT = 1
+
+
+def end_with_parent() -> None:
+    """From now on the kernel kills this process when its parent, or the parent's thread, ends."""
+    if not sys.platform.startswith("linux"):
+        return
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
+    if _nobody_reads():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _nobody_reads() -> bool:
+    """Whether the other end of our output, a pipe or a socket, is closed."""
+    output = select.poll()
+    output.register(_STDOUT, 0)  # of errors the kernel always tells
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import DeviceKind
-from ddlbench.runtime.emulated_fabric import Fabric, SiteFabric
+from ddlbench.runtime.environment import remove_socket_folder, use_short_socket_folder
+from ddlbench.runtime.fabric import Fabric, SiteFabric
 from ddlbench.runtime.job import log_file, report_file
 from ddlbench.runtime.launch import Step, device_variables, own_process, python_command
-from ddlbench.runtime.lease import remove_socket_folder, use_short_socket_folder
 from ddlbench.runtime.rank_guard import end_with_parent
 from ddlbench.runtime.rank_report import classify
 from ddlbench.runtime.watchdog import Shows, watch

@@ -1,4 +1,4 @@
-"""rank<k>.json: the report of each rank to the supervisor.
+"""rank<k>.json, the report of each rank to the supervisor, and what reports say together.
 
 ::
 
@@ -7,11 +7,7 @@
 
 The files exist only during a run; result.json and failure.json keep their content.
 
-Classify the error of a rank: its status, its reason, and whether a repeat can help.
-
-Losses of a cell, and the ``training`` part of its result, of what its ranks reported.
-
-::
+Losses, and the ``training`` part of a result, come from all reports::
 
     ranks    warmup_loss, loss       mean over the ranks that report losses, step by step
     result   training.first_loss     warm-up | measured steps, the first 8
@@ -38,7 +34,7 @@ from ddlbench.experiment.status import Cause, Reason, Status, reason_of
 from ddlbench.experiment.training import FIRST_STEPS, Loss, Training
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.trainable import samples_per_pass
-from ddlbench.runtime.lease import tmpdir_hint
+from ddlbench.runtime.environment import tmpdir_hint
 from ddlbench.runtime.pauses import Pause
 
 

@@ -1,6 +1,6 @@
-"""Rendezvous, barriers and clock offsets of a cell's processes, through a TCP store of rank 0.
+"""Rendezvous, barriers, clock offsets and TCP traffic of the processes of a cell.
 
-Each rank estimates the offset of its clock to rank 0's::
+All meet at a TCP store of rank 0. Each rank estimates the offset of its clock to rank 0's::
 
     rank r   sent ---.                     .--> received        answer - (sent + received) / 2
     rank 0            '--> reads clock ---'
@@ -11,7 +11,7 @@ clock; their offsets show the error of the estimate.
 
 Source: Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989.
 
-Bytes that a process sends and receives over TCP, as its kernel counts them.
+Traffic is the bytes that a process sends and receives over TCP, as its kernel counts them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def leave(store: dist.Store | None, rank: int, world_size: int) -> None:
         time.sleep(_POLL_S)
 
 
-ROUND_TRIPS = 24
+_ROUND_TRIPS = 24
 _QUICKEST = 8
 
 
@@ -109,14 +109,14 @@ def clock_offsets(
 
 
 def _answer(store: dist.Store, other: int, now: Callable[[], float]) -> None:
-    for trip in range(ROUND_TRIPS):
+    for trip in range(_ROUND_TRIPS):
         store.wait([f"clock/{other}/{trip}/asked"])
         store.set(f"clock/{other}/{trip}/answer", repr(now()))
 
 
 def _ask(store: dist.Store, rank: int, now: Callable[[], float]) -> ClockOffset:
     trips = []
-    for trip in range(ROUND_TRIPS):
+    for trip in range(_ROUND_TRIPS):
         sent = now()
         store.set(f"clock/{rank}/{trip}/asked", "")
         answer = float(store.get(f"clock/{rank}/{trip}/answer"))

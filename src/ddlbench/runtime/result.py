@@ -1,4 +1,4 @@
-"""Combine the reports of a cell's ranks into result.json, its tables and its trace.
+"""Combines the reports of a cell's ranks into result.json, its tables and its trace.
 
 ::
 
@@ -15,15 +15,11 @@ slowest rank. Steps do not contain its seconds; throughput is given without them
 JSON has no NaN, so such a loss is written as null. A run that diverges is a valid measurement of
 time, with a note.
 
-Parts of a result that come about between steps: checkpoints and validation.
-
-::
+Checkpoints and validation come about between steps::
 
     | step 1 | ... | step 20 | validate | write a checkpoint | step 21 | ...
 
 Their seconds are in no step and no epoch.
-
-The ``timing`` part of a result, from the times that all ranks report.
 
 Steps need not be alike: a strategy may communicate in every H-th only (``Strategy.round_steps``).
 The median of single steps would then hide the communication, so steps are summarised as the mean
@@ -35,9 +31,7 @@ step of whole rounds::
 H consecutive steps hold one communication wherever they begin, so rounds are counted from the first
 measured step.
 
-Operations and energy of a cell: the parts of its result, of what its ranks measured.
-
-::
+Operations and energy come from what the ranks measured::
 
     ranks    cpu_s, energy_j     around the measured steps
              peak_flops_per_s    after training, all at once
@@ -101,6 +95,225 @@ from ddlbench.runtime.rank_report import (
 )
 from ddlbench.slurm.jobs import suspended_s
 
+_STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
+
+
+def assemble(
+    plan: StrategyPlan,
+    site: Site,
+    status: Status,
+    reason: str | None,
+    *,
+    reports: Sequence[RankReport | RankFailure],
+    staging: dict[str, Any] | None,
+    link: dict[str, Any] | None = None,
+    earlier: Sequence[Attempt] = (),
+    measured: Mapping[str, str | None] | None = None,
+    suspended: str | None = None,
+) -> Result:
+    """The result of a cell that is done.
+
+    ``staging`` and ``link`` are reports of ``stage_cell`` and of an emulated fabric, ``earlier``
+    attempts before the one that was measured, ``measured`` digests of the files that the plan was
+    made from (None reads them now), ``suspended`` what SLURM says of the job afterwards.
+    """
+    cell, strategy = plan.cell, plan.strategy
+    ok = sorted((r for r in reports if isinstance(r, RankReport)), key=lambda r: r.rank)
+    complete = status == Status.OK
+    timing = None
+    if complete:
+        lossy = link is not None and link["setting"]["loss"] > 0
+        away_s = _suspended_s(suspended, ok)
+        timing = timing_of(cell, ok, site.device, lossy=lossy, suspended_s=away_s)
+    staged = None
+    if staging is not None:
+        staged = Staging(**{name: staging[name] for name in _STAGING if name in staging})
+    saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
+    compiled = compilation(ok) if complete else None
+    scored = () if timing is None else accuracies(ok, timing)
+    synchronous = strategy.is_synchronous(cell, plan.details)
+    round_steps = strategy.round_steps(cell)
+    return Result(
+        status=cast("Ended", status),
+        reason=reason,
+        reason_code=reason_code(reason, status),
+        site=site.name,
+        cell_id=cell.id,
+        cell=cell.to_dict(),
+        inputs=InputDigests(
+            plan_digest=plan.digest,
+            dataset_digest=None if staging is None else staging["digest"],
+            **(measured_digests(cell, site.name) if measured is None else measured),
+        ),
+        processes=plan.world_size,
+        devices=cell.devices,
+        workers=sum(len(p.devices) for p in plan.processes if p.shard >= 0),
+        device_kind=site.device,
+        accelerator=site.accelerator,
+        update_semantics="synchronous" if synchronous else "stale",
+        notes=(
+            *_notes(strategy, site, plan),
+            *(strategy.remarks(cell, ok[0].plan_details) if complete else ()),
+            *drain_notes(cell, synchronous or round_steps > 1, len(scored)),
+            *checkpoint_notes(saved),
+            *compilation_notes(compiled, site.device),
+            *([] if timing is None else rounds_note(round_steps, timing.step_s.count)),
+            *divergence(ok if complete else []),
+        ),
+        plan_details=ok[0].plan_details if complete else plan.details,
+        ranks=tuple(_rank_entry(r) for r in ok),
+        ranks_differ=ranks_differ([report.provenance for report in ok]),
+        timing=timing,
+        staging=staged,
+        loss=loss_summary(ok, ok[0].steps_per_epoch) if complete else None,
+        communication=communication(ok) if complete else None,
+        efficiency=None if timing is None else efficiency(cell, ok, timing),
+        energy=None if timing is None else energy(ok, timing),
+        compilation=compiled,
+        link=None if link is None else Link.from_dict(link),
+        checkpointing=saved,
+        validation=scored,
+        training=training_of(plan, ok) if complete else None,
+        log_tail=(),
+        elapsed_s=0.0,
+        provenance=_provenance(cell.seed, ok, link),
+    )
+
+
+def _suspended_s(answer: str | None, reports: Sequence[RankReport]) -> float | None:
+    """Seconds for which SLURM suspended the job after the first measured step began."""
+    begun_s = [report.measured_from_s for report in reports if report.measured_from_s is not None]
+    return None if answer is None or not begun_s else suspended_s(answer, min(begun_s))
+
+
+def _notes(strategy: Strategy, site: Site, plan: StrategyPlan) -> list[str]:
+    shared = SHARED_GPU_NOTE if site.devices_share_gpu else None
+    emulated = None if site.accelerator is None else site.accelerator.remark
+    remarks = (strategy.note(site.compute_kind), shared, emulated, _unshaped(site, plan))
+    return [note for note in remarks if note is not None]
+
+
+def _unshaped(site: Site, plan: StrategyPlan) -> str | None:
+    """Which copies bypass the links inside a node; None if none does."""
+    condition = site.fabrics.get(plan.cell.fabric)
+    if condition is None or condition.inside is None:
+        return None
+    if all(len(process.devices) == 1 for process in plan.processes):
+        return None
+    return f"copies between devices of one process are not shaped by fabric {plan.cell.fabric}"
+
+
+def _provenance(
+    seed: int, reports: Sequence[RankReport], link: dict[str, Any] | None
+) -> Provenance:
+    values = driver_provenance(seed)
+    values["hosts"] = sorted({r.provenance["host"] for r in reports})
+    if reports:
+        of_a_rank = dict(reports[0].provenance)
+        of_a_rank.pop("host")
+        # In a container, ranks have other packages than the supervisor.
+        packages = {**values["packages"], **of_a_rank.get("packages", {})}
+        values.update(of_a_rank, packages=packages)
+    if link is not None:  # emulated nodes do not use the kernel's own setting
+        values["tcp_congestion_control"] = link["setting"]["congestion_control"]
+    return Provenance.from_dict(values)
+
+
+def communication(reports: Sequence[RankReport]) -> Communication | None:
+    """The ``communication`` part of a result; None unless all ranks counted in the same way."""
+    counted = [(r.rank, r.traffic) for r in reports if r.traffic is not None]
+    methods = {(traffic.counted_by, traffic.steps) for _, traffic in counted}
+    if len(counted) < len(reports) or len(methods) != 1:
+        return None
+    ((counted_by, steps),) = methods
+    return Communication(
+        cast("Any", counted_by),
+        steps,
+        tuple(
+            RankTraffic(
+                rank=rank,
+                sent_bytes=traffic.sent_bytes,
+                received_bytes=traffic.received_bytes,
+                sent_bytes_per_step=traffic.sent_bytes / steps if steps else None,
+                received_bytes_per_step=traffic.received_bytes / steps if steps else None,
+            )
+            for rank, traffic in counted
+        ),
+    )
+
+
+def _rank_entry(report: RankReport) -> RankEntry:
+    """One entry of the result's ``ranks``."""
+    entry = {part.name: getattr(report, part.name) for part in fields(RankEntry)}
+    return RankEntry(**{**entry, "load_s": sum(report.load_s)})
+
+
+def steps_csv(reports: Sequence[RankReport]) -> str:
+    """steps.csv: one row a step, warm-up (epoch 0) included; the slowest rank's seconds."""
+    steps = reports[0].steps_per_epoch
+    rows: list[list[Any]] = []
+    warmup = [(r.warmup_step_s, r.warmup_load_s, r.warmup_loss) for r in reports]
+    measured = [(r.step_s, r.load_s, r.loss) for r in reports]
+    for phase, parts in (("warmup", warmup), ("measured", measured)):
+        step_s = np.max([part[0] for part in parts], axis=0)
+        load_s = np.max([part[1] for part in parts], axis=0)
+        loss = mean_over_ranks([part[2] for part in parts])
+        for index in range(len(step_s)):
+            epoch, step = (0, index) if phase == "warmup" else (index // steps + 1, index % steps)
+            seconds = (f"{step_s[index]:.9g}", f"{load_s[index]:.9g}")
+            mean_loss = f"{loss[index]:.6g}" if loss else ""
+            rows.append([epoch, step, int(phase == "warmup"), *seconds, mean_loss])
+    return csv_text([["epoch", "step", "warmup", "step_s", "load_s", "loss"], *rows])
+
+
+def partitions_csv(reports: Sequence[RankReport]) -> str:
+    """partitions.csv: one row a partition, micro-batch and kind of work; empty without any.
+
+    Seconds count from the start of one step after the timed region.
+    """
+    rows = [
+        [partition, kind, micro_batch, f"{start_s:.9g}", f"{end_s:.9g}"]
+        for report in reports
+        for partition, kind, micro_batch, start_s, end_s in report.partition_spans
+    ]
+    header = ["partition", "kind", "micro_batch", "start_s", "end_s"]
+    return csv_text([header, *rows]) if rows else ""
+
+
+def trace_json(reports: Sequence[RankReport]) -> str:
+    """trace.json: a row a rank, a piece a kind and mini-batch; empty if no rank has spans.
+
+    Times count from the first piece, on rank 0's clock; ``plan_details.clock`` of the result has
+    each rank's clock offset and its uncertainty.
+    """
+    ranks = sorted(reports, key=lambda report: report.rank)
+    starts_s = [r.clock_offset_s + start_s for r in ranks for _, _, start_s, _ in r.spans]
+    if not starts_s:
+        return ""
+    begin_s = min(starts_s)
+    pieces = [
+        Piece(
+            name=f"{kind} {number}",
+            kind=kind.split(" ")[0],
+            process=report.node,
+            thread=report.rank,
+            start_s=start_s + report.clock_offset_s - begin_s,
+            end_s=end_s + report.clock_offset_s - begin_s,
+            arguments={"mini_batch": number},
+        )
+        for report in ranks
+        for kind, number, start_s, end_s in report.spans
+    ]
+    nodes = {report.node: f"node {report.node} ({report.host})" for report in ranks}
+    parts = [f"stage {report.stage}, replica {report.replica}" for report in ranks]
+    rows = {
+        (report.node, report.rank): f"rank {report.rank}: "
+        + ("server" if report.role == "server" else part)
+        for report, part in zip(ranks, parts, strict=True)
+    }
+    return json.dumps(chrome_trace(pieces, nodes, rows))
+
+
 PEAK_RULE = (
     "products of large square matrices in {} after training, by all ranks that train at once, so "
     "that ranks which share a device or cores share its peak; median of some tenths of a second"
@@ -109,7 +322,7 @@ COMPILE_RULE = (
     "three steps before warm-up, less three times the last of them, with empty caches of "
     "torch.compile; slowest rank"
 )
-_OF = {"nvml": "gpu", "rapl": "host"}
+_COVERS = {"nvml": "gpu", "rapl": "host"}
 
 
 def efficiency(cell: Cell, reports: Sequence[RankReport], timing: Timing) -> Efficiency:
@@ -147,14 +360,14 @@ def energy(reports: Sequence[RankReport], timing: Timing) -> Energy:
         EnergyDomain(host, domain.partition(" ")[2], cast("Any", domain.partition(" ")[0]), joules)
         for (host, domain), joules in sorted(counted.items())
     )
-    total = sum(one.energy_j for one in domains) if domains else None
+    total = sum(entry.energy_j for entry in domains) if domains else None
     samples = sum(epoch.samples for epoch in timing.epochs)
     wall_s = max((report.measured_s or 0.0 for report in reports), default=0.0)
     return Energy(
         energy_j=total,
         energy_per_sample_j=None if total is None or not samples else total / samples,
         mean_power_w=None if total is None or not wall_s else total / wall_s,
-        covers=tuple(sorted({cast("Any", _OF[one.counted_by]) for one in domains})),
+        covers=tuple(sorted({cast("Any", _COVERS[entry.counted_by]) for entry in domains})),
         domains=domains,
         missing=tuple(dict.fromkeys(text for r in reports for text in r.energy_missing)),
     )
@@ -267,7 +480,6 @@ ROUNDS_RULE = (
     "epoch_s and samples_per_s are of whole rounds"
 )
 
-
 # A run is flagged as noisy if (p75 - p25) / median of its steps exceeds this.
 NOISY_SPREAD = 0.25
 
@@ -355,222 +567,3 @@ def _step_summary(step_s: np.ndarray, count: int) -> StepSummary:
         p99_s=float(np.percentile(step_s, 99)),
         count=count,
     )
-
-
-_STAGING = ("seconds", "reused", "bytes", "nodes", "verify_s")
-
-
-def assemble(
-    plan: StrategyPlan,
-    site: Site,
-    status: Status,
-    reason: str | None,
-    *,
-    reports: Sequence[RankReport | RankFailure],
-    staging: dict[str, Any] | None,
-    link: dict[str, Any] | None = None,
-    earlier: Sequence[Attempt] = (),
-    measured: Mapping[str, str | None] | None = None,
-    suspended: str | None = None,
-) -> Result:
-    """The result of a cell that is done.
-
-    ``staging`` and ``link`` are reports of ``stage_cell`` and of an emulated fabric, ``earlier``
-    attempts before the one that was measured, ``measured`` digests of the files that the plan was
-    made from (None reads them now), ``suspended`` what SLURM says of the job afterwards.
-    """
-    cell, strategy = plan.cell, plan.strategy
-    ok = sorted((r for r in reports if isinstance(r, RankReport)), key=lambda r: r.rank)
-    complete = status == Status.OK
-    timing = None
-    if complete:
-        lossy = link is not None and link["setting"]["loss"] > 0
-        away_s = _suspended_s(suspended, ok)
-        timing = timing_of(cell, ok, site.device, lossy=lossy, suspended_s=away_s)
-    staged = None
-    if staging is not None:
-        staged = Staging(**{name: staging[name] for name in _STAGING if name in staging})
-    saved = None if timing is None else checkpointing(cell, ok, timing, earlier)
-    compiled = compilation(ok) if complete else None
-    scored = () if timing is None else accuracies(ok, timing)
-    synchronous = strategy.is_synchronous(cell, plan.details)
-    round_steps = strategy.round_steps(cell)
-    return Result(
-        status=cast("Ended", status),
-        reason=reason,
-        reason_code=reason_code(reason, status),
-        site=site.name,
-        cell_id=cell.id,
-        cell=cell.to_dict(),
-        inputs=InputDigests(
-            plan_digest=plan.digest,
-            dataset_digest=None if staging is None else staging["digest"],
-            **(measured_digests(cell, site.name) if measured is None else measured),
-        ),
-        processes=plan.world_size,
-        devices=cell.devices,
-        workers=sum(len(p.devices) for p in plan.processes if p.shard >= 0),
-        device_kind=site.device,
-        accelerator=site.accelerator,
-        update_semantics="synchronous" if synchronous else "stale",
-        notes=(
-            *_notes(strategy, site, plan),
-            *(strategy.remarks(cell, ok[0].plan_details) if complete else ()),
-            *drain_notes(cell, synchronous or round_steps > 1, len(scored)),
-            *checkpoint_notes(saved),
-            *compilation_notes(compiled, site.device),
-            *([] if timing is None else rounds_note(round_steps, timing.step_s.count)),
-            *divergence(ok if complete else []),
-        ),
-        plan_details=ok[0].plan_details if complete else plan.details,
-        ranks=tuple(rank_entry(r) for r in ok),
-        ranks_differ=ranks_differ([report.provenance for report in ok]),
-        timing=timing,
-        staging=staged,
-        loss=loss_summary(ok, ok[0].steps_per_epoch) if complete else None,
-        communication=communication(ok) if complete else None,
-        efficiency=None if timing is None else efficiency(cell, ok, timing),
-        energy=None if timing is None else energy(ok, timing),
-        compilation=compiled,
-        link=None if link is None else Link.from_dict(link),
-        checkpointing=saved,
-        validation=scored,
-        training=training_of(plan, ok) if complete else None,
-        log_tail=(),
-        elapsed_s=0.0,
-        provenance=_provenance(cell.seed, ok, link),
-    )
-
-
-def _suspended_s(answer: str | None, reports: Sequence[RankReport]) -> float | None:
-    """Seconds for which SLURM suspended the job after the first measured step began."""
-    begun_s = [report.measured_from_s for report in reports if report.measured_from_s is not None]
-    return None if answer is None or not begun_s else suspended_s(answer, min(begun_s))
-
-
-def _notes(strategy: Strategy, site: Site, plan: StrategyPlan) -> list[str]:
-    shared = SHARED_GPU_NOTE if site.devices_share_gpu else None
-    emulated = None if site.accelerator is None else site.accelerator.remark
-    remarks = (strategy.note(site.compute_kind), shared, emulated, _unshaped(site, plan))
-    return [note for note in remarks if note is not None]
-
-
-def _unshaped(site: Site, plan: StrategyPlan) -> str | None:
-    """Which copies bypass the links inside a node; None if none does."""
-    condition = site.fabrics.get(plan.cell.fabric)
-    if condition is None or condition.inside is None:
-        return None
-    if all(len(process.devices) == 1 for process in plan.processes):
-        return None
-    return f"copies between devices of one process are not shaped by fabric {plan.cell.fabric}"
-
-
-def _provenance(
-    seed: int, reports: Sequence[RankReport], link: dict[str, Any] | None
-) -> Provenance:
-    values = driver_provenance(seed)
-    values["hosts"] = sorted({r.provenance["host"] for r in reports})
-    if reports:
-        of_a_rank = dict(reports[0].provenance)
-        of_a_rank.pop("host")
-        # In a container, ranks have other packages than the supervisor.
-        packages = {**values["packages"], **of_a_rank.get("packages", {})}
-        values.update(of_a_rank, packages=packages)
-    if link is not None:  # emulated nodes do not use the kernel's own setting
-        values["tcp_congestion_control"] = link["setting"]["congestion_control"]
-    return Provenance.from_dict(values)
-
-
-def communication(reports: Sequence[RankReport]) -> Communication | None:
-    """The ``communication`` part of a result; None unless all ranks counted in the same way."""
-    counted = [(r.rank, r.traffic) for r in reports if r.traffic is not None]
-    methods = {(traffic.counted_by, traffic.steps) for _, traffic in counted}
-    if len(counted) < len(reports) or len(methods) != 1:
-        return None
-    ((counted_by, steps),) = methods
-    return Communication(
-        cast("Any", counted_by),
-        steps,
-        tuple(
-            RankTraffic(
-                rank=rank,
-                sent_bytes=traffic.sent_bytes,
-                received_bytes=traffic.received_bytes,
-                sent_bytes_per_step=traffic.sent_bytes / steps if steps else None,
-                received_bytes_per_step=traffic.received_bytes / steps if steps else None,
-            )
-            for rank, traffic in counted
-        ),
-    )
-
-
-def rank_entry(report: RankReport) -> RankEntry:
-    """One entry of the result's ``ranks``."""
-    entry = {one.name: getattr(report, one.name) for one in fields(RankEntry)}
-    return RankEntry(**{**entry, "load_s": sum(report.load_s)})
-
-
-def steps_csv(reports: Sequence[RankReport]) -> str:
-    """steps.csv: one row a step, warm-up (epoch 0) included; the slowest rank's seconds."""
-    steps = reports[0].steps_per_epoch
-    rows: list[list[Any]] = []
-    warmup = [(r.warmup_step_s, r.warmup_load_s, r.warmup_loss) for r in reports]
-    measured = [(r.step_s, r.load_s, r.loss) for r in reports]
-    for phase, parts in (("warmup", warmup), ("measured", measured)):
-        step_s = np.max([part[0] for part in parts], axis=0)
-        load_s = np.max([part[1] for part in parts], axis=0)
-        loss = mean_over_ranks([part[2] for part in parts])
-        for index in range(len(step_s)):
-            epoch, step = (0, index) if phase == "warmup" else (index // steps + 1, index % steps)
-            seconds = (f"{step_s[index]:.9g}", f"{load_s[index]:.9g}")
-            mean_loss = f"{loss[index]:.6g}" if loss else ""
-            rows.append([epoch, step, int(phase == "warmup"), *seconds, mean_loss])
-    return csv_text([["epoch", "step", "warmup", "step_s", "load_s", "loss"], *rows])
-
-
-def partitions_csv(reports: Sequence[RankReport]) -> str:
-    """partitions.csv: one row a partition, micro-batch and kind of work; empty without any.
-
-    Seconds count from the start of one step after the timed region.
-    """
-    rows = [
-        [partition, kind, micro_batch, f"{start_s:.9g}", f"{end_s:.9g}"]
-        for report in reports
-        for partition, kind, micro_batch, start_s, end_s in report.partition_spans
-    ]
-    header = ["partition", "kind", "micro_batch", "start_s", "end_s"]
-    return csv_text([header, *rows]) if rows else ""
-
-
-def trace_json(reports: Sequence[RankReport]) -> str:
-    """trace.json: a row a rank, a piece a kind and mini-batch; empty if no rank has spans.
-
-    Times count from the first piece, on rank 0's clock; ``plan_details.clock`` of the result has
-    each rank's clock offset and its uncertainty.
-    """
-    ranks = sorted(reports, key=lambda report: report.rank)
-    starts_s = [r.clock_offset_s + start_s for r in ranks for _, _, start_s, _ in r.spans]
-    if not starts_s:
-        return ""
-    begin_s = min(starts_s)
-    pieces = [
-        Piece(
-            name=f"{kind} {number}",
-            kind=kind.split(" ")[0],
-            process=report.node,
-            thread=report.rank,
-            start_s=start_s + report.clock_offset_s - begin_s,
-            end_s=end_s + report.clock_offset_s - begin_s,
-            arguments={"mini_batch": number},
-        )
-        for report in ranks
-        for kind, number, start_s, end_s in report.spans
-    ]
-    nodes = {report.node: f"node {report.node} ({report.host})" for report in ranks}
-    parts = [f"stage {report.stage}, replica {report.replica}" for report in ranks]
-    rows = {
-        (report.node, report.rank): f"rank {report.rank}: "
-        + ("server" if report.role == "server" else part)
-        for report, part in zip(ranks, parts, strict=True)
-    }
-    return json.dumps(chrome_trace(pieces, nodes, rows))

@@ -34,7 +34,7 @@ from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.planner import StrategyPlan, make_plan, measured_digests, request_of
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.store import Order, forget_checkpoints, restart_of
-from ddlbench.runtime.emulated_fabric import (
+from ddlbench.runtime.fabric import (
     Fabric,
     FabricUnfit,
     FabricUnsupported,
@@ -83,7 +83,7 @@ def run_cell(
         site: where.
         cell_folder: gets plan.json, log.txt, steps.csv; partitions.csv and trace.json if there is
             data for them; and, last, result.json.
-        staging: report of :func:`stage_cell`.
+        staging: report of :func:`~ddlbench.runtime.staging.stage_cell`.
         attempt: 2 or more if the workflow itself repeats a failed cell. Such a repeat measures
             only what the infrastructure broke, as a program that crashed would crash again.
 

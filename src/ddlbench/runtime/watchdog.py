@@ -1,4 +1,4 @@
-"""Follow the ranks of a cell to their end, and stop them when they fail or hang.
+"""Follows the ranks of a cell to their end, shows their progress, and stops them when they hang.
 
 ::
 
@@ -7,9 +7,7 @@
     time is up         -> all end: the result is 'timeout'
     no progress        -> every rank dumps its stacks into the log, then all end: a failure
 
-Progress of a cell: rank 0 prints marked lines; the supervisor shows and files them.
-
-::
+Rank 0 prints marked lines, which the supervisor shows and files::
 
     rank 0, between steps      a marked line every half second
     supervisor, its process    a bar, or a line every 15 s; progress.json every 5 s, for `status`
@@ -41,6 +39,101 @@ _REPORT_EVERY_S = 0.5
 _LINE_EVERY_S = 15.0
 _FILE_EVERY_S = 5.0
 _INDENT = " " * 8  # under the names of the run's table
+
+_TAIL_LINES = 40
+_OTHERS_REPORT_S = 5.0
+_DUMP_S = 3.0
+_CHECK_REPORTS_S = 2.0
+
+
+@dataclass
+class Outcome:
+    """How the ranks ended."""
+
+    timed_out: bool = False  # the time limit was reached
+    hung_s: float | None = None  # seconds without a finished step, if they were stopped for that
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))  # of the log
+    # Before the ranks were stopped: those with a report, and signals that ended guards.
+    reported: frozenset[int] = frozenset()
+    guards_killed: dict[int, int] = field(default_factory=dict)
+
+
+def watch(
+    launch: Launch,
+    log_path: Path,
+    title: str,
+    *,
+    timeout_s: float,
+    hang_timeout_s: float,
+    display: Shows | None = None,
+) -> Outcome:
+    """Follow ``launch`` until it ends or must be stopped; no process is left when this returns.
+
+    The log gets every line; the ranks' reports appear beside it. Without a display, a bar shows
+    progress. ``hang_timeout_s`` is the longest time without any.
+    """
+    outcome = Outcome()
+    display = display or Display(title, folder=log_path.parent)
+    deadline = time.monotonic() + timeout_s
+    moved, stop_at = time.monotonic(), math.inf
+    reports = _Reports(log_path.parent)
+    try:
+        with log_path.open("w", encoding="utf-8") as log:
+            for line in launch.lines(deadline):
+                now = time.monotonic()
+                display.tick()
+                if line is not None and _log_or_show(line, log, display, outcome):
+                    moved = now
+                if now > stop_at:
+                    break
+                if stop_at < math.inf:
+                    continue
+                if now > deadline:
+                    outcome.timed_out = True
+                    break
+                if launch.has_failed() or reports.show_failure(now):
+                    stop_at = now + _OTHERS_REPORT_S
+                elif now - moved > hang_timeout_s:
+                    outcome.hung_s = now - moved
+                    launch.dump_stacks()
+                    stop_at = now + _DUMP_S
+    finally:
+        display.close()
+        outcome.reported, outcome.guards_killed = reports.ranks(), launch.killed()
+        launch.stop()
+    return outcome
+
+
+class _Reports:
+    """Reports of failed ranks. srun itself may wait forever for a node that does not answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._next_check = folder, 0.0
+
+    def show_failure(self, now: float) -> bool:
+        if now < self._next_check:
+            return False
+        self._next_check = now + _CHECK_REPORTS_S
+        return any(read_json(path).get("status") != "ok" for path in self._files())
+
+    def ranks(self) -> frozenset[int]:
+        """Ranks that have reported, whatever it was."""
+        return frozenset(int(path.stem.removeprefix("rank")) for path in self._files())
+
+    def _files(self) -> list[Path]:
+        return list(self._folder.glob("rank*.json"))
+
+
+def _log_or_show(line: str, log: TextIO, display: Shows, outcome: Outcome) -> bool:
+    """Show a marked line as progress, log any other; returns whether it was progress."""
+    before, mark, payload = line.partition(MARK)
+    if mark:
+        display.update(payload)
+        return True
+    log.write(before + "\n")
+    log.flush()
+    outcome.tail.append(before)
+    return False
 
 
 class Reporter:
@@ -175,99 +268,3 @@ def phase_in(line: str) -> str | None:
         return str(json.loads(payload)["phase"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-_TAIL_LINES = 40
-_OTHERS_REPORT_S = 5.0
-_DUMP_S = 3.0
-_CHECK_REPORTS_S = 2.0
-
-
-@dataclass
-class Outcome:
-    """How the ranks ended."""
-
-    timed_out: bool = False  # the time limit was reached
-    hung_s: float | None = None  # seconds without a finished step, if they were stopped for that
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))  # of the log
-    # Before the ranks were stopped: those with a report, and signals that ended guards.
-    reported: frozenset[int] = frozenset()
-    guards_killed: dict[int, int] = field(default_factory=dict)
-
-
-def watch(
-    launch: Launch,
-    log_path: Path,
-    title: str,
-    *,
-    timeout_s: float,
-    hang_timeout_s: float,
-    display: Shows | None = None,
-) -> Outcome:
-    """Follow ``launch`` until it ends or must be stopped; no process is left when this returns.
-
-    The log gets every line; the ranks' reports appear beside it. Without a display, a bar shows
-    progress. ``hang_timeout_s`` is the longest time without any.
-    """
-    outcome = Outcome()
-    display = display or Display(title, folder=log_path.parent)
-    deadline = time.monotonic() + timeout_s
-    moved, stop_at = time.monotonic(), math.inf
-    reports = _Reports(log_path.parent)
-    try:
-        with log_path.open("w", encoding="utf-8") as log:
-            for line in launch.lines(deadline):
-                now = time.monotonic()
-                display.tick()
-                if line is not None and _log_or_show(line, log, display, outcome):
-                    moved = now
-                if now > stop_at:
-                    break
-                if stop_at < math.inf:
-                    continue
-                if now > deadline:
-                    outcome.timed_out = True
-                    break
-                if launch.has_failed() or reports.show_failure(now):
-                    stop_at = now + _OTHERS_REPORT_S
-                elif now - moved > hang_timeout_s:
-                    outcome.hung_s = now - moved
-                    launch.dump_stacks()
-                    stop_at = now + _DUMP_S
-    finally:
-        display.close()
-        outcome.reported, outcome.guards_killed = reports.ranks(), launch.killed()
-        launch.stop()
-    return outcome
-
-
-class _Reports:
-    """Reports of failed ranks. srun itself may wait forever for a node that does not answer."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._next_check = folder, 0.0
-
-    def show_failure(self, now: float) -> bool:
-        if now < self._next_check:
-            return False
-        self._next_check = now + _CHECK_REPORTS_S
-        return any(read_json(path).get("status") != "ok" for path in self._files())
-
-    def ranks(self) -> frozenset[int]:
-        """Ranks that have reported, whatever it was."""
-        return frozenset(int(path.stem.removeprefix("rank")) for path in self._files())
-
-    def _files(self) -> list[Path]:
-        return list(self._folder.glob("rank*.json"))
-
-
-def _log_or_show(line: str, log: TextIO, display: Shows, outcome: Outcome) -> bool:
-    """Show a marked line as progress, log any other; returns whether it was progress."""
-    before, mark, payload = line.partition(MARK)
-    if mark:
-        display.update(payload)
-        return True
-    log.write(before + "\n")
-    log.flush()
-    outcome.tail.append(before)
-    return False

@@ -2,9 +2,7 @@
 
 It reports success or failure in rank<k>.json. SIGUSR1 makes it dump its stacks.
 
-Compilation of a cell's network before warm-up, and the seconds that it takes.
-
-::
+A network is compiled before warm-up, if the cell says so::
 
     prepare | step, compiles | step | step | state as before | warm-up | measured
             |<-------- three trial steps -------->|
@@ -56,7 +54,11 @@ from ddlbench.runtime.checkpoint.rank import (
     set_random_state,
 )
 from ddlbench.runtime.energy import EnergyMeter, measured_by_rank
-from ddlbench.runtime.environment import rank_provenance
+from ddlbench.runtime.environment import (
+    rank_provenance,
+    remove_socket_folder,
+    use_short_socket_folder,
+)
 from ddlbench.runtime.initial_state import check_settings, initial_state, replayed_losses
 from ddlbench.runtime.job import Job, kept_folder, report_file, stacks_file
 from ddlbench.runtime.launch import (
@@ -68,7 +70,6 @@ from ddlbench.runtime.launch import (
     own_process,
     use_interface,
 )
-from ddlbench.runtime.lease import remove_socket_folder, use_short_socket_folder
 from ddlbench.runtime.loop import Extent, Measurement, measure
 from ddlbench.runtime.meters import (
     cpu_peak_bytes,
@@ -101,104 +102,6 @@ from ddlbench.strategies.training import apply_torch_settings, with_precision
 
 TRIAL_STEPS = 3
 _COMPILERS = ("gcc", "clang", "cc")  # that Triton looks for
-
-
-def ready_to_compile(device_kind: str, run_dir: Path) -> None:
-    """Have torch.compile keep what it makes in the folder of this run.
-
-    Raises:
-        Unsupported: there is no compiler for such a device.
-    """
-    if (reason := why_no_compiler(device_kind)) is not None:
-        raise Unsupported(reason)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(run_dir / "compiled")
-    os.environ["TRITON_CACHE_DIR"] = str(run_dir / "compiled" / "triton")
-
-
-def why_no_compiler(device_kind: str) -> Reason | None:
-    """Why this machine cannot compile for such a device; None if it can."""
-    if device_kind == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415 - slow to import
-        from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415 - slow to import
-
-        try:
-            get_cpp_compiler()
-        except (InvalidCxxCompiler, RuntimeError, OSError) as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            return Reason(
-                "cannot_compile",
-                f"torch.compile needs a C++ compiler on CPUs (g++, or CXX names one): {first}",
-            )
-        return None
-    if importlib.util.find_spec("triton") is None:
-        return Reason("cannot_compile", "torch.compile needs the package triton on GPUs")
-    if not (os.environ.get("CC") or any(map(shutil.which, _COMPILERS))):
-        return Reason("cannot_compile", "torch.compile needs a C compiler on GPUs (gcc, or CC)")
-    return None
-
-
-def compile_ahead(
-    executor: Executor, context: Context, cell: Cell, *, sign: bool = False
-) -> CompileCost | None:
-    """Train some steps, in the first of which torch compiles, and undo them; all ranks together.
-
-    None for a cell that is not compiled. With ``sign`` the watchdog gets a sign of life.
-
-    Raises:
-        Unsupported: torch cannot compile this network.
-    """
-    if not cell.compile:
-        return None
-    progress = context.progress
-
-    def alive(_done: int) -> None:
-        if sign:
-            Reporter.phase("compiling")
-
-    alive(0)
-    context.progress = alive
-    try:
-        return _trial(executor, context.devices)
-    finally:
-        context.progress = progress
-
-
-def _trial(executor: Executor, devices: Sequence[torch.device]) -> CompileCost:
-    state = copy.deepcopy(executor.checkpoint_state())
-    random = random_state(devices)
-    try:
-        steps_s = executor.run(0, TRIAL_STEPS).step_s
-    except Exception as error:
-        if classify(error)[0] != Status.FAILED or not _of_compiler(error):
-            raise
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise Unsupported(
-            f"torch.compile cannot compile this network ({type(error).__name__}: {first})",
-            code="cannot_compile",
-        ) from error
-    executor.load_checkpoint_state(state)
-    set_random_state(random, devices)
-    graphs = compiled_graphs()
-    if not graphs:
-        raise Unsupported(
-            "torch.compile found nothing to compile in this network", code="cannot_compile"
-        )
-    return CompileCost(max(0.0, sum(steps_s) - len(steps_s) * steps_s[-1]), graphs)
-
-
-def compiled_graphs() -> int:
-    """How many graphs torch has compiled in this process."""
-    from torch._dynamo.utils import counters  # noqa: PLC0415 - slow to import
-
-    return int(counters["stats"]["unique_graphs"])
-
-
-def _of_compiler(error: Exception) -> bool:
-    """Whether an error is one of torch.compile, rather than of the step that it compiles."""
-    from torch._dynamo.exc import TorchDynamoException  # noqa: PLC0415 - slow to import
-    from torch._inductor.exc import OperatorIssue  # noqa: PLC0415 - slow to import
-
-    return isinstance(error, TorchDynamoException | OperatorIssue)
 
 
 def main(job_path: str) -> int:
@@ -530,6 +433,104 @@ def _times(measurement: Measurement) -> dict[str, Any]:
         "measured_s": measurement.utilisation.wall_s,
         "energy_j": measurement.utilisation.energy_j,
     }
+
+
+def ready_to_compile(device_kind: str, run_dir: Path) -> None:
+    """Have torch.compile keep what it makes in the folder of this run.
+
+    Raises:
+        Unsupported: there is no compiler for such a device.
+    """
+    if (reason := why_no_compiler(device_kind)) is not None:
+        raise Unsupported(reason)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(run_dir / "compiled")
+    os.environ["TRITON_CACHE_DIR"] = str(run_dir / "compiled" / "triton")
+
+
+def why_no_compiler(device_kind: str) -> Reason | None:
+    """Why this machine cannot compile for such a device; None if it can."""
+    if device_kind == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415 - slow to import
+        from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415 - slow to import
+
+        try:
+            get_cpp_compiler()
+        except (InvalidCxxCompiler, RuntimeError, OSError) as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return Reason(
+                "cannot_compile",
+                f"torch.compile needs a C++ compiler on CPUs (g++, or CXX names one): {first}",
+            )
+        return None
+    if importlib.util.find_spec("triton") is None:
+        return Reason("cannot_compile", "torch.compile needs the package triton on GPUs")
+    if not (os.environ.get("CC") or any(map(shutil.which, _COMPILERS))):
+        return Reason("cannot_compile", "torch.compile needs a C compiler on GPUs (gcc, or CC)")
+    return None
+
+
+def compile_ahead(
+    executor: Executor, context: Context, cell: Cell, *, sign: bool = False
+) -> CompileCost | None:
+    """Train some steps, in the first of which torch compiles, and undo them; all ranks together.
+
+    None for a cell that is not compiled. With ``sign`` the watchdog gets a sign of life.
+
+    Raises:
+        Unsupported: torch cannot compile this network.
+    """
+    if not cell.compile:
+        return None
+    progress = context.progress
+
+    def alive(_done: int) -> None:
+        if sign:
+            Reporter.phase("compiling")
+
+    alive(0)
+    context.progress = alive
+    try:
+        return _trial(executor, context.devices)
+    finally:
+        context.progress = progress
+
+
+def _trial(executor: Executor, devices: Sequence[torch.device]) -> CompileCost:
+    state = copy.deepcopy(executor.checkpoint_state())
+    random = random_state(devices)
+    try:
+        steps_s = executor.run(0, TRIAL_STEPS).step_s
+    except Exception as error:
+        if classify(error)[0] != Status.FAILED or not _of_compiler(error):
+            raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise Unsupported(
+            f"torch.compile cannot compile this network ({type(error).__name__}: {first})",
+            code="cannot_compile",
+        ) from error
+    executor.load_checkpoint_state(state)
+    set_random_state(random, devices)
+    graphs = compiled_graphs()
+    if not graphs:
+        raise Unsupported(
+            "torch.compile found nothing to compile in this network", code="cannot_compile"
+        )
+    return CompileCost(max(0.0, sum(steps_s) - len(steps_s) * steps_s[-1]), graphs)
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch has compiled in this process."""
+    from torch._dynamo.utils import counters  # noqa: PLC0415 - slow to import
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _of_compiler(error: Exception) -> bool:
+    """Whether an error is one of torch.compile, rather than of the step that it compiles."""
+    from torch._dynamo.exc import TorchDynamoException  # noqa: PLC0415 - slow to import
+    from torch._inductor.exc import OperatorIssue  # noqa: PLC0415 - slow to import
+
+    return isinstance(error, TorchDynamoException | OperatorIssue)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""One rank without its peers: it computes its part and sends nothing; its messages are listed.
+"""One rank by itself: without its peers, to time it, or in a dry run before it meets them.
 
-A profile runs a rank so, to time what one device computes where layers are split::
+Without peers a rank computes its part and sends nothing; its messages are listed. A profile runs a
+rank so, to time what one device computes where layers are split::
 
     with peers   | compute |-- all_reduce --| compute |- all_gather -| compute |
     alone        | compute | compute | compute |      listed: all_reduce of 64 KiB, all_gather, ..
 
 A process group of this module stands in for gloo or NCCL. Sums lack the other ranks' addends, and
-what would arrive is zero or a copy of the own part. So the values of a step are wrong, while the
+what would arrive is zero or a copy of the rank's part. So the values of a step are wrong, while the
 shapes, the arithmetic and the copies around messages are those of a real one.
 
-A dry run: training a copy first, so that nothing happens for the first time later.
-
-Over NCCL a posted receive is a kernel that spins on the GPU until its message arrives. An operation
-that waits for the whole device then waits for the other rank, too. It hangs if that rank waits for
-this one::
+A dry run trains a copy first, so that nothing happens for the first time later. Over NCCL a posted
+receive is a kernel that spins on the GPU until its message arrives. An operation that waits for the
+whole device then waits for the other rank, too. It hangs if that rank waits for this one::
 
     rank 0   | receive g0 posted: spins ................................. for ever
              | F0: cuDNN tries its plans, and waits for the device ...... for ever

@@ -1,4 +1,4 @@
-"""The process groups of a cell's ranks, and the first message over each connection.
+"""The process groups of a cell's ranks, the first messages over them, and sums of gradients.
 
 Groups use gloo (CPU) or NCCL (CUDA)::
 
@@ -13,16 +13,13 @@ reports which of the two it was.
 Two ranks connect when they exchange their first message, and on CUDA both wait for the whole device
 meanwhile. :func:`connect` sends these first messages one by one, before any receive is posted.
 
-State of executors whose weights are shared out as DTensors: whole for readers, local on disk.
-
-::
+Executors whose weights are shared out as DTensors have a state that is whole for readers, and local
+on disk::
 
     state_dict         whole weights     a collective: every rank gets all
     checkpoint_state   this rank's part  no message; only the same plan can read it back
 
-Sums of gradients over a process group, in buckets.
-
-A sum is one all-reduce for each bucket; all of them start at once::
+A sum of gradients is one all-reduce for each bucket; all of them start at once::
 
     gradients   | a b | c d e | f |      each bucket is flattened into one row
     buckets     |--0--|---1---|-2-|      waited for in order; each sum is a view of its row
@@ -121,11 +118,11 @@ class ShardedStateExecutor(Executor):
         return {"module": module, "optimizer": self._local_optimizer_state()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        own = self.module.state_dict()
-        if own.keys() != state["module"].keys():
+        current = self.module.state_dict()
+        if current.keys() != state["module"].keys():
             raise ValueError("the checkpoint is of another network")
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in current.items():
                 local(value).copy_(state["module"][name])
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         whole = {
@@ -139,11 +136,11 @@ class ShardedStateExecutor(Executor):
 
     def _local_optimizer_state(self) -> dict[str, Any]:
         whole = self.optimizer.state_dict()
-        own = {
+        held = {
             number: {name: local(value) for name, value in entry.items()}
             for number, entry in whole["state"].items()
         }
-        return {**whole, "state": own}
+        return {**whole, "state": held}
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         return map(local, super().persistent_tensors())

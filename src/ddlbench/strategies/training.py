@@ -1,12 +1,11 @@
-"""Precision, loss and optimiser of a cell, for every strategy.
+"""Precision, loss and optimiser of a cell, for every strategy, and the replays of some.
 
 Autocast belongs to a thread, and a library may compute in threads of its own. So each block enters
 autocast itself, instead of the loop that calls it.
 
-Replays: one device trains what the ranks of a strategy with older weights train together.
-
-Such a strategy names its replay (``Strategy.replay``), which lies in its folder. The replay is the
-truth of tests and of ``ddlbench check``, and a cell's first losses are compared with it.
+In a replay one device trains what the ranks of a strategy with older weights train together. Such a
+strategy names its replay (``Strategy.replay``), which lies in its folder. The replay is the truth
+of tests and of ``ddlbench check``, and a cell's first losses are compared with it.
 """
 
 from __future__ import annotations
@@ -93,6 +92,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, cell: Cell, mini_batch: 
     for group in optimizer.param_groups:
         full = group.setdefault("initial_lr", group["lr"])  # torch's own name for it
         group["lr"] = full * min(1.0, (mini_batch + 1) / steps)
+
+
+def rate_of(cell: Cell, mini_batch: int) -> float:
+    """Learning rate of a mini-batch's update: it rises linearly over the first steps."""
+    steps = max(1, cell.learning_rate_warmup_steps)
+    return cell.learning_rate * min(1.0, (mini_batch + 1) / steps)
 
 
 class Autocast(nn.Module):
@@ -190,9 +195,3 @@ def replay_of(strategy: Strategy) -> Replay | None:
         return None
     replay: Replay = getattr(importlib.import_module(module_name), attribute)
     return replay
-
-
-def rate_of(cell: Cell, mini_batch: int) -> float:
-    """Learning rate of a mini-batch's update: it rises linearly over the first steps."""
-    steps = max(1, cell.learning_rate_warmup_steps)
-    return cell.learning_rate * min(1.0, (mini_batch + 1) / steps)

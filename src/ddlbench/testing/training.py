@@ -1,14 +1,10 @@
-"""Trains cells with their real executors, and compares them with sequential training.
+"""Trains small networks with the real executors of cells, and checks what they become.
 
 After several steps a parallel strategy must have the weights of sequential training. The reference
 computes the same mini-batch part by part, so that batch norm sees the samples of a rank or
 micro-batch, and averages gradients. Dropout is off.
 
-Small networks with the blocks that are hard to cut, to average or to repeat.
-
-Checks that cells resume from their checkpoints in new processes, bit for bit.
-
-::
+A cell must resume from its checkpoint in new processes, bit for bit::
 
     plain    warm-up | 1 2 3 4 5 6                                no checkpoint
     first    warm-up | 1 2 3 | save | 4 5 6 | save
@@ -37,7 +33,6 @@ from ddlbench.equivalence.examination import STATISTICS
 from ddlbench.equivalence.one_device import (
     Reader,
     context_of,
-    global_batch,
     train_in_parts,
     whole_batches,
 )
@@ -74,7 +69,7 @@ class Mean(nn.Module):
         return inputs.mean(dim=(2, 3), keepdim=True)
 
 
-class Turned(nn.Module):
+class _Turned(nn.Module):
     """Its output is a view that is not contiguous."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -104,7 +99,7 @@ def tiny() -> nn.Sequential:
         shrink=nn.AvgPool2d(4),
         stem=nn.Conv2d(1, 6, 3, padding=1),
         block0=Residual(6),
-        turned=Turned(),
+        turned=_Turned(),
         block1=Residual(6),
         relu=nn.ReLU(),
         mean=Mean(),
@@ -208,21 +203,6 @@ def network_of(cell: Cell) -> nn.Sequential:
     network = SMALL[cell.network]()
     return network if cell.network == "residual" else network.double()
 
-
-__all__ = [
-    "STATISTICS",
-    "Reader",
-    "assert_cell_equals_sequential",
-    "assert_same_bits",
-    "assert_same_weights",
-    "context_of",
-    "executor_of",
-    "global_batch",
-    "network_of",
-    "reference",
-    "sequential",
-    "train",
-]
 
 # (first, count) of each call of ``run``: warm-up, and the measured region.
 Runs = tuple[tuple[int, int], ...]
@@ -359,7 +339,7 @@ def assert_cell_equals_sequential(cell: Cell, parts: int) -> None:
     torch.testing.assert_close(mean_losses, torch.tensor(losses), rtol=1e-3, atol=1e-4)
 
 
-_WARMUP, _RESUMED_STEPS, _EVERY = 2, 6, 3
+_WARMUP, _RESUMED_STEPS, _SAVE_EVERY = 2, 6, 3
 _RUNS = ("plain", "first", "second")
 
 
@@ -367,21 +347,21 @@ def assert_cells_resume(cells: Sequence[Cell], folder: Path) -> None:
     """Train every cell without checkpoints, with them, and resumed; compare the final states.
 
     Args:
-        cells: with equally many ranks; their network is one of ``networks.RESUMED``.
+        cells: with equally many ranks; their network is one of :data:`RESUMED`.
         folder: an empty folder, for the checkpoints.
     """
     (world_size,) = {make_plan(cell).world_size for cell in cells}
     plain, first, second = (
-        run_ranks(partial(_train, out=folder, run=run), cells, world_size) for run in _RUNS
+        run_ranks(partial(_train_run, out=folder, run=run), cells, world_size) for run in _RUNS
     )
     for number, cell in enumerate(cells):
         for rank in range(world_size):
-            _compare(cell, rank, folder, [run[number][rank] for run in (plain, first, second)])
+            _check_runs(cell, rank, folder, [run[number][rank] for run in (plain, first, second)])
         losses = [rank["loss"] for rank in second[number] if rank["loss"]]
         assert losses and all(len(loss) == _WARMUP + _RESUMED_STEPS for loss in losses), cell.id
 
 
-def _compare(cell: Cell, rank: int, folder: Path, results: Sequence[dict[str, Any]]) -> None:
+def _check_runs(cell: Cell, rank: int, folder: Path, results: Sequence[dict[str, Any]]) -> None:
     """Compare one rank's results and final states of its three runs."""
     plain, first, second = results
     place = f"{cell.id}, rank {rank}"
@@ -391,14 +371,16 @@ def _compare(cell: Cell, rank: int, folder: Path, results: Sequence[dict[str, An
     at_end = read_state(rank_file(set_folder(folder / cell.id, _RESUMED_STEPS, "second"), rank))
     assert_same_bits(at_end["executor"], ends["second"]["executor"], place)
     assert second == first, place
-    assert second["saves"] == _RESUMED_STEPS // _EVERY
+    assert second["saves"] == _RESUMED_STEPS // _SAVE_EVERY
     assert second["steps"] == _RESUMED_STEPS, place
     if strategy_of(cell.strategy).is_synchronous(cell):
         assert_same_bits(ends["first"], ends["plain"], f"plain {place}")
         assert first["loss"] == plain["loss"], place
 
 
-def _train(cell: Cell, rank: int, store: Store | None, *, out: Path, run: str) -> dict[str, Any]:
+def _train_run(
+    cell: Cell, rank: int, store: Store | None, *, out: Path, run: str
+) -> dict[str, Any]:
     """Train one rank; ``run`` is "plain" (no checkpoints), "first" (with) or "second" (resumed)."""
     folder, resume = out / cell.id, run == "second"
     plan = make_plan(cell)
@@ -407,7 +389,7 @@ def _train(cell: Cell, rank: int, store: Store | None, *, out: Path, run: str) -
     context = context_of(plan, process, store)
     order = None
     if run != "plain":
-        before = set_folder(folder, _EVERY, "first").name if resume else None
+        before = set_folder(folder, _SAVE_EVERY, "first").name if resume else None
         order = Order(str(folder), {"cell_id": cell.id}, run, before, "test")
     checkpoints = open_checkpoints(
         order, executor, rank, plan.world_size, store=store, devices=context.devices
@@ -420,7 +402,7 @@ def _train(cell: Cell, rank: int, store: Store | None, *, out: Path, run: str) -
     random.seed(cell.seed + rank + (99 if resume else 0))
     data = Reader(cell, process, torch.float32) if process.needs else None
     executor.prepare(plan, process, network, data, context)
-    extent = Extent(_WARMUP, 1, _RESUMED_STEPS, 0 if checkpoints is None else _EVERY)
+    extent = Extent(_WARMUP, 1, _RESUMED_STEPS, 0 if checkpoints is None else _SAVE_EVERY)
     measured = measure(executor, extent, context.devices, 1, checkpoints=checkpoints)
     end = {"executor": executor.checkpoint_state(), "random": random_state(context.devices)}
     write_state(folder / f"{run}-{rank}", end)

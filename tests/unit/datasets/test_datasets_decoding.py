@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddlbench.datasets.columns import decode, decode_bytes
+from ddlbench.datasets.decoding import decode, decode_bytes
 from ddlbench.datasets.files import DataError
 from ddlbench.experiment.dataset_spec import DATASETS
 

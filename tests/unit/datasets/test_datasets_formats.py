@@ -11,7 +11,7 @@ from PIL import Image
 
 from ddlbench.datasets import cifar
 from ddlbench.datasets import raw as raw_format
-from ddlbench.datasets.columns import decode
+from ddlbench.datasets.decoding import decode
 from ddlbench.datasets.files import MANIFEST_NAME, DataError, Manifest
 from ddlbench.datasets.formats import FORMATS, write_dataset
 from ddlbench.datasets.loading import open_split

@@ -18,7 +18,7 @@ from emulated_frames import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlbench.emulation.endpoint import destination, is_ipv4, measure, without_lost
+from ddlbench.emulation.switch import destination, is_ipv4, measure, without_lost
 
 PAYLOAD = bytes(index % 251 for index in range(4500))
 

@@ -14,7 +14,7 @@ from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import NETWORKS, load, mismatch
 from ddlbench.networks import block_names, build, num_parameters, without_dropout
 from ddlbench.networks.factory import apart, checked, num_layers
-from ddlbench.networks.whole import why_uncut
+from ddlbench.networks.foreign import why_uncut
 
 CIFAR10 = DATASETS["cifar10"]
 LARGE = {

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.factory import build, skeleton
+from ddlbench.networks.foreign import whole
 from ddlbench.networks.recorded import cut_by_recording
 from ddlbench.networks.recording import CannotRecord
-from ddlbench.networks.whole import whole
 
 CIFAR10 = DATASETS["cifar10"]
 

@@ -15,7 +15,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES, load
 from ddlbench.networks.factory import build, skeleton, try_network
-from ddlbench.networks.whole import tensor_of, whole, why_uncut
+from ddlbench.networks.foreign import tensor_of, whole, why_uncut
 from ddlbench.planning.labels import network_label
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.pipeline_stages import StageOptions

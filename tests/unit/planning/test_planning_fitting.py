@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
-from ddlbench.planning.budget import fitted, micro_batch_counts
+from ddlbench.planning.planner import fitted, micro_batch_counts
 from ddlbench.planning.strategy import normalise, strategy_of
 from ddlbench.predict.ranking import Question
 

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.distributed import Store
 
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.meters import cpu_peak_bytes
-from ddlbench.testing.training import Reader, context_of, executor_of
+from ddlbench.strategies.executor import executor_of
 
 pytestmark = pytest.mark.slow
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.distributed import Store
 
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -23,7 +24,7 @@ from ddlbench.profiling.blocks import blocks_of
 from ddlbench.profiling.leaves import network_bytes
 from ddlbench.runtime.meters import cpu_peak_bytes
 from ddlbench.runtime.rendezvous import barrier
-from ddlbench.testing.training import Reader, context_of, executor_of
+from ddlbench.strategies.executor import executor_of
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,8 @@ from ddlbench.networks import build
 from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.profiling import layers
 from ddlbench.profiling.layers import measure_layers
+from ddlbench.profiling.profile import fits_in_memory, make_profile
 from ddlbench.profiling.steps import slowdowns
-from ddlbench.profiling.worker import fits_in_memory, make_profile
 from ddlbench.runtime.rank_job import RankJobFailed
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from ddlbench.experiment.profile import (
     read_profile,
     write_profile,
 )
-from ddlbench.profiling.worker import pooled
+from ddlbench.profiling.profile import pooled
 
 
 def run(speed: float, *, width: float = 0.01, slowdown: float = 1.1) -> Profile:

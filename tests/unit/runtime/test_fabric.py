@@ -16,8 +16,8 @@ from ddlbench.experiment.result import read_result
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import make_plan
-from ddlbench.runtime import emulated_fabric, supervise
-from ddlbench.runtime.emulated_fabric import (
+from ddlbench.runtime import fabric, supervise
+from ddlbench.runtime.fabric import (
     EmulatedFabric,
     RelayMeter,
     SiteFabric,
@@ -89,17 +89,17 @@ def site(tmp_path):
 
 
 def link(**usage):
-    fabric = EmulatedFabric("lat10", CONDITION, Nodes(), {"ok": True}, "cpu")
-    report = fabric.report()
+    network = EmulatedFabric("lat10", CONDITION, Nodes(), {"ok": True}, "cpu")
+    report = network.report()
     return {**report, "usage": {**report["usage"], **usage}}
 
 
 def test_a_name_that_the_site_does_not_emulate_is_its_own_network(site):
     for name in ("default", "somebody-set-this"):
-        with fabric_up(site, name, (2, 1)) as fabric:
-            assert isinstance(fabric, SiteFabric)
-            assert fabric.report() is None
-            meeting = fabric.rendezvous()
+        with fabric_up(site, name, (2, 1)) as network:
+            assert isinstance(network, SiteFabric)
+            assert network.report() is None
+            meeting = network.rendezvous()
             assert meeting.listener is not None
             assert meeting.listener.getsockname() == (meeting.host, meeting.port)
             meeting.listener.close()
@@ -107,12 +107,12 @@ def test_a_name_that_the_site_does_not_emulate_is_its_own_network(site):
 
 def test_an_emulated_fabric_is_up_inside_and_gone_outside(site, monkeypatch):
     made = []
-    monkeypatch.setattr(emulated_fabric, "available", lambda backend: None)
+    monkeypatch.setattr(fabric, "available", lambda backend: None)
     monkeypatch.setattr(
-        emulated_fabric, "EmulatedNodes", lambda *given: made.append(Nodes(*given)) or made[-1]
+        fabric, "EmulatedNodes", lambda *given: made.append(Nodes(*given)) or made[-1]
     )
-    with pytest.raises(ZeroDivisionError), fabric_up(site, "lat10", (2, 1)) as fabric:
-        meeting = fabric.rendezvous()
+    with pytest.raises(ZeroDivisionError), fabric_up(site, "lat10", (2, 1)) as network:
+        meeting = network.rendezvous()
         assert (meeting.host, meeting.interface, meeting.listener) == ("10.0.0.1", "eth0", None)
         assert made[0].is_up
         raise ZeroDivisionError
@@ -125,11 +125,11 @@ def test_links_of_a_machine_that_was_busy_for_a_moment_are_set_and_probed_again(
 ):
     nodes = Nodes()
     nodes.missed = list(missed)
-    monkeypatch.setattr(emulated_fabric, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(emulated_fabric, "available", lambda backend: None)
-    monkeypatch.setattr(emulated_fabric, "EmulatedNodes", lambda *given: nodes)
-    with fabric_up(site, "lat10", (2, 1)) as fabric:
-        probe = fabric.report()["probe"]
+    monkeypatch.setattr(fabric, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(fabric, "available", lambda backend: None)
+    monkeypatch.setattr(fabric, "EmulatedNodes", lambda *given: nodes)
+    with fabric_up(site, "lat10", (2, 1)) as network:
+        probe = network.report()["probe"]
     assert probe == {"ok": True, "misses": [], "earlier_misses": missed}
     assert nodes.calibrated == len(missed)
 
@@ -183,16 +183,16 @@ def test_each_node_sees_its_own_gpus(monkeypatch, seen, node, own):
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     process = Process(0, "worker", node, 1, (1,))
-    inside = emulated_fabric._Inside(Nodes(), devices_per_node=2, device_kind="cuda")
+    inside = fabric._Inside(Nodes(), devices_per_node=2, device_kind="cuda")
     assert inside.environment(process)["CUDA_VISIBLE_DEVICES"] == own
-    assert emulated_fabric._Inside(Nodes(), 2, "cpu").environment(process) == {}
-    shared = emulated_fabric._Inside(Nodes(), 2, "cuda", share_gpu=True).environment(process)
+    assert fabric._Inside(Nodes(), 2, "cpu").environment(process) == {}
+    shared = fabric._Inside(Nodes(), 2, "cuda", share_gpu=True).environment(process)
     assert shared == {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
 
 
 def test_a_process_runs_at_the_links_of_its_device_and_nccl_takes_no_other_way():
     process = Process(3, "worker", 1, 1, (1,))
-    inside = emulated_fabric._Inside(Nodes(), 2, "cuda", links_inside=True)
+    inside = fabric._Inside(Nodes(), 2, "cuda", links_inside=True)
     assert inside.command(process, ["train"]) == ["inside", "1", "1", "train"]
     environment = inside.environment(process)
     assert (environment["NCCL_P2P_DISABLE"], environment["NCCL_SHM_DISABLE"]) == ("1", "1")
@@ -210,7 +210,7 @@ def test_a_process_with_several_devices_says_that_its_copies_are_not_shaped(site
 
 def test_cores_are_confined_only_for_what_is_started_inside():
     before = os.sched_getaffinity(0)
-    with emulated_fabric._confined((min(before),)):
+    with fabric._confined((min(before),)):
         assert os.sched_getaffinity(0) == {min(before)}
     assert os.sched_getaffinity(0) == before
 
@@ -262,7 +262,7 @@ def test_a_result_says_which_congestion_control_was_in_force(site):
 
 
 def test_a_machine_that_cannot_emulate_says_unsupported(site, tmp_path, monkeypatch):
-    monkeypatch.setattr(emulated_fabric, "available", lambda backend: "namespaces are forbidden")
+    monkeypatch.setattr(fabric, "available", lambda backend: "namespaces are forbidden")
     result = run_cell(CELL, site, tmp_path)
     assert result.status == "unsupported"
     assert result.reason == "fabric lat10 cannot be emulated here: namespaces are forbidden"
@@ -275,9 +275,9 @@ def test_a_link_that_misses_its_setting_is_refused_before_any_rank_starts(
 ):
     nodes = Nodes()
     nodes.missed = [["12 ms"], ["13 ms"], ["delay 14 ms instead of 10 ms"], ["not looked at"]]
-    monkeypatch.setattr(emulated_fabric, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(emulated_fabric, "available", lambda backend: None)
-    monkeypatch.setattr(emulated_fabric, "EmulatedNodes", lambda *given: nodes)
+    monkeypatch.setattr(fabric, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(fabric, "available", lambda backend: None)
+    monkeypatch.setattr(fabric, "EmulatedNodes", lambda *given: nodes)
     with pytest.raises(CellFailed, match=r"fabric lat10: delay 14 ms instead of 10 ms$"):
         run_cell(CELL, site, tmp_path)
     assert not nodes.is_up

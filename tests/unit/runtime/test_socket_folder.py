@@ -11,13 +11,13 @@ import pytest
 
 import ddlbench
 from ddlbench.experiment.status import Status
-from ddlbench.runtime.lease import LONGEST_TMPDIR
+from ddlbench.runtime.environment import LONGEST_TMPDIR
 from ddlbench.runtime.rank_report import classify
 
 _PROGRAM = """
 import multiprocessing, sys, tempfile
 from multiprocessing import util
-from ddlbench.runtime.lease import use_short_socket_folder
+from ddlbench.runtime.environment import use_short_socket_folder
 
 if __name__ == "__main__":
     use_short_socket_folder()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed import Store
 
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Accelerator, shrunk_bytes
@@ -17,7 +18,7 @@ from ddlbench.planning.planner import make_plan
 from ddlbench.planning.traffic import filled_buckets
 from ddlbench.planning.workload import Tensor
 from ddlbench.strategies.ddp.descriptor import DdpOptions
-from ddlbench.testing.training import Reader, context_of, executor_of
+from ddlbench.strategies.executor import executor_of
 
 SIDE = 512  # a weight of 1 MiB
 

@@ -9,10 +9,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
-from ddlbench.testing.training import Reader, context_of, executor_of, network_of
+from ddlbench.strategies.executor import executor_of
+from ddlbench.testing.training import network_of
 
 CELL = Cell("mnist", "residual", "ddp", batch_size=8, devices_per_node=2)
 

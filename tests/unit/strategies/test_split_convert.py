@@ -9,7 +9,7 @@ from cases.split_layer_cases import fake_grid, fake_group, traced
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import load
 from ddlbench.networks import build
-from ddlbench.networks.synthetic import out_of_place
+from ddlbench.networks.flat import out_of_place
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.splits.convert import GATHER_NAME, split_rows, split_weights
 from ddlbench.strategies.training import with_precision

@@ -13,12 +13,14 @@ from local_cells import local_site, run_one
 from torch import nn
 from torch.distributed import Store
 
+from ddlbench.equivalence.one_device import Reader, context_of
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime.meters import cpu_peak_bytes
+from ddlbench.strategies.executor import executor_of
 from ddlbench.testing import assert_cell_equals_sequential, assert_resumes
-from ddlbench.testing.training import Reader, context_of, executor_of, train
+from ddlbench.testing.training import train
 from ddlbench_deepspeed.descriptor import DeepSpeedOptions, kept_bytes, moment_bytes
 
 pytestmark = pytest.mark.skipif(

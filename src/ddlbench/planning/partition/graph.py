@@ -1,10 +1,10 @@
-"""A branching network: nodes, and edges from each tensor to the nodes that read it.
+"""A network as the partitioner reads it: a graph or a chain of nodes, and the memory of a stage.
 
-::
+Edges lead from each tensor to the nodes that read it::
 
          +-> 1 -> 2 -+
     0 ---+           +--> 4        a cut before {2, 4} sends the tensors of 0 and of 1:
-         +-----> 3 --+             each once, however many nodes behind the cut read it
+         +-----> 3 --+             each once, however many nodes after the cut read it
 
 Sets of nodes are integers with a bit for each node. What runs before a cut is *closed*: it holds
 whatever its nodes read.
@@ -12,10 +12,8 @@ whatever its nodes read.
 The nodes are in an order in which the network could run; where its edges leave a choice, the
 smaller number of the profile's names comes first. So no order of lines matters.
 
-PipeDream's ``graph.txt``: a profiled network, nodes and edges.
-
-A line is a node or an edge, in any order. Times are milliseconds of one mini-batch, sizes bytes;
-several outputs of a node are ``[a; b; c]``::
+PipeDream's ``graph.txt`` holds a profiled network. A line is a node or an edge, in any order. Times
+are milliseconds of one mini-batch, sizes bytes; several outputs of a node are ``[a; b; c]``::
 
     node2 -- ReLU() -- forward_compute_time=0.5, backward_compute_time=0.7, activation_size=8.0, ...
             node1 -- node2
@@ -23,12 +21,7 @@ several outputs of a node are ``[a; b; c]``::
 ``stage_id``, which PipeDream's optimizer adds, is not read. As there, an ``Input`` counts for
 nothing, since a stage that needs it can load it, and an unused ``__getitem__`` is left out.
 
-Source: ``graph/graph.py`` and ``optimizer/optimizer_graph_hierarchical.py`` of the PipeDream
-release (github.com/msr-fiddle/pipedream).
-
-The partitioner's input: a network as a chain of nodes, and the memory of a stage.
-
-::
+A chain is cut between its nodes::
 
     node      0 --a_0--> 1 --a_1--> 2 --a_2--> 3         a cut before node 2 sends a_1 forward
     stage     [0 ------- 2)         [2 ------- 4)        and as many bytes of gradient back
@@ -46,6 +39,9 @@ A stage keeps in memory, with ``W`` mini-batches in flight beside its own::
 ``W`` is the warm-up of :mod:`ddlbench.planning.schedules.orders`, so the limit holds for the
 schedule that is run. (The release counts ``W`` instead of ``W + 1`` and neither gradients nor
 optimizer state, so its last stage never costs anything.)
+
+Source: ``graph/graph.py`` and ``optimizer/optimizer_graph_hierarchical.py`` of the PipeDream
+release (github.com/msr-fiddle/pipedream).
 """
 
 from __future__ import annotations
@@ -378,7 +374,7 @@ def _run_order(
 
 
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
-MOST_NODES = 5_000
+_MOST_NODES = 5_000
 _STARTS = tuple(f"{field}=" for field in FIELDS)
 _LARGEST = 1e30
 _INPUT = re.compile(r"Input\d*(\W.*)?")
@@ -528,9 +524,9 @@ def _sum(text: str, field: str, where: str) -> float:
 
 def _check(path: Path, nodes: dict[str, GraphNode], edges: dict[tuple[str, str], int]) -> None:
     """Whether the edges join all nodes, and go forward."""
-    if len(nodes) > MOST_NODES:
+    if len(nodes) > _MOST_NODES:
         raise ConfigError(
-            f"{path}: {len(nodes)} nodes; join some until there are at most {MOST_NODES}"
+            f"{path}: {len(nodes)} nodes; join some until there are at most {_MOST_NODES}"
         )
     for (source, reader), number in edges.items():
         for name in (source, reader):

@@ -26,10 +26,9 @@ run to run; its period cannot.)
 
 Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1. O(N^3 M^2) for each level.
 
-What a stage costs: the released optimizer's formula and the paper's.
-
-``r`` replicas, each a component of ``G`` devices joined by links of ``B`` bytes/s; ``T`` seconds
-of one component, ``w`` bytes of weights, ``a_in``, ``a_out`` bytes across the stage's cuts::
+A stage costs what the released optimizer counts, or what the paper does. It has ``r`` replicas,
+each a component of ``G`` devices joined by links of ``B`` bytes/s; ``T`` seconds of one component,
+``w`` bytes of weights, ``a_in``, ``a_out`` bytes across the stage's cuts::
 
     released   first stage   (T + 4 (r-1) w / (B r) / G) / r            computation + all-reduce
                others    max((T + 4 (r-1) w / (B r)) / r,  2 a_in / (B r),  2 a_out / (B r))
@@ -43,10 +42,9 @@ Sources: ``released`` is ``optimizer/optimizer_graph_hierarchical.py`` of the Pi
 operations is kept, so that results are equal to the last bit. ``paper`` is the recurrence of
 section 3.1 of PipeDream (Narayanan et al., SOSP 2019).
 
-Where a branching network may be cut: PipeDream's states.
-
-A state is a closed set of nodes, what runs before a cut. PipeDream names it by its *antichain*, the
-nodes in it that none of its other nodes reads::
+A branching network may be cut at PipeDream's states. A state is a closed set of nodes, what runs
+before a cut. PipeDream names it by its *antichain*, the nodes in it that none of its other nodes
+reads::
 
          +-> 1 -> 2 -+        states    {0} {0,1} {0,3} {0,1,2} {0,1,3} {0,1,2,3} all
     0 ---+           +--> 4   antichain  0    1     3      2       1,3     2,3     4
@@ -116,8 +114,8 @@ class CostModel:
         first: ``(T, w, r, level, G)`` of a stage without a cut before it; T and w broadcast.
         other: ``(T, w, r, level, (a_in, a_out))`` of a stage behind a cut; a_out is 0 at the end
             of the network.
-        antichains: a cut through a graph is charged as in the release, see
-            :mod:`ddlbench.planning.partition.programme`.
+        antichains: a cut through a graph is charged as in the release, see the
+            top of this module.
     """
 
     first: Callable[[Array, Array, int, Level, int], Array]
@@ -349,10 +347,10 @@ class _Table:
         cut = choice[0] + start
         entry = ahead.demand[start, cut, demand]
 
-        waiting, behind = self._waiting[r], np.s_[start, start + 1 :]
+        waiting, later = self._waiting[r], np.s_[start, start + 1 :]
         least, cut, entry = least[:, waiting], cut[:, waiting], entry[:, waiting]
-        better = (least < best.period_s[behind]) | (
-            (least == best.period_s[behind]) & (cut < best.cut[behind])
+        better = (least < best.period_s[later]) | (
+            (least == best.period_s[later]) & (cut < best.cut[later])
         )
         for table, value in (
             (best.period_s, least),
@@ -360,7 +358,7 @@ class _Table:
             (best.replicas, np.full_like(cut, r)),
             (best.demand, entry),
         ):
-            np.copyto(table[behind], value, where=better)
+            np.copyto(table[later], value, where=better)
 
     def _place(self, demand: Integers) -> Integers:
         """Index in the grid of each demand, rounded up."""

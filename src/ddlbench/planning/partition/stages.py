@@ -1,6 +1,7 @@
-"""Partitions: the stages that the programme finds, and the period of stages as they are placed.
+"""Partitions: the stages of least period, and the period of stages as they are placed.
 
-A cost model also gives the period of given stages on given nodes::
+The programme finds the stages (:mod:`ddlbench.planning.partition.programme`). A cost model also
+gives the period of given stages on given nodes::
 
     stage      on one node     the model's stage over the links of a node
                on n nodes      d replicas on each: the stage on d over the links of a node, that n
@@ -12,11 +13,7 @@ For stages that PipeDream's programme made for one level this is the programme's
 two levels they may differ: the programme treats all nodes alike, while ranks are numbered stage by
 stage. This period is of the stages as they run.
 
-Source: :mod:`ddlbench.planning.partition.programme`.
-
-States of a network that has too many of them to list: coarse first, then near the best cuts.
-
-::
+If a network has too many states to list, some are picked: coarse first, then near the best cuts::
 
     orders     . | . . | . . | . . | .      the narrowest cut in each part of several orders
     cut              *       *              the best partition at these
@@ -55,129 +52,7 @@ from ddlbench.planning.partition.programme import (
 )
 from ddlbench.planning.schedules.orders import warmups
 
-_ROUNDS = 12
-_REFINED = 2  # beginnings that are followed further
-
-CutsOf = Callable[[GraphStates], tuple[float, Sequence[int]]]
-
-
-def search(graph: LayerGraph, stages: int, most: int, cuts_of: CutsOf) -> GraphStates:
-    """States among which ``cuts_of`` finds the least period.
-
-    Args:
-        graph: the network.
-        stages: the fewest that it is cut into.
-        most: states of a round.
-        cuts_of: the least period of a partition at some states, and the last state of each stage;
-            an infinite one if there is none.
-    """
-    orders = [_Order(graph, order) for order in graph.orders()]
-    alone = [set(order.narrowest(max(most // 2, 4 * stages))) for order in orders]
-    share = most // len(orders)
-    mixed = {state for order in orders for state in order.narrowest(share)}
-    begun = [_tried(graph, states, cuts_of) for states in (mixed, *alone)]
-    begun.sort(key=lambda tried: tried.period_s)
-    followed = [_refined(graph, orders, tried, most, cuts_of) for tried in begun[:_REFINED]]
-    return min(followed, key=lambda tried: tried.period_s).states
-
-
-@dataclass(frozen=True)
-class _Tried:
-    """Some states, and the best partition at them."""
-
-    states: GraphStates
-    period_s: float
-    cuts: tuple[int, ...]  # the nodes before each, and all nodes
-
-
-def _tried(graph: LayerGraph, closed: set[int], cuts_of: CutsOf) -> _Tried:
-    states = graph_states(graph, closed, antichains=False)
-    period_s, cuts = cuts_of(states)
-    return _Tried(states, period_s, tuple(states.set_of(cut) for cut in cuts))
-
-
-def _refined(
-    graph: LayerGraph, orders: Sequence[_Order], tried: _Tried, most: int, cuts_of: CutsOf
-) -> _Tried:
-    """The best that is reached through states near the cuts, step by step."""
-    for _ in range(_ROUNDS):
-        inner = tried.cuts[:-1]
-        near = {*tried.cuts}
-        for cut in inner:
-            near |= _near(graph, orders, cut, most // len(inner))
-        if not inner:
-            break
-        further = _tried(graph, near, cuts_of)
-        if further.period_s >= tried.period_s:
-            break
-        tried = further
-    return tried
-
-
-class _Order:
-    """The states along one order, with the time until each and the bytes across a cut after it."""
-
-    def __init__(self, graph: LayerGraph, order: Sequence[int]) -> None:
-        chain = graph.chain(order)
-        self._order = np.array(order)
-        self._sent = chain.output_bytes
-        self._until_s = np.cumsum([node.time_s for node in chain.nodes])
-
-    def narrowest(self, count: int) -> Iterator[int]:
-        """The narrowest state of each of ``count`` equal parts, and the last one."""
-        places = np.arange(len(self._order) - 1)
-        for part in np.array_split(places, min(count, max(1, len(places)))):
-            if part.size:
-                yield self._state(int(part[self._sent[part].argmin()]))
-        yield self._state(len(self._order) - 1)
-
-    def around(self, time_s: float, count: int) -> Iterator[int]:
-        """About ``count`` states: those next to a time, and ever fewer further off."""
-        middle = int(np.searchsorted(self._until_s, time_s))
-        offset = 0
-        for step in range(max(1, count // 2)):
-            offset += max(1, step // 4)
-            for place in {middle - offset + 1, middle + offset}:
-                if 0 <= place < len(self._order):
-                    yield self._state(place)
-
-    def _state(self, place: int) -> int:
-        held = np.zeros(len(self._order), dtype=np.bool_)
-        held[self._order[: place + 1]] = True
-        return packed(held)
-
-
-def _near(graph: LayerGraph, orders: Sequence[_Order], cut: int, count: int) -> set[int]:
-    """States near a cut: half of them along the orders, half with some nodes more or less."""
-    nodes = (node for number, node in enumerate(graph.nodes) if cut >> number & 1)
-    time_s = sum(node.time_s for node in nodes)
-    near: set[int] = set()
-    for order in orders:
-        near.update(order.around(time_s, count // (2 * len(orders))))
-    ahead = [cut]
-    moved: set[int] = set()
-    while ahead and len(moved) < count // 2:
-        state = ahead.pop(0)
-        for further in islice(_steps(graph, state), count):
-            if further not in moved:
-                moved.add(further)
-                ahead.append(further)
-    return near | moved
-
-
-def _steps(graph: LayerGraph, state: int) -> Iterator[int]:
-    """States with what one more node needs, and without one that nothing else in it reads."""
-    outside = next_nodes(graph, state)
-    while outside:
-        yield state | graph.closures[lowest(outside)]
-        outside &= outside - 1
-    inside = state
-    while inside:
-        node = lowest(inside)
-        inside &= inside - 1
-        if not graph.reader_sets[node] & state and state != 1 << node:
-            yield state & ~(1 << node)
-
+_CutsOf = Callable[[GraphStates], tuple[float, Sequence[int]]]
 
 _MOST_STATES = 700  # of a graph that are all taken: seconds with two levels
 _MOST_LIMITED_STATES = 450  # under a memory limit, which takes more time
@@ -254,18 +129,18 @@ def partition_graph(
         ConfigError: as in :func:`partition`.
     """
     states = _states_to_cut(graph, levels, model, straight, None)
-    found = partition(states, levels, model, straight)
-    if memory is not None and max(stage_memory_bytes(found, states, memory)) > memory.limit_bytes:
+    best = partition(states, levels, model, straight)
+    if memory is not None and max(stage_memory_bytes(best, states, memory)) > memory.limit_bytes:
         states = _states_to_cut(graph, levels, model, straight, memory)
-        found = partition(states, levels, model, straight, memory)
-    order = states.order([stage.last - 1 for stage in found.stages])
+        best = partition(states, levels, model, straight, memory)
+    order = states.order([stage.last - 1 for stage in best.stages])
     held = states.members.sum(axis=1)
-    ends = [0, *(int(held[stage.last - 1]) for stage in found.stages)]
+    ends = [0, *(int(held[stage.last - 1]) for stage in best.stages)]
     stages = tuple(
         Stage(first, last, stage.replicas)
-        for (first, last), stage in zip(pairwise(ends), found.stages, strict=True)
+        for (first, last), stage in zip(pairwise(ends), best.stages, strict=True)
     )
-    return graph.chain(order), Partition(stages, found.period_s)
+    return graph.chain(order), Partition(stages, best.period_s)
 
 
 def _states_to_cut(
@@ -284,13 +159,13 @@ def _states_to_cut(
 
     def cuts_of(states: GraphStates) -> tuple[float, list[int]]:
         try:
-            found = partition(states, levels, model, straight, memory)
+            best = partition(states, levels, model, straight, memory)
         except ConfigError:  # none exists or fits at these states
             return float("inf"), []
-        return found.period_s, [stage.last - 1 for stage in found.stages]
+        return best.period_s, [stage.last - 1 for stage in best.stages]
 
     most = _SEARCHED_STATES // (4 if limited else 1) // (2 if devices > 16 else 1)
-    return search(graph, devices if straight else 1, most, cuts_of)
+    return _search(graph, devices if straight else 1, most, cuts_of)
 
 
 def stage_memory_bytes(cut: Partition, states: States, memory: MemoryLimit) -> tuple[float, ...]:
@@ -407,3 +282,125 @@ def _cut_s(costs: CostModel, placed: PlacedStage, level: Level, cuts: tuple[floa
     nothing = np.zeros(())
     arrays = (np.asarray(cuts[0]), np.asarray(cuts[1]))
     return float(costs.other(nothing, nothing, placed.stage.replicas, level, arrays))
+
+
+_ROUNDS = 12
+_REFINED = 2  # beginnings that are followed further
+
+
+def _search(graph: LayerGraph, stages: int, most: int, cuts_of: _CutsOf) -> GraphStates:
+    """States among which ``cuts_of`` finds the least period.
+
+    Args:
+        graph: the network.
+        stages: the fewest that it is cut into.
+        most: states of a round.
+        cuts_of: the least period of a partition at some states, and the last state of each stage;
+            an infinite one if there is none.
+    """
+    orders = [_Order(graph, order) for order in graph.orders()]
+    alone = [set(order.narrowest(max(most // 2, 4 * stages))) for order in orders]
+    share = most // len(orders)
+    mixed = {state for order in orders for state in order.narrowest(share)}
+    begun = [_tried(graph, states, cuts_of) for states in (mixed, *alone)]
+    begun.sort(key=lambda tried: tried.period_s)
+    followed = [_refined(graph, orders, tried, most, cuts_of) for tried in begun[:_REFINED]]
+    return min(followed, key=lambda tried: tried.period_s).states
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """Some states, and the best partition at them."""
+
+    states: GraphStates
+    period_s: float
+    cuts: tuple[int, ...]  # the nodes before each, and all nodes
+
+
+def _tried(graph: LayerGraph, closed: set[int], cuts_of: _CutsOf) -> _Tried:
+    states = graph_states(graph, closed, antichains=False)
+    period_s, cuts = cuts_of(states)
+    return _Tried(states, period_s, tuple(states.set_of(cut) for cut in cuts))
+
+
+def _refined(
+    graph: LayerGraph, orders: Sequence[_Order], tried: _Tried, most: int, cuts_of: _CutsOf
+) -> _Tried:
+    """The best that is reached through states near the cuts, step by step."""
+    for _ in range(_ROUNDS):
+        inner = tried.cuts[:-1]
+        near = {*tried.cuts}
+        for cut in inner:
+            near |= _near(graph, orders, cut, most // len(inner))
+        if not inner:
+            break
+        further = _tried(graph, near, cuts_of)
+        if further.period_s >= tried.period_s:
+            break
+        tried = further
+    return tried
+
+
+class _Order:
+    """The states along one order, with the time until each and the bytes across a cut after it."""
+
+    def __init__(self, graph: LayerGraph, order: Sequence[int]) -> None:
+        chain = graph.chain(order)
+        self._order = np.array(order)
+        self._sent = chain.output_bytes
+        self._until_s = np.cumsum([node.time_s for node in chain.nodes])
+
+    def narrowest(self, count: int) -> Iterator[int]:
+        """The narrowest state of each of ``count`` equal parts, and the last one."""
+        places = np.arange(len(self._order) - 1)
+        for part in np.array_split(places, min(count, max(1, len(places)))):
+            if part.size:
+                yield self._state(int(part[self._sent[part].argmin()]))
+        yield self._state(len(self._order) - 1)
+
+    def around(self, time_s: float, count: int) -> Iterator[int]:
+        """About ``count`` states: those next to a time, and ever fewer further off."""
+        middle = int(np.searchsorted(self._until_s, time_s))
+        offset = 0
+        for step in range(max(1, count // 2)):
+            offset += max(1, step // 4)
+            for place in {middle - offset + 1, middle + offset}:
+                if 0 <= place < len(self._order):
+                    yield self._state(place)
+
+    def _state(self, place: int) -> int:
+        held = np.zeros(len(self._order), dtype=np.bool_)
+        held[self._order[: place + 1]] = True
+        return packed(held)
+
+
+def _near(graph: LayerGraph, orders: Sequence[_Order], cut: int, count: int) -> set[int]:
+    """States near a cut: half of them along the orders, half with some nodes more or less."""
+    nodes = (node for number, node in enumerate(graph.nodes) if cut >> number & 1)
+    time_s = sum(node.time_s for node in nodes)
+    near: set[int] = set()
+    for order in orders:
+        near.update(order.around(time_s, count // (2 * len(orders))))
+    ahead = [cut]
+    moved: set[int] = set()
+    while ahead and len(moved) < count // 2:
+        state = ahead.pop(0)
+        for further in islice(_steps(graph, state), count):
+            if further not in moved:
+                moved.add(further)
+                ahead.append(further)
+    return near | moved
+
+
+def _steps(graph: LayerGraph, state: int) -> Iterator[int]:
+    """States with what one more node needs, and without one that nothing else in it reads."""
+    outside = next_nodes(graph, state)
+    while outside:
+        yield state | graph.closures[lowest(outside)]
+        outside &= outside - 1
+    inside = state
+    while inside:
+        node = lowest(inside)
+        inside &= inside - 1
+        if not graph.reader_sets[node] & state and state != 1 << node:
+            yield state & ~(1 << node)

@@ -1,8 +1,6 @@
-"""Proves that a schedule runs to its end and trains what it should.
+"""Checks of a schedule: it runs to its end, and trains what it should.
 
-To find a deadlock, the schedule's messages are run without any computation, with two kinds of send:
-
-::
+To find a deadlock, messages are run without any computation, with two kinds of send::
 
     buffered      a send returns at once; a receive waits for its message
     synchronous   a send returns once its receive is posted. Adjacent messages of a rank are posted
@@ -13,9 +11,7 @@ A channel is one kind of message from one rank to another. An all-reduce waits f
 its stage. The order in which ranks are run does not matter: no action ever undoes what another
 rank waits for.
 
-Division of mini-batches over the replicas of PipeDream's stages, as its released runtime has it.
-
-::
+PipeDream's released runtime does not run every division of mini-batches over replicas::
 
     3-2, nine mini-batches (three a loader)     the release      9 / 2: stops before the first pass
     stage 0  | 0 3 6 | 1 4 7 | 2 5 8 |          thesis           6 of them, three dropped
@@ -28,8 +24,8 @@ replica of the stages beside it. Where one assertion fails, the other ranks wait
 The thesis rounds the mini-batches of a loader down to a multiple of the least common multiple of
 the other stages' replicas (its text says greatest common divisor). That is enough for 3-2, and for
 the first assertion only: of the 154 pipelines of 2 to 4 stages on up to 8 ranks, 10 still stop with
-12 mini-batches a loader.
-Our schedule needs neither, as a mini-batch's number in the run decides on its replica.
+12 mini-batches a loader. Our schedule needs neither, as a mini-batch's number in the run decides on
+its replica.
 
 Sources: ``runtime/runtime.py`` (``num_iterations``) and ``runtime/communication.py``
 (``num_iterations_for_helper_threads``, ``setup_messaging_schedule``) of PipeDream's release, and
@@ -302,8 +298,8 @@ def release_receives(
     queues = []
     for sender in range(before):
         sent = release_receives(replicas, stage - 1, sender, per_loader)
-        own = (number for turn, number in enumerate(sent) if (sender + turn) % count == replica)
-        queues.append(deque(own))
+        numbers = (number for turn, number in enumerate(sent) if (sender + turn) % count == replica)
+        queues.append(deque(numbers))
     rows = [range(first, before, count) for first in range(min(count, before))]
     first = min(replica, len(rows) - 1)
     senders = cycle(

@@ -1,4 +1,4 @@
-"""Orders the events of a schedule, as its runtime sends and waits.
+"""The events of a schedule as its runtime sends and waits, and when each of them happens.
 
 :class:`Messaging` states when a runtime posts its receives, and which sends it waits for. gloo and
 NCCL send no large message before its receive is posted. So a receive that is posted only when it is
@@ -24,10 +24,7 @@ all others                     where torch's runtime    at the end of the step
 =============================  =======================  ===========================================
 
 Sources: this project's PipeDream runtime; ``torch.distributed.pipelining`` 2.13, ``schedules.py``:
-``ScheduleGPipe``, ``Schedule1F1B``, and ``_PipelineScheduleRuntime`` for all others
-(:mod:`ddlbench.planning.schedules.events`).
-
-Where torch's runtime of looped schedules posts its receives.
+``ScheduleGPipe``, ``Schedule1F1B``, and ``_PipelineScheduleRuntime`` for all others.
 
 ``_PipelineScheduleRuntime`` is given the passes of each rank and adds the messages itself. In
 rounds, each rank takes its next entry if its input is on its list; a pass puts its send on its own
@@ -45,18 +42,16 @@ leaves only then. U stands for entries that do nothing without sharded weights (
 Source: ``torch.distributed.pipelining`` 2.13, ``schedules.py``: ``_add_unshard_reshard``,
 ``_add_reduce_grad``, ``_add_send_recv``.
 
-Times a schedule: when each action starts and ends, for given durations.
-
-::
+The replay times each action for given durations::
 
     rank 0   F0 F1 . . . . B0           a pass starts when its rank is free and its input is there;
     channel    a0 a1 . . g0             a message leaves when it is sent and its channel is free,
     rank 1   . . F0 B0 F1 B1            and travels while both ranks go on; a receive waits for it
 
-Unless :class:`~ddlbench.planning.schedules.events.Messaging` differs, a send does not delay its
-sender, and receives are posted long before. An all-reduce starts when the last replica of its stage
-arrives. A channel is one kind of message from one rank to another. Messages of different channels
-do not slow each other down here; :meth:`EventGraph.ends_sharing_s` has links that they share.
+Unless :class:`Messaging` differs, a send does not delay its sender, and receives are posted long
+before. An all-reduce starts when the last replica of its stage arrives. A channel is one kind of
+message from one rank to another. Messages of different channels do not slow each other down here;
+:meth:`EventGraph.ends_sharing_s` has links that they share.
 """
 
 from __future__ import annotations
@@ -77,88 +72,6 @@ from ddlbench.planning.schedules.schedule import (
     Schedule,
 )
 
-_UNSHARDED = 3  # stages whose weights torch keeps at hand
-
-
-@dataclass
-class _Entry:
-    """A pass, or an entry that does nothing.
-
-    Attributes:
-        needs: receives of each channel that must be on the list before it.
-        sends: channels on which it sends.
-    """
-
-    computes: bool = False
-    needs: Counter[Channel] = field(default_factory=Counter)
-    sends: list[Channel] = field(default_factory=list)
-
-
-def posted_receives(schedule: Schedule) -> tuple[tuple[tuple[int, Channel], ...], ...]:
-    """For each rank, its receives as they are posted: passes that it has done by then, channel.
-
-    Raises:
-        InvalidSchedule: some pass waits for a message that nobody sends.
-    """
-    waiting = [deque(_entries(*of)) for of in zip(schedule.actions, schedule.channels, strict=True)]
-    done = [0] * schedule.world_size
-    posted: list[list[tuple[int, Channel]]] = [[] for _ in waiting]
-    listed: Counter[Channel] = Counter()
-    moved = True
-    while moved:
-        moved = False
-        for rank, entries in enumerate(waiting):
-            if not entries or any(listed[name] < n for name, n in entries[0].needs.items()):
-                continue
-            entry = entries.popleft()
-            done[rank] += entry.computes
-            for channel in entry.sends:
-                listed[channel] += 1
-                posted[channel[2]].append((done[channel[2]], channel))
-            moved = True
-    if any(waiting):
-        raise InvalidSchedule(f"schedule {schedule.name} deadlocks; check() says where")
-    return tuple(map(tuple, posted))
-
-
-def _entries(actions: Sequence[Action], channels: Sequence[Channel | None]) -> Iterator[_Entry]:
-    """The list of a rank before messages are added to it."""
-    passes = [action for action in actions if action.kind in LETTERS]
-    left = Counter(action.stage for action in passes if action.kind.startswith("backward"))
-    left -= Counter(action.stage for action in passes if action.kind == "backward_input")
-    received: Counter[Channel] = Counter()
-    entry, at_hand, place = _Entry(), frozenset[int](), 0
-    ready: list[_Entry] = []
-    following = _next_stages(passes)
-    for action, channel in zip(actions, channels, strict=True):
-        if channel is not None and action.kind.startswith("receive"):
-            received[channel] += 1
-        elif channel is not None:
-            entry.sends.append(channel)
-        elif action.kind in LETTERS:
-            wanted = following[place]
-            ready += [_Entry() for stage in at_hand - wanted]
-            ready += [_Entry() for stage in wanted - at_hand]
-            at_hand, place = wanted, place + 1
-            entry = _Entry(True, Counter(received))
-            ready.append(entry)
-            if action.kind in ("backward", "backward_weight"):
-                left[action.stage] -= 1
-                ready += [_Entry()] * (left[action.stage] == 0)
-    yield from ready
-
-
-def _next_stages(passes: Sequence[Action]) -> list[frozenset[int]]:
-    """The stages whose passes come next, from each pass on."""
-    found: list[frozenset[int]] = []
-    nearest: list[int] = []
-    for action in reversed(passes):
-        stage = action.stage
-        if nearest[:1] != [stage]:
-            nearest = [stage, *(other for other in nearest if other != stage)][:_UNSHARDED]
-        found.append(frozenset(nearest))
-    return found[::-1]
-
 
 @dataclass(frozen=True)
 class Messaging:
@@ -167,8 +80,7 @@ class Messaging:
     Args:
         receives_ahead: receives of a channel posted beyond the one that is waited for; 0 posts
             each on demand, None posts all of them at the start.
-        lowered: receives are posted where torch's runtime puts them among the passes of a rank
-            (:mod:`ddlbench.planning.schedules.events`).
+        lowered: receives are posted where torch's runtime puts them among the passes of a rank.
         paired: a send and the receive of the other kind behind it are posted and waited for
             together, and a send is waited for before the next one.
         waits_for_sends: an update, or the all-reduce before it, waits for all sends of its rank.
@@ -426,6 +338,89 @@ class _Builder:
         for channel in open_:
             channel.awaited = len(channel.issued)
         return True
+
+
+_UNSHARDED = 3  # stages whose weights torch keeps at hand
+
+
+@dataclass
+class _Entry:
+    """A pass, or an entry that does nothing.
+
+    Attributes:
+        needs: receives of each channel that must be on the list before it.
+        sends: channels on which it sends.
+    """
+
+    computes: bool = False
+    needs: Counter[Channel] = field(default_factory=Counter)
+    sends: list[Channel] = field(default_factory=list)
+
+
+def posted_receives(schedule: Schedule) -> tuple[tuple[tuple[int, Channel], ...], ...]:
+    """For each rank, its receives as they are posted: passes that it has done by then, channel.
+
+    Raises:
+        InvalidSchedule: some pass waits for a message that nobody sends.
+    """
+    waiting = [deque(_entries(*of)) for of in zip(schedule.actions, schedule.channels, strict=True)]
+    done = [0] * schedule.world_size
+    posted: list[list[tuple[int, Channel]]] = [[] for _ in waiting]
+    listed: Counter[Channel] = Counter()
+    moved = True
+    while moved:
+        moved = False
+        for rank, entries in enumerate(waiting):
+            if not entries or any(listed[name] < n for name, n in entries[0].needs.items()):
+                continue
+            entry = entries.popleft()
+            done[rank] += entry.computes
+            for channel in entry.sends:
+                listed[channel] += 1
+                posted[channel[2]].append((done[channel[2]], channel))
+            moved = True
+    if any(waiting):
+        raise InvalidSchedule(f"schedule {schedule.name} deadlocks; check() says where")
+    return tuple(map(tuple, posted))
+
+
+def _entries(actions: Sequence[Action], channels: Sequence[Channel | None]) -> Iterator[_Entry]:
+    """The list of a rank before messages are added to it."""
+    passes = [action for action in actions if action.kind in LETTERS]
+    left = Counter(action.stage for action in passes if action.kind.startswith("backward"))
+    left -= Counter(action.stage for action in passes if action.kind == "backward_input")
+    received: Counter[Channel] = Counter()
+    entry, at_hand, place = _Entry(), frozenset[int](), 0
+    ready: list[_Entry] = []
+    following = _next_stages(passes)
+    for action, channel in zip(actions, channels, strict=True):
+        if channel is not None and action.kind.startswith("receive"):
+            received[channel] += 1
+        elif channel is not None:
+            entry.sends.append(channel)
+        elif action.kind in LETTERS:
+            wanted = following[place]
+            ready += [_Entry() for stage in at_hand - wanted]
+            ready += [_Entry() for stage in wanted - at_hand]
+            at_hand, place = wanted, place + 1
+            entry = _Entry(True, Counter(received))
+            ready.append(entry)
+            if action.kind in ("backward", "backward_weight"):
+                left[action.stage] -= 1
+                ready += [_Entry()] * (left[action.stage] == 0)
+    yield from ready
+
+
+def _next_stages(passes: Sequence[Action]) -> list[frozenset[int]]:
+    """The stages whose passes come next, from each pass on."""
+    stages_ahead: list[frozenset[int]] = []
+    nearest: list[int] = []
+    for action in reversed(passes):
+        stage = action.stage
+        if nearest[:1] != [stage]:
+            nearest = [stage, *(other for other in nearest if other != stage)][:_UNSHARDED]
+        stages_ahead.append(frozenset(nearest))
+    return stages_ahead[::-1]
 
 
 Durations = Callable[[Action], float]  # seconds of a pass, an all-reduce or an update

@@ -1,8 +1,8 @@
-"""Schedules that flush: every step ends with an update, and the pipeline drains before it.
+"""The schedules of pipelines: the order of the passes of each rank.
 
-GPipe: all forward passes, then all backward passes (fill and drain).
+Most flush: every step ends with an update, and the pipeline drains before it.
 
-::
+GPipe has all forward passes, then all backward passes (fill and drain)::
 
     rank 0   F0 F1 F2 F3                         B3 B2 B1 B0   update
     rank 1      F0 F1 F2 F3                B3 B2 B1 B0         update
@@ -15,9 +15,7 @@ micro-batches, unless it recomputes activations.
 Source: GPipe (Huang et al., NeurIPS 2019), figure 2c, where backward passes start with the last
 micro-batch; torch.distributed.pipelining starts with the first (``last_first=False``).
 
-1F1B with a flush: a forward pass, a backward pass, in turn.
-
-::
+1F1B has a forward pass and a backward pass in turn::
 
     rank 0   F0 F1 F2 F3             B0 F4 B1 F5 B2    B3    B4    B5   update
     rank 1      F0 F1 F2          B0 F3 B1 F4 B2 F5 B3    B4    B5      update
@@ -30,9 +28,7 @@ micro-batches.
 Sources: PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML
 2021) and Megatron-LM (Narayanan et al., SC 2021), figure 4 above.
 
-Interleaved 1F1B: each rank holds several chunks of the network, so the pipeline fills sooner.
-
-::
+In interleaved 1F1B each rank holds several chunks of the network, so the pipeline fills sooner::
 
     stages    0  1  2  3  on ranks  0  1  0  1       (p = 2 ranks, v = 2 chunks, F3.2 = stage 2)
 
@@ -45,9 +41,7 @@ other way round. The bubble is v times shorter than 1F1B's, for v times the mess
 Source: Megatron-LM (Narayanan et al., SC 2021), section 2.2 and figure 4 below; the number of
 rounds for micro-batches that p does not divide is torch.distributed.pipelining's.
 
-Zero-bubble schedules: the weights' share of a backward pass waits for an idle moment.
-
-::
+In zero-bubble schedules the weights' share of a backward pass waits for an idle moment::
 
     backward B = I (gradient of the input, the rank before waits for it) + W (of the weights)
 
@@ -61,9 +55,7 @@ A rank holds the activations of a micro-batch until its W. All ranks hold the sa
 Sources: Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024), schedule ZB-H1, on interleaved
 stages as torch.distributed.pipelining has it (``ScheduleInterleavedZeroBubble``).
 
-ZB-V: two chunks a rank, laid out as a V, so that the first rank also computes the loss.
-
-::
+ZB-V has two chunks a rank, laid out as a V, so that the first rank also computes the loss::
 
     stages    0  1  2  3        forward passes go down the left arm of the V and up the right;
               7  6  5  4        rank r holds stages r and 2p - 1 - r        (p = 4)
@@ -78,9 +70,7 @@ than 2p halves, as much as 1F1B's first rank.
 Source: Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024), section 6, in the four phases of
 torch.distributed.pipelining (``ScheduleZBVZeroBubble``).
 
-PipeDream: 1F1B without a flush, with weight versions and replicated stages.
-
-::
+PipeDream is 1F1B without a flush, with weight versions and replicated stages::
 
     r = (1, 1, 1, 1), W = 3, 2, 1, 0         the update follows every backward pass
     rank 0   F0 F1 F2 F3          B0 F4 B1 F5 B2 F6 ...
@@ -106,11 +96,10 @@ Sources: PipeDream (Narayanan et al., SOSP 2019), sections 3.2 and 3.3, figures 
 project differs in its warm-up (below), and routes by global number: the release's per-replica
 counters need r_s r_{s+1} to divide the number of mini-batches.
 
-Warm-up: how many mini-batches a stage accepts before its first backward pass.
-
-Stage ``s`` has ``r_s`` replicas; global mini-batch ``g`` belongs to replica ``g mod r_s`` of every
-stage. An all-reduce joins the replicas of a stage once in ``r_s`` mini-batches, so stage ``s``
-returns its first gradient only after ``demand_s`` mini-batches have entered it::
+PipeDream's warm-up is the number of mini-batches that a stage accepts before its first backward
+pass. Stage ``s`` has ``r_s`` replicas; global mini-batch ``g`` belongs to replica ``g mod r_s`` of
+every stage. An all-reduce joins the replicas of a stage once in ``r_s`` mini-batches, so stage
+``s`` returns its first gradient only after ``demand_s`` mini-batches have entered it::
 
     demand_{S-1} = r_{S-1}
     demand_s     = r_s + r_s * ceil(demand_{s+1} / r_s)
@@ -127,9 +116,7 @@ release. The demand rule is this project's: with the released one and an all-red
 backward pass, as torch's DDP has it, 25 of the 154 pipelines of 2 to 4 stages on up to 8 ranks
 deadlock.
 
-Model parallelism: PipeDream without input pipelining, one mini-batch at a time.
-
-::
+Model parallelism is PipeDream without input pipelining, one mini-batch at a time::
 
     rank 0   F0             B0 . F1             B1 .         . update
     rank 1      F0       B0 .       F1       B1 .
@@ -197,7 +184,7 @@ def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
 def _one_stage_a_rank(
     name: str, micro_batches: int, orders: list[list[Action]], in_flight: tuple[int, ...]
 ) -> Schedule:
-    stage_ranks = looped_ranks(len(orders), chunks=1)
+    stage_ranks = _looped_ranks(len(orders), chunks=1)
     actions = with_messages(orders, stage_ranks)
     return Schedule(name, micro_batches, stage_ranks, actions, in_flight)
 
@@ -251,7 +238,7 @@ def looped(
             f"{micro_batches} micro-batches do not divide into {rounds} rounds for {ranks} ranks; "
             f"write a multiple of {ranks}"
         )
-    size, stage_ranks = micro_batches // rounds, looped_ranks(ranks, chunks)
+    size, stage_ranks = micro_batches // rounds, _looped_ranks(ranks, chunks)
     orders, in_flight = [], []
     for rank in range(ranks):
         stages = range(rank, ranks * chunks, ranks)
@@ -277,7 +264,7 @@ def _round_order(kind: Kind, stages: range, micro_batches: int, size: int) -> li
     ]
 
 
-def looped_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+def _looped_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     """Ranks of the stages: stage s is on rank ``s mod ranks``."""
     return tuple((stage % ranks,) for stage in range(ranks * chunks))
 
@@ -432,11 +419,11 @@ def pipedream(
     stage_ranks, orders, in_flight = _ranks(replicas), [], []
     for stage, count in enumerate(replicas):
         for replica in range(count):
-            own = range(replica, mini_batches, count)
+            numbers = range(replica, mini_batches, count)
             updates = -(-mini_batches // count)
             listed = only_rank in (None, stage_ranks[stage][replica])
-            orders.append(_replica(stage, own, counts[stage], updates, count) if listed else [])
-            in_flight.append(min(counts[stage] + 1, len(own)))
+            orders.append(_replica(stage, numbers, counts[stage], updates, count) if listed else [])
+            in_flight.append(min(counts[stage] + 1, len(numbers)))
     return Schedule(
         name="pipedream",
         micro_batches=mini_batches,
@@ -461,8 +448,8 @@ def _ranks(replicas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _replica(stage: int, own: range, warmup: int, updates: int, replicas: int) -> list[Action]:
-    order = alternate(passes("forward", stage, own), passes("backward", stage, own), warmup)
+def _replica(stage: int, numbers: range, warmup: int, updates: int, replicas: int) -> list[Action]:
+    order = alternate(passes("forward", stage, numbers), passes("backward", stage, numbers), warmup)
     actions: list[Action] = []
     done = 0
     for action in order:
@@ -483,7 +470,7 @@ def _update(stage: int, number: int, replicas: int) -> list[Action]:
 def model_parallel(stages: int, mini_batches: int, only_rank: int | None = None) -> Schedule:
     """The schedule of ``mini_batches`` mini-batches, with an update after each.
 
-    ``only_rank`` as in :func:`~ddlbench.planning.schedules.orders.pipedream`.
+    ``only_rank`` as in :func:`pipedream`.
 
     Raises:
         InvalidSchedule: a count is below 1.

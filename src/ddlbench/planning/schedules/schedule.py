@@ -1,10 +1,8 @@
-r"""Schedules as data: the actions of each process, in order.
+r"""Schedules as data: the actions of each process, in order, and the graph of their events.
 
 The runtime executes the same list that the replay times and a figure draws.
 
-Completes the order of a rank's passes: adds messages, updates and replicas.
-
-::
+Messages, updates and replicas are added to the order of a rank's passes::
 
     passes     F0             F1             B0
     actions    < F0 >         < F1 >         << B0 >>       < receive, > send an activation
@@ -19,9 +17,7 @@ Copies of a synchronous pipeline average their gradients (data parallelism outsi
 Source: torch.distributed.pipelining's way to combine pipeline and data parallelism, a mesh of
 pipelines; Megatron-LM (Narayanan et al., SC 2021), section 3.
 
-A schedule as a graph of events: each event waits for others before it.
-
-::
+In the graph each event waits for others before it::
 
     rank 0    start - F0 - F1 ................ wait - B0       each rank's actions in its order
                         \                     /

@@ -1,4 +1,4 @@
-"""A rank's part in checkpoints: write its file, wait for the other ranks, and resume from the file.
+"""A rank's part in checkpoints: it writes its file, waits for the others, and resumes from it.
 
 ::
 
@@ -11,9 +11,7 @@ A rank's file holds everything that the next step depends on: weights, buffers a
 state (``checkpoint_state`` of the executor), random generators, and the number of steps done, which
 is the position in the data. It also holds the measurements so far, to which a later run adds.
 
-Training state in a safetensors file, which holds only numbers and text, and never pickle.
-
-::
+It is a safetensors file, which holds only numbers and text, and never pickle::
 
     {"module": {"0.weight": tensor}, "lr": 0.1}
          |
@@ -60,101 +58,6 @@ from ddlbench.runtime.watchdog import Reporter
 from ddlbench.strategies.executor import Executor, RunRecord, Unsupported
 
 _HEADER = "state"
-
-
-class DamagedState(ValueError):  # noqa: N818 - what a file is
-    """The file was not written by :func:`write_state`, or is damaged."""
-
-
-def write_state(path: Path, state: Mapping[str, Any]) -> int:
-    """Write ``state`` atomically; returns the file's size in bytes.
-
-    Args:
-        path: of the file; its folder is made.
-        state: mappings (with keys of int or str), lists and tuples of tensors on any device,
-            numbers, text, bool and None.
-
-    Raises:
-        TypeError: the state holds something else; the message says what, and where.
-    """
-    packer = _Packer()
-    tree = packer.pack(state, "")
-    header = {_HEADER: json.dumps(tree, separators=(",", ":"))}
-    with whole_file(path) as beside:
-        save_file(packer.tensors, str(beside), metadata=header)
-        size = beside.stat().st_size
-    return size
-
-
-def read_state(path: Path, only: str | None = None) -> Any:
-    """The state that was written, with tensors on the CPU; or only its entry ``only``.
-
-    Raises:
-        DamagedState: the file has another format, or its header and its tensors disagree.
-        OSError: the file cannot be read.
-    """
-    path.stat()  # raises FileNotFoundError, whatever the library would raise
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            tree = json.loads((file.metadata() or {})[_HEADER])
-            if only is not None:
-                tree = next(part for key, part in tree["map"] if key == only)
-            # The library's tensors are views of the file, which will be deleted.
-            return _unpack(tree, lambda name: file.get_tensor(name).clone())
-    except (SafetensorError, ValueError, KeyError, TypeError, StopIteration) as error:
-        raise DamagedState(f"{path} is no checkpoint that can be read: {error}") from error
-
-
-class _Packer:
-    """Splits a state into its structure and its tensors."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self._storages: set[int] = set()
-
-    def pack(self, value: Any, place: str) -> Any:
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, Tensor):
-            while place in self.tensors:  # keys with a slash can give two tensors the same place
-                place += "~"
-            self.tensors[place] = self._own(value)
-            return {"tensor": place}
-        if isinstance(value, Mapping):
-            for key in value:
-                if isinstance(key, bool) or not isinstance(key, int | str):
-                    raise TypeError(f"the state has a key {key!r} in {place or 'its top'}")
-            return {"map": [[key, self.pack(v, f"{place}/{key}")] for key, v in value.items()]}
-        if isinstance(value, list | tuple):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [self.pack(v, f"{place}/{i}") for i, v in enumerate(value)]}
-        raise TypeError(
-            f"the state holds a {type(value).__name__} in {place or 'its top'}, which cannot be "
-            "written without pickle; make it of tensors, numbers and texts"
-        )
-
-    def _own(self, tensor: Tensor) -> Tensor:
-        """The tensor on the CPU, contiguous, in memory that it shares with no other tensor."""
-        own = tensor.detach().to("cpu").contiguous()
-        address = own.untyped_storage().data_ptr()
-        if address in self._storages:
-            own = own.clone()
-        self._storages.add(address)
-        return own
-
-
-def _unpack(tree: Any, tensor: Callable[[str], Tensor]) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    ((kind, value),) = tree.items()
-    if kind == "tensor":
-        return tensor(value)
-    if kind == "map":
-        return {key: _unpack(part, tensor) for key, part in value}
-    if kind not in ("list", "tuple"):
-        raise KeyError(kind)
-    parts = [_unpack(part, tensor) for part in value]
-    return tuple(parts) if kind == "tuple" else parts
 
 
 class RefusedCheckpoint(RuntimeError):  # noqa: N818 - what happened to it
@@ -325,6 +228,101 @@ def open_checkpoints(
     return Checkpointer(order, rank, world_size, store, devices)
 
 
+class DamagedState(ValueError):  # noqa: N818 - what a file is
+    """The file was not written by :func:`write_state`, or is damaged."""
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> int:
+    """Write ``state`` atomically; returns the file's size in bytes.
+
+    Args:
+        path: of the file; its folder is made.
+        state: mappings (with keys of int or str), lists and tuples of tensors on any device,
+            numbers, text, bool and None.
+
+    Raises:
+        TypeError: the state holds something else; the message says what, and where.
+    """
+    packer = _Packer()
+    tree = packer.pack(state, "")
+    header = {_HEADER: json.dumps(tree, separators=(",", ":"))}
+    with whole_file(path) as beside:
+        save_file(packer.tensors, str(beside), metadata=header)
+        size = beside.stat().st_size
+    return size
+
+
+def read_state(path: Path, only: str | None = None) -> Any:
+    """The state that was written, with tensors on the CPU; or only its entry ``only``.
+
+    Raises:
+        DamagedState: the file has another format, or its header and its tensors disagree.
+        OSError: the file cannot be read.
+    """
+    path.stat()  # raises FileNotFoundError, whatever the library would raise
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tree = json.loads((file.metadata() or {})[_HEADER])
+            if only is not None:
+                tree = next(part for key, part in tree["map"] if key == only)
+            # The library's tensors are views of the file, which will be deleted.
+            return _unpack(tree, lambda name: file.get_tensor(name).clone())
+    except (SafetensorError, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise DamagedState(f"{path} is no checkpoint that can be read: {error}") from error
+
+
+class _Packer:
+    """Splits a state into its structure and its tensors."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._storages: set[int] = set()
+
+    def pack(self, value: Any, place: str) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            while place in self.tensors:  # keys with a slash can give two tensors the same place
+                place += "~"
+            self.tensors[place] = self._own(value)
+            return {"tensor": place}
+        if isinstance(value, Mapping):
+            for key in value:
+                if isinstance(key, bool) or not isinstance(key, int | str):
+                    raise TypeError(f"the state has a key {key!r} in {place or 'its top'}")
+            return {"map": [[key, self.pack(v, f"{place}/{key}")] for key, v in value.items()]}
+        if isinstance(value, list | tuple):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [self.pack(v, f"{place}/{i}") for i, v in enumerate(value)]}
+        raise TypeError(
+            f"the state holds a {type(value).__name__} in {place or 'its top'}, which cannot be "
+            "written without pickle; make it of tensors, numbers and texts"
+        )
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """The tensor on the CPU, contiguous, in memory that it shares with no other tensor."""
+        kept = tensor.detach().to("cpu").contiguous()
+        address = kept.untyped_storage().data_ptr()
+        if address in self._storages:
+            kept = kept.clone()
+        self._storages.add(address)
+        return kept
+
+
+def _unpack(tree: Any, tensor: Callable[[str], Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, value),) = tree.items()
+    if kind == "tensor":
+        return tensor(value)
+    if kind == "map":
+        return {key: _unpack(part, tensor) for key, part in value}
+    if kind not in ("list", "tuple"):
+        raise KeyError(kind)
+    parts = [_unpack(part, tensor) for part in value]
+    return tuple(parts) if kind == "tuple" else parts
+
+
 def _packed(so_far: Measurement) -> dict[str, Any]:
     return {  # without spans, whose clock ends with this process
         "steps": so_far.steps,
@@ -386,8 +384,8 @@ def set_random_state(state: dict[str, Any], devices: Sequence[torch.device]) -> 
     words = tuple(python["words"].tolist())
     random.setstate((python["version"], words, python["gauss_next"]))
     torch.set_rng_state(state["torch"])
-    for device, own in zip(_gpus(devices), state["cuda"], strict=True):
-        torch.cuda.set_rng_state(own, device)
+    for device, state_of_gpu in zip(_gpus(devices), state["cuda"], strict=True):
+        torch.cuda.set_rng_state(state_of_gpu, device)
 
 
 def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:

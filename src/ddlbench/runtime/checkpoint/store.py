@@ -1,4 +1,4 @@
-"""Checkpoints on disk, and the progress journal beside them.
+"""Checkpoints on disk, the progress journal beside them, and the attempts of a cell to finish.
 
 ::
 
@@ -7,7 +7,7 @@
                                  manifest.json         last, by rank 0: the set may be used
              step-00000040-<run>/rank0.safetensors     torn: it has no manifest
              trail                                     the journal: steps and times of the run
-             attempts.json                             attempts that ended early (restart.py)
+             attempts.json                             attempts that ended early
 
 A set holds a file of each rank, and is complete once its manifest exists. It is used only if its
 manifest names the same cell, plan, data and number of ranks, and if every file has the size that
@@ -17,9 +17,7 @@ The journal says what a kill cost. Rank 0 overwrites its one line after each ste
 the line at once, so a killed process does not lose it; after a node crash it may be a few seconds
 old.
 
-Decide whether a cell resumes from an earlier attempt, and record what that attempt lost.
-
-::
+A cell may resume from an earlier attempt, which is recorded with what it lost::
 
     attempt 1    step 1 ..... 20 | checkpoint | ..... 33 killed     journal: 33 steps, 1.9 s unsaved
     attempt 2    the supervisor reads the journal: 13 steps, 1.9 s lost
@@ -57,8 +55,7 @@ from ddlbench.runtime.rank_report import RankFailure, RankReport
 
 SCHEMA_VERSION = 1
 KEPT_SETS = 2  # some file systems report a write that a crash then loses
-_MANIFEST = "manifest.json"
-_OWN_FILES = ("trail", "attempts.json")
+_MANIFEST, _JOURNAL, _ATTEMPTS = "manifest.json", "trail", "attempts.json"
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def complete(in_set: Path, steps: int, order: Order, *, sizes: list[int], save_s
 
 def newest(folder: Path, identity: dict[str, Any]) -> CheckpointSet | None:
     """The complete set of ``identity`` with the most steps; None if there is none."""
-    usable = [one for one in _complete_sets(folder) if one.identity == identity]
+    usable = [entry for entry in _complete_sets(folder) if entry.identity == identity]
     return usable[-1] if usable else None
 
 
@@ -139,7 +136,7 @@ def read_set(path: Path) -> CheckpointSet | None:
 
 def prune(folder: Path) -> None:
     """Delete torn sets and all complete ones but the newest ``KEPT_SETS``."""
-    kept = {one.folder for one in _complete_sets(folder)[-KEPT_SETS:]}
+    kept = {entry.folder for entry in _complete_sets(folder)[-KEPT_SETS:]}
     for path in _sets(folder):
         if path not in kept:
             _remove(path)
@@ -149,7 +146,7 @@ def discard(folder: Path) -> None:
     """Delete all sets, the journal and the attempts; and the folder if it is empty then."""
     for path in _sets(folder):
         _remove(path)
-    for name in _OWN_FILES:
+    for name in (_JOURNAL, _ATTEMPTS):
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):  # the user keeps other files there
         folder.rmdir()
@@ -160,7 +157,7 @@ def _sets(folder: Path) -> list[Path]:
 
 
 def _complete_sets(folder: Path) -> list[CheckpointSet]:
-    return sorted(filter(None, map(read_set, _sets(folder))), key=lambda one: one.steps)
+    return sorted(filter(None, map(read_set, _sets(folder))), key=lambda entry: entry.steps)
 
 
 def _remove(path: Path) -> None:
@@ -180,7 +177,7 @@ def _flush(folder: Path) -> None:
 
 def journal_file(folder: Path) -> Path:
     """Journal of the run with checkpoints in ``folder``."""
-    return folder / "trail"
+    return folder / _JOURNAL
 
 
 class ProgressJournal:
@@ -218,9 +215,6 @@ def read_journal(path: Path) -> Reached | None:
         return None
 
 
-_ATTEMPTS = "attempts.json"
-
-
 @dataclass(frozen=True)
 class Restart:
     """How an attempt begins."""
@@ -238,7 +232,7 @@ class Restart:
         discard(folder)
         last = self.earlier[-1] if self.earlier else _attempt(0, 0, 0.0, self.order.version)
         last = replace(last, kept_steps=0, lost_steps=last.reached_steps, refused=reasons[0])
-        _write(folder, self.order.identity, [*self.earlier[:-1], last])
+        _write_attempts(folder, self.order.identity, [*self.earlier[:-1], last])
         return True
 
 
@@ -282,7 +276,7 @@ def _identity(plan: Plan, site: Site, dataset_digest: str | None) -> dict[str, A
 
 
 def _resume(folder: Path, plan: Plan, identity: dict[str, Any], run: str) -> Restart:
-    earlier = _read(folder, identity)
+    earlier = _earlier_attempts(folder, identity)
     if earlier is None:
         discard(folder)
         earlier = []
@@ -294,7 +288,7 @@ def _resume(folder: Path, plan: Plan, identity: dict[str, Any], run: str) -> Res
         measured_by = version if last is None else last.version
         earlier.append(_attempt(kept, reached.steps, reached.unsaved_s, measured_by))
         journal_file(folder).unlink()
-    _write(folder, identity, earlier)
+    _write_attempts(folder, identity, earlier)
     resume = None if last is None else last.folder.name
     return Restart(Order(str(folder), identity, run, resume, version), earlier)
 
@@ -325,7 +319,7 @@ def _version(cell: Cell) -> str:
     return f"ddlbench {provenance['packages'].get('ddlbench', 'unknown')}{commit}"
 
 
-def _read(folder: Path, identity: dict[str, Any]) -> list[Attempt] | None:
+def _earlier_attempts(folder: Path, identity: dict[str, Any]) -> list[Attempt] | None:
     """Earlier attempts at the same cell; None if the folder belongs to another cell."""
     try:
         values = read_json(folder / _ATTEMPTS)
@@ -336,7 +330,8 @@ def _read(folder: Path, identity: dict[str, Any]) -> list[Attempt] | None:
         return None
 
 
-def _write(folder: Path, identity: dict[str, Any], earlier: list[Attempt]) -> None:
+def _write_attempts(folder: Path, identity: dict[str, Any], earlier: list[Attempt]) -> None:
     write_json(
-        folder / _ATTEMPTS, {"identity": identity, "earlier": [one.to_dict() for one in earlier]}
+        folder / _ATTEMPTS,
+        {"identity": identity, "earlier": [attempt.to_dict() for attempt in earlier]},
     )

@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel.
+"""PyTorch's DistributedDataParallel, and what PowerSGD sends of it.
 
 ::
 
@@ -26,12 +26,7 @@ sends the sum of their gradients once (DDP's ``no_sync``)::
     rank 0    | forward | backward | forward | backward .......| update |
     buckets                                       |-- 0 --||-- 1 --|
 
-Sources: S. Li et al., "PyTorch Distributed", VLDB 2020, section 3.2; S. Rajbhandari et al., "ZeRO",
-SC 2020, section 5.1.
-
-What PowerSGD sends of each bucket: two low factors of each matrix, and the rest whole.
-
-::
+PowerSGD sends two low factors of each matrix in a bucket, and the rest whole::
 
     gradient (n, m)   M + what was not sent before  ~  P Q^T        P (n, r), Q (m, r)
     a bucket sends    | rest |  then |    P    |  then |   Q   |    three all-reduces
@@ -40,7 +35,8 @@ What PowerSGD sends of each bucket: two low factors of each matrix, and the rest
 A tensor is a matrix of its first dimension and all others. It is sent whole if its factors would
 have half its size or more, as vectors would.
 
-Sources: T. Vogels et al., "PowerSGD", NeurIPS 2019, algorithms 1 and 2;
+Sources: S. Li et al., "PyTorch Distributed", VLDB 2020, section 3.2; S. Rajbhandari et al., "ZeRO",
+SC 2020, section 5.1; T. Vogels et al., "PowerSGD", NeurIPS 2019, algorithms 1 and 2;
 ``torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py``, torch 2.13.
 """
 
@@ -68,54 +64,14 @@ from ddlbench.planning.traffic import (
     buckets_once_full,
     filled_buckets,
 )
-from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
+from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES, Tensor, Workload
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan
-    from ddlbench.planning.workload import Tensor, Workload
+
 
 MIN_COMPRESSION_RATE = 2  # torch's default
 EXACT_STEPS = 2  # torch needs two: it makes its buckets anew after the first step
-
-
-@dataclass(frozen=True)
-class BucketBytes:
-    """Bytes of the three all-reduces of a bucket."""
-
-    whole: int
-    left: int
-    right: int
-
-    @property
-    def sizes(self) -> list[int]:
-        """Of those that send anything, in order."""
-        return [size for size in (self.whole, self.left, self.right) if size]
-
-
-def bucket_bytes(tensors: Sequence[Tensor], rank: int) -> BucketBytes:
-    """What a bucket of these tensors sends, with factors of ``rank`` columns at most.
-
-    Raises:
-        ConfigError: shapes are unknown.
-    """
-    whole = left = right = 0
-    for tensor in tensors:
-        if tensor.shape is None:
-            raise ConfigError(
-                "the profile has no shapes of tensors, which decide what powersgd sends; "
-                "make it again"
-            )
-        rows = tensor.shape[0] if tensor.shape else 1
-        columns = prod(tensor.shape[1:])
-        width = min(rows, columns, rank)
-        if (rows + columns) * width * MIN_COMPRESSION_RATE < rows * columns:
-            item_bytes = tensor.bytes // (rows * columns)
-            left += rows * width * item_bytes
-            right += columns * width * item_bytes
-        else:
-            whole += tensor.bytes
-    return BucketBytes(whole, left, right)
-
 
 _GLOO_THREADS = 2  # of torch's process group
 
@@ -249,10 +205,10 @@ class DistributedDataParallel(DataParallel):
         """With a sharded optimiser each rank broadcasts its weights; the largest share counts."""
         if DdpOptions.of(plan).shard == "none" or plan.world_size == 1:
             return None
-        own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
+        dealt = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         at_once = _GLOO_THREADS if self.transport(workload.device_kind) == "gloo" else 1
         turns = turns_of_broadcasts([process.node for process in plan.processes], at_once)
-        return Message("broadcast", max(own), count=turns)
+        return Message("broadcast", max(dealt), count=turns)
 
     def communication_bytes(self, workload: Workload, plan: Plan) -> int:
         """Buckets that copy all gradients, unless these lie in them; and what hooks hold.
@@ -286,11 +242,50 @@ class DistributedDataParallel(DataParallel):
         )
         if details.shard == "none" or plan.cell.momentum == 0:
             return whole
-        own = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
+        dealt = shares([tensor.bytes for tensor in workload.tensors], plan.world_size)
         return tuple(
             bytes_ - (workload.parameter_bytes - share)
-            for bytes_, share in zip(whole, own, strict=True)
+            for bytes_, share in zip(whole, dealt, strict=True)
         )
+
+
+@dataclass(frozen=True)
+class BucketBytes:
+    """Bytes of the three all-reduces of a bucket."""
+
+    whole: int
+    left: int
+    right: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of those that send anything, in order."""
+        return [size for size in (self.whole, self.left, self.right) if size]
+
+
+def bucket_bytes(tensors: Sequence[Tensor], rank: int) -> BucketBytes:
+    """What a bucket of these tensors sends, with factors of ``rank`` columns at most.
+
+    Raises:
+        ConfigError: shapes are unknown.
+    """
+    whole = left = right = 0
+    for tensor in tensors:
+        if tensor.shape is None:
+            raise ConfigError(
+                "the profile has no shapes of tensors, which decide what powersgd sends; "
+                "make it again"
+            )
+        rows = tensor.shape[0] if tensor.shape else 1
+        columns = prod(tensor.shape[1:])
+        width = min(rows, columns, rank)
+        if (rows + columns) * width * MIN_COMPRESSION_RATE < rows * columns:
+            item_bytes = tensor.bytes // (rows * columns)
+            left += rows * width * item_bytes
+            right += columns * width * item_bytes
+        else:
+            whole += tensor.bytes
+    return BucketBytes(whole, left, right)
 
 
 def turns_of_broadcasts(roots: Sequence[int], at_once: int) -> int:
@@ -313,7 +308,7 @@ def turns_of_broadcasts(roots: Sequence[int], at_once: int) -> int:
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:
     """Bytes of the tensors that each rank updates, as torch deals them."""
-    own = [0] * ranks
+    dealt = [0] * ranks
     for size in sorted(sizes, reverse=True):
-        own[own.index(min(own))] += size
-    return own
+        dealt[dealt.index(min(dealt))] += size
+    return dealt

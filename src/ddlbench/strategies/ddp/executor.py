@@ -1,4 +1,4 @@
-"""Executor of DistributedDataParallel, over gloo (CPU) or NCCL (CUDA).
+"""Executor of DistributedDataParallel, over gloo (CPU) or NCCL (CUDA), and its hooks.
 
 In the recorded step a communication hook starts the all-reduces of DDP's buckets, as only a hook
 sees when they begin and end::
@@ -11,13 +11,11 @@ With accumulation forward and backward passes alternate; buckets leave in the la
 A bucket's span begins when its last gradient is ready. A sharded optimiser's broadcasts are the
 span ``gather``.
 
-Communication hooks: what DDP calls when a bucket of gradients is full, to average it.
-
-::
+DDP calls a communication hook when a bucket of gradients is full, to average it::
 
     none    | gradients / W |------- all-reduce -------|
     fp16    | fp16 | / W |--- all-reduce ---| fp32 |           half the bytes
-    powersgd  :mod:`ddlbench.strategies.ddp.descriptor`
+    powersgd  factors of low rank, see the descriptor
 
 Source: ``torch/distributed/algorithms/ddp_comm_hooks/``, torch 2.13.
 """
@@ -222,9 +220,9 @@ class DdpExecutor(Executor):
     def own_optimizer(self) -> torch.optim.Optimizer:
         """The SGD that holds this rank's momentum."""
         if isinstance(self.optimizer, ZeroRedundancyOptimizer):
-            own = self.optimizer.optim
-            assert isinstance(own, torch.optim.Optimizer)
-            return own
+            optimizer = self.optimizer.optim
+            assert isinstance(optimizer, torch.optim.Optimizer)
+            return optimizer
         return self.optimizer
 
     def checkpoint_state(self) -> dict[str, Any]:

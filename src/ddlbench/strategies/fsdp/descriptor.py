@@ -34,11 +34,10 @@ from ddlbench.planning.data_parallel import (
 )
 from ddlbench.planning.network_tables import NetworkTraits, borrowing, first_unsupported
 from ddlbench.planning.options import Options, Tried
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.step import Step
     from ddlbench.planning.workload import Workload
 

@@ -8,9 +8,7 @@
 If srun starts the processes with MPI (site key ``slurm.mpi``) and Horovod was built with MPI, they
 join by MPI instead.
 
-Horovod's buffer and cycle: what a plan fixes, and what Horovod's autotuner tries.
-
-::
+A plan may leave Horovod's buffer and cycle to its autotuner::
 
     steps    |-- first samples, dropped --|-- sample --|-- sample --| ... |  best settings kept
     log                                        a row        a row            a row
@@ -19,9 +17,7 @@ The autotuner scores settings by bytes a second of all-reduces, and searches by 
 (``horovod/common/parameter_manager.cc``). A sample takes dozens of steps, and a search dozens of
 samples, so short cells end before it.
 
-The rendezvous of Horovod's ranks over gloo, without Horovod's own launcher.
-
-::
+Over gloo, ranks meet without Horovod's launcher::
 
     every rank   its own address -> store
     rank 0       addresses of all ranks -> server -> its address -> store
@@ -58,139 +54,6 @@ from ddlbench.planning.plan import Plan
 from ddlbench.strategies.executor import Context, Executor, RunRecord, Unsupported
 from ddlbench.strategies.horovod.descriptor import HorovodOptions
 from ddlbench.strategies.timing import SpanRecorder
-
-LOG_NAME = "autotune.csv"
-
-
-def set_tuning(plan: Plan) -> None:
-    """Set Horovod's variables; an autotuner may change only what has no variable."""
-    details, own = HorovodOptions.of(plan), dict(plan.cell.options)
-    cycle_s = Accelerator.slowed(float(details.cycle_time_s))
-    threshold = str(details.fusion_cap(Accelerator.shrunk))
-    variables = {
-        "fusion_threshold_bytes": ("HOROVOD_FUSION_THRESHOLD", threshold),
-        "cycle_time_s": ("HOROVOD_CYCLE_TIME", str(cycle_s * 1e3)),
-    }
-    for option, (variable, value) in variables.items():
-        os.environ.pop(variable, None)
-        if option in own or not details.autotune:
-            os.environ[variable] = value
-
-
-class TuningLog:
-    """The file in which Horovod's rank 0 writes, from ``hvd.init()`` on, a row a setting tried."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = folder / LOG_NAME
-        self._before = 0
-        os.environ["HOROVOD_AUTOTUNE_LOG"] = str(self._file)
-
-    def end_warmup(self) -> None:
-        """Measured steps follow."""
-        self._before = self._rows()
-
-    def details(self) -> dict[str, Any]:
-        """The file's name, and how many settings were tried before and in the measured steps."""
-        tried = {"before": self._before, "measured": self._rows() - self._before}
-        return {"autotune_log": LOG_NAME, "autotune_samples": tried}
-
-    def _rows(self) -> int:
-        """Rows below the header."""
-        if not self._file.is_file():
-            return 0
-        return max(0, len(self._file.read_text(encoding="utf-8").splitlines()) - 1)
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Horovod's rendezvous server; rank 0 keeps ``server`` itself alive by this reference.
-
-    Args:
-        address: with the port and the secret, for Horovod's client.
-        port: of the server.
-        server: None on other ranks.
-    """
-
-    address: str
-    port: int
-    server: Any
-
-
-def set_place(
-    rank: int, hosts: Sequence[str], rendezvous: Rendezvous | None, interface: str | None
-) -> None:
-    """Set the variables that Horovod's launcher would set.
-
-    Horovod tells nodes apart by the names in ``hosts``, of each rank: two nodes of one name would
-    wait for each other. An interface of None lets gloo choose.
-    """
-    nodes = list(dict.fromkeys(hosts))
-    local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    values: dict[str, int | str] = {
-        "RANK": rank,
-        "SIZE": len(hosts),
-        "LOCAL_RANK": local.index(rank),
-        "LOCAL_SIZE": len(local),
-        "CROSS_RANK": nodes.index(hosts[rank]),
-        "CROSS_SIZE": len(nodes),
-        "HOSTNAME": hosts[rank],
-        "CONTROLLER": "gloo",
-        "CPU_OPERATIONS": "gloo",
-    }
-    if interface is not None:
-        values["GLOO_IFACE"] = interface
-    if rendezvous is not None:
-        values["GLOO_RENDEZVOUS_ADDR"] = rendezvous.address
-        values["GLOO_RENDEZVOUS_PORT"] = rendezvous.port
-    os.environ.update({f"HOROVOD_{name}": str(value) for name, value in values.items()})
-
-
-def join_rendezvous(
-    store: Store, rank: int, hosts: Sequence[str], local_address: str, secret: str | None = None
-) -> Rendezvous:
-    """Start the server on rank 0, and give every rank its address.
-
-    Args:
-        store: of these ranks only.
-        rank: of this process.
-        hosts: of all ranks, in their order.
-        local_address: at which other ranks reach this host.
-        secret: of the run, the same on all ranks; None has rank 0 make one, which the store tells.
-    """
-    server = None
-    if rank == 0:
-        path = secret or secrets.token_hex(16)
-        server, port = _serve(hosts, local_address, path)
-        # The store has no password, so it gets no secret that ranks have by another way.
-        sent = "" if secret else path
-        store.set("horovod/rendezvous", f"{local_address} {port} {sent}")
-    address, port_text, sent = store.get("horovod/rendezvous").decode().split(" ")
-    return Rendezvous(f"{address}:{port_text}/{secret or sent}", int(port_text), server)
-
-
-def _serve(hosts: Sequence[str], address: str, secret: str) -> tuple[Any, int]:
-    """Start Horovod's rendezvous server for ranks on these hosts; return it and its port."""
-    assign = importlib.import_module("horovod.runner.common.util.hosts")
-    http = importlib.import_module("horovod.runner.http.http_server")
-
-    class Handler(http.RendezvousHandler):  # type: ignore[name-defined]  # untyped
-        def parse_request(self) -> bool:
-            if not super().parse_request():
-                return False
-            head, _, rest = str(self.path).removeprefix("/").partition("/")
-            if secrets.compare_digest(head.partition(":")[0].encode(), secret.encode()):
-                self.path: str = f"/{rest}"
-                return True
-            self.send_error(403)
-            return False
-
-    server = http.RendezvousHTTPServer((address, 0), Handler, 0)
-    port: int = server.server_address[1]
-    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
-    infos = [assign.HostInfo(name, count) for name, count in Counter(hosts).items()]
-    server.init(assign.get_host_assignments(infos, len(hosts)))
-    return server, port
 
 
 class HorovodExecutor(Executor):
@@ -416,3 +279,137 @@ class MessageWatcher:
                 self._messages += 1
                 if not self._under_way:
                     self._idle.set()
+
+
+LOG_NAME = "autotune.csv"
+
+
+def set_tuning(plan: Plan) -> None:
+    """Set Horovod's variables; an autotuner may change only what has no variable."""
+    details, written = HorovodOptions.of(plan), dict(plan.cell.options)
+    cycle_s = Accelerator.slowed(float(details.cycle_time_s))
+    threshold = str(details.fusion_cap(Accelerator.shrunk))
+    variables = {
+        "fusion_threshold_bytes": ("HOROVOD_FUSION_THRESHOLD", threshold),
+        "cycle_time_s": ("HOROVOD_CYCLE_TIME", str(cycle_s * 1e3)),
+    }
+    for option, (variable, value) in variables.items():
+        os.environ.pop(variable, None)
+        if option in written or not details.autotune:
+            os.environ[variable] = value
+
+
+class TuningLog:
+    """The file in which Horovod's rank 0 writes, from ``hvd.init()`` on, a row a setting tried."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / LOG_NAME
+        self._before = 0
+        os.environ["HOROVOD_AUTOTUNE_LOG"] = str(self._file)
+
+    def end_warmup(self) -> None:
+        """Measured steps follow."""
+        self._before = self._rows()
+
+    def details(self) -> dict[str, Any]:
+        """The file's name, and how many settings were tried before and in the measured steps."""
+        tried = {"before": self._before, "measured": self._rows() - self._before}
+        return {"autotune_log": LOG_NAME, "autotune_samples": tried}
+
+    def _rows(self) -> int:
+        """Rows below the header."""
+        if not self._file.is_file():
+            return 0
+        return max(0, len(self._file.read_text(encoding="utf-8").splitlines()) - 1)
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Horovod's rendezvous server; rank 0 keeps ``server`` itself alive by this reference.
+
+    Args:
+        address: with the port and the secret, for Horovod's client.
+        port: of the server.
+        server: None on other ranks.
+    """
+
+    address: str
+    port: int
+    server: Any
+
+
+def set_place(
+    rank: int, hosts: Sequence[str], rendezvous: Rendezvous | None, interface: str | None
+) -> None:
+    """Set the variables that Horovod's launcher would set.
+
+    Horovod tells nodes apart by the names in ``hosts``, of each rank: two nodes of one name would
+    wait for each other. An interface of None lets gloo choose.
+    """
+    nodes = list(dict.fromkeys(hosts))
+    local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    values: dict[str, int | str] = {
+        "RANK": rank,
+        "SIZE": len(hosts),
+        "LOCAL_RANK": local.index(rank),
+        "LOCAL_SIZE": len(local),
+        "CROSS_RANK": nodes.index(hosts[rank]),
+        "CROSS_SIZE": len(nodes),
+        "HOSTNAME": hosts[rank],
+        "CONTROLLER": "gloo",
+        "CPU_OPERATIONS": "gloo",
+    }
+    if interface is not None:
+        values["GLOO_IFACE"] = interface
+    if rendezvous is not None:
+        values["GLOO_RENDEZVOUS_ADDR"] = rendezvous.address
+        values["GLOO_RENDEZVOUS_PORT"] = rendezvous.port
+    os.environ.update({f"HOROVOD_{name}": str(value) for name, value in values.items()})
+
+
+def join_rendezvous(
+    store: Store, rank: int, hosts: Sequence[str], local_address: str, secret: str | None = None
+) -> Rendezvous:
+    """Start the server on rank 0, and give every rank its address.
+
+    Args:
+        store: of these ranks only.
+        rank: of this process.
+        hosts: of all ranks, in their order.
+        local_address: at which other ranks reach this host.
+        secret: of the run, the same on all ranks; None has rank 0 make one, which the store tells.
+    """
+    server = None
+    if rank == 0:
+        path = secret or secrets.token_hex(16)
+        server, port = _serve(hosts, local_address, path)
+        # The store has no password, so it gets no secret that ranks have by another way.
+        sent = "" if secret else path
+        store.set("horovod/rendezvous", f"{local_address} {port} {sent}")
+    address, port_text, sent = store.get("horovod/rendezvous").decode().split(" ")
+    return Rendezvous(f"{address}:{port_text}/{secret or sent}", int(port_text), server)
+
+
+def _serve(hosts: Sequence[str], address: str, secret: str) -> tuple[Any, int]:
+    """Start Horovod's rendezvous server for ranks on these hosts; return it and its port."""
+    assign = importlib.import_module("horovod.runner.common.util.hosts")
+    http = importlib.import_module("horovod.runner.http.http_server")
+
+    class Handler(http.RendezvousHandler):  # type: ignore[name-defined]  # untyped
+        def parse_request(self) -> bool:
+            if not super().parse_request():
+                return False
+            head, _, rest = str(self.path).removeprefix("/").partition("/")
+            if secrets.compare_digest(head.partition(":")[0].encode(), secret.encode()):
+                self.path: str = f"/{rest}"
+                return True
+            self.send_error(403)
+            return False
+
+    server = http.RendezvousHTTPServer((address, 0), Handler, 0)
+    port: int = server.server_address[1]
+    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+    infos = [assign.HostInfo(name, count) for name, count in Counter(hosts).items()]
+    server.init(assign.get_host_assignments(infos, len(hosts)))
+    return server, port

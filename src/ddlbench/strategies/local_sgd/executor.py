@@ -1,8 +1,6 @@
-"""Executor of local SGD and DiLoCo, over gloo (CPU) or NCCL (CUDA).
+"""Executor and replay of local SGD and DiLoCo, over gloo (CPU) or NCCL (CUDA).
 
-Local SGD and DiLoCo with all replicas on one device.
-
-::
+The replay has all replicas on one device::
 
     replica 0   | step | step | mean of all weights | step ...
     replica 1   | step | step |                     | step ...

@@ -1,6 +1,7 @@
-"""A server: some messages of the row, their momentum, and their updates.
+"""The parts of a parameter server: the row of weights, its workers, and its servers.
 
-In sync mode a message is updated once all workers have pushed it, independently of other messages::
+A server has some messages of the row, their momentum, and their updates. In sync mode a message is
+updated once all workers have pushed it, independently of other messages::
 
     w0 -> |--g--|
     w1 -> |-----g-----|
@@ -14,9 +15,7 @@ weights without update 1: it is stale by one::
     w1 ->    |-----g-----|                <-w-|
     server      |update 0|       |update 1|     |update 2|
 
-A worker: it pushes gradients while backward runs, and pulls new weights.
-
-::
+A worker pushes gradients while backward runs, and pulls new weights::
 
     backward   | layer n ... | ... layer 1 |
     push          |-0-|-1-|  |-2-|  |-3-|         a message leaves when its last gradient is ready,
@@ -26,9 +25,7 @@ A worker: it pushes gradients while backward runs, and pulls new weights.
 Messages leave in the order of their numbers, as the servers expect: one that is ready early waits
 for those before it.
 
-The weights as one vector, the *row*, and its cut into messages.
-
-::
+The weights are one vector, the *row*, which is cut into messages::
 
     row        | fc.bias | fc.weight       | conv2.bias | conv2.weight  | conv1.bias | conv1 ... |
     messages   |      0      |      1      |      2      |      3      |      4      |     5     |

@@ -44,14 +44,13 @@ from ddlbench.planning.pipeline_stages import (
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.plan import Process, needs_of, process_at
+from ddlbench.planning.plan import Plan, Process, needs_of, process_at
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.orders import warmups
 from ddlbench.planning.strategy import Strategy
 from ddlbench.planning.trainable import why_not_in_stages
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
 

@@ -6,13 +6,11 @@
     run       | 1F1B: fill | steady state ............................... | drain |
 
 The pipeline fills and drains once in each run: between warm-up and the measured region, but not
-between epochs. :mod:`.runner` carries out the actions of the plan's schedule. On GPUs every stage
-makes a dry run first, as nothing may wait for the whole device while a receive is posted
-(:mod:`ddlbench.strategies.alone`).
+between epochs. :mod:`ddlbench.strategies.pipedream.runner` carries out the actions of the plan's
+schedule. On GPUs every stage makes a dry run first, as nothing may wait for the whole device while
+a receive is posted (:mod:`ddlbench.strategies.alone`).
 
-PipeDream's training, one mini-batch after the other on one device.
-
-::
+The replay trains one mini-batch after the other on one device::
 
     mini-batch   0   1   2   3   4      stage 0 of two: weights of max(0, b - 1) updates
     stage 0     w0  w0  w1  w2  w3      both passes of a mini-batch use the same

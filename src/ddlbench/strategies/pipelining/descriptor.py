@@ -26,7 +26,6 @@ from ddlbench.common.form import Count
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.budget import micro_batch_counts
 from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.options import Options, Tried
@@ -41,7 +40,8 @@ from ddlbench.planning.pipeline import (
     repeated,
 )
 from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
-from ddlbench.planning.plan import Process, needs_of, process_at
+from ddlbench.planning.plan import Plan, Process, needs_of, process_at
+from ddlbench.planning.planner import micro_batch_counts
 from ddlbench.planning.schedules import (
     InvalidSchedule,
     Schedule,
@@ -60,7 +60,6 @@ from ddlbench.planning.strategy import PARADL, Strategy
 from ddlbench.planning.trainable import why_not_in_stages
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
 _HALVES = "its schedule runs halves of a backward pass apart, and a compiled pass is one piece"

@@ -1,4 +1,4 @@
-"""Stages of a pipeline, and the torch schedule that runs those of a process.
+"""Stages of a pipeline: what their blocks send and cost, and the torch schedule that runs them.
 
 ``torch.distributed.pipelining`` sends only contiguous tensors that are no views, which not every
 block yields. :class:`StageModule` makes them so::
@@ -6,10 +6,8 @@ block yields. :class:`StageModule` makes them so::
     activation   receive -> blocks -> no view, contiguous -> send
     gradient     send <- contiguous <- blocks <- receive
 
-Compares a backward pass in two parts with a whole one, for the stages of a zero-bubble schedule.
-
-torch computes the gradient of a stage's input first, and those of its weights later. It starts the
-second part where a weight's path meets the path of the input::
+In a zero-bubble schedule torch computes the gradient of a stage's input first, and those of its
+weights later. It starts the second part where a weight's path meets the path of the input::
 
     input ---- o ---- o ---- output        B: along the upper path
               /      /                     W: from each o to its weight
@@ -18,9 +16,7 @@ second part where a weight's path meets the path of the input::
 So a weight whose path never meets the input's has no gradient, as after ``detach``. A hook beyond
 an ``o`` runs twice. Whether a network has such places, only a trial shows.
 
-Output form, operations and weights of each block, without computing anything.
-
-::
+Output form, operations and weights of each block are known without computing anything::
 
     blocks   | a | b | c | d | e |      each block runs on fake tensors (no data), which gives
     stages   |---0---|---1---|-2-|      its output's shape and its floating-point operations
@@ -60,10 +56,10 @@ from ddlbench.common.document import csv_text
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import load, pairs
+from ddlbench.networks.flat import out_of_place
+from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import input_dtype, made_up_inputs
 from ddlbench.networks.inspection import copy_of, copy_without_data
-from ddlbench.networks.synthetic import out_of_place
-from ddlbench.networks.whole import seeded
 from ddlbench.planning.network_tables import BLOCK_COLUMNS
 from ddlbench.planning.schedules import Action
 from ddlbench.planning.schedules.schedule import Kind
@@ -353,14 +349,14 @@ def check_split_backward(
         if passing.is_floating_point():
             passing = passing.to(floating)
         for number, stage in enumerate(stages):
-            own = nn.Sequential(OrderedDict(blocks[stage.start : stage.stop]))
-            if number and (why := _difference(own, passing)) is not None:
+            part = nn.Sequential(OrderedDict(blocks[stage.start : stage.stop]))
+            if number and (why := _difference(part, passing)) is not None:
                 raise Unsupported(
                     f"{cell.strategy} splits backward passes, and on stage {number} {why}; take "
                     "pipe-1f1b, which does not split them",
                     code="split_backward_differs",
                 )
-            passing = copy_of(own)(passing).detach()
+            passing = copy_of(part)(passing).detach()
 
 
 def _difference(blocks: nn.Sequential, inputs: Tensor) -> str | None:

@@ -9,11 +9,10 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
 

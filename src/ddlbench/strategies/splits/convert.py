@@ -15,10 +15,9 @@ The weights of convolutions and linear layers are split by filters or by input c
 the first of them stays whole: an image has three channels only, and no other rank computed them.
 Every rank computes everything between split layers.
 
-The layers that limit how far a network can be split.
-
-:func:`table` makes ``planning/split_limits.csv``, the planner's limits of the built-in networks,
-for ``make tables``. It builds them on the meta device.
+Some layer limits how far a network can be split. :func:`table` makes ``planning/split_limits.csv``,
+the planner's limits of the built-in networks, for ``make tables``. It builds them on the meta
+device.
 """
 
 from __future__ import annotations
@@ -65,85 +64,8 @@ from ddlbench.strategies.splits.shard_group import GridAxis, ShardGroup, gather
 from ddlbench.strategies.splits.weights import ChannelSplit, FilterSplit, features_of
 
 # Layers whose weights are split by filters or channels.
-WEIGHTED = (*CONVOLUTIONS, nn.Linear)
+_WEIGHTED = (*CONVOLUTIONS, nn.Linear)
 _SAMPLES = 2  # batch norm refuses a single value per channel
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The smallest count of rows, filters or channels, and the first layer that has it."""
-
-    count: int
-    layer: str
-
-
-def fewest_rows(network: nn.Module, blocks: Sequence[BlockTrace], dim: int) -> Limit | None:
-    """The layer that exchanges rows and has the fewest in an input or output; None without one."""
-    layers = dict(network.named_modules())
-    return _smallest(
-        Limit(min(shape[dim] for shape in shapes), _called(name, layers[name]))
-        for block in blocks
-        for name, calls in block.layers.items()
-        if type(layers[name]) not in (*POINTWISE, *DROPOUTS)
-        for shapes in calls
-    )
-
-
-def called_with_weights(
-    network: nn.Module, blocks: Sequence[BlockTrace], by: Literal["filter", "channel"]
-) -> list[str]:
-    """Layers whose weights are split, in the order of their calls; by channel without the first."""
-    layers = dict(network.named_modules())
-    called = dict.fromkeys(name for block in blocks for name in block.layers)
-    names = [
-        name for name in called if type(layers[name]) in WEIGHTED and not has_hooks(layers[name])
-    ]
-    return names[1:] if by == "channel" else names
-
-
-def fewest_features(
-    network: nn.Module, blocks: Sequence[BlockTrace], by: Literal["filter", "channel"]
-) -> Limit | None:
-    """The layer with the fewest features among those whose weights are split; None without one."""
-    limits = []
-    for name in called_with_weights(network, blocks, by):
-        layer = network.get_submodule(name)
-        assert isinstance(layer, WEIGHTED)
-        filters, channels, _ = features_of(layer)
-        limits.append(Limit(filters if by == "filter" else channels, _called(name, layer)))
-    return _smallest(limits)
-
-
-def limits_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
-    """Rows of the table, in the order of ``LIMIT_COLUMNS``."""
-    with torch.device("meta"):
-        blocks = load("ddlbench.networks", network)(spec)
-    traced = trace(blocks, sample_form(spec, _SAMPLES), torch.device("cpu"))
-    split = traced[: head_of(blocks, traced)]
-    limits = {name: fewest_rows(blocks, split, dim) for name, dim in DIMENSIONS.items()}
-    if spec.depth is None:
-        del limits["depth"]
-    limits["filter"] = fewest_features(blocks, traced, "filter")
-    limits["channel"] = fewest_features(blocks, traced, "channel")
-    return [
-        (network, spec.name, name, limit.count, limit.layer)
-        for name, limit in limits.items()
-        if limit is not None
-    ]
-
-
-def table() -> str:
-    """All built-in networks on all datasets that they read, as CSV."""
-    return csv_text([LIMIT_COLUMNS, *chain.from_iterable(starmap(limits_of, pairs()))])
-
-
-def _called(name: str, layer: nn.Module) -> str:
-    return f"{name} ({type(layer).__name__})"
-
-
-def _smallest(limits: Iterable[Limit]) -> Limit | None:
-    return min(limits, key=lambda limit: limit.count, default=None)
-
 
 GATHER_NAME = "gather_rows"
 _SPLITS = {dim: name for name, dim in DIMENSIONS.items()}
@@ -239,7 +161,7 @@ def split_rows(
 
 def _too_few(network: nn.Sequential, blocks: Sequence[BlockTrace], axis: GridAxis) -> Limit | None:
     """The layer with the fewest rows, if some rank would have none of them."""
-    fewest = fewest_rows(network, blocks, axis.dim)
+    fewest = _fewest_rows(network, blocks, axis.dim)
     return fewest if fewest is not None and fewest.count < axis.group.size else None
 
 
@@ -353,12 +275,12 @@ def split_weights(
         Unsupported: no layer can be split, or one has too few features; the message names it.
     """
     layers = dict(network.named_modules())
-    names = called_with_weights(network, traced, by)
+    names = _called_with_weights(network, traced, by)
     if not names:
         raise Unsupported(
             f"the network has no layer that can be split by {by}", code="cannot_be_split"
         )
-    fewest = fewest_features(network, traced, by)
+    fewest = _fewest_features(network, traced, by)
     if fewest is not None and fewest.count < group.size:
         raise Unsupported(too_few(fewest.layer, by, fewest.count, group.size))
     _check_ties(network, [layers[name] for name in names])
@@ -366,7 +288,7 @@ def split_weights(
     replaced: dict[nn.Module, nn.Module] = {}
     for name in names:
         layer = layers[name]
-        assert isinstance(layer, WEIGHTED)
+        assert isinstance(layer, _WEIGHTED)
         replaced[layer] = make(layer, group)
     replace_layers(network, replaced)
     called = dict.fromkeys(name for block in traced for name in block.layers)
@@ -386,3 +308,79 @@ def _check_ties(network: nn.Module, split: Sequence[nn.Module]) -> None:
                 raise Unsupported(
                     "two layers share a weight, which cannot be split", code="cannot_be_split"
                 )
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The smallest count of rows, filters or channels, and the first layer that has it."""
+
+    count: int
+    layer: str
+
+
+def _fewest_rows(network: nn.Module, blocks: Sequence[BlockTrace], dim: int) -> Limit | None:
+    """The layer that exchanges rows and has the fewest in an input or output; None without one."""
+    layers = dict(network.named_modules())
+    return _smallest(
+        Limit(min(shape[dim] for shape in shapes), _called(name, layers[name]))
+        for block in blocks
+        for name, calls in block.layers.items()
+        if type(layers[name]) not in (*POINTWISE, *DROPOUTS)
+        for shapes in calls
+    )
+
+
+def _called_with_weights(
+    network: nn.Module, blocks: Sequence[BlockTrace], by: Literal["filter", "channel"]
+) -> list[str]:
+    """Layers whose weights are split, in the order of their calls; by channel without the first."""
+    layers = dict(network.named_modules())
+    called = dict.fromkeys(name for block in blocks for name in block.layers)
+    names = [
+        name for name in called if type(layers[name]) in _WEIGHTED and not has_hooks(layers[name])
+    ]
+    return names[1:] if by == "channel" else names
+
+
+def _fewest_features(
+    network: nn.Module, blocks: Sequence[BlockTrace], by: Literal["filter", "channel"]
+) -> Limit | None:
+    """The layer with the fewest features among those whose weights are split; None without one."""
+    limits = []
+    for name in _called_with_weights(network, blocks, by):
+        layer = network.get_submodule(name)
+        assert isinstance(layer, _WEIGHTED)
+        filters, channels, _ = features_of(layer)
+        limits.append(Limit(filters if by == "filter" else channels, _called(name, layer)))
+    return _smallest(limits)
+
+
+def _limits_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
+    """Rows of the table, in the order of ``LIMIT_COLUMNS``."""
+    with torch.device("meta"):
+        blocks = load("ddlbench.networks", network)(spec)
+    traced = trace(blocks, sample_form(spec, _SAMPLES), torch.device("cpu"))
+    split = traced[: head_of(blocks, traced)]
+    limits = {name: _fewest_rows(blocks, split, dim) for name, dim in DIMENSIONS.items()}
+    if spec.depth is None:
+        del limits["depth"]
+    limits["filter"] = _fewest_features(blocks, traced, "filter")
+    limits["channel"] = _fewest_features(blocks, traced, "channel")
+    return [
+        (network, spec.name, name, limit.count, limit.layer)
+        for name, limit in limits.items()
+        if limit is not None
+    ]
+
+
+def table() -> str:
+    """All built-in networks on all datasets that they read, as CSV."""
+    return csv_text([LIMIT_COLUMNS, *chain.from_iterable(starmap(_limits_of, pairs()))])
+
+
+def _called(name: str, layer: nn.Module) -> str:
+    return f"{name} ({type(layer).__name__})"
+
+
+def _smallest(limits: Iterable[Limit]) -> Limit | None:
+    return min(limits, key=lambda limit: limit.count, default=None)

@@ -37,7 +37,7 @@ from ddlbench.planning.network_tables import (
     why_too_many,
 )
 from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.step import Compute, Message, Step, transport_of
 from ddlbench.planning.strategy import PARADL, LayerSplit, Strategy
 from ddlbench.planning.traffic import (
@@ -50,7 +50,6 @@ from ddlbench.planning.traffic import (
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
 _NAMES = {dim: name for name, dim in DIMENSIONS.items()}

@@ -1,8 +1,9 @@
-"""Which rank has which rows of an activation, or which weights: arithmetic without tensors.
+"""Which rank has which rows or weights, and which shapes and operations a split meets.
 
-A split dimension of extent E is cut into even parts for p ranks; that of rank r begins at
-``r E // p``. Parts depend on the extent alone, so branches of equal extent, as in a residual block,
-have the same parts. *Rows* are positions along the split dimension, whichever it is.
+The first is arithmetic without tensors. A split dimension of extent E is cut into even parts for p
+ranks; that of rank r begins at ``r E // p``. Parts depend on the extent alone, so branches of equal
+extent, as in a residual block, have the same parts. *Rows* are positions along the split dimension,
+whichever it is.
 
 ::
 
@@ -19,12 +20,10 @@ has one group. A part of the filters may begin or end within a group::
 
 Neighbouring whole groups are one piece.
 
-Traces a network: the shapes that its layers see, and operations that forbid a split into rows.
-
-The network runs once on fake tensors (no data), and hooks note the shapes of its layers, which are
-modules without children. Between layers, as at an addition or concatenation, each operation is
-checked: a split activation allows only those that treat every position alike. The split ends at the
-network's *head*, the first block that reads all positions at once.
+To learn the shapes of its layers, the network runs once on fake tensors (no data), and hooks note
+them; layers are modules without children. Between layers, as at an addition or concatenation, each
+operation is checked: a split activation allows only those that treat every position alike. The
+split ends at the network's *head*, the first block that reads all positions at once.
 """
 
 from __future__ import annotations
@@ -112,8 +111,8 @@ class Halo:
     @property
     def is_needless(self) -> bool:
         """Whether every rank has exactly the rows that it needs."""
-        own = tuple(self.owned[rank] for rank in range(self.owned.count))
-        return self.wanted == own and not any(map(any, self.padding))
+        owned = tuple(self.owned[rank] for rank in range(self.owned.count))
+        return self.wanted == owned and not any(map(any, self.padding))
 
     def kept(self, rank: int) -> Interval:
         """Rows that the rank both has and needs."""
@@ -272,9 +271,9 @@ def _tracing(network: nn.Sequential, block: nn.Module, block_trace: BlockTrace) 
         operations.depth += 1
 
     hooks = []
-    own = set(block.modules())
+    modules = set(block.modules())
     for name, layer in network.named_modules():
-        if layer not in own or list(layer.children()):
+        if layer not in modules or list(layer.children()):
             continue
 
         def leave(_layer: nn.Module, inputs: Any, output: Any, name: str = name) -> None:

@@ -31,7 +31,7 @@ from ddlbench.planning.network_tables import (
     why_not_in_pairs,
 )
 from ddlbench.planning.options import Options
-from ddlbench.planning.plan import PlanDetails, Process
+from ddlbench.planning.plan import Plan, PlanDetails, Process
 from ddlbench.planning.step import Compute, Message, Step, transport_of
 from ddlbench.planning.strategy import Strategy
 from ddlbench.planning.traffic import (
@@ -44,7 +44,6 @@ from ddlbench.planning.traffic import (
 from ddlbench.strategies.tensor_parallel.shares import DeviceShare
 
 if TYPE_CHECKING:
-    from ddlbench.planning.plan import Plan
     from ddlbench.planning.workload import Workload
 
 

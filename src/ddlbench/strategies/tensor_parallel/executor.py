@@ -10,9 +10,7 @@
 A rank's groups are the two axes of a mesh: its tensor group, and the ranks with the same place in
 the other groups, which have the same part of the weights.
 
-Splits the linear layers of a network by DTensor's ``parallelize_module``.
-
-::
+DTensor's ``parallelize_module`` splits the linear layers of a network::
 
     rank 0   x -+-> norm -> | query key value: heads 0 1 | -> output -+-> norm -> | fc1 -> fc2 | ->
     rank 1   x -+-> norm -> | query key value: heads 2 3 | -> output -+-> norm -> | fc1 -> fc2 | ->
@@ -69,133 +67,6 @@ from ddlbench.strategies.training import Autocast
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-
-@dataclass(frozen=True)
-class FoundPair:
-    """A pair, with its modules.
-
-    Args:
-        pair: by the names of the plain network.
-        parent: the module that calls its layers.
-        columns, row: their names in the network that is split.
-        units: heads, or hidden features, which are shared out.
-    """
-
-    pair: Pair
-    parent: nn.Module
-    parent_name: str
-    columns: tuple[str, ...]
-    row: str
-    units: int
-
-
-def find_pairs(network: nn.Sequential) -> list[FoundPair]:
-    """The pairs of a network that can be split, in the order of calls."""
-    places = dict(_plain_names(network))
-    leaves = [
-        (name, _kind(network.get_submodule(place)))
-        for name, place in places.items()
-        if name and not any(True for _ in network.get_submodule(place).children())
-    ]
-    return [
-        FoundPair(
-            pair,
-            parent,
-            places[pair.parent],
-            tuple(places[name] for name in pair.columns),
-            places[pair.row],
-            _units(parent, network.get_submodule(places[pair.row])),
-        )
-        for pair in pairs_of(leaves)
-        for parent in [network.get_submodule(places[pair.parent])]
-        if _calls_in_order(parent, pair)
-    ]
-
-
-def linear_pairs(network: nn.Sequential) -> LinearPairs:
-    """What a plan must know of a network's pairs."""
-    pairs = find_pairs(network)
-    layers = dict(network.named_modules())
-    heads = [one.units for one in pairs if one.pair.is_attention]
-    hidden = [one.units for one in pairs if not one.pair.is_attention]
-    return LinearPairs(
-        pairs=len(pairs),
-        heads=gcd(*heads),
-        hidden=gcd(*hidden),
-        convolutions=sum(
-            p.numel()
-            for layer in layers.values()
-            if isinstance(layer, _CONVOLUTIONS)
-            for p in layer.parameters()
-        ),
-        weights=sum(p.numel() for p in network.parameters()),
-    )
-
-
-def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[FoundPair]:
-    """Split all pairs over the ranks of a mesh of one dimension, in place; returns them.
-
-    The network must lie on the mesh's device. Weights of pairs become DTensors, with this rank's
-    part of the values that every rank has.
-    """
-    pairs = find_pairs(network)
-    styles: dict[str, ParallelStyle] = {}
-    for one in pairs:
-        styles.update((name, ColwiseParallel()) for name in one.columns)
-        styles[one.row] = RowwiseParallel()
-        if one.pair.is_attention:
-            # Three layers read one input. Each would all-reduce its gradient of it by itself;
-            # as one DTensor, the three partial gradients are added first and sent once.
-            styles[one.parent_name] = PrepareModuleInput(
-                input_layouts=Replicate(), desired_input_layouts=Replicate()
-            )
-    parallelize_module(network, mesh, styles)
-    return pairs
-
-
-def table() -> str:
-    """``planning/tensor_pairs.csv``: every built-in network with each dataset it reads."""
-    lines = [",".join(PAIR_COLUMNS)]
-    for name, spec in built_in_pairs():
-        with torch.device("meta"):
-            network = load("ddlbench.networks", name)(spec)
-        known = linear_pairs(network)
-        numbers = (getattr(known, column) for column in PAIR_COLUMNS[2:])
-        lines.append(",".join([name, spec.name, *map(str, numbers)]))
-    return "\n".join([*lines, ""])
-
-
-def _plain_names(network: nn.Sequential) -> Iterator[tuple[str, str]]:
-    """Names of modules without the wrappers of bfloat16, and with them."""
-    wrappers = {name for name, one in network.named_modules() if isinstance(one, Autocast)}
-    for name, _ in network.named_modules():
-        if name in wrappers:
-            continue
-        block, _, inner = name.partition(".")
-        # The wrapped block is called "block" within its wrapper.
-        yield (name if block not in wrappers else f"{block}{inner[len('block') :]}"), name
-
-
-def _kind(layer: nn.Module) -> str:
-    """Name of a layer's class; another one if it has hooks, so that it belongs to no pair."""
-    name = type(layer).__name__
-    return f"{name} with hooks" if has_hooks(layer) else name
-
-
-def _calls_in_order(parent: nn.Module, pair: Pair) -> bool:
-    """Whether the module calls the pair's layers one after the other, and nothing else between."""
-    if pair.is_attention:
-        return type(parent) is Attention
-    return type(parent) is TransformerBlock or isinstance(parent, nn.Sequential)
-
-
-def _units(parent: nn.Module, row: nn.Module) -> int:
-    if isinstance(parent, Attention):
-        return parent.heads
-    assert isinstance(row, nn.Linear)
-    return row.in_features
-
-
 _COLLECTIVES = ("all_reduce", "wait_tensor")
 
 
@@ -219,7 +90,7 @@ class TensorParallelExecutor(ShardedStateExecutor):
         rows = [list(ranks[at : at + details.group]) for at in ranks[:: details.group]]
         self.over_groups = None
         if self.groups > 1:
-            same_place = [list(one) for one in zip(*rows, strict=True)]
+            same_place = [list(line) for line in zip(*rows, strict=True)]
             self.over_groups = side_by_side(same_place, self.context)
         if details.group > 1:
             # Of a group of our own, because a group that the mesh makes has torch's time limit.
@@ -256,10 +127,136 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         # DTensor comes first and calls operations of plain tensors, which come back here.
-        if any(issubclass(one, DTensor) for one in types):
+        if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         packet = func._overloadpacket
         is_collective = packet._qualified_op_name.startswith("_c10d_functional::")
         is_timed = is_collective and packet.__name__ in _COLLECTIVES
         with self._spans.span("all_reduce") if is_timed else nullcontext():
             return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class ModulePair:
+    """A pair, with its modules.
+
+    Args:
+        pair: by the names of the plain network.
+        parent: the module that calls its layers.
+        columns, row: their names in the network that is split.
+        units: heads, or hidden features, which are shared out.
+    """
+
+    pair: Pair
+    parent: nn.Module
+    parent_name: str
+    columns: tuple[str, ...]
+    row: str
+    units: int
+
+
+def find_pairs(network: nn.Sequential) -> list[ModulePair]:
+    """The pairs of a network that can be split, in the order of calls."""
+    places = dict(_plain_names(network))
+    leaves = [
+        (name, _kind(network.get_submodule(place)))
+        for name, place in places.items()
+        if name and not any(True for _ in network.get_submodule(place).children())
+    ]
+    return [
+        ModulePair(
+            pair,
+            parent,
+            places[pair.parent],
+            tuple(places[name] for name in pair.columns),
+            places[pair.row],
+            _units(parent, network.get_submodule(places[pair.row])),
+        )
+        for pair in pairs_of(leaves)
+        for parent in [network.get_submodule(places[pair.parent])]
+        if _calls_in_order(parent, pair)
+    ]
+
+
+def linear_pairs(network: nn.Sequential) -> LinearPairs:
+    """What a plan must know of a network's pairs."""
+    pairs = find_pairs(network)
+    layers = dict(network.named_modules())
+    heads = [module_pair.units for module_pair in pairs if module_pair.pair.is_attention]
+    hidden = [module_pair.units for module_pair in pairs if not module_pair.pair.is_attention]
+    return LinearPairs(
+        pairs=len(pairs),
+        heads=gcd(*heads),
+        hidden=gcd(*hidden),
+        convolutions=sum(
+            p.numel()
+            for layer in layers.values()
+            if isinstance(layer, _CONVOLUTIONS)
+            for p in layer.parameters()
+        ),
+        weights=sum(p.numel() for p in network.parameters()),
+    )
+
+
+def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[ModulePair]:
+    """Split all pairs over the ranks of a mesh of one dimension, in place; returns them.
+
+    The network must lie on the mesh's device. Weights of pairs become DTensors, with this rank's
+    part of the values that every rank has.
+    """
+    pairs = find_pairs(network)
+    styles: dict[str, ParallelStyle] = {}
+    for module_pair in pairs:
+        styles.update((name, ColwiseParallel()) for name in module_pair.columns)
+        styles[module_pair.row] = RowwiseParallel()
+        if module_pair.pair.is_attention:
+            # Three layers read one input. Each would all-reduce its gradient of it by itself;
+            # as one DTensor, the three partial gradients are added first and sent once.
+            styles[module_pair.parent_name] = PrepareModuleInput(
+                input_layouts=Replicate(), desired_input_layouts=Replicate()
+            )
+    parallelize_module(network, mesh, styles)
+    return pairs
+
+
+def table() -> str:
+    """``planning/tensor_pairs.csv``: every built-in network with each dataset it reads."""
+    lines = [",".join(PAIR_COLUMNS)]
+    for name, spec in built_in_pairs():
+        with torch.device("meta"):
+            network = load("ddlbench.networks", name)(spec)
+        known = linear_pairs(network)
+        numbers = (getattr(known, column) for column in PAIR_COLUMNS[2:])
+        lines.append(",".join([name, spec.name, *map(str, numbers)]))
+    return "\n".join([*lines, ""])
+
+
+def _plain_names(network: nn.Sequential) -> Iterator[tuple[str, str]]:
+    """Names of modules without the wrappers of bfloat16, and with them."""
+    wrappers = {name for name, module in network.named_modules() if isinstance(module, Autocast)}
+    for name, _ in network.named_modules():
+        if name in wrappers:
+            continue
+        block, _, inner = name.partition(".")
+        # The wrapped block is called "block" within its wrapper.
+        yield (name if block not in wrappers else f"{block}{inner[len('block') :]}"), name
+
+
+def _kind(layer: nn.Module) -> str:
+    """Name of a layer's class; another one if it has hooks, so that it belongs to no pair."""
+    name = type(layer).__name__
+    return f"{name} with hooks" if has_hooks(layer) else name
+
+
+def _calls_in_order(parent: nn.Module, pair: Pair) -> bool:
+    """Whether the module calls the pair's layers one after the other, and nothing else between."""
+    if pair.is_attention:
+        return type(parent) is Attention
+    return type(parent) is TransformerBlock or isinstance(parent, nn.Sequential)
+
+
+def _units(parent: nn.Module, row: nn.Module) -> int:
+    if isinstance(parent, Attention):
+        return parent.heads
+    assert isinstance(row, nn.Linear)
+    return row.in_features

@@ -1,6 +1,6 @@
-"""A device's share of a profiled network whose pairs of linear layers are split.
+"""The pairs of linear layers that tensor parallelism splits, and a device's share of them.
 
-::
+A pair is known by names and kinds of layers; its share of a profile is::
 
     columns       weights, bias / p | input whole                | time / p
     between                           own features               | time / p
@@ -12,9 +12,7 @@ Saved bytes are those of the profile, which counts a storage once, at the layer 
 So what a pair's first layer saves is whole, and what the later ones save is shared out. In a block
 with attention, what belongs to no layer is the attention of each head.
 
-The pairs of linear layers that tensor parallelism splits, found by names and kinds of layers.
-
-::
+There are two kinds of pairs::
 
     attention     query  key  value | each head by itself  | output       heads are shared out
     perceptron    fc1               | GELU, ReLU, ...      | fc2          hidden features are
@@ -44,7 +42,7 @@ from ddlbench.planning.traffic import whole_buckets
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Tensor, Workload
 
-LINEAR = "Linear"
+_LINEAR = "Linear"
 ELEMENT_WISE = frozenset(
     {
         "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU",
@@ -76,13 +74,13 @@ class Pair:
     @property
     def parent(self) -> str:
         """Name of the module that holds all of them; empty for the network itself."""
-        return parent_of(self.row)
+        return _parent_of(self.row)
 
 
-def parent_of(layer: str) -> str:
+def _parent_of(layer: str) -> str:
     """Name of the module that holds a layer; empty for the network itself.
 
-    >>> parent_of("layer_0.attention.query"), parent_of("fc1")
+    >>> _parent_of("layer_0.attention.query"), _parent_of("fc1")
     ('layer_0.attention', '')
     """
     return layer.rpartition(".")[0]
@@ -111,8 +109,8 @@ def pairs_of(layers: Sequence[tuple[str, str]]) -> list[Pair]:
 def _attention(layers: Sequence[tuple[str, str]]) -> Pair | None:
     """The attention that the first of ``layers`` begins."""
     first = layers[: len(_OF_ATTENTION)]
-    parent = parent_of(first[0][0])
-    wanted = [(f"{parent}.{name}" if parent else name, LINEAR) for name in _OF_ATTENTION]
+    parent = _parent_of(first[0][0])
+    wanted = [(f"{parent}.{name}" if parent else name, _LINEAR) for name in _OF_ATTENTION]
     if list(first) != wanted:
         return None
     *columns, row = (name for name, _ in first)
@@ -122,13 +120,13 @@ def _attention(layers: Sequence[tuple[str, str]]) -> Pair | None:
 def _perceptron(layers: Sequence[tuple[str, str]]) -> Pair | None:
     """The perceptron that the first of ``layers`` begins."""
     (first, kind), *others = layers
-    if kind != LINEAR:
+    if kind != _LINEAR:
         return None
     between: list[str] = []
     for name, kind in others:
-        if parent_of(name) != parent_of(first):
+        if _parent_of(name) != _parent_of(first):
             return None
-        if kind == LINEAR:
+        if kind == _LINEAR:
             return Pair((first,), tuple(between), name)
         if kind not in ELEMENT_WISE:
             return None
@@ -227,15 +225,15 @@ class DeviceShare:
         elsewhere: defaultdict[int, int] = defaultdict(int)
         for whole, own_part in zip(self._workload.tensors, self.tensors, strict=True):
             if own_part.bytes != whole.bytes:
-                elsewhere[block_of[parent_of(whole.name)]] += whole.bytes - own_part.bytes
+                elsewhere[block_of[_parent_of(whole.name)]] += whole.bytes - own_part.bytes
         blocks = []
         for index, block in enumerate(self._workload.blocks):
-            own = [entry for entry in self._entries if entry["block"] == index]
-            saved = [float(entry["saved_bytes_per_sample"]) for entry in own]
+            entries = [entry for entry in self._entries if entry["block"] == index]
+            saved = [float(entry["saved_bytes_per_sample"]) for entry in entries]
             between = block.saved_bytes - sum(saved)
             spared = sum(
                 size * (1 - self._activation_share(str(entry["name"])))
-                for size, entry in zip(saved, own, strict=True)
+                for size, entry in zip(saved, entries, strict=True)
             )
             spared += between * (1 - self._rest_share(index))
             blocks.append(
@@ -277,7 +275,7 @@ class DeviceShare:
     def _follows_weights(self, column: Mapping[str, Any]) -> bool:
         """Whether something before the pair is trained, so that its input has a gradient."""
         block = int(column["block"])
-        if any(one.parameter_bytes for one in self._workload.blocks[:block]):
+        if any(earlier.parameter_bytes for earlier in self._workload.blocks[:block]):
             return True
         before = self._entries[: self._entries.index(column)]
         return any(entry["parameter_bytes"] for entry in before if entry["block"] == block)

@@ -18,9 +18,9 @@ from torchgpipe import is_recomputing
 from torchgpipe.checkpoint import enable_recomputing
 
 from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.networks.inspection import copy_of
-from ddlbench.networks.whole import seeded
 from ddlbench.strategies.executor import Unsupported
 
 _SAMPLES = 2

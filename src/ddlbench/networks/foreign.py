@@ -1,22 +1,19 @@
-"""A network that cannot be cut: one block that holds the module itself.
+"""Networks of users and libraries: what of them is called and read, and what their code may do.
 
-Strategies without stages train any ``nn.Module``. It is called and its result is read by one rule::
+Strategies without stages train any ``nn.Module`` as one block. It is called and its result is read
+by one rule, so that models of torchvision, timm and Hugging Face need no wrapper of the user::
 
     input     the first argument of ``forward``; by keyword if that is input_ids or pixel_values
     output    the tensor; else .logits, ["logits"] or ["out"]; else the first tensor of a tuple
 
-so that models of torchvision, timm and Hugging Face need no wrapper of the user.
+Libraries have networks by name. Each is built without weights of others, and never downloads
+anything: with the classes, channels and sizes of the dataset that it is to read, and with the
+arguments that its name gives::
 
-Networks of libraries by name: ``torchvision:resnet50``, ``timm:convnext_tiny``, ``hf:gpt2``.
-
-Each is built without weights of others, and never downloads anything: with the classes, channels
-and sizes of the dataset that it is to read, and with the arguments that its name gives::
-
+    torchvision:resnet50
     timm:vit_small_patch16_224?drop_path_rate=0.1         of the function that builds it
     hf:llama?hidden_size=256,num_hidden_layers=4          of the configuration of a model type
     hf:mine.json                                          a configuration beside the Snakefile
-
-How a user's code runs: with seeds of every kind, and without a trace in this process.
 
 Initial weights are often drawn by numpy or by Python's ``random``. So both are seeded as torch is,
 before the user's module is imported, and again before it builds the network::
@@ -102,7 +99,7 @@ def tensor_of(returned: Any) -> Tensor:
     if isinstance(returned, Mapping):
         chosen = next((returned[key] for key in _KEYS if key in returned), None)
     elif isinstance(returned, tuple | list):
-        chosen = next((one for one in returned if isinstance(one, Tensor)), None)
+        chosen = next((value for value in returned if isinstance(value, Tensor)), None)
     else:
         chosen = None
     if not isinstance(chosen, Tensor):

@@ -1,6 +1,6 @@
-"""One process of a profile, started by ``ddlbench.runtime.rank_job``.
+"""Makes profile.json, in a job with all devices of one node, and pools several.
 
-::
+The parts of a profile are measured by one process a device::
 
     rank 0      | steps | replicas | alone | bytes | blocks | leaves |
     the others  | wait  | replicas |
@@ -8,11 +8,7 @@
 On CPU a process that exceeds its memory limit is killed, and no error can be caught. So whether
 steps of a batch size fit is estimated first, from the memory that smaller batches needed.
 
-Makes profile.json, in a job with all devices of one node.
-
-Pools profiles of one network that were measured in jobs of their own.
-
-::
+Profiles of one network that were measured in jobs of their own are pooled::
 
     run-1/profile.json  --.
     run-2/profile.json  --+-->  profile.json     medians; the widest of the intervals
@@ -77,6 +73,109 @@ from ddlbench.runtime.rendezvous import join_store, leave
 from ddlbench.runtime.staging import stage_cell, unstage_cell
 from ddlbench.strategies.training import apply_torch_settings
 
+_METHOD = (
+    "steps: the sequential executor on staged data, median over windows of consecutive steps; "
+    "blocks: a training step cut between blocks; layers: each leaf operation alone on its recorded "
+    "input; CPU layers by processor time, stretched to wall time by the ratio over all passes; "
+    "alone: a rank's executor without its peers, median over windows of consecutive steps"
+)
+
+
+def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
+    """Stages data, measures, checks and writes profile.json; its folder gets log.txt.
+
+    Raises:
+        RankJobFailed: a process crashed, hung, or ran out of memory outside a measurement.
+        StagingError: the data could not be made.
+    """
+    stage_cell(needs.cell, site, path.parent)
+    try:
+        reports = run_rank_job(
+            site,
+            (1, site.devices_per_node),
+            "ddlbench.profiling.profile",
+            {
+                "needs": needs.to_dict(),
+                "data": asdict(request_of(needs.cell, site)),
+                "patience_s": site.cell_timeout_s,
+                "memory_bytes": _memory_of_device(site),
+            },
+            path.parent,
+            threads=needs.cell.threads_per_device,
+        )
+    finally:
+        if not site.keep_data:
+            unstage_cell(needs.cell, site, path.parent)
+    for report in reports:
+        if report["status"] != Status.OK:
+            log = path.parent / "log.txt"
+            raise RankJobFailed(f"rank {report['rank']}: {report['reason']}; see {log}")
+    profile = _profile(needs, site, reports)
+    write_profile(path, profile)
+    return profile
+
+
+def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> Profile:
+    first, cell, key = reports[0], needs.cell, needs.key
+    of_replicas = [report.get("replicas") for report in reports]
+    values = {
+        "site": site.name,
+        "profile_id": key.id,
+        "dataset": key.dataset,
+        "network": key.network,
+        "precision": key.precision,
+        "threads_per_device": key.threads_per_device,
+        "device_kind": site.device,
+        "batch_sizes": list(needs.layer_batches),
+        "steps": first["steps"],
+        "layers": first["layers"],
+        "blocks": first["blocks"],
+        "tensors": first["tensors"],
+        "alone": first["alone"],
+        "node_slowdown": slowdowns([seconds for seconds in of_replicas if seconds]),
+        "fixed_memory_bytes": first["fixed_memory_bytes"],
+        "device_memory_bytes": first["device_memory_bytes"] or _memory_of_device(site),
+        **_shrink(site),
+        "notes": [*first["notes"], *_comparison(first)],
+        "provenance": {
+            **driver_provenance(cell.seed),
+            **first["provenance"],
+            "method": _METHOD,
+            "settings_of": cell.id,
+            "replica_batch_size": needs.replica_batch,
+            "budget_s": needs.budget_s,
+            "spent_s": first["spent_s"],
+            "stretch": first["stretch"],
+        },
+    }
+    return Profile.from_dict(values)
+
+
+def _shrink(site: Site) -> dict[str, float]:
+    accelerator = site.accelerator
+    return {} if accelerator is None or accelerator.shrink == 1 else {"shrink": accelerator.shrink}
+
+
+def _memory_of_device(site: Site) -> int | None:
+    if site.device == "cuda" or site.memory_per_device_mb is None:
+        return None
+    return site.memory_per_device_mb * 1_000_000
+
+
+def _comparison(report: dict[str, Any]) -> list[str]:
+    """Compares the sum of the blocks with whole steps, where both were measured."""
+    notes = []
+    for step in report["steps"]:
+        blocks_s = report["block_totals_s"].get(str(step["batch_size"]))
+        whole_s = step["forward_s"] + step["backward_s"]
+        if blocks_s and whole_s:
+            notes.append(
+                f"at batch size {step['batch_size']} the blocks take {blocks_s:.6g} s together, "
+                f"{blocks_s / whole_s:.3f} of forward, loss and backward in whole steps"
+            )
+    return notes
+
+
 # Weights, gradients and momentum live at once.
 _COPIES = 3
 
@@ -124,19 +223,19 @@ def work(here: RankContext) -> dict[str, Any]:
     probes: list[float] = []
     if rank == 0:
         probes.append(probe_s(device))
-        with _timed("steps", spent_s):
+        with _seconds_noted("steps", spent_s):
             limit = here.settings["memory_bytes"] if device.type == "cpu" else None
             steps, largest_batch = _steps(needs, dataset, device, limit, report["notes"])
         report["steps"] = [step.entry for step in steps]
         report["fixed_memory_bytes"] = max((step.fixed_bytes for step in steps), default=0)
         ready = steps[-1].ready if steps else []
     if store is not None:
-        with _timed("replicas", spent_s):
+        with _seconds_noted("replicas", spent_s):
             report["replicas"] = _replicas(
                 needs, dataset, device, store=store, here=here, largest_batch=largest_batch
             )
     if rank == 0:
-        with _timed("alone", spent_s):
+        with _seconds_noted("alone", spent_s):
             share_s = SHARES_ON_TOP["alone"] * needs.budget_s
             report["alone"] = measure_alone(needs.alone, dataset, device, share_s, report["notes"])
         report |= measure_layers(needs, device, ready, largest_batch, report["notes"])
@@ -214,117 +313,10 @@ def _replicas(
 
 
 @contextmanager
-def _timed(part: str, spent_s: dict[str, float]) -> Iterator[None]:
+def _seconds_noted(part: str, spent_s: dict[str, float]) -> Iterator[None]:
     begin = time.perf_counter()
     yield
     spent_s[part] = time.perf_counter() - begin
-
-
-if __name__ == "__main__":
-    rank_job_main(work)
-
-
-_METHOD = (
-    "steps: the sequential executor on staged data, median over windows of consecutive steps; "
-    "blocks: a training step cut between blocks; layers: each leaf operation alone on its recorded "
-    "input; CPU layers by processor time, stretched to wall time by the ratio over all passes; "
-    "alone: a rank's executor without its peers, median over windows of consecutive steps"
-)
-
-
-def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
-    """Stages data, measures, checks and writes profile.json; its folder gets log.txt.
-
-    Raises:
-        RankJobFailed: a process crashed, hung, or ran out of memory outside a measurement.
-        StagingError: the data could not be made.
-    """
-    stage_cell(needs.cell, site, path.parent)
-    try:
-        reports = run_rank_job(
-            site,
-            (1, site.devices_per_node),
-            "ddlbench.profiling.worker",
-            {
-                "needs": needs.to_dict(),
-                "data": asdict(request_of(needs.cell, site)),
-                "patience_s": site.cell_timeout_s,
-                "memory_bytes": _memory_of_device(site),
-            },
-            path.parent,
-            threads=needs.cell.threads_per_device,
-        )
-    finally:
-        if not site.keep_data:
-            unstage_cell(needs.cell, site, path.parent)
-    for report in reports:
-        if report["status"] != Status.OK:
-            log = path.parent / "log.txt"
-            raise RankJobFailed(f"rank {report['rank']}: {report['reason']}; see {log}")
-    profile = _profile(needs, site, reports)
-    write_profile(path, profile)
-    return profile
-
-
-def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> Profile:
-    own, cell, key = reports[0], needs.cell, needs.key
-    of_replicas = [report.get("replicas") for report in reports]
-    values = {
-        "site": site.name,
-        "profile_id": key.id,
-        "dataset": key.dataset,
-        "network": key.network,
-        "precision": key.precision,
-        "threads_per_device": key.threads_per_device,
-        "device_kind": site.device,
-        "batch_sizes": list(needs.layer_batches),
-        "steps": own["steps"],
-        "layers": own["layers"],
-        "blocks": own["blocks"],
-        "tensors": own["tensors"],
-        "alone": own["alone"],
-        "node_slowdown": slowdowns([seconds for seconds in of_replicas if seconds]),
-        "fixed_memory_bytes": own["fixed_memory_bytes"],
-        "device_memory_bytes": own["device_memory_bytes"] or _memory_of_device(site),
-        **_shrink(site),
-        "notes": [*own["notes"], *_comparison(own)],
-        "provenance": {
-            **driver_provenance(cell.seed),
-            **own["provenance"],
-            "method": _METHOD,
-            "settings_of": cell.id,
-            "replica_batch_size": needs.replica_batch,
-            "budget_s": needs.budget_s,
-            "spent_s": own["spent_s"],
-            "stretch": own["stretch"],
-        },
-    }
-    return Profile.from_dict(values)
-
-
-def _shrink(site: Site) -> dict[str, float]:
-    accelerator = site.accelerator
-    return {} if accelerator is None or accelerator.shrink == 1 else {"shrink": accelerator.shrink}
-
-
-def _memory_of_device(site: Site) -> int | None:
-    if site.device == "cuda" or site.memory_per_device_mb is None:
-        return None
-    return site.memory_per_device_mb * 1_000_000
-
-
-def _comparison(report: dict[str, Any]) -> list[str]:
-    """Compares the sum of the blocks with whole steps, where both were measured."""
-    notes = []
-    for step in report["steps"]:
-        blocks_s = report["block_totals_s"].get(str(step["batch_size"]))
-        whole_s = step["forward_s"] + step["backward_s"]
-        if blocks_s and whole_s:
-            notes.append(
-                f"at batch size {step['batch_size']} the blocks take {blocks_s:.6g} s together, "
-                f"{blocks_s / whole_s:.3f} of forward, loss and backward in whole steps"
-            )
-    return notes
 
 
 _Entry = TypeVar("_Entry")
@@ -374,7 +366,7 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
         ),
         tensors=_tensors(profiles),
         node_slowdown=_joined(
-            (p.node_slowdown for p in profiles), lambda one: one.replicas, _slowdown
+            (p.node_slowdown for p in profiles), lambda slowdown: slowdown.replicas, _slowdown
         ),
         alone=_joined((p.alone for p in profiles), lambda run: run.work, _lone_run),
         notes=tuple(dict.fromkeys(note for profile in profiles for note in profile.notes)),
@@ -383,7 +375,7 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
 
 
 def _shape(profile: Profile) -> tuple[object, ...]:
-    names = ([one.name for one in entries] for entries in (profile.layers, profile.blocks))
+    names = ([entry.name for entry in entries] for entries in (profile.layers, profile.blocks))
     return (profile.shrink, *map(tuple, names))
 
 
@@ -448,7 +440,9 @@ def _lone_run(runs: Sequence[LoneRun]) -> LoneRun:
 
 def _tensors(profiles: Sequence[Profile]) -> tuple[ParameterTensor, ...]:
     def join(tensors: Sequence[ParameterTensor]) -> ParameterTensor:
-        return replace(tensors[0], ready_fraction=median(one.ready_fraction for one in tensors))
+        return replace(
+            tensors[0], ready_fraction=median(tensor.ready_fraction for tensor in tensors)
+        )
 
     joined = _joined((profile.tensors for profile in profiles), lambda one: one.name, join)
     return tuple(sorted(joined, key=lambda tensor: tensor.ready_fraction))
@@ -460,3 +454,7 @@ def _widest(intervals: Iterable[_Interval]) -> _Interval:
     if not known:
         return None
     return min(low for low, _ in known), max(high for _, high in known)
+
+
+if __name__ == "__main__":
+    rank_job_main(work)

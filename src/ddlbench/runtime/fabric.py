@@ -1,6 +1,12 @@
-"""Run ranks inside emulated nodes whose links are probed before, and watched during, training.
+"""Fabrics: the network between the ranks of a run, either the site's own or an emulated one.
 
 ::
+
+    the site's own    rendezvous: a socket of this node             launch: here, or with srun
+    emulated          rendezvous: a port inside emulated node 0     launch: ranks inside their nodes
+                      report: setting, probe, usage of the relay
+
+Emulated links are probed before, and watched during, training::
 
     supervisor   nodes made -> probe -> refused, or:
        |-- rank 0   [into node 0] guard -> worker --.
@@ -9,14 +15,6 @@
 
 The ranks are children of this process, as on a local site. They share its control group, time limit
 and file systems, and receive its signals, so on a cluster no srun step is needed.
-
-Fabrics: the network between the ranks of a run, either the site's own or an emulated one.
-
-::
-
-    the site's own    rendezvous: a socket of this node             launch: here, or with srun
-    emulated          rendezvous: a port inside emulated node 0     launch: ranks inside their nodes
-                      report: setting, probe, usage of the relay
 """
 
 from __future__ import annotations
@@ -89,6 +87,24 @@ class SiteFabric:
 
     def report(self) -> None:
         return None
+
+
+@contextmanager
+def fabric_up(site: Site, name: str, geometry: tuple[int, int]) -> Iterator[Fabric]:
+    """Bring up the fabric ``name`` of ``site``, for the time of a ``with``.
+
+    ``geometry`` is the number of nodes, and of devices of each.
+
+    Raises:
+        FabricUnsupported: this machine cannot emulate it.
+        FabricUnfit: the emulated link misses its setting.
+    """
+    if not site.emulates(name):
+        yield SiteFabric(site, geometry[0])
+        return
+    condition, shared = site.fabrics[name], site.devices_share_gpu
+    with emulated_fabric(name, condition, geometry, site.device, shared) as fabric:
+        yield fabric
 
 
 def fault_of(report: dict[str, Any] | None) -> Reason | None:
@@ -302,8 +318,8 @@ class _Inside:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         if visible == [""]:
             visible = [str(index) for index in range(first + self.devices_per_node)]
-        own = visible[first : first + self.devices_per_node]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own), **sockets}
+        devices = visible[first : first + self.devices_per_node]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(devices), **sockets}
 
 
 @contextmanager
@@ -315,21 +331,3 @@ def _confined(cores: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def fabric_up(site: Site, name: str, geometry: tuple[int, int]) -> Iterator[Fabric]:
-    """Bring up the fabric ``name`` of ``site``, for the time of a ``with``.
-
-    ``geometry`` is the number of nodes, and of devices of each.
-
-    Raises:
-        FabricUnsupported: this machine cannot emulate it.
-        FabricUnfit: the emulated link misses its setting.
-    """
-    if not site.emulates(name):
-        yield SiteFabric(site, geometry[0])
-        return
-    condition, shared = site.fabrics[name], site.devices_share_gpu
-    with emulated_fabric(name, condition, geometry, site.device, shared) as fabric:
-        yield fabric
