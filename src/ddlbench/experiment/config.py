@@ -328,7 +328,7 @@ class Profiling(Form):
     everything are always made; splits take 30 % on top."""
     runs: Annotated[int, Ge(1), Le(100)] = 1
     """Jobs that measure a profile, whose medians it holds
-    ([docs/profiling.md](../docs/profiling.md))."""
+    ([docs/measurement.md](../docs/measurement.md#profiles))."""
 
 
 @dataclass(frozen=True, kw_only=True)
