@@ -1,7 +1,7 @@
 """Pages and files outside ``docs/`` that pages link to, as parts of the web site.
 
-MkDocs knows the files below ``docs/`` only. A link out of that folder, as ``../config/README.md``, is
-right on a forge and in an editor; here its target joins the site::
+MkDocs knows the files below ``docs/`` only. A link out of that folder, as ``../config/README.md``,
+is right on a forge and in an editor; here its target joins the site::
 
     docs/networks.md      -> networks.md
     config/README.md      -> repository/config/README.md
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -26,8 +27,7 @@ FIRST = "README.md"
 OUTSIDE = "repository"
 SHOWN = {".md", ".png", ".svg"}
 _LINK = re.compile(r"(!?\[(?:[^\]\\]|\\.)*\]\()([^)\s]+)(\))")
-_FENCE = re.compile(r"^(```|~~~)")
-_CODE = re.compile(r"(`+)(?:(?!\1).)*\1")
+_CODE = re.compile(r"^```.*?^```|(`+)[^`]+\1", re.DOTALL | re.MULTILINE)
 
 
 def uri_of(path: str) -> str:
@@ -68,24 +68,16 @@ def links(text: str) -> list[str]:
     return targets
 
 
-def replace_links(text: str, new) -> str:
-    """The page with each link replaced by ``new(link)``."""
-    lines, inside = [], False
-    for line in text.split("\n"):
-        if _FENCE.match(line.lstrip()):
-            inside = not inside
-        if not inside and not (line.startswith("    ") and "](" not in line):
-            kept = [match.span() for match in _CODE.finditer(line)]
-            line = _LINK.sub(
-                lambda match: (
-                    match[0]
-                    if any(start <= match.start(2) < end for start, end in kept)
-                    else match[1] + new(match[2]) + match[3]
-                ),
-                line,
-            )
-        lines.append(line)
-    return "\n".join(lines)
+def replace_links(text: str, new: Callable[[str], str]) -> str:
+    """The page with each link replaced by ``new(link)``; code stays as it is."""
+    code = [match.span() for match in _CODE.finditer(text)]
+
+    def replace(match: re.Match[str]) -> str:
+        if any(start <= match.start(2) < end for start, end in code):
+            return match[0]
+        return match[1] + new(match[2]) + match[3]
+
+    return _LINK.sub(replace, text)
 
 
 def listing(folder: str) -> str:
