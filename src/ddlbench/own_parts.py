@@ -1,13 +1,11 @@
-"""The user's own networks and data, tried before any job: a mistake costs seconds, not a queue.
+"""The user's own networks and data, tried before any job, so that a mistake costs seconds.
 
 ::
 
     networks    built and run once in a process of their own; again only when their files change
     data        read and counted as the nodes will read it, where this machine sees the folder
 
-The user's own data, looked at before any job as the nodes will read it.
-
-::
+What is looked at of data::
 
     look         counts, what is left out, and the digest of the data that lies there now
     measured     cells whose result was measured with other data than that

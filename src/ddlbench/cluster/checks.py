@@ -1,13 +1,7 @@
-"""One node's part of `ddlbench doctor`: check what a worker needs there.
+"""The checks of a site: against its partition, against sbatch, and on each node.
 
-srun starts one task a node. Each writes a report into a shared folder. Once all reports exist, it
-tries to connect to every other node.
-
-Whether a site fits its partition, as sinfo lists it: nodes, GPUs, kinds of node, time limit.
-
-What sbatch says of the job of a cell, before one is submitted.
-
-::
+The partition is as sinfo lists it: nodes, GPUs, kinds of node, time limit. What sbatch says of the
+job of a cell is known before one is submitted::
 
     options of the site --> sbatch --test-only -- taken --> nothing to say
                               ^                '- refused -> which key is it? name it, take it out
@@ -15,6 +9,10 @@ What sbatch says of the job of a cell, before one is submitted.
 
 So one mistake does not hide the next. Where sbatch only says that no node fits, each option is
 added alone to what it takes.
+
+``python -m ddlbench.cluster.checks`` checks what a worker needs on a node, for `ddlbench doctor`.
+srun starts one task a node. Each writes a report into a shared folder. Once all reports exist, it
+tries to connect to every other node.
 """
 
 from __future__ import annotations
@@ -63,140 +61,6 @@ from ddlbench.slurm.partitions import (
 )
 
 
-def visible_gpus() -> list[dict[str, Any]]:
-    """``index``, ``name`` and ``error`` (None if the GPU works) of every GPU that torch sees."""
-    import torch  # noqa: PLC0415 - its absence is one of the doctor's findings
-
-    gpus = []
-    for index in range(torch.cuda.device_count()):
-        try:
-            name = torch.cuda.get_device_name(index)
-        except Exception as error:  # the user must see any error
-            name = type(error).__name__
-        gpus.append({"index": index, "name": name, "error": failure_of(f"cuda:{index}")})
-    return gpus
-
-
-def failure_of(device: str) -> str | None:
-    """Run a convolution with a known result, forward and backward; returns the error, or None.
-
-    A GPU that the driver lists may still fail: this build of torch may lack kernels for it, or the
-    driver may be too old.
-    """
-    import torch  # noqa: PLC0415
-
-    # Each of the 2 * 4 * 6 * 6 outputs sums 27 ones. It adds 1 to the gradient of each of its 27
-    # inputs, so the gradients have the same sum.
-    known = 2 * 4 * 6 * 6 * 27
-    try:
-        images = torch.ones(2, 3, 8, 8, device=device, requires_grad=True)
-        output = torch.nn.functional.conv2d(images, torch.ones(4, 3, 3, 3, device=device)).sum()
-        output.backward()
-        assert images.grad is not None
-        sums = (output.item(), images.grad.sum().item())
-    except Exception as error:  # the user must see any error
-        return " ".join(str(error).split())[:300] or type(error).__name__
-    if sums != (known, known):
-        return f"a convolution gives {sums[0]:g} and {sums[1]:g} instead of {known}"
-    return None
-
-
-# Importing torch may be fast on one node, and slow on another that reads it over the network.
-_WAIT_S = 180.0
-
-
-def main(arguments: str) -> None:
-    """Check this node, then the connections to the others."""
-    request = json.loads(arguments)
-    reports = Path(request["reports"])
-    host = socket.gethostname()
-    # Two nodes may have one host name, but each task has a number.
-    task = os.environ.get("SLURM_PROCID", "0")
-    report = {"host": host, "task": task, **_node(request)}
-    with socket.create_server((report["address"] or "127.0.0.1", 0)) as server:
-        wrote_s = time.time()
-        report["port"] = server.getsockname()[1]
-        write_json(reports / f"{task}.node.json", report)
-        _wait_for(reports, "*.node.json", int(request["nodes"]))
-        written_s = (reports / f"{task}.node.json").stat().st_mtime
-        report["clock_offset_s"] = wrote_s - written_s
-        others = [read_json(p) for p in sorted(reports.glob("*.node.json"))]
-        report["unreachable"] = [
-            f"{other['host']} ({other['address']})"
-            for other in others
-            if other["task"] != task and not _reachable(other)
-        ]
-        report["met"] = len(others)
-        write_json(reports / f"{task}.done.json", report)
-        _wait_for(reports, "*.done.json", len(others))
-
-
-def _node(request: dict[str, Any]) -> dict[str, Any]:
-    report: dict[str, Any] = {
-        "address": None,
-        "address_error": None,
-        "python": platform.python_version(),
-        "ddlbench": ddlbench.__version__,
-    }
-    try:
-        report["address"] = address_of(request["interface"])
-    except ConfigError as error:
-        report["address_error"] = str(error)
-    with suppress(OSError):
-        report["own_name_is"] = socket.gethostbyname(socket.gethostname())
-    report["visible_gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if request["device"] == "cuda":
-        report["p2p_state"], report["p2p"] = state_of_p2p(request["interconnect"])
-    return {**report, **_torch(request["device"]), **_scratch(request["scratch"])}
-
-
-def _torch(device: str) -> dict[str, Any]:
-    if importlib.util.find_spec("torch") is None:
-        return {"torch": None, "torch_cuda": None, "gpus": []}
-    import torch  # noqa: PLC0415 - the report says if it is absent
-
-    gpus = visible_gpus() if device == "cuda" else []
-    return {"torch": torch.__version__, "torch_cuda": torch.version.cuda, "gpus": gpus}
-
-
-def _scratch(template: str) -> dict[str, Any]:
-    try:
-        folder = scratch_dir(template)
-    except ConfigError as error:
-        return {"scratch": template, "scratch_error": str(error), "scratch_free_bytes": 0}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".ddlbench-doctor-{os.getpid()}"
-        probe.write_bytes(b"x")
-        probe.unlink()
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        reason = f"{folder} cannot be used: {error}; write another scratch"
-        return {"scratch": str(folder), "scratch_error": reason, "scratch_free_bytes": 0}
-    return {"scratch": str(folder), "scratch_error": None, "scratch_free_bytes": free}
-
-
-def _wait_for(reports: Path, pattern: str, count: int) -> None:
-    limit = time.monotonic() + _WAIT_S
-    while len(list(reports.glob(pattern))) < count and time.monotonic() < limit:
-        time.sleep(0.2)
-
-
-def _reachable(other: dict[str, Any]) -> bool:
-    if other["address"] is None:
-        return False
-    with suppress(OSError), socket.create_connection((other["address"], other["port"]), timeout=5):
-        return True
-    return False
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
-
-
-_TEST_S = 20.0
-
-
 @dataclass(frozen=True)
 class Finding:
     """One thing that was looked at.
@@ -212,146 +76,6 @@ class Finding:
     ok: bool
     says: str
     doubtful: bool = False
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of sbatch that a key of the site file decides.
-
-    Args:
-        key: of the site file.
-        text: ``--partition=gpu``.
-    """
-
-    key: str
-    text: str
-
-
-def options_of(site: Site, nodes: int, devices_per_node: int) -> list[Option]:
-    """What the job of a cell asks sbatch for, with the key that decides each part."""
-    wanted = request(nodes, devices_per_node, site)
-    options = {
-        "slurm.account": ("account", wanted.account),
-        "slurm.partition": ("partition", wanted.partition),
-        "slurm.qos": ("qos", wanted.qos),
-        "slurm.constraint": ("constraint", wanted.constraint),
-        "slurm.gpu_type" if site.slurm.gpu_type else "slurm.gres": ("gres", wanted.gres),
-        "memory_per_device_mb": ("mem", wanted.mem_mb or None),
-        "cell_timeout_s": ("time", job_minutes(site)),
-        "cpus_per_device": ("cpus-per-task", wanted.cpus_per_task),
-        "devices_per_node": ("ntasks-per-node", devices_per_node),
-        "nodes": ("nodes", wanted.nodes),
-    }
-    listed = [
-        Option(key, f"--{name}={value}")
-        for key, (name, value) in options.items()
-        if value is not None
-    ]
-    with suppress(ValueError):
-        extra = shlex.split(site.slurm.extra)
-        listed += [Option("slurm.extra", text) for text in extra]
-    if site.slurm.exclusive:
-        listed.append(Option("slurm.exclusive", "--exclusive"))
-    return listed
-
-
-def sbatch_refuses(options: Sequence[str]) -> str:
-    """What sbatch says against a job with these options; empty if it would take it.
-
-    Raises:
-        SlurmError: it does not answer.
-    """
-    try:
-        ask(["sbatch", "--test-only", *options, "--wrap=true"], patience_s=_TEST_S)
-    except SlurmError as error:
-        if not error.words:
-            raise
-        return error.words
-    return ""
-
-
-def judge_request(
-    options: Sequence[Option], refuses: Callable[[Sequence[str]], str], seen: set[str]
-) -> list[Finding]:
-    """What sbatch refuses, one finding a key.
-
-    Args:
-        options: of the job.
-        refuses: see :func:`sbatch_refuses`.
-        seen: names of findings that sinfo told already; sbatch would only repeat them.
-    """
-    left = list(options)
-    findings: list[Finding] = []
-    while left:
-        named = seen | {finding.what for finding in findings}
-        try:
-            words = refuses([option.text for option in left])
-            unfit = partitions.fits_no_node(words)
-            keys = _unfit_keys(left, refuses, named) if unfit else _keys_of(words)
-        except SlurmError as error:
-            return [*findings, Finding("sbatch", True, str(error), doubtful=True)]
-        if not words:
-            break
-        if partitions.lacks_nodes(words):
-            says = f"{words}; cells on so many nodes wait until they are back"
-            return [*findings, Finding("nodes now", True, says, doubtful=True)]
-        if partitions.limits_jobs(words):
-            later = partitions.may_pass(words)
-            says = f"{words}" + ("; jobs are submitted as others end" if later else "")
-            return [*findings, Finding("limit", later, says, doubtful=later)]
-        guilty = [option for option in left if option.key in keys]
-        if not guilty:
-            # It follows from a mistake that is named already, or nobody knows whose it is: the
-            # submission itself will tell.
-            if not named:
-                says = f"it refuses the job: {words}"
-                findings.append(Finding("sbatch", True, says, doubtful=True))
-            return findings
-        left = [option for option in left if option not in guilty]
-        for key in dict.fromkeys(option.key for option in guilty):
-            what = _WHAT.get(key, key.removeprefix("slurm."))
-            if what not in named:
-                refused = " ".join(option.text for option in guilty if option.key == key)
-                findings.append(Finding(what, False, f"{refused}: {words}; change {key}"))
-    return findings
-
-
-# Names that judge_partition gives to what keys decide.
-_WHAT = {"slurm.gres": "GRES", "slurm.gpu_type": "GRES", "cell_timeout_s": "time limit"}
-# A wrong number of devices asks for wrong amounts of these.
-_OF_DEVICES = ("memory_per_device_mb", "devices_per_node", "cpus_per_device")
-# What a node must have, from the plainest mistake to those that may follow from others.
-_OF_A_NODE = ("nodes", "slurm.constraint", "slurm.gres", "slurm.gpu_type", *_OF_DEVICES)
-
-
-def _unfit_keys(
-    options: Sequence[Option], refuses: Callable[[Sequence[str]], str], named: set[str]
-) -> set[str]:
-    """Keys that no node satisfies: each is added to those that a node does satisfy.
-
-    Args:
-        options: that no node satisfies together.
-        refuses: see :func:`sbatch_refuses`.
-        named: names of findings; what follows from them is left out.
-    """
-    if "partition" in named:  # without it sbatch looks at the nodes of another one
-        return set()
-    taken = [option.text for option in options if option.key not in _OF_A_NODE]
-    if partitions.fits_no_node(refuses(taken)):
-        return {"slurm.extra"}
-    unfit = set()
-    for key in _OF_A_NODE:
-        added = [option.text for option in options if option.key == key]
-        if added and partitions.fits_no_node(refuses([*taken, *added])):
-            unfit.add(key)
-        else:
-            taken += added
-    return unfit - set(_OF_DEVICES) if "GRES" in named else unfit
-
-
-def _keys_of(words: str) -> set[str]:
-    key = partitions.key_of(words)
-    return {"slurm.gres", "slurm.gpu_type"} if key == "slurm.gres" else {key} if key else set()
 
 
 def judge_partition(
@@ -532,3 +256,277 @@ def _time_limit(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     )
     says = f"{_name(kinds)} ends jobs after {limit_s / 60:g} min, a cell asks for {asked} ({parts})"
     return [Finding("time limit", False, f"{says}; {remedy}")]
+
+
+_TEST_S = 20.0
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of sbatch that a key of the site file decides.
+
+    Args:
+        key: of the site file.
+        text: ``--partition=gpu``.
+    """
+
+    key: str
+    text: str
+
+
+def options_of(site: Site, nodes: int, devices_per_node: int) -> list[Option]:
+    """What the job of a cell asks sbatch for, with the key that decides each part."""
+    wanted = request(nodes, devices_per_node, site)
+    options = {
+        "slurm.account": ("account", wanted.account),
+        "slurm.partition": ("partition", wanted.partition),
+        "slurm.qos": ("qos", wanted.qos),
+        "slurm.constraint": ("constraint", wanted.constraint),
+        "slurm.gpu_type" if site.slurm.gpu_type else "slurm.gres": ("gres", wanted.gres),
+        "memory_per_device_mb": ("mem", wanted.mem_mb or None),
+        "cell_timeout_s": ("time", job_minutes(site)),
+        "cpus_per_device": ("cpus-per-task", wanted.cpus_per_task),
+        "devices_per_node": ("ntasks-per-node", devices_per_node),
+        "nodes": ("nodes", wanted.nodes),
+    }
+    listed = [
+        Option(key, f"--{name}={value}")
+        for key, (name, value) in options.items()
+        if value is not None
+    ]
+    with suppress(ValueError):
+        extra = shlex.split(site.slurm.extra)
+        listed += [Option("slurm.extra", text) for text in extra]
+    if site.slurm.exclusive:
+        listed.append(Option("slurm.exclusive", "--exclusive"))
+    return listed
+
+
+def sbatch_refuses(options: Sequence[str]) -> str:
+    """What sbatch says against a job with these options; empty if it would take it.
+
+    Raises:
+        SlurmError: it does not answer.
+    """
+    try:
+        ask(["sbatch", "--test-only", *options, "--wrap=true"], patience_s=_TEST_S)
+    except SlurmError as error:
+        if not error.words:
+            raise
+        return error.words
+    return ""
+
+
+def judge_request(
+    options: Sequence[Option], refuses: Callable[[Sequence[str]], str], seen: set[str]
+) -> list[Finding]:
+    """What sbatch refuses, one finding a key.
+
+    Args:
+        options: of the job.
+        refuses: see :func:`sbatch_refuses`.
+        seen: names of findings that sinfo told already; sbatch would only repeat them.
+    """
+    left = list(options)
+    findings: list[Finding] = []
+    while left:
+        named = seen | {finding.what for finding in findings}
+        try:
+            words = refuses([option.text for option in left])
+            unfit = partitions.fits_no_node(words)
+            keys = _unfit_keys(left, refuses, named) if unfit else _keys_of(words)
+        except SlurmError as error:
+            return [*findings, Finding("sbatch", True, str(error), doubtful=True)]
+        if not words:
+            break
+        if partitions.lacks_nodes(words):
+            says = f"{words}; cells on so many nodes wait until they are back"
+            return [*findings, Finding("nodes now", True, says, doubtful=True)]
+        if partitions.limits_jobs(words):
+            later = partitions.may_pass(words)
+            says = f"{words}" + ("; jobs are submitted as others end" if later else "")
+            return [*findings, Finding("limit", later, says, doubtful=later)]
+        guilty = [option for option in left if option.key in keys]
+        if not guilty:
+            # It follows from a mistake that is named already, or nobody knows whose it is: the
+            # submission itself will tell.
+            if not named:
+                says = f"it refuses the job: {words}"
+                findings.append(Finding("sbatch", True, says, doubtful=True))
+            return findings
+        left = [option for option in left if option not in guilty]
+        for key in dict.fromkeys(option.key for option in guilty):
+            what = _WHAT.get(key, key.removeprefix("slurm."))
+            if what not in named:
+                refused = " ".join(option.text for option in guilty if option.key == key)
+                findings.append(Finding(what, False, f"{refused}: {words}; change {key}"))
+    return findings
+
+
+# Names that judge_partition gives to what keys decide.
+_WHAT = {"slurm.gres": "GRES", "slurm.gpu_type": "GRES", "cell_timeout_s": "time limit"}
+# A wrong number of devices asks for wrong amounts of these.
+_OF_DEVICES = ("memory_per_device_mb", "devices_per_node", "cpus_per_device")
+# What a node must have, from the plainest mistake to those that may follow from others.
+_OF_A_NODE = ("nodes", "slurm.constraint", "slurm.gres", "slurm.gpu_type", *_OF_DEVICES)
+
+
+def _unfit_keys(
+    options: Sequence[Option], refuses: Callable[[Sequence[str]], str], named: set[str]
+) -> set[str]:
+    """Keys that no node satisfies: each is added to those that a node does satisfy.
+
+    Args:
+        options: that no node satisfies together.
+        refuses: see :func:`sbatch_refuses`.
+        named: names of findings; what follows from them is left out.
+    """
+    if "partition" in named:  # without it sbatch looks at the nodes of another one
+        return set()
+    taken = [option.text for option in options if option.key not in _OF_A_NODE]
+    if partitions.fits_no_node(refuses(taken)):
+        return {"slurm.extra"}
+    unfit = set()
+    for key in _OF_A_NODE:
+        added = [option.text for option in options if option.key == key]
+        if added and partitions.fits_no_node(refuses([*taken, *added])):
+            unfit.add(key)
+        else:
+            taken += added
+    return unfit - set(_OF_DEVICES) if "GRES" in named else unfit
+
+
+def _keys_of(words: str) -> set[str]:
+    key = partitions.key_of(words)
+    return {"slurm.gres", "slurm.gpu_type"} if key == "slurm.gres" else {key} if key else set()
+
+
+def visible_gpus() -> list[dict[str, Any]]:
+    """``index``, ``name`` and ``error`` (None if the GPU works) of every GPU that torch sees."""
+    import torch  # noqa: PLC0415 - its absence is one of the doctor's findings
+
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        try:
+            name = torch.cuda.get_device_name(index)
+        except Exception as error:  # the user must see any error
+            name = type(error).__name__
+        gpus.append({"index": index, "name": name, "error": failure_of(f"cuda:{index}")})
+    return gpus
+
+
+def failure_of(device: str) -> str | None:
+    """Run a convolution with a known result, forward and backward; returns the error, or None.
+
+    A GPU that the driver lists may still fail: this build of torch may lack kernels for it, or the
+    driver may be too old.
+    """
+    import torch  # noqa: PLC0415
+
+    # Each of the 2 * 4 * 6 * 6 outputs sums 27 ones. It adds 1 to the gradient of each of its 27
+    # inputs, so the gradients have the same sum.
+    known = 2 * 4 * 6 * 6 * 27
+    try:
+        images = torch.ones(2, 3, 8, 8, device=device, requires_grad=True)
+        output = torch.nn.functional.conv2d(images, torch.ones(4, 3, 3, 3, device=device)).sum()
+        output.backward()
+        assert images.grad is not None
+        sums = (output.item(), images.grad.sum().item())
+    except Exception as error:  # the user must see any error
+        return " ".join(str(error).split())[:300] or type(error).__name__
+    if sums != (known, known):
+        return f"a convolution gives {sums[0]:g} and {sums[1]:g} instead of {known}"
+    return None
+
+
+# Importing torch may be fast on one node, and slow on another that reads it over the network.
+_WAIT_S = 180.0
+
+
+def main(arguments: str) -> None:
+    """Check this node, then the connections to the others."""
+    request = json.loads(arguments)
+    reports = Path(request["reports"])
+    host = socket.gethostname()
+    # Two nodes may have one host name, but each task has a number.
+    task = os.environ.get("SLURM_PROCID", "0")
+    report = {"host": host, "task": task, **_node(request)}
+    with socket.create_server((report["address"] or "127.0.0.1", 0)) as server:
+        wrote_s = time.time()
+        report["port"] = server.getsockname()[1]
+        write_json(reports / f"{task}.node.json", report)
+        _wait_for(reports, "*.node.json", int(request["nodes"]))
+        written_s = (reports / f"{task}.node.json").stat().st_mtime
+        report["clock_offset_s"] = wrote_s - written_s
+        others = [read_json(p) for p in sorted(reports.glob("*.node.json"))]
+        report["unreachable"] = [
+            f"{other['host']} ({other['address']})"
+            for other in others
+            if other["task"] != task and not _reachable(other)
+        ]
+        report["met"] = len(others)
+        write_json(reports / f"{task}.done.json", report)
+        _wait_for(reports, "*.done.json", len(others))
+
+
+def _node(request: dict[str, Any]) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "address": None,
+        "address_error": None,
+        "python": platform.python_version(),
+        "ddlbench": ddlbench.__version__,
+    }
+    try:
+        report["address"] = address_of(request["interface"])
+    except ConfigError as error:
+        report["address_error"] = str(error)
+    with suppress(OSError):
+        report["own_name_is"] = socket.gethostbyname(socket.gethostname())
+    report["visible_gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if request["device"] == "cuda":
+        report["p2p_state"], report["p2p"] = state_of_p2p(request["interconnect"])
+    return {**report, **_torch(request["device"]), **_scratch(request["scratch"])}
+
+
+def _torch(device: str) -> dict[str, Any]:
+    if importlib.util.find_spec("torch") is None:
+        return {"torch": None, "torch_cuda": None, "gpus": []}
+    import torch  # noqa: PLC0415 - the report says if it is absent
+
+    gpus = visible_gpus() if device == "cuda" else []
+    return {"torch": torch.__version__, "torch_cuda": torch.version.cuda, "gpus": gpus}
+
+
+def _scratch(template: str) -> dict[str, Any]:
+    try:
+        folder = scratch_dir(template)
+    except ConfigError as error:
+        return {"scratch": template, "scratch_error": str(error), "scratch_free_bytes": 0}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".ddlbench-doctor-{os.getpid()}"
+        probe.write_bytes(b"x")
+        probe.unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        reason = f"{folder} cannot be used: {error}; write another scratch"
+        return {"scratch": str(folder), "scratch_error": reason, "scratch_free_bytes": 0}
+    return {"scratch": str(folder), "scratch_error": None, "scratch_free_bytes": free}
+
+
+def _wait_for(reports: Path, pattern: str, count: int) -> None:
+    limit = time.monotonic() + _WAIT_S
+    while len(list(reports.glob(pattern))) < count and time.monotonic() < limit:
+        time.sleep(0.2)
+
+
+def _reachable(other: dict[str, Any]) -> bool:
+    if other["address"] is None:
+        return False
+    with suppress(OSError), socket.create_connection((other["address"], other["port"]), timeout=5):
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,8 +1,7 @@
 """`ddlbench init`: ask what only the user knows, and write a site file with what SLURM says.
 
-Each question has an answer that SLURM already suggests.
-
-The text of a site file: values as a YAML writer writes them, with a remark beside each key.
+Each question has an answer that SLURM already suggests. Values in the file are as a YAML writer
+writes them, with a remark beside each key.
 """
 
 from __future__ import annotations

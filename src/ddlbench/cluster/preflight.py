@@ -3,8 +3,8 @@
 ::
 
     this node     SLURM's commands, slurm.extra, scratch, setup, container, folders
-    sinfo         partition, nodes, GRES, time limit, kinds of node (``partition_check.py``)
-    sbatch        what it refuses of the largest cell's request (``request_check.py``)
+    sinfo         partition, nodes, GRES, time limit, kinds of node (``checks.py``)
+    sbatch        what it refuses of the largest cell's request (``checks.py``)
 
 Only nodes know their scratch and what their ``setup`` does: what looks wrong here is a doubt.
 ``ddlbench doctor`` looks there, with a job.

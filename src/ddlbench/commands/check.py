@@ -1,7 +1,4 @@
-"""``ddlbench check``: whether each strategy trains a network as one device does.
-
-``ddlbench check-data``: open every file of one's own data, before a job meets a bad one.
-"""
+"""``ddlbench check`` and ``check-data``: whether strategies train alike, and files can be read."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ from ddlbench.planning.matrix import check_name
 from ddlbench.planning.planner import request_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ddlbench.equivalence.examination import Verdict
 
 _LEARNING_RATE = 0.05  # so that a few steps change weights much, and no network diverges
@@ -241,7 +236,7 @@ def check_data(
     for request in requests:
         done.append(check_files(request))
         if not as_json:
-            _bad_files_shown(done[-1])
+            _show_checked(done[-1])
     if as_json:
         click.echo(json.dumps([asdict(checked) for checked in done], indent=1))
     if any(checked.faults for checked in done):
@@ -274,7 +269,7 @@ def _of_experiment(
         yield request_of(cell, site)
 
 
-def _bad_files_shown(checked: CheckedData) -> None:
+def _show_checked(checked: CheckedData) -> None:
     described = checked.described or f"{checked.read:,} samples can be read"
     click.echo("\n".join(paragraph(f"{checked.dataset}: {described}", hanging="  ")))
     for fault in checked.faults:

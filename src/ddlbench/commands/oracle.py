@@ -23,11 +23,11 @@ from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.statistics import DAYS
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
-from ddlbench.predict.measured_steps import Accelerators, Platform, PlatformFile
 from ddlbench.predict.paradl import measured as iterations
 from ddlbench.predict.paradl import oracle as cnn
 from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.oracle import VARIANTS
+from ddlbench.predict.platforms import Accelerators, Platform, PlatformFile
 from ddlbench.predict.transformer import runs as gpt_runs
 from ddlbench.predict.transformer import search as gpt
 from ddlbench.predict.transformer.configurations import RECOMPUTATIONS, is_shape

@@ -22,8 +22,8 @@ from ddlbench.predict.paradl.measured import mean_accuracy
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ddlbench.predict.measured_steps import Fit, Platform, PlatformFile
     from ddlbench.predict.paradl.oracle import Answer, Question, Reach
+    from ddlbench.predict.platforms import Fit, Platform, PlatformFile
 
 ACCURACIES = ("accuracy", "compute_accuracy", "communication_accuracy", "worst_cell_accuracy")
 CONSTANT = ("value", "relative_error", "prior", "meaning")

@@ -12,7 +12,7 @@ from ddlbench.predict.transformer.configurations import CUT
 from ddlbench.predict.transformer.search import Answer, Question, below_half, efficiencies
 
 if TYPE_CHECKING:
-    from ddlbench.predict.measured_steps import Accelerators
+    from ddlbench.predict.platforms import Accelerators
 
 BILLION = 1e9
 CONSTANT = ("value", "low", "high", "prior", "at_most", "unit", "meaning")

@@ -33,7 +33,7 @@ from ddlbench.experiment.paths import RESULTS, enter_project, project_root
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.matrix import MatrixRow, expand
-from ddlbench.report.comparison import compared, printed_values
+from ddlbench.report.comparison import compared
 from ddlbench.report.kept_verdicts import KeptVerdict, kept_verdicts
 from ddlbench.report.papers_page import (
     Exhibit,
@@ -45,6 +45,7 @@ from ddlbench.report.papers_page import (
     write_page,
 )
 from ddlbench.report.printed_table import COLUMNS, printed_table
+from ddlbench.report.published import printed_values
 from ddlbench.report.tables import write_table
 
 if TYPE_CHECKING:

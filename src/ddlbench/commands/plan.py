@@ -1,8 +1,6 @@
 """``ddlbench plan``: what an experiment will cost.
 
-How a plan and the states of cells look in a terminal.
-
-The options that name an experiment, for every command that reads one.
+The options that name an experiment are here for every command that reads one.
 """
 
 from __future__ import annotations
@@ -53,7 +51,83 @@ from ddlbench.planning.matrix import MatrixRow, matrix_of
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
     from ddlbench.planning.budget import Budget
-    from ddlbench.planning.matrix import MatrixRow
+
+    Selected = tuple[Experiment, Site, list[MatrixRow]]
+
+
+def with_matrix(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options, and hand ``experiment``, ``site`` and ``rows`` to the command."""
+
+    @click.option(
+        "--configfile",
+        type=click.Path(path_type=Path),
+        default=CONFIG,
+        show_default=True,
+        help="The experiment.",
+    )
+    @click.option("--site", "site_name", default=None, help="Another site than the file names.")
+    @click.option("--scale", default=None, help="Of a published figure: full or laptop.")
+    @wraps(command)
+    def wrapped(configfile: Path, site_name: str | None, scale: str | None, **options: Any) -> None:
+        experiment, site, rows = matrix_at(configfile, site_name, scale)
+        command(experiment=experiment, site=site, rows=rows, **options)
+
+    return wrapped
+
+
+def matrix_at(configfile: Path, site_name: str | None = None, scale: str | None = None) -> Selected:
+    """The experiment of a file, its site and its matrix.
+
+    Args:
+        configfile: the file.
+        site_name: another site than the file names.
+        scale: of a published figure.
+    """
+    configfile = enter_project(configfile)
+    config, given = config_at(configfile, site_name, scale)
+    experiment, site, rows = matrix_of(config, where=str(configfile))
+    check_results(site.name)
+    return replace(experiment, given=given), site, rows
+
+
+def config_at(
+    configfile: Path, site_name: str | None = None, scale: str | None = None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A file with what the user has set beside it, and these settings as ``key=value``."""
+    settings = {"scale": scale, "site": site_name}
+    given = {key: value for key, value in settings.items() if value is not None}
+    return {**read_yaml(configfile), **given}, tuple(f"{k}={v}" for k, v in given.items())
+
+
+@click.command()
+@with_matrix
+@click.option("--list", "every_cell", is_flag=True, help="List the cells to run.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def plan(
+    experiment: Any, site: Site, rows: list[MatrixRow], every_cell: bool, as_json: bool
+) -> None:
+    """Say what an experiment will cost before it runs."""
+    finished = finished_rows(rows, site)
+    cost = estimate(rows, site, RESULTS, try_own_parts(site, rows), finished)
+    if as_json:
+        click.echo(json.dumps(cost.to_dict(), indent=1))
+        return
+    to_run = cells_to_run(rows, finished)
+    lines = plan_lines(cost, experiment, site, rows, to_run, every_cell=every_cell)
+    click.echo("\n".join(lines))
+    if site.launcher == "slurm" and to_run:
+        _show_preflight(site, to_run)
+
+
+def _show_preflight(site: Site, cells: Sequence[Cell]) -> None:
+    """What is wrong with a cluster's site; exit status 1 if no job could run as it is."""
+    if not is_here():
+        click.echo("Not checked: account, partition and limits, as no SLURM is in PATH.")
+        return
+    findings = [f for f in examine_for(site, cells) if not f.ok or f.doubtful]
+    if show_findings(findings, site):
+        sys.exit(1)
+
 
 _REASONS_SHOWN = 4
 _UNKNOWN = "its balance reads a table of the built-in networks, without your own ones"
@@ -255,85 +329,3 @@ def _missing_balance(rows: Sequence[MatrixRow], experiment: Experiment) -> list[
 
 def _blocks_unknown(row: MatrixRow) -> bool:
     return code_of(row.unsupported) == "unknown_blocks"
-
-
-if TYPE_CHECKING:
-    from ddlbench.experiment.config import Experiment
-    from ddlbench.experiment.site import Site
-    from ddlbench.planning.matrix import MatrixRow
-
-    Selected = tuple[Experiment, Site, list[MatrixRow]]
-
-
-def with_matrix(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options, and hand ``experiment``, ``site`` and ``rows`` to the command."""
-
-    @click.option(
-        "--configfile",
-        type=click.Path(path_type=Path),
-        default=CONFIG,
-        show_default=True,
-        help="The experiment.",
-    )
-    @click.option("--site", "site_name", default=None, help="Another site than the file names.")
-    @click.option("--scale", default=None, help="Of a published figure: full or laptop.")
-    @wraps(command)
-    def wrapped(configfile: Path, site_name: str | None, scale: str | None, **options: Any) -> None:
-        experiment, site, rows = matrix_at(configfile, site_name, scale)
-        command(experiment=experiment, site=site, rows=rows, **options)
-
-    return wrapped
-
-
-def matrix_at(configfile: Path, site_name: str | None = None, scale: str | None = None) -> Selected:
-    """The experiment of a file, its site and its matrix.
-
-    Args:
-        configfile: the file.
-        site_name: another site than the file names.
-        scale: of a published figure.
-    """
-    configfile = enter_project(configfile)
-    config, given = config_at(configfile, site_name, scale)
-    experiment, site, rows = matrix_of(config, where=str(configfile))
-    check_results(site.name)
-    return replace(experiment, given=given), site, rows
-
-
-def config_at(
-    configfile: Path, site_name: str | None = None, scale: str | None = None
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A file with what the user has set beside it, and these settings as ``key=value``."""
-    settings = {"scale": scale, "site": site_name}
-    given = {key: value for key, value in settings.items() if value is not None}
-    return {**read_yaml(configfile), **given}, tuple(f"{k}={v}" for k, v in given.items())
-
-
-@click.command()
-@with_matrix
-@click.option("--list", "every_cell", is_flag=True, help="List the cells to run.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def plan(
-    experiment: Any, site: Site, rows: list[MatrixRow], every_cell: bool, as_json: bool
-) -> None:
-    """Say what an experiment will cost before it runs."""
-    finished = finished_rows(rows, site)
-    cost = estimate(rows, site, RESULTS, try_own_parts(site, rows), finished)
-    if as_json:
-        click.echo(json.dumps(cost.to_dict(), indent=1))
-        return
-    to_run = cells_to_run(rows, finished)
-    lines = plan_lines(cost, experiment, site, rows, to_run, every_cell=every_cell)
-    click.echo("\n".join(lines))
-    if site.launcher == "slurm" and to_run:
-        _show_preflight(site, to_run)
-
-
-def _show_preflight(site: Site, cells: Sequence[Cell]) -> None:
-    """What is wrong with a cluster's site; exit status 1 if no job could run as it is."""
-    if not is_here():
-        click.echo("Not checked: account, partition and limits, as no SLURM is in PATH.")
-        return
-    findings = [f for f in examine_for(site, cells) if not f.ok or f.doubtful]
-    if show_findings(findings, site):
-        sys.exit(1)

@@ -1,7 +1,4 @@
-"""``ddlbench status`` and ``forget``: the state of each cell, and results to measure again.
-
-``ddlbench report``: tables, figures and a page of the results so far.
-"""
+"""``ddlbench status``, ``forget`` and ``report``: what was measured, and what was not yet."""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@ is a whole file, or a section of a Markdown page between two marks::
     <!-- table: networks -->
     ...
     <!-- end of table -->
-
-Generates ``docs/results.md`` from the columns of the tables and the schema of result.json.
 """
 
 from __future__ import annotations
@@ -133,11 +131,6 @@ def write_tables(root: Path) -> list[Path]:
             write_text(path, made)
             changed.append(path)
     return list(dict.fromkeys(changed))
-
-
-if __name__ == "__main__":
-    for changed in write_tables(Path(sys.argv[1] if len(sys.argv) > 1 else ".")):
-        print(f"{changed} is written anew")
 
 
 def dataset_table() -> str:
@@ -311,12 +304,12 @@ def _walk(
         inner, mark = (known["items"], "[]") if "items" in known else (known, "")
         part = parts.get(str(inner.get("$ref")).rpartition("/")[2], {})
         if text or "properties" not in part:
-            yield path, _kind_of_column(entry, parts), text
+            yield path, _field_kind(entry, parts), text
         if "properties" in part:
             yield from _walk(f"{path}{mark}.", part, parts)
 
 
-def _kind_of_column(entry: dict[str, Any], parts: dict[str, Any]) -> str:
+def _field_kind(entry: dict[str, Any], parts: dict[str, Any]) -> str:
     if "$ref" in entry:
         entry = parts[entry["$ref"].rpartition("/")[2]]
     if "enum" in entry:
@@ -324,8 +317,11 @@ def _kind_of_column(entry: dict[str, Any], parts: dict[str, Any]) -> str:
     if "const" in entry:
         return f"`{entry['const']}`"
     if "anyOf" in entry:
-        return " or ".join(
-            dict.fromkeys(_kind_of_column(option, parts) for option in entry["anyOf"])
-        )
+        return " or ".join(dict.fromkeys(_field_kind(option, parts) for option in entry["anyOf"]))
     kinds = entry.get("type", "any")
     return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
+
+
+if __name__ == "__main__":
+    for changed in write_tables(Path(sys.argv[1] if len(sys.argv) > 1 else ".")):
+        print(f"{changed} is written anew")

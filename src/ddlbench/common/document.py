@@ -1,13 +1,12 @@
-"""JSON files that one stage writes and later stages read.
+"""Documents: JSON and YAML files, read, checked and written whole.
 
-::
+A JSON file is what one stage writes and later stages read::
 
     dataclass  -- Form: its type hints -->  JSON value  -- Document -->  file
 
 Files are only ever parsed, never unpickled or executed. They are validated when written and when
-read. Writes are atomic: to a temporary file, flushed to disk, renamed.
-
-The one reader of YAML and JSON: what is wrong with a file is one sentence.
+read. Writes are atomic: to a temporary file, flushed to disk, renamed. What is wrong with a file is
+one sentence.
 
 YAML is what the user writes: a mistake that YAML takes in silence, as a key that is written twice,
 is refused. JSON is what others hand in: a damaged or hostile result must not stop the reader of a

@@ -1,6 +1,6 @@
-"""Who holds a lease, and whether that process lives; to be judged from any host.
+"""The process or job that owns what lies on a shared disk: a lease, or a file.
 
-::
+Whether the owner of a lease lives can be judged from any host::
 
     same host      its boot and the moment at which its process began: no clock is asked
     another host   SLURM, if it is of a job; else its heartbeat: a file that it touches
@@ -9,15 +9,13 @@ A wall clock may be stepped, and a pid is used again, so neither decides. The ag
 taken from a file touched beside it: both times are those of the file system, whatever the hosts'
 clocks say.
 
-Which start of the workflow, and which of its jobs, wrote a file on the shared disk.
-
-::
+A file that one job writes and another one reads names its writer: the run, its job, the attempt::
 
     snakemake (run) --+-- SLURM job 12, attempt 1 --> staged.json, failure.json, *.log
                       +-- SLURM job 15, attempt 2 --> ...
 
 Files of one cell stay in its folder when a job dies. The next job must not take them for its own:
-data lies on other nodes, and a bug may be mended since. So such a file names its writer.
+data lies on other nodes, and a bug may be mended since.
 """
 
 from __future__ import annotations

@@ -205,12 +205,27 @@ def named_lines(pairs: Iterable[tuple[str, str]], indent: str = "") -> list[str]
     return lines
 
 
+_SHORTEST_WORD = 8
+
+
 def shortened(text: str, room: int) -> str:
-    """A name of at most ``room`` characters: the ends tell cells apart, so the middle goes."""
+    """A name of at most ``room`` characters: long words lose their middle, or else the whole."""
+    words = text.split(" ")
+    while (over := len(" ".join(words)) - room) > 0:
+        place = max(range(len(words)), key=lambda at: len(words[at]))
+        if len(words[place]) <= _SHORTEST_WORD:
+            return _without_middle(text, max(room, 4))
+        size = max(len(words[place]) - over, _SHORTEST_WORD)
+        words[place] = _without_middle(words[place], size)
+    return " ".join(words)
+
+
+def _without_middle(text: str, room: int) -> str:
+    """The ends, which tell names apart."""
     if len(text) <= room:
         return text
-    back = (max(room, 4) - 2) // 2
-    return f"{text[: max(room, 4) - 2 - back]}..{text[-back:]}"
+    back = (room - 2) // 2
+    return f"{text[: room - 2 - back]}..{text[-back:]}"
 
 
 def two_digits(value: float) -> str:

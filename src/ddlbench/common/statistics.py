@@ -1,14 +1,12 @@
-"""Confidence intervals that assume no distribution (Hoefler and Belli 2015, rules 5 and 6).
+"""Statistics of measured numbers, and the units in which text and axes show them.
 
-::
+Confidence intervals assume no distribution (Hoefler and Belli 2015, rules 5 and 6)::
 
     sorted runs    x1  x2  x3  x4  x5  x6  x7  x8  x9
                        |-----------+-----------|
                       low        median       high      95 %: ranks from the binomial
 
 The intervals of means and of ratios of medians are from a seeded bootstrap.
-
-Units for quantities in text (``31.2 ms``, ``1.5 GB``) and on axes; sizes that double.
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ The path is below ``results/<site>/cells/``::
 Defaults are in the code, never in a configuration. So a value, an axis or a repeat that is added to
 a matrix changes no other path.
 
-What an experiment file says of cells: schemas of its matrix, conditions and groups of settings.
-
-A field of :class:`ddlbench.experiment.cell.Cell` is the one declaration of a setting. Its schema is
-used where a file names it: in ``settings``, as an axis, in a condition, in a cell of ``include``.
+A field of :class:`Cell` is the one declaration of a setting. Its schema is used where an experiment
+file names it: in ``settings``, as an axis, in a condition, in a cell of ``include``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Specifications of datasets (DDLBench's Table I, volumes, tokens), and their disk space.
+"""Specifications of datasets (DDLBench's Table I, volumes, tokens, own data), and disk space.
 
 The space is known before anything is written, so a login node can check that the data fit.
-:mod:`ddlbench.datasets` writes, stages and loads them.
-
-Datasets of one's own, a line of an experiment or of a site file each.
-
-::
+:mod:`ddlbench.datasets` writes, stages and loads them. A dataset of one's own is a line of an
+experiment or of a site file::
 
     data:                                    photos is a dataset as cifar10 is:
       photos: {folder: ~/photos, size: 96}   matrix: {dataset: [photos], ...}
@@ -36,6 +33,7 @@ OwnFormat = Literal["idx", "cifar", "imagefolder", "tokens", "huggingface", "web
 """Formats in which own data is read."""
 DataFormat = Literal[OwnFormat, "raw"]
 Kind = Literal["images", "volumes", "tokens"]
+SYNTHETIC = "synthetic"
 _TOKENS_OF_16_BITS = 1 << 16
 
 
@@ -213,31 +211,6 @@ DATASETS: Registry[DatasetSpec] = Registry(
     _of_package,
 )  # fmt: skip
 
-
-OWN_DATA = "DDLBENCH_OWN_DATA"
-"""Variable that tells processes the datasets that a configuration declares, as JSON."""
-
-
-def _declare_inherited() -> None:
-    """Declare the datasets of the process that started this one."""
-    try:
-        own = [DatasetSpec(**facts) for facts in json.loads(os.environ.get(OWN_DATA) or "[]")]
-    except (TypeError, ValueError):
-        return
-    for spec in own:
-        DATASETS.declare(spec.name, partial(replace, spec))
-
-
-_declare_inherited()
-
-SYNTHETIC = "synthetic"
-
-# Measured on our JPEG files of all sizes and rounded up, by channels.
-_JPEG_BYTES_PER_PIXEL = {1: 0.55, 3: 0.40}
-_JPEG_HEADER_BYTES = {1: 360, 3: 660}
-_BLOCK_BYTES = 4096  # of common file systems; the smallest file takes one
-
-
 _READ_ONLY = ("huggingface", "webdataset")
 
 
@@ -273,7 +246,7 @@ class DataRequest:
     """The data of a cell.
 
     Args:
-        dataset: a key of :data:`~ddlbench.experiment.dataset_spec.DATASETS`.
+        dataset: a key of :data:`DATASETS`.
         data_format: on-disk format, or "native" for the dataset's own.
         scale: share of the dataset's images, over 0; 1 is the whole of it.
         seed: of the synthetic content; at least 0.
@@ -332,6 +305,12 @@ class DataRequest:
     def num_images(self, split: str) -> int:
         """Images of ``split`` ("train" or "val") in the synthetic dataset at this scale."""
         return self.spec.num_images(split, self.scale)
+
+
+# Measured on our JPEG files of all sizes and rounded up, by channels.
+_JPEG_BYTES_PER_PIXEL = {1: 0.55, 3: 0.40}
+_JPEG_HEADER_BYTES = {1: 360, 3: 660}
+_BLOCK_BYTES = 4096  # of common file systems; the smallest file takes one
 
 
 def estimate_bytes(request: DataRequest) -> int:
@@ -470,3 +449,20 @@ def _counted(name: str, entry: OwnDataset, place: str) -> DatasetSpec:
     others = [facts for facts in (own[0] if own else []) if facts["name"] != name]
     os.environ[OWN_DATA] = json.dumps([*others, asdict(spec)])
     return spec
+
+
+OWN_DATA = "DDLBENCH_OWN_DATA"
+"""Variable that tells processes the datasets that a configuration declares, as JSON."""
+
+
+def _declare_inherited() -> None:
+    """Declare the datasets of the process that started this one."""
+    try:
+        own = [DatasetSpec(**facts) for facts in json.loads(os.environ.get(OWN_DATA) or "[]")]
+    except (TypeError, ValueError):
+        return
+    for spec in own:
+        DATASETS.declare(spec.name, partial(replace, spec))
+
+
+_declare_inherited()

@@ -1,4 +1,4 @@
-"""Every path of the project, in one place.
+"""Every path of the project, and the repository in which they lie.
 
 ::
 
@@ -6,7 +6,7 @@
                                   /plan.json       who runs where, and how
                                   /steps.csv       one row a step
                                   /log.txt         what every rank printed
-                                  /failure.json    why there is no result; see failure.py
+                                  /failure.json    why there is no result; see status.py
                                   /queued.json     the SLURM job that will measure it
                                   /.checkpoint/    checkpoints of an unfinished cell, if any
                                   /.run-*/         while it runs: reports, log.txt, progress.json
@@ -19,8 +19,6 @@
                                /figures/predictions/*.png, *.pdf
                                /predictions.json    predicted and measured steps of its cells
                                /report.html         all of these for a reader, in one file
-
-Where the repository lies that holds the workflow, its configuration and its results.
 """
 
 from __future__ import annotations
@@ -33,21 +31,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddlbench.common.errors import ConfigError, obstacle, shown
-
-
-def project_root() -> Path:
-    """The folder that holds the Snakefile: the working folder, one above it, or the checkout."""
-    return repository_above() or Path(__file__).resolve().parents[3]
-
-
-def repository_above() -> Path | None:
-    """The nearest repository that holds the working folder; None if there is none."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "Snakefile").is_file() and (folder / "config" / "sites").is_dir():
-            return folder
-    return None
-
 
 RESULTS = Path("results")
 LINKS_FILE = "links.json"
@@ -231,6 +214,20 @@ def data_path(template: str, where: str) -> Path:
     with suppress(RuntimeError):  # unknown user: the ~ stays, and nothing is there
         path = path.expanduser()
     return path.resolve()
+
+
+def project_root() -> Path:
+    """The folder that holds the Snakefile: the working folder, one above it, or the checkout."""
+    return repository_above() or Path(__file__).resolve().parents[3]
+
+
+def repository_above() -> Path | None:
+    """The nearest repository that holds the working folder; None if there is none."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "Snakefile").is_file() and (folder / "config" / "sites").is_dir():
+            return folder
+    return None
 
 
 CONFIG = Path("config/config.yaml")

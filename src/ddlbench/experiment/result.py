@@ -17,9 +17,15 @@ from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Amount, Count, Form, Natural, Positive
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Accelerator
-from ddlbench.experiment.spans import Compilation, Efficiency, Energy
 from ddlbench.experiment.status import Status
-from ddlbench.experiment.training import EpochAccuracy, Loss, Training
+from ddlbench.experiment.training import (
+    Compilation,
+    Efficiency,
+    Energy,
+    EpochAccuracy,
+    Loss,
+    Training,
+)
 
 
 @dataclass(frozen=True)

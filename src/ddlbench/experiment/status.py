@@ -7,10 +7,8 @@
     neither        not run; queued: a SLURM job waits for nodes; running; interrupted: its run is
                    gone; invalid: the file cannot be read; newer: a newer ddlbench wrote it
 
-``failure.json`` of a cell: why it has no result, and who wrote that.
-
-A failure is no result: the cell runs again. It is written by the cell's supervisor, by its staging,
-or on the login node if the job broke before either could.
+A failure is no result: the cell runs again. Its file says why, and who wrote that: the cell's
+supervisor, its staging, or the login node if the job broke before either could.
 """
 
 from __future__ import annotations

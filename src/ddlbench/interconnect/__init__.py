@@ -2,7 +2,6 @@
 
 ::
 
-    assemble.py      links written into the site file            -+
     time_plan.py     what limits each part, and foretells it     -+
     node_pairs.py    copies between the devices of a node         |
     sweep.py         collectives and ping-pong of the ranks       +-> measure.py -> links.json

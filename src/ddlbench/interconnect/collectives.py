@@ -18,9 +18,7 @@ that messages join Horovod's cycle at any phase, as gradients do.
 The transports are those of training: torch.distributed's gloo and NCCL, as DDP uses them, and
 Horovod. A message of Horovod is a group of four tensors. Like the gradients of a step it is
 negotiated, copied into the fusion buffer, reduced, and copied out again. (A single tensor would
-skip the buffer.)
-
-A process group of some of the ranks, made as training makes it.
+skip the buffer.) A group of some of the ranks is made as training makes it.
 """
 
 from __future__ import annotations

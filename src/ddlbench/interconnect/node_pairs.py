@@ -1,17 +1,15 @@
-"""Measure pairs of devices within each node.
+"""Copies between pairs of devices within each node.
 
 GPUs: ``python -m ddlbench.interconnect.node_pairs``, one process a node, runs NVIDIA's test, or
-makes the copies itself where there is none or it fails (gpu_copies.py). CPUs: the processes that
-sweep later copy to each other. All nodes measure at the same time, as they share nothing. A node
-with one GPU has no pairs, however many ranks compute on it. The copies of CPUs::
+makes torch's copies where there is none or it fails. CPUs: the processes that sweep later copy to
+each other. All nodes measure at the same time, as they share nothing. A node with one GPU has no
+pairs, however many ranks compute on it. The copies of CPUs::
 
     one process a device; the receiver owns a piece of shared memory
             sender  --- copies its buffer into it --->  receiver      bandwidth
             sender  <-- both wait for a changed flag -->  receiver    latency: half a round trip
 
-Our own test of pairs of GPUs in a node, where NVIDIA's is missing: one process, torch's copies.
-
-::
+Torch's copies of GPUs, by one process::
 
     as torch copies      i ---------------> j          peer access, where GPUs reach each other
     through the host     i --> pinned memory --> j     without it, in two pieces at a time
@@ -57,14 +55,97 @@ from ddlbench.runtime.launch import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier
 
+Pair = tuple[int, int]  # sender, receiver
+
+_LARGEST_CPU_COPY_BYTES = 64 * 2**20
+
+
+def work(here: RankContext) -> dict[str, Any]:
+    """The matrices of this process's GPUs, and the type of the node.
+
+    Settings: ``interconnect`` (of the site).
+    """
+    pairs, notes = _gpu(here.settings["interconnect"])
+    return {**_report(here, pairs), "notes": notes}
+
+
+def measure_node(here: RankContext, store: dist.Store) -> dict[str, Any]:
+    """The same of CPU processes, of which all call this.
+
+    Settings: ``largest_bytes``, ``devices_per_node``.
+
+    Args:
+        here: this process.
+        store: of all ranks.
+    """
+    count = here.settings["devices_per_node"]
+    if count == 1:
+        return {"pairs": []}
+    pairs = cpu_pairs(
+        dist.PrefixStore(f"node{here.process.node}", store),
+        here.process.local_rank,
+        count,
+        min(here.settings["largest_bytes"], _LARGEST_CPU_COPY_BYTES),
+        [f"process {index}" for index in range(count)],
+    )
+    barrier(store, "pairs", here.world_size)  # sweeps begin when all nodes are idle
+    return _report(here, pairs)
+
+
+def _report(here: RankContext, pairs: list[dict[str, Any]]) -> dict[str, Any]:
+    provenance = rank_provenance()
+    # For a single GPU, NVIDIA's tests measure copies to itself, which use no link.
+    pairs = [pair for pair in pairs if len(pair["endpoints"]) > 1]
+    node_type = _node_type(provenance)
+    for pair in pairs:
+        pair["node_type"] = node_type
+    return {
+        "host": socket.gethostname(),
+        "node": here.process.node,
+        "node_type": node_type,
+        "pairs": pairs,
+        "no_pairs": None if pairs else "one GPU",
+        "provenance": provenance,
+    }
+
+
+def _gpu(interconnect: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The matrices of this node, and why they are not those of NVIDIA's test."""
+    if is_shared() or torch.cuda.device_count() == 1:
+        return [], []
+    notes: list[str] = []
+    for name, find, run in (
+        (P2P, find_or_build_p2p, run_p2p),
+        (NVBANDWIDTH, find_nvbandwidth, run_nvbandwidth),
+    ):
+        try:
+            binary = find(interconnect)
+            if binary is not None:
+                return run(binary), notes
+        except ConfigError as error:  # a program that does not work must not end the job
+            notes.append(f"{name} gave no pairs within the node: {error}")
+    if torch.cuda.device_count() == 0:
+        raise RuntimeError(
+            "; ".join(["the site says device: cuda, but torch finds no GPU on this node", *notes])
+        )
+    if not notes:
+        notes.append(f"no {P2P} on the node; to have it, {how_to_get_p2p()}")
+    return gpu_pairs(), [*notes, "pairs within the node: our own copies"]
+
+
+def _node_type(provenance: dict[str, Any]) -> str:
+    gpus = provenance["gpu_models"]
+    if gpus:
+        return f"{len(gpus)}x {gpus[0]}"
+    return f"{provenance['cpu_model']}, {provenance['cpu_count']} cores"
+
+
 _REPEATS = 5
 _LARGE_BYTES = 160_000_000
 _SMALL_BYTES, _SMALL_COPIES = 16, 100
 _SPIN_CYCLES = 20_000_000
 _PIECE_BYTES = 8 * 2**20  # of a copy through the host
 _PIECES = 2  # in flight: one comes from the sender, one goes to the receiver
-
-Pair = tuple[int, int]  # sender, receiver
 
 
 def gpu_pairs() -> list[dict[str, Any]]:
@@ -242,7 +323,7 @@ def cpu_pairs(
                 continue
             barrier(store, f"ready/{number}/{sender}/{receiver}", count)
             if local_rank == sender:
-                times_s = (_ping_s(memory), _peer_copy_s(private, memory))
+                times_s = (_ping_s(memory), _shared_copy_s(private, memory))
                 own.setdefault(f"{sender}/{receiver}", []).append(times_s)
             elif local_rank == receiver:
                 _pong(memory)
@@ -286,7 +367,7 @@ def _shared(store: dist.Store, owner: int, local_rank: int, count: int, size: in
     return memory
 
 
-def _peer_copy_s(private: np.ndarray, memory: mmap.mmap) -> float:
+def _shared_copy_s(private: np.ndarray, memory: mmap.mmap) -> float:
     """Median seconds of a copy of the whole buffer into the receiver's memory."""
     target = np.frombuffer(memory, dtype=np.uint8, offset=_PAGE)
     times = []
@@ -318,89 +399,6 @@ def _pong(memory: mmap.mmap) -> None:
             while words[_PING] != number:
                 os.sched_yield()
             words[_PONG] = number
-
-
-_LARGEST_CPU_COPY_BYTES = 64 * 2**20
-
-
-def work(here: RankContext) -> dict[str, Any]:
-    """The matrices of this process's GPUs, and the type of the node.
-
-    Settings: ``interconnect`` (of the site).
-    """
-    pairs, notes = _gpu(here.settings["interconnect"])
-    return {**_report(here, pairs), "notes": notes}
-
-
-def measure_node(here: RankContext, store: dist.Store) -> dict[str, Any]:
-    """The same of CPU processes, of which all call this.
-
-    Settings: ``largest_bytes``, ``devices_per_node``.
-
-    Args:
-        here: this process.
-        store: of all ranks.
-    """
-    count = here.settings["devices_per_node"]
-    if count == 1:
-        return {"pairs": []}
-    pairs = cpu_pairs(
-        dist.PrefixStore(f"node{here.process.node}", store),
-        here.process.local_rank,
-        count,
-        min(here.settings["largest_bytes"], _LARGEST_CPU_COPY_BYTES),
-        [f"process {index}" for index in range(count)],
-    )
-    barrier(store, "pairs", here.world_size)  # sweeps begin when all nodes are idle
-    return _report(here, pairs)
-
-
-def _report(here: RankContext, pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    provenance = rank_provenance()
-    # For a single GPU, NVIDIA's tests measure copies to itself, which use no link.
-    pairs = [pair for pair in pairs if len(pair["endpoints"]) > 1]
-    node_type = _node_type(provenance)
-    for pair in pairs:
-        pair["node_type"] = node_type
-    return {
-        "host": socket.gethostname(),
-        "node": here.process.node,
-        "node_type": node_type,
-        "pairs": pairs,
-        "no_pairs": None if pairs else "one GPU",
-        "provenance": provenance,
-    }
-
-
-def _gpu(interconnect: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The matrices of this node, and why they are not those of NVIDIA's test."""
-    if is_shared() or torch.cuda.device_count() == 1:
-        return [], []
-    notes: list[str] = []
-    for name, find, run in (
-        (P2P, find_or_build_p2p, run_p2p),
-        (NVBANDWIDTH, find_nvbandwidth, run_nvbandwidth),
-    ):
-        try:
-            binary = find(interconnect)
-            if binary is not None:
-                return run(binary), notes
-        except ConfigError as error:  # a program that does not work must not end the job
-            notes.append(f"{name} gave no pairs within the node: {error}")
-    if torch.cuda.device_count() == 0:
-        raise RuntimeError(
-            "; ".join(["the site says device: cuda, but torch finds no GPU on this node", *notes])
-        )
-    if not notes:
-        notes.append(f"no {P2P} on the node; to have it, {how_to_get_p2p()}")
-    return gpu_pairs(), [*notes, "pairs within the node: our own copies"]
-
-
-def _node_type(provenance: dict[str, Any]) -> str:
-    gpus = provenance["gpu_models"]
-    if gpus:
-        return f"{len(gpus)}x {gpus[0]}"
-    return f"{provenance['cpu_model']}, {provenance['cpu_count']} cores"
 
 
 if __name__ == "__main__":

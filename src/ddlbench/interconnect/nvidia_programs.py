@@ -1,6 +1,6 @@
-r"""Find NVIDIA's link tests on a node, or build p2pBandwidthLatencyTest from its source.
+r"""NVIDIA's link tests: where they are on a node, how one is built, and how their text is read.
 
-::
+They are looked for in this order::
 
     site: p2p_binary  ->  PATH  ->  folders of the CUDA toolkit  ->  built in site: cuda_samples
           ->  built by `make p2p`  ->  nvcc on site: cuda_samples
@@ -11,9 +11,7 @@ that fits the compiler, and builds the test. No toolkit has the test itself: CUD
 source in ``samples``, later ones ship none, and their ``extras/demo_suite`` has bandwidthTest and
 busGrind (CUDA Demo Suite, documents of 11.0 to 13.4). An administrator may have built it there.
 
-Text of a command-line tool, as somebody captured it.
-
-::
+What they print may have been captured by somebody::
 
     bytes  -- decoded -->  text  -- plain_lines -->  lines, as the tool printed them
 
@@ -301,7 +299,7 @@ def fetch(folder: Path) -> Path:
         cloned = _run([*command, str(beside)], _CLONE_TIMEOUT_S)
         if cloned.returncode:
             raise ConfigError(
-                f"{_SAMPLES}, {_text(tag)}, cannot be cloned: {_last_line(cloned.stderr)}; clone "
+                f"{_SAMPLES}, {_text(tag)}, cannot be cloned: {last_line(cloned.stderr)}; clone "
                 f"it where there is internet, and move it to {checkout}"
             )
         beside.rename(checkout)
@@ -345,31 +343,15 @@ def _expanded(path: str) -> Path:
     return Path(os.path.expandvars(path)).expanduser()
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str, otherwise: str = "no reason given") -> str:
+    """The last line of what a program wrote."""
     lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else "no reason given"
+    return lines[-1].strip() if lines else otherwise
 
 
 def _first_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if "error" in line.lower()]
-    return lines[0] if lines else _last_line(text)
-
-
-def main() -> None:
-    """`make p2p`: clone, build, and leave the test where every site of this user finds it."""
-    target = _cache() / P2P
-    try:
-        built = build(fetch(_cache()))
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        beside.symlink_to(built.name)
-        beside.replace(target)
-    except (ConfigError, OSError) as error:
-        sys.exit(f"ddlbench: {error}")
-    print(f"{target} is built; `ddlbench doctor` says whether the nodes see it")
-
-
-if __name__ == "__main__":
-    main()
+    return lines[0] if lines else last_line(text)
 
 
 # The marks of UTF-32 begin with those of UTF-16, and come first.
@@ -525,3 +507,20 @@ def printed_number(word: str) -> float | None:
 def is_printed_number(word: str) -> bool:
     """Whether :func:`printed_number` reads it."""
     return bool(_NUMBER.fullmatch(word) or _NO_NUMBER.fullmatch(word))
+
+
+def main() -> None:
+    """`make p2p`: clone, build, and leave the test where every site of this user finds it."""
+    target = _cache() / P2P
+    try:
+        built = build(fetch(_cache()))
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        beside.symlink_to(built.name)
+        beside.replace(target)
+    except (ConfigError, OSError) as error:
+        sys.exit(f"ddlbench: {error}")
+    print(f"{target} is built; `ddlbench doctor` says whether the nodes see it")
+
+
+if __name__ == "__main__":
+    main()

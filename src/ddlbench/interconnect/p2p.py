@@ -1,6 +1,6 @@
-r"""Parse the output of NVIDIA's p2pBandwidthLatencyTest (cuda-samples, BSD-3).
+r"""NVIDIA's p2pBandwidthLatencyTest (cuda-samples, BSD-3), run and parsed; nvbandwidth is run, too.
 
-::
+A test runs five times, and the medians are kept. p2pBandwidthLatencyTest prints::
 
     Device: 0, NAME, pciBusID: 1b, ...             one line a GPU; posts often leave them out
     Device=0 CAN Access Peer Device=1              one line a pair, or CANNOT
@@ -26,13 +26,6 @@ Row i is the device whose stream copies. Which way, depends on the version, and 
 
 What moves from j to i is transposed here (row = sender). AMD's port (KTH-ScaLab/multi-gpu-comm)
 copies as since CUDA 10; it separates numbers by commas, and prints "GPU:" above the header.
-
-Run NVIDIA's link tests on a node: five runs, of which the medians are kept.
-
-::
-
-    p2pBandwidthLatencyTest --p2p_read    -> p2p_text.py         -> pair matrices
-    nvbandwidth -j -t ...                 -> nvbandwidth_json.py -> pair matrices
 """
 
 from __future__ import annotations
@@ -47,7 +40,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.interconnect.nvbandwidth_json import TESTS, parse_nvbandwidth
-from ddlbench.interconnect.nvidia_programs import is_printed_number, plain_lines, printed_number
+from ddlbench.interconnect.nvidia_programs import (
+    is_printed_number,
+    last_line,
+    plain_lines,
+    printed_number,
+)
 from ddlbench.interconnect.pair_matrix import (
     Matrix,
     median_of_runs,
@@ -464,17 +462,12 @@ def _repeated(
             raise ConfigError(f"{where}: cannot be started: {error.strerror}") from None
         print(done.stdout, done.stderr, sep="", flush=True)
         if done.returncode and not done.stdout.strip():
-            reason = _last_line(done.stderr) or f"exit status {done.returncode}"
+            reason = last_line(done.stderr, f"exit status {done.returncode}")
             raise ConfigError(f"{where}: failed: {reason}")
         parsed = parse(done.stdout, where)
         for remark in parsed.get("remarks", ()):
             print(f"{where}: {remark}", flush=True)
         matrices.append(parsed["pairs"])
         if done.returncode:
-            raise ConfigError(f"{where}: failed after its output: {_last_line(done.stderr)}")
+            raise ConfigError(f"{where}: failed after its output: {last_line(done.stderr, '')}")
     return median_of_runs(matrices)
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else ""

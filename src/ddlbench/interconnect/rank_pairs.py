@@ -37,7 +37,7 @@ from torch import distributed as dist
 
 from ddlbench.interconnect.collectives import Group, joined, members_of, settle, touched
 from ddlbench.interconnect.pair_matrix import Matrix
-from ddlbench.interconnect.sweep import tell
+from ddlbench.interconnect.progress import tell
 from ddlbench.interconnect.time_plan import MOST_PAIRS, PAIRS, passes_of
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave

@@ -1,6 +1,6 @@
-"""How long it takes to measure links. The numbers that limit each part also foretell it.
+"""The plan of a measurement of links: which groups and messages, and how long each part takes.
 
-::
+The numbers that limit each part also foretell it::
 
     start | pairs within nodes | 2x4: collectives, DDP, ... | 1x4: ... | start | pairs of all ranks
             fixed                sweeps x budget + fixed                         passes x pairs
@@ -10,18 +10,15 @@ parts together get ``budget_s``: then each sweep gets its share of what is left,
 are measured. The largest group comes first: if any sweeps take longer than planned, its do, and
 the smaller groups make up for it.
 
-No torch: a login node foretells with this module what a job will take.
-
-Which links are measured: groups of ranks, message sizes, and the job that they need.
-
-::
+The groups of ranks that are measured::
 
     within a node      1x2  1x3  1x4        one, and more, devices of the first node
     between nodes      2x1  3x1  4x1        one device of each node
     both               4x4                  all
 
-Beyond eight the numbers double, as the cost of a collective changes slowly with many ranks. No
-torch: a login node plans the job with this module.
+Beyond eight the numbers double, as the cost of a collective changes slowly with many ranks.
+
+No torch: a login node plans the job with this module, and foretells what it will take.
 """
 
 from __future__ import annotations
@@ -114,7 +111,7 @@ def links_request(site: Site, fabric: str) -> SchedulerRequest:
 BUDGET_S = float(Interconnect.sweep_budget_s)  # of a sweep, where the site does not say
 # A sweep may exceed its budget by this factor, for the sake of long messages.
 LIMIT = 3.0
-COMPUTE_S = 20e-3  # of a turn of delays.py; longer than a slice of the scheduler
+COMPUTE_S = 20e-3  # of a turn of message_delays(); longer than a slice of the scheduler
 TURN_S = 11 * COMPUTE_S  # five messages after a computation, and six computations beside one
 MOST_TURNS, LEAST_TURNS = 41, 11
 MOST_PAIRS = 500
@@ -199,7 +196,7 @@ _OVERLAP = 0.3  # of a sweep's budget, which is the most that it takes
 
 
 def delay_turns(budget_s: float) -> int:
-    """Turns of delays.py if each sweep gets ``budget_s``."""
+    """Turns of ``message_delays`` if each sweep gets ``budget_s``."""
     return max(LEAST_TURNS, min(MOST_TURNS, round(MOST_TURNS * budget_s / BUDGET_S)))
 
 

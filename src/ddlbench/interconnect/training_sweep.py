@@ -1,4 +1,4 @@
-"""Links as training sees them: messages of DDP and FSDP, and all-reduces beside a computation.
+"""Links as training sees them: messages of DDP, FSDP and Horovod, beside and after a computation.
 
 A bare all-reduce is not what a step of DDP waits for. DDP also copies gradients into a bucket,
 divides them, and copies them back. So a message is timed as the difference of two backward passes
@@ -27,9 +27,7 @@ And a message may hide behind computation, or take its cores away::
 Horovod's own thread runs in every cycle, also when there is nothing to send. So one computation is
 timed before Horovod starts and beside an idle Horovod.
 
-Horovod's all-reduce over one group, each rank in a process of its own.
-
-::
+Horovod's all-reduce is measured over one group, each rank in a process of its own::
 
     rank's process   HorovodChild()  --fork-->  child waits for its group
                      sweep           -------->  group, hvd.init(), sweep, hvd.shutdown()
@@ -40,10 +38,9 @@ group gets new processes. They find each other through the store that the sweep'
 join as the ranks of a plan do (``strategies/horovod``). They are forked before their parent has any
 thread or device: a new process would take seconds to import torch.
 
-How much longer a message takes after a computation than after another message; on CPUs.
-
-Gloo's threads send and receive. After a computation the system must first give them a core, which
-takes some milliseconds where all cores compute: Linux lets a running thread finish its slice.
+On CPUs a message takes longer after a computation than after another message. Gloo's threads send
+and receive. After a computation the system must first give them a core, which takes some
+milliseconds where all cores compute: Linux lets a running thread finish its slice.
 Sweeps do not have this, as their ranks only wait. A collective, many times in a row::
 
     | compute | gather .. | compute | gather .. | compute | gather .. |    without a barrier
@@ -430,7 +427,7 @@ def _serve(pipe: Connection) -> None:
     except EOFError:
         os._exit(0)
     try:
-        pipe.send((_sweep(*task), None))
+        pipe.send((_swept_by_child(*task), None))
     except Exception as error:
         traceback.print_exc()
         pipe.send((None, f"Horovod: {type(error).__name__}: {error}"))
@@ -438,7 +435,7 @@ def _serve(pipe: Connection) -> None:
     os._exit(0)
 
 
-def _sweep(
+def _swept_by_child(
     own: tuple[tuple[Process, ...], Process, str, str | None],
     address: tuple[str, int],
     threads: int,
@@ -467,9 +464,9 @@ def _sweep(
             return measure({"all_reduce": sweep}, "horovod", settings["budget_s"]), background
 
 
-_BYTES = 64 * 2**10
-_WAIT_S = 5e-3
-_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
+_DELAYED_BYTES = 64 * 2**10
+_EMULATED_COMPUTE_S = 5e-3
+_DELAYED = ("all_gather", "all_reduce", "reduce_scatter")
 
 
 def message_delays(device: torch.device, turns: int) -> list[dict[str, Any]]:
@@ -479,28 +476,28 @@ def message_delays(device: torch.device, turns: int) -> list[dict[str, Any]]:
     """
     ranks = dist.get_world_size()
     # A device that waits leaves its core at once, however long it waits.
-    compute_s = COMPUTE_S if Accelerator.of_this_process() is None else _WAIT_S
+    compute_s = COMPUTE_S if Accelerator.of_this_process() is None else _EMULATED_COMPUTE_S
     compute = computation(device, compute_s)
-    buffers = Buffers(_BYTES * ranks, device)
+    buffers = Buffers(_DELAYED_BYTES * ranks, device)
     found = []
-    for operation in _COLLECTIVES:
-        call = torch_operation(operation, element_count(operation, _BYTES, ranks), buffers)
-        found.append(_entry(operation, "gloo", _BYTES, _after_s(compute, call, turns)))
+    for operation in _DELAYED:
+        call = torch_operation(operation, element_count(operation, _DELAYED_BYTES, ranks), buffers)
+        found.append(_delay_of(operation, "gloo", _DELAYED_BYTES, _after_s(compute, call, turns)))
     # As in sweeps: a forward pass gathers what each rank gives, a backward pass adds the scatter.
-    count = element_count("reduce_scatter", _BYTES, ranks)
+    count = element_count("reduce_scatter", _DELAYED_BYTES, ranks)
     sharded = sharded_pass(count, device)
     gather_s, both_s = (
         _after_s(compute, partial(sharded, trained), turns) for trained in (False, True)
     )
-    found.append(_entry("all_gather", "fsdp", _BYTES // ranks, gather_s))
-    found.append(_entry("reduce_scatter", "fsdp", _BYTES, max(0.0, both_s - gather_s)))
-    message = touched(element_count("p2p", _BYTES, ranks), device)
+    found.append(_delay_of("all_gather", "fsdp", _DELAYED_BYTES // ranks, gather_s))
+    found.append(_delay_of("reduce_scatter", "fsdp", _DELAYED_BYTES, max(0.0, both_s - gather_s)))
+    message = touched(element_count("p2p", _DELAYED_BYTES, ranks), device)
     alone_s = _message_s(lambda: time.sleep(compute_s), message, turns)
-    late = _entry("p2p", "gloo", _BYTES, _message_s(compute, message, turns))
+    late = _delay_of("p2p", "gloo", _DELAYED_BYTES, _message_s(compute, message, turns))
     return [*found, {**late, "alone_s": alone_s}]
 
 
-def _entry(operation: str, transport: str, message_bytes: int, after_s: float) -> dict[str, Any]:
+def _delay_of(operation: str, transport: str, message_bytes: int, after_s: float) -> dict[str, Any]:
     return {
         "operation": operation,
         "transport": transport,

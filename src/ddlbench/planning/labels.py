@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -18,9 +19,14 @@ _WORDS = {
     )
 }  # fmt: skip
 
+_MOST_LETTERS = 24
+"""Of a library network's arguments in its label."""
+
 
 def network_label(name: str) -> str:
     """The network's label; of an unregistered network, its name without the module.
+
+    Long arguments are cut after the first; a digest tells networks apart whose labels are cut.
 
     >>> network_label("torchvision:resnet50"), network_label("hf:gpt2?n_layer=4")
     ('ResNet-50 (torchvision)', 'GPT-2, n_layer=4 (hf)')
@@ -37,6 +43,9 @@ def network_label(name: str) -> str:
     if family not in _WORDS and letters in _WORDS:
         family = "-".join(filter(None, (_WORDS[letters], number)))
     shown = " ".join([_WORDS.get(family, family), *others])
+    if len(arguments) > _MOST_LETTERS:
+        digest = hashlib.sha256(arguments.encode()).hexdigest()[:4]
+        arguments = f"{arguments.split(',')[0]} ... {digest}"
     return f"{', '.join(filter(None, (shown, *arguments.split(','))))} ({word})"
 
 

@@ -34,23 +34,23 @@ from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.belief import (
-    DEFAULT_RECOMMENDER,
-    MEASURED_LINKS,
-    UNLESS_OOM,
     Belief,
     from_prediction,
     from_runs,
-    predictor_for,
 )
 from ddlbench.predict.calibration import calibrated
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
+    DEFAULT_RECOMMENDER,
+    MEASURED_LINKS,
     NO_HISTORY,
+    UNLESS_OOM,
     Departure,
     History,
     Prediction,
     ask,
     departure_of,
+    predictor_for,
     predictor_of,
     steps_measured,
 )

@@ -1,6 +1,6 @@
-"""The largest batch that fits: by the memory model, confirmed by a cell.
+"""How large a question pays: the largest batch that fits, and the most devices that pay.
 
-::
+The largest batch is by the memory model, and confirmed by a cell::
 
     batch    unit  2 unit  3 unit  ...  | n unit |  ...
     memory   fits  fits    fits         | fits   |  does not         by the model: bisection
@@ -10,9 +10,7 @@
 ``unit`` is the smallest batch that the strategy can cut: a sample a worker, or one a micro-batch.
 Running out of memory is an answer, not a failure.
 
-Several geometries in one question: what more devices bring, at the same batch.
-
-::
+Several geometries in one question show what more devices bring, at the same batch::
 
     geometry   best of its ranking   speed-up S(n)    efficiency S(n) / n     device-hours an epoch
     1x2        DDP                   1.9              0.95                    n T steps
@@ -187,7 +185,7 @@ def largest_batch(
     return found
 
 
-def lines(found: LargestBatch, memory: MemoryOfBatches) -> list[str]:
+def batch_advice(found: LargestBatch, memory: MemoryOfBatches) -> list[str]:
     """What was found, in sentences."""
     capacity = GB.text(memory.capacity_bytes)
     if not found.predicted:

@@ -1,11 +1,7 @@
-"""Measured links: the hop between two devices, the collectives of a geometry.
+"""Measured links: the hop between two devices, and the collectives of a geometry.
 
 A table reads links.json. Links that are computed from a condition are in
-:mod:`ddlbench.predict.inputs`.
-
-Times of collectives from their sweeps, and what a message takes from computation.
-
-::
+:mod:`ddlbench.predict.inputs`. Times of collectives are those of their sweeps, else by formula::
 
     operation        message S counts              ring over P ranks, latency a, b seconds a byte
     all_reduce       the buffer of one rank        2 (P-1) a + 2 (P-1)/P S b

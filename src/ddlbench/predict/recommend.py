@@ -1,4 +1,4 @@
-"""Recommend a strategy: rank all strategies for one question by what is known of their steps.
+"""Recommend a strategy for a question, by what is known of the steps or by measuring a few.
 
 ::
 
@@ -11,9 +11,7 @@
 A cell that was measured at the site counts as measured. Its prediction stays beside it, and its
 error moves what is believed of the others.
 
-Choose a strategy: measure the most probable candidates until one is surely the fastest.
-
-::
+To choose is to measure the most probable candidates until one is surely the fastest::
 
     rank --> sure (95 %)? budget spent? K measured? --yes--> choice.json
       ^                       | no
@@ -49,11 +47,11 @@ from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.accuracy import errors_at
-from ddlbench.predict.belief import UNLESS_OOM, predictor_for
 from ddlbench.predict.candidate import Candidate, Knowledge, assess
 from ddlbench.predict.documents import VERSION, ChoiceFile
 from ddlbench.predict.evaluate import departures_of, history_of, outcomes_of
 from ddlbench.predict.inputs import Inputs
+from ddlbench.predict.prediction import UNLESS_OOM, predictor_for
 from ddlbench.predict.ranking import SETTINGS, Question, Ranking, rank
 
 

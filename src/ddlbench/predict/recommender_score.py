@@ -26,8 +26,12 @@ from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Status
 from ddlbench.predict.accuracy import ALL
-from ddlbench.predict.belief import UNLESS_OOM, predictor_for, recommenders_on
-from ddlbench.predict.prediction import predictor_of
+from ddlbench.predict.prediction import (
+    UNLESS_OOM,
+    predictor_for,
+    predictor_of,
+    recommenders_on,
+)
 
 _TIE = 1e-9
 

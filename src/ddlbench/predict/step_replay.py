@@ -1,4 +1,4 @@
-"""A replay of one step: when each of its computations and messages begins and ends.
+"""A replay of one step: what its computations and messages cost, and when each begins and ends.
 
 ::
 
@@ -13,7 +13,7 @@ most half of it: then the message slows down, else computation does. Messages th
 with them all that are ready when the link is free, whole, up to the buffer (Sergeev and Del Balso
 2018, section 4).
 
-Seconds of a step's computations and messages, from a profile and measured links.
+Seconds are from a profile and measured links:
 
 * A computation is its share of that part of a sequential step (``workload``), times k, the
   slow-down of silent replicas of a node, and q, that of computation beside an idle library:
@@ -327,7 +327,6 @@ class StepCosts:
 
 FAIR_SHARE = 0.5
 """Of a core that computes, what a message can get."""
-
 
 _Waiting = tuple[int, Message, float]
 """Place in the list of tasks, the message, and when it is ready."""

@@ -18,9 +18,7 @@ Trials are asked for and told in a study of Optuna, whose own samplers may take 
 compare with. Each trial is an ordinary cell at its ordinary path: nothing is measured twice, and a
 search that was killed goes on where it was.
 
-The configurations of a strategy among which ``ddlbench tune`` searches.
-
-::
+A strategy has these configurations::
 
     values of each option that varies  -> product -> cells -> cannot run | does not fit | predicted
 

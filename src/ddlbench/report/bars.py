@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,9 +131,13 @@ def slots_width_mm(groups: int, members: int) -> float:
     return groups * (members + GAP) * SLOT_MM
 
 
+_LONGEST_LINE = 18
+"""Letters in a line of a group's label."""
+
+
 def label_width_mm(labels: Sequence[str]) -> float:
     """The least width at which the labels of neighbouring groups do not touch."""
-    widths = [text_width_mm(label) for label in labels]
+    widths = [_width_mm(label) for label in labels]
     pairs = [(a + b) / 2 + 1.5 for a, b in itertools.pairwise(widths)]
     return len(labels) * max([*pairs, 0.8 * max(widths)])
 
@@ -173,17 +178,26 @@ def panel_size(
 
 def labels_height_mm(labels: Sequence[str], width_mm: float) -> float:
     """The space that :func:`write_labels` needs below axes of this width."""
-    turned = max(text_width_mm(label) for label in labels) * 0.5 + 4.0
-    return turned if _is_crowded(labels, width_mm) else 4.0
+    lines_mm = 4.0 * max(len(_lines(label)) for label in labels)
+    turned = max(map(_width_mm, labels)) * 0.5
+    return turned + lines_mm if _is_crowded(labels, width_mm) else lines_mm
 
 
 def write_labels(axes: Axes, at: Sequence[float], labels: Sequence[str], width_mm: float) -> None:
     """Write a label at each x; labels that do not fit side by side are turned."""
-    axes.set_xticks(at, labels)
+    axes.set_xticks(at, ["\n".join(_lines(label)) for label in labels])
     axes.tick_params(axis="x", length=0)
     if _is_crowded(labels, width_mm):
         for label in axes.get_xticklabels():
             label.set(rotation=30, ha="right", rotation_mode="anchor")
+
+
+def _lines(label: str) -> list[str]:
+    return textwrap.wrap(label, _LONGEST_LINE, break_on_hyphens=False)
+
+
+def _width_mm(label: str) -> float:
+    return max(map(text_width_mm, _lines(label)))
 
 
 def _is_crowded(labels: Sequence[str], width_mm: float) -> bool:

@@ -1,8 +1,6 @@
 """Tables 8.1 and 8.2 for people: a row a case, a column a recommender; and sentences of them.
 
-Why the highest speed-up of a case is not the advised one: a sentence below the table.
-
-::
+A sentence says why the highest speed-up of a case is not the advised one::
 
     network     Horovod  DDP
     ResNet-18    1.21    1.18       Horovod has the highest speed-up for ResNet-18 and is not
@@ -26,11 +24,11 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.predict.accuracy import ALL
-from ddlbench.report import drawing
+from ddlbench.report import published
 from ddlbench.report.tables import rows_of
 
 _FEW_CASES = 10
-PUBLISHED = f"printed: {drawing.CITATION}, 4 GPUs of a node"
+PUBLISHED = f"printed: {published.CITATION}, 4 GPUs of a node"
 
 
 def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
@@ -43,7 +41,7 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
     Args:
         table: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
     """
-    printed = {(row.network, row.dataset): row for row in rows_of(drawing.choices())}
+    printed = {(row.network, row.dataset): row for row in rows_of(published.choices())}
     several = table.groupby(["dataset", "network", "nodes", "devices_per_node"])["case"].nunique()
     rows = []
     for _, records in table.groupby("case", sort=False):
@@ -102,7 +100,7 @@ def beside_printed(table: pd.DataFrame) -> pd.DataFrame:
     Args:
         table: what :func:`ddlbench.predict.recommender_score.table_8_1` or ``table_8_2`` returns.
     """
-    printed = drawing.choices()
+    printed = published.choices()
     if "case" in table:
         names = ["recommended", "fastest", "extra_time"]
         own = printed[["network", "dataset", *names]].rename(
@@ -158,7 +156,7 @@ def _printed(row: Any) -> str:
 
 
 def _printed_rates(datasets: list[str]) -> dict[str, str]:
-    printed = drawing.choices()
+    printed = published.choices()
     right = printed["recommended"] == printed["fastest"]
     row = {"recommender": f"{PUBLISHED} ({printed['hardware'].iloc[0]})"}
     for name in datasets:

@@ -38,11 +38,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ddlbench.experiment.result import FEWEST_STEPS, Provenance, RankEntry, Result, Timing
 from ddlbench.planning.departures import SENTENCES
-from ddlbench.report.tables import NOTE_BREAK
 
 if TYPE_CHECKING:
     import pandas as pd
 
+NOTE_BREAK = " | "
 _MOST_SENTENCES = 3
 UNSTEADY_LIMIT = 0.15
 # Packages that run no step of a cell.

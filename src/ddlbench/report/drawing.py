@@ -1,26 +1,12 @@
-"""Draws a figure and saves it with the plotted numbers.
+"""Draws figures from their inputs, and saves each with the plotted numbers.
 
-Inputs of the figures of predictions: predictions, joined with the tables of their cells.
-
-Numbers printed in the papers, to draw beside ours; they are of other hardware.
-
-M. Jansen, thesis on a performance-based recommender, 2020; Cheng, Liu, Kurihana, "Performance
-Evaluation of Distributed Deep Learning: A Networking Perspective". Each row of ``thesis2020/*.csv``
-and ``cheng/*.csv`` names the ``figure`` or table of config/papers that it was printed in, its panel
-or section (``where``), ``how`` the number was read, and, in the thesis, its ``hardware``.
-
-Beside the cells of a published figure stand the values of the prints that its file names
-(``paper.published``), and no others: a speed-up on four GPUs is printed in Figures 3.1 and 3.2, a
-deviation in 5.1 and 5.2. An experiment that is of no figure takes those of any.
+The figures of predictions have predictions, joined with the tables of their cells.
 """
 
 from __future__ import annotations
 
-import io
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +25,7 @@ from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
 from ddlbench.report.footer import Context, is_set, without_signs
 from ddlbench.report.registry import FIGURES, FigureEntry, names_of, prediction_figure
-from ddlbench.report.style import printed_name, status_mark, variant_labels, workers_label
+from ddlbench.report.style import status_mark, variant_labels, workers_label
 from ddlbench.report.tables import read_tables, rows_of, write_table
 
 
@@ -100,7 +86,7 @@ def make_prediction_figures(
     results: Path = RESULTS,
     paper: Paper | None = None,
 ) -> list[Path]:
-    """Draw the figures of predictions that :func:`prediction_figures_for` names.
+    """Draw the figures of predictions that ``prediction_figures_for`` names.
 
     Raises:
         ConfigError: there is no such figure, or a file is missing or wrong.
@@ -247,114 +233,3 @@ def _spans(cell_ids: Iterable[str], site: str, results: Path) -> pd.DataFrame:
             parts.append(spans.assign(configuration=cell_id.removesuffix("/rep0")))
     columns = ["configuration", "partition", "kind", "micro_batch", "start_s", "end_s"]
     return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
-
-
-CITATION = "Jansen 2020"
-SOURCE = ("source", "figure", "where", "hardware")
-"""Columns of a table that holds printed values below ours."""
-
-
-def chosen(rows: pd.DataFrame, paper: Paper | None) -> pd.DataFrame:
-    """Those rows of published values that may stand beside the cells of a paper's figure."""
-    return rows if paper is None else rows[rows["figure"].isin(paper.published)]
-
-
-def is_of(paper: Paper | None, figure: str) -> bool:
-    """Whether the values of a print may stand beside the cells of a paper's figure."""
-    return paper is None or figure in paper.published
-
-
-def below(ours: pd.DataFrame, printed: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """A figure's table: our rows, then the printed ones."""
-    ours = ours.assign(source="measured here", figure="", where="", hardware="")
-    theirs = printed.assign(source=CITATION)
-    return (pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours)[columns]
-
-
-def deviations(strategy: str, predictor: str, geometry: str, paper: Paper | None) -> pd.DataFrame:
-    """Signed errors of one predictor (Figures 4.1, 5.1, 5.2 and 6.2).
-
-    Of a predictor that is printed for one geometry only, these stand for any.
-
-    Returns:
-        ``network``, ``dataset``, ``geometry``, ``signed_error`` (predicted over measured, less 1),
-        ``figure``, ``where``, ``hardware``, ``how``; empty if no such figure is chosen.
-    """
-    rows = chosen(all_deviations(), paper)
-    rows = rows[(rows["strategy"] == strategy) & (rows["predictor"] == predictor)]
-    if rows["geometry"].nunique() > 1:
-        rows = rows[rows["geometry"] == geometry]
-    # Figure 5.2 shows 4 GPUs a second time; the first is the figure of that geometry.
-    return rows.drop_duplicates(["network", "dataset"]).reset_index(drop=True)
-
-
-def all_deviations() -> pd.DataFrame:
-    """Figures 4.1, 5.1, 5.2 and 6.2: signed errors of every predictor."""
-    return _rows("deviations")
-
-
-def micro_batches() -> pd.DataFrame:
-    """Table 6.1: epochs of torchgpipe at five pairs of micro-batch and number of them."""
-    return _rows("micro_batches")
-
-
-def choices() -> pd.DataFrame:
-    """Table 8.1: recommended, fastest, and the extra time of a wrong choice as a share."""
-    return _rows("choices")
-
-
-def speedups() -> pd.DataFrame:
-    """Figures 3.1 and 3.2: speed-up over one GPU; NaN for runs that failed."""
-    return _rows("speedups")
-
-
-def throughputs() -> pd.DataFrame:
-    """The networking study's images a second, with the batch and the links of each.
-
-    ``figure`` is empty of a number that the text ties to none.
-    """
-    return _rows("throughput", "cheng").fillna({"figure": ""})
-
-
-def loss_shares() -> pd.DataFrame:
-    """The networking study's shares of the throughput without loss."""
-    return _rows("loss", "cheng")
-
-
-def speedups_of(shown: pd.DataFrame, paper: Paper | None, figure: str) -> pd.DataFrame:
-    """The printed speed-ups of cells of ours: same strategy, network, dataset and geometry.
-
-    Args:
-        shown: our cells.
-        paper: that they are of; None if of no published figure.
-        figure: whose value stands first, where two figures show one bar.
-
-    Returns:
-        as :func:`speedups`, with ``workers``.
-    """
-    keys = ["strategy", "network", "dataset", "geometry"]
-    printed = chosen(speedups().dropna(subset="speedup"), paper)
-    printed = printed.sort_values("figure", key=lambda names: names != figure, kind="stable")
-    printed = printed.drop_duplicates(keys).merge(shown[keys].drop_duplicates(), on=keys)
-    return printed.assign(
-        workers=[math.prod(map(int, str(name).split("x"))) for name in printed["geometry"]]
-    )
-
-
-def label(printed: pd.DataFrame, paper: Paper | None) -> str:
-    """The paper, its figures and its hardware.
-
-    Of values that were read off another figure than the paper's, which shows the same, both are
-    named.
-    """
-    places = ", ".join(dict.fromkeys(printed["where"]))
-    hardware = ", ".join(dict.fromkeys(printed["hardware"]))
-    source = f"{CITATION}, {places}"
-    if paper is not None and paper.figure not in set(printed["figure"]):
-        source = f"{printed_name(paper.figure)}, read off {source}"
-    return f"{source} ({hardware})"
-
-
-def _rows(name: str, folder: str = "thesis2020") -> pd.DataFrame:
-    text = files("ddlbench.report").joinpath(folder, f"{name}.csv").read_text("utf-8")
-    return pd.read_csv(io.StringIO(text))

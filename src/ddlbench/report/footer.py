@@ -17,8 +17,8 @@ from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.status import Status
 from ddlbench.report import comparability
+from ddlbench.report.comparability import NOTE_BREAK
 from ddlbench.report.style import OUT_OF_MEMORY
-from ddlbench.report.tables import NOTE_BREAK
 
 STALE = "†"
 NOISY = "~"

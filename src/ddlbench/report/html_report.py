@@ -4,9 +4,8 @@
 
     tables/*.csv    figures/*.png, *.pdf, *.csv  ->  report.html     pictures in it, numbers linked
 
-It shows what these files hold and computes nothing. Equal files give equal bytes.
-
-HTML pages of one look, each a file without links to others.
+It shows what these files hold and computes nothing. Equal files give equal bytes. Other pages
+of the same look are made here, too.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.choice_tables import not_advised
+from ddlbench.report.comparability import NOTE_BREAK
 from ddlbench.report.footer import commits_of, days_of, interval_words, is_set, marks
 from ddlbench.report.registry import (
     FIGURES,
@@ -51,7 +51,7 @@ from ddlbench.report.registry import (
     prediction_figures_for,
 )
 from ddlbench.report.style import variant_labels, workers_label
-from ddlbench.report.tables import NOTE_BREAK, Tables, read_tables
+from ddlbench.report.tables import Tables, read_tables
 from ddlbench.report.terminal import advice, answers_at, numbers_of, speedup_table, telling_apart
 
 _HEAD = struct.Struct(">8s8xII")  # signature, length and name of IHDR, width and height

@@ -1,8 +1,6 @@
 """The verdicts that this repository keeps, ``docs/papers/claims.csv``: a row a claim and bed.
 
-The four kinds of devices that a row can come from; a verdict is of one of them.
-
-::
+A bed is one of four kinds of devices::
 
     what a result says of its devices                     bed
     cpu                                                   CPU

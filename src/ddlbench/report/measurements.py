@@ -1,12 +1,9 @@
-"""Collects the tables of an experiment from its cells.
+"""The measurements of an experiment, collected from its cells into tables.
 
-``measurements.csv`` has a row for every cell of the matrix, with or without a result: a record of
-:mod:`.records`. ``steps.csv`` has a row for every step, ``validation.csv`` for every validated
-epoch. :mod:`.summary` makes ``summary.csv`` of the first.
-
-What is known of each cell of a matrix: a mapping a cell, without any table.
-
-A key is a column of ``measurements.csv``; one that is absent is unknown.
+``measurements.csv`` has a row for every cell of the matrix, with or without a result. It is made of
+records: a mapping a cell, whose keys are columns; one that is absent is unknown. ``steps.csv`` has
+a row for every step, ``validation.csv`` for every validated epoch. :mod:`.summary` makes
+``summary.csv`` of the first.
 """
 
 from __future__ import annotations
@@ -46,6 +43,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.planner import make_plan, measured_digests
 from ddlbench.planning.strategy import workers_of
 from ddlbench.report.comparability import (
+    NOTE_BREAK,
     Circumstances,
     Code,
     Note,
@@ -60,7 +58,6 @@ from ddlbench.report.comparability import (
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import (
     MEASUREMENTS,
-    NOTE_BREAK,
     STEPS,
     VALIDATION,
     Tables,
@@ -353,7 +350,7 @@ _OWN = tuple(column for column in STEPS if column.name not in {"cell_id", *OF_CE
 def collect(
     experiment: str, site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
 ) -> pd.DataFrame:
-    """Collect the measurements of an experiment, in the order of its matrix; see :mod:`.columns`.
+    """Collect the measurements of an experiment, in the order of its matrix.
 
     ``results_root`` is the folder that holds ``<site>/cells``.
     """

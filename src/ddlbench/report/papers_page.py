@@ -2,13 +2,11 @@
 
 One HTML file that needs no network::
 
-    config/papers/*/*.yaml   figure_results.py   comparison.py   docs/papers/claims.csv
-             |                      |                 |                 |
-             '----------------------+-- papers.html --+-----------------'
+    config/papers/*/*.yaml   results of figures   comparison.py   docs/papers/claims.csv
+             |                      |                  |                 |
+             '----------------------+-- papers.html ---+-----------------'
 
-What there is of a published figure: kept in the repository, or measured in this checkout.
-
-::
+Results of a published figure are kept in the repository, or measured in this checkout::
 
     docs/papers/ddlbench-fig4/{cells.csv, speedup.csv, speedup.png}                    kept
     results/<site>/ddlbench-fig4-laptop/{tables/measurements.csv, figures/speedup.*}   measured here

@@ -1,11 +1,8 @@
-"""The registry of figures, and which of them an experiment has.
+"""The registry of figures: what draws each, from what, its caption, and which matrix has it.
 
-It needs neither results nor matplotlib. Other packages add figures by entry points of the group
+Whether a matrix has something to show is decided before anything runs. The registry needs neither
+results nor matplotlib. Other packages add figures by entry points of the group
 ``ddlbench.figures``, each a :class:`FigureEntry`. Captions of ours are in ``captions.yaml``.
-
-One entry of the registry of figures: what draws it, from what, and its caption.
-
-Conditions of figures: whether a matrix has something to show, decided before anything runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The style of all figures: sizes, fonts, units of axes, and how a figure is saved.
-
-Labels in figures: names of networks, datasets and strategies, and marks of missing numbers.
-"""
+"""The style of all figures: sizes, fonts, units of axes, labels, and how a figure is saved."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from ddlbench.common.statistics import (
 )
 from ddlbench.experiment.status import Status
 from ddlbench.report.comparability import (
+    NOTE_BREAK,
     columns_of,
     have_no_ratio,
     notes_of,
@@ -26,7 +27,7 @@ from ddlbench.report.comparability import (
     repeats_are_unsteady,
     unlike_repeats,
 )
-from ddlbench.report.tables import NOTE_BREAK, SUMMARY, frame_of
+from ddlbench.report.tables import SUMMARY, frame_of
 
 COLUMNS = SUMMARY
 _FROM_FIRST = [

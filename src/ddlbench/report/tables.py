@@ -1,10 +1,7 @@
 """Tables as CSV files: fixed columns, empty for unknown, written whole or not at all.
 
-Columns of the tables that say what a cell made of its devices and links.
-
-Columns of the tables: a name, a kind, a unit and a meaning, as ``columns.yaml`` has them.
-
-``docs/results.md`` is made from them (``make tables``).
+A column has a name, a kind, a unit and a meaning, in ``columns.yaml``. ``docs/results.md`` is made
+from them (``make tables``).
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.result import Result
 
 Kind = Literal["text", "integer", "number", "flag", "flag or unknown"]
-NOTE_BREAK = " | "
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""What a terminal shows of the measurements: the summary, and what to train with.
-
-Where every cell of an experiment stands, and what a terminal shows of it.
-"""
+"""What a terminal shows of an experiment: the state of each cell, the summary, and the advice."""
 
 from __future__ import annotations
 
@@ -282,7 +279,7 @@ def _checked(tables_dir: Path) -> list[str]:
     if not path.is_file():
         return []
     rates = pd.read_csv(path)
-    from ddlbench.predict.belief import DEFAULT_RECOMMENDER  # noqa: PLC0415 - slow to import
+    from ddlbench.predict.prediction import DEFAULT_RECOMMENDER  # noqa: PLC0415 - slow to import
 
     rows = rates[(rates["recommender"] == DEFAULT_RECOMMENDER) & (rates["n"] > 0)]
     if rows.empty:

@@ -77,16 +77,15 @@ from ddlbench.experiment.result import (
     Timing,
 )
 from ddlbench.experiment.site import Site
-from ddlbench.experiment.spans import (
+from ddlbench.experiment.spans import Piece, chrome_trace
+from ddlbench.experiment.status import Status, reason_code
+from ddlbench.experiment.training import (
     Compilation,
     Efficiency,
     Energy,
     EnergyDomain,
-    Piece,
-    chrome_trace,
+    EpochAccuracy,
 )
-from ddlbench.experiment.status import Status, reason_code
-from ddlbench.experiment.training import EpochAccuracy
 from ddlbench.planning.planner import StrategyPlan, measured_digests
 from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
 from ddlbench.runtime.disturbance import disturbance_of

@@ -10,7 +10,7 @@
 A job that measures a cell reads the Snakefile too: what only draws or predicts is imported where it
 is used.
 
-The log of a rule: what failed, and the sentence that the user reads.
+What fails in a rule is in its log, and the user reads one sentence.
 """
 
 from __future__ import annotations

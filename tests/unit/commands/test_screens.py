@@ -20,6 +20,7 @@ from ddlbench.common.screen import (
     duration_text,
     in_one_unit,
     say_error,
+    shortened,
     size_text,
     table,
     two_digits,
@@ -231,3 +232,11 @@ def test_an_error_is_wrapped_on_a_terminal_only(monkeypatch, capsys, terminal, m
     assert max(map(len, lines)) <= most
     assert (len(lines) > 2) == terminal
     assert lines[-1] == "strategy: {gpipe: {chunks: 8}}"
+
+
+@pytest.mark.parametrize("room", [40, 44, 60])
+def test_a_shortened_name_keeps_its_strategy_and_geometry(room):
+    name = "cifar10 torchvision:mobilenet_v3_small pipe-1f1b 1x2 balance=profile"
+    brief = shortened(name, room)
+    assert len(brief) <= room
+    assert " pipe-1f1b 1x2 " in brief

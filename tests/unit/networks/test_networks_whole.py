@@ -198,6 +198,7 @@ def test_wrong_arguments_are_one_sentence(name: str) -> None:
         ("timm:convnext_tiny", "ConvNeXt tiny (timm)"),
         ("timm:dm_nfnet_f0", "dm nfnet f0 (timm)"),
         ("hf:gpt2?n_layer=4,n_embd=64", "GPT-2, n_layer=4, n_embd=64 (hf)"),
+        ("hf:gpt2?n_layer=4,n_embd=64,n_head=4", "GPT-2, n_layer=4 ... d7df (hf)"),
         ("hf:mine.json", "mine.json (hf)"),
         ("mine.models:unet", "unet"),
     ],

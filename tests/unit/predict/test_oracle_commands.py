@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from ddlbench.commands.oracle import oracle
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
-from ddlbench.predict.measured_steps import Platform
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
+from ddlbench.predict.platforms import Platform
 
 MEASURED = str(PUBLISHED_MEASURED)
 

@@ -6,7 +6,6 @@ import oracle_factory as make
 import pytest
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.measured_steps import Platform
 from ddlbench.predict.paradl.configuration import configuration_of
 from ddlbench.predict.paradl.measured import (
     PUBLISHED_MEASURED,
@@ -22,6 +21,7 @@ from ddlbench.predict.paradl.workload import (
     load_workload,
     published_file,
 )
+from ddlbench.predict.platforms import Platform
 
 ABCI = Platform.load("abci")
 OWN = read_published_projections()

@@ -30,7 +30,7 @@ def asked(tmp_path, monkeypatch):
         write_ok(tmp_path / "results", Cell.from_id(cell_id), 0.1)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("ddlbench.commands.largest_batch.subprocess.run", run)
+    monkeypatch.setattr("ddlbench.commands.questions.subprocess.run", run)
     return seen
 
 
@@ -58,7 +58,7 @@ def test_a_workflow_that_cannot_measure_ends_with_an_answer(asked, monkeypatch, 
         commands_run.append(command)
         return subprocess.CompletedProcess(command, 1)
 
-    monkeypatch.setattr("ddlbench.commands.largest_batch.subprocess.run", run)
+    monkeypatch.setattr("ddlbench.commands.questions.subprocess.run", run)
     ended = CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2", "--json"])
     assert ended.exit_code == 0, ended.output
     assert ended.stderr.count("was not measured: snakemake ended with 1") == len(commands_run) > 0
@@ -76,7 +76,7 @@ def test_a_cell_that_crashes_takes_only_its_strategy_out(asked, monkeypatch, tmp
         log.write_text("it crashed")
         return subprocess.CompletedProcess(command, 1)
 
-    monkeypatch.setattr("ddlbench.commands.largest_batch.subprocess.run", run)
+    monkeypatch.setattr("ddlbench.commands.questions.subprocess.run", run)
     ended = CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2"])
     assert ended.exit_code == 0, ended.output
     (path,) = (tmp_path / "results").rglob("choice.json")

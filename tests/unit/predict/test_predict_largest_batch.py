@@ -10,8 +10,8 @@ from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.predict.largest_batch import (
     MemoryOfBatches,
+    batch_advice,
     largest_batch,
-    lines,
     predicted_largest,
     smallest_batch,
 )
@@ -63,7 +63,7 @@ def test_a_cell_confirms_it() -> None:
     found = largest_batch(memory(), measure, nothing)
     assert asked == [found.predicted] == [found.batch_size]
     assert found.confirmed
-    assert "confirmed by a cell" in lines(found, memory())[0]
+    assert "confirmed by a cell" in batch_advice(found, memory())[0]
 
 
 def test_out_of_memory_lowers_it() -> None:
@@ -79,13 +79,13 @@ def test_it_gives_up_and_says_so() -> None:
     found = largest_batch(memory(), measure, nothing, trials=2)
     assert len(asked) == 2
     assert (found.batch_size, found.confirmed) == (0, False)
-    assert "No batch was confirmed" in lines(found, memory())[-1]
+    assert "No batch was confirmed" in batch_advice(found, memory())[-1]
 
 
 def test_a_dry_run_measures_nothing_and_results_are_reused() -> None:
     found = largest_batch(memory(), None, nothing)
     assert found.batch_size == found.predicted > 0
-    assert "predicted, not measured" in lines(found, memory())[0]
+    assert "predicted, not measured" in batch_advice(found, memory())[0]
     measure, asked = ending()
     again = largest_batch(memory(), measure, lambda cell: Glance(cell, Status.OK, 10.0, 0.1, None))
     assert (asked, again.batch_size) == ([], found.batch_size)
@@ -94,7 +94,7 @@ def test_a_dry_run_measures_nothing_and_results_are_reused() -> None:
 def test_nothing_fits_and_other_failures() -> None:
     found = largest_batch(memory(capacity_bytes=1.0), None, nothing)
     assert found.batch_size == 0
-    assert lines(found, memory(capacity_bytes=1.0))[0].startswith("No batch fits: 4 samples")
+    assert batch_advice(found, memory(capacity_bytes=1.0))[0].startswith("No batch fits: 4 samples")
     measure, _ = ending(Status.TIMEOUT)
     with pytest.raises(ConfigError, match="says nothing of its memory"):
         largest_batch(memory(), measure, nothing)

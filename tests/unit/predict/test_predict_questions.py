@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddlbench.cli import commands
-from ddlbench.commands.largest_batch import case_id
-from ddlbench.commands.questions import questions_of
+from ddlbench.commands.questions import case_id, questions_of
 from ddlbench.common.errors import ConfigError
 
 GIVEN = {

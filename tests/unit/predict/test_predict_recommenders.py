@@ -7,13 +7,14 @@ from ddlbench.commands.recommend import recommend
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS, SHIPPED_STRATEGIES
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.predict.belief import (
+from ddlbench.predict.prediction import (
     DEFAULT_RECOMMENDER,
     RECOMMENDERS,
+    modelled_strategies,
     predictor_for,
+    predictor_of,
     recommenders_on,
 )
-from ddlbench.predict.prediction import modelled_strategies, predictor_of
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -36,7 +36,7 @@ def asked(tmp_path, monkeypatch):
         write_ok(tmp_path / "results", Cell.from_id(cell_id), 0.1)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("ddlbench.commands.largest_batch.subprocess.run", run)
+    monkeypatch.setattr("ddlbench.commands.questions.subprocess.run", run)
     return seen
 
 

@@ -11,7 +11,7 @@ from transformer_factory import table
 
 from ddlbench.commands.oracle import oracle
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.measured_steps import Accelerators
+from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.runs import (
     MANY_NODES,
     MEGATRON,

@@ -10,7 +10,7 @@ from transformer_factory import asked, table
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules import StageDurations, gpipe, one_f_one_b, replay
-from ddlbench.predict.measured_steps import Accelerators
+from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.configurations import (
     configurations,
     data_rings,

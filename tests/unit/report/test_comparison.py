@@ -11,14 +11,13 @@ import pytest
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.config import Paper, PaperFile
 from ddlbench.report.comparison import (
-    PRINTED_COLUMNS,
     bed_of,
     compared,
     comparison_csv,
     comparison_markdown,
-    printed_values,
 )
 from ddlbench.report.papers_page import FigureResults
+from ddlbench.report.published import PRINTED_COLUMNS, printed_values
 from ddlbench.report.tables import MEASUREMENTS
 
 EMULATED = "emulated compute: times of titan, 4 times slower"

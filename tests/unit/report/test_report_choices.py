@@ -5,7 +5,7 @@ import pytest
 from figure_checks import assert_no_overlap, assert_readable
 
 from ddlbench.predict.recommender_score import COLUMNS_8_1, table_8_2
-from ddlbench.report import drawing
+from ddlbench.report import published
 from ddlbench.report.choice_tables import (
     PUBLISHED,
     beside_printed,
@@ -140,25 +140,25 @@ def test_no_case_is_a_page_too(tmp_path, cases):
 
 def test_printed_numbers_are_those_of_the_thesis():
     """Sec. 4.3, 5.2 and 6.3 name the worst deviations; Sec. 8.2 the rate of right choices."""
-    sequential = drawing.deviations("sequential", "sequential", "1x1", None)
+    sequential = published.deviations("sequential", "sequential", "1x1", None)
     assert len(sequential) == 23
     assert sequential["signed_error"].abs().max() == pytest.approx(0.148, abs=5e-4)
-    horovod = drawing.deviations("horovod", "thesis-5.1-p2p", "1x4", None)
+    horovod = published.deviations("horovod", "thesis-5.1-p2p", "1x4", None)
     assert set(horovod["where"]) >= {"Fig. 5.1"}
     assert not horovod.duplicated(["network", "dataset"]).any()
     assert horovod["signed_error"].min() == pytest.approx(-0.396, abs=5e-4)
-    assert set(drawing.deviations("horovod", "thesis-5.1-p2p", "4x4", None)["dataset"]) == {
+    assert set(published.deviations("horovod", "thesis-5.1-p2p", "4x4", None)["dataset"]) == {
         "imagenet"
     }
-    gpipe = drawing.deviations("gpipe", "thesis-6", "1x4", None)
+    gpipe = published.deviations("gpipe", "thesis-6", "1x4", None)
     assert gpipe["signed_error"].min() == pytest.approx(-0.76, abs=5e-3)
     assert gpipe["signed_error"].max() == pytest.approx(-0.20, abs=5e-3)
-    assert len(drawing.deviations("gpipe", "thesis-6", "1x2", None)) == len(
+    assert len(published.deviations("gpipe", "thesis-6", "1x2", None)) == len(
         gpipe
     )  # printed for 1x4
-    assert drawing.deviations("horovod", "thesis-5.1-p2p", "1x2", None).empty
-    assert drawing.deviations("ddp", "ddp-buckets", "1x4", None).empty
-    choices = drawing.choices()
+    assert published.deviations("horovod", "thesis-5.1-p2p", "1x2", None).empty
+    assert published.deviations("ddp", "ddp-buckets", "1x4", None).empty
+    choices = published.choices()
     assert (choices["recommended"] == choices["fastest"]).sum() == 16
     assert len(choices) == 24
 

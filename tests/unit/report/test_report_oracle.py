@@ -9,8 +9,8 @@ from figure_checks import assert_no_overlap, assert_readable, of
 from matplotlib.colors import to_hex
 
 from ddlbench.commands.oracle import oracle
-from ddlbench.predict.measured_steps import Platform
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows, score
+from ddlbench.predict.platforms import Platform
 from ddlbench.report.figures import sharding
 from ddlbench.report.figures.paradl import bars_of_runs, bars_of_table, draw_published
 from ddlbench.report.figures.sharding import ALL, DEVICES, PICTURES, SAMPLES, SIDE

@@ -9,7 +9,7 @@ from predicted_factory import rows_of, write_inputs, write_predicted, write_span
 from report_factory import write_all
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.report import drawing
+from ddlbench.report import published
 from ddlbench.report.drawing import (
     make_prediction_figures,
     own_predictors,
@@ -109,7 +109,7 @@ def test_a_deviation_is_the_signed_error_in_percent(drawn):
 
 def test_published_values_stand_only_beside_the_same_figure(drawn):
     figure, plotted = drawn["many", "deviation_horovod"]
-    printed = plotted[plotted["source"] == drawing.CITATION]
+    printed = plotted[plotted["source"] == published.CITATION]
     assert set(printed["where"]) == {"Fig. 5.1"}  # 4x1 is no geometry of the thesis
     assert set(printed["predictor"]) == {"thesis-5.1-p2p"}
     shown = {line.get_ydata()[0] for line in of(figure, "published")}

@@ -13,7 +13,7 @@ from report_factory import SITE_NAME, experiment, failed, result, site, timing, 
 from ddlbench.experiment.config import Paper, read_papers
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
-from ddlbench.report import drawing, make_tables
+from ddlbench.report import make_tables, published
 from ddlbench.report.bars import Bar, Beside, Group, draw_beside, draw_groups
 from ddlbench.report.drawing import read_predicted
 from ddlbench.report.figures import accuracy, networking, speedup
@@ -30,8 +30,8 @@ SAME = {"ddlbench/fig4": "thesis/fig3.1", "ddlbench/fig5": "thesis/fig3.2"}
 
 def sources() -> dict[str, pd.DataFrame]:
     tables = ("speedups", "deviations", "micro_batches", "choices")
-    frames = {name: drawing._rows(name) for name in tables}
-    return frames | {"throughput": drawing.throughputs(), "loss": drawing.loss_shares()}
+    frames = {name: published._rows(name) for name in tables}
+    return frames | {"throughput": published.throughputs(), "loss": published.loss_shares()}
 
 
 def test_every_value_names_the_figure_that_it_was_printed_in() -> None:
@@ -51,12 +51,14 @@ def test_a_figure_names_itself_or_the_same_print(figure: str) -> None:
     }  # fmt: skip
     assert set(PAPERS[figure].published) <= known
     for rows in sources().values():
-        assert set(drawing.chosen(rows, PAPERS[figure])["figure"]) <= set(PAPERS[figure].published)
+        assert set(published.chosen(rows, PAPERS[figure])["figure"]) <= set(
+            PAPERS[figure].published
+        )
 
 
 def test_figures_3_1_and_3_2_differ_where_they_show_the_same_bar() -> None:
     """Read off twice: a mark of the one stands beside no figure of the other."""
-    rows = drawing.speedups()
+    rows = published.speedups()
     assert Counted(rows, "thesis/fig3.1") == 3 * 24
     assert Counted(rows, "thesis/fig3.2") == 2 * 9
     vgg = rows[(rows["network"] == "vgg16") & (rows["strategy"] == "horovod")]
@@ -116,7 +118,7 @@ def test_marks_are_of_the_print_that_the_file_names(tables, draw, paper, prints,
     with style():
         figure, table = draw(tables, Context("", paper=PAPERS.get(paper)))
         figure.canvas.draw()
-    theirs = table[table["source"] == drawing.CITATION]
+    theirs = table[table["source"] == published.CITATION]
     assert set(theirs["figure"]) == prints
     assert len(of(figure, "published")) == len(theirs)
     assert says in legend_of(figure)
@@ -128,7 +130,7 @@ def test_marks_are_of_the_print_that_the_file_names(tables, draw, paper, prints,
 def test_figure_5_has_its_four_gpus_too(tables) -> None:
     with style():
         figure, table = speedup.draw_scaling(tables, Context("", paper=PAPERS["ddlbench/fig5"]))
-    theirs = table[table["source"] == drawing.CITATION]
+    theirs = table[table["source"] == published.CITATION]
     assert sorted(set(theirs["workers"])) == [4, 8]
     marks = {float(line.get_ydata()[0]) for line in of(figure, "published")}
     assert {3.654, 7.311, 0.328, 0.401} <= marks  # ResNet-50 on 4 and 8 GPUs
@@ -170,7 +172,7 @@ def test_deviations_are_of_their_own_figure(tmp_path, paper) -> None:
             predicted, Context("", paper=PAPERS[paper]), "horovod"
         )
         figure.canvas.draw()
-    theirs = table[table["source"] == drawing.CITATION]
+    theirs = table[table["source"] == published.CITATION]
     assert set(theirs["figure"]) == {paper}
     assert set(theirs["where"]) == {f"Fig. {paper[-3:]}"}
     if paper == "thesis/fig5.2":  # each of its geometries; 5.1 has one, which stands for any
@@ -331,5 +333,5 @@ def test_figures_are_cited_by_name(figure: str, name: str) -> None:
 
 def test_without_a_file_any_print_may_stand_beside() -> None:
     paper: Paper | None = None
-    assert drawing.is_of(paper, "paradl/fig1")
-    assert not drawing.is_of(PAPERS["ddlbench/fig4"], "paradl/fig1")
+    assert published.is_of(paper, "paradl/fig1")
+    assert not published.is_of(PAPERS["ddlbench/fig4"], "paradl/fig1")

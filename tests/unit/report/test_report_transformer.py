@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from figure_checks import assert_no_overlap, assert_readable
 
-from ddlbench.predict.measured_steps import Accelerators
+from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.runs import MANY_NODES, ONE_NODE, read_runs
 from ddlbench.predict.transformer.step import PARTS, steps
 from ddlbench.report.figures.transformer import draw_errors, draw_runs, draw_scaling

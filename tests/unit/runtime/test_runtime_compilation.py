@@ -7,7 +7,7 @@ import torch
 from cases.rank_reports import rank_report
 
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.spans import Compilation
+from ddlbench.experiment.training import Compilation
 from ddlbench.runtime import worker
 from ddlbench.runtime.rank_report import CompileCost
 from ddlbench.runtime.result import compilation as part_of

@@ -13,7 +13,7 @@ from cases.rank_reports import rank_report
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.spans import Efficiency, Energy
+from ddlbench.experiment.training import Efficiency, Energy
 from ddlbench.networks.factory import training_flops
 from ddlbench.planning.planner import make_plan
 from ddlbench.runtime import energy

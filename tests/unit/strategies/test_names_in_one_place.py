@@ -40,7 +40,7 @@ REASONS = {
     "report/figures/paradl.py": "ParaDL's kinds of parallelism, drawn in the colours of ours",
     "report/figures/pipelines.py": "the thesis measured one GPipe, which is beside both of ours",
     "report/printed_table.py": "which of ours stands for a library of the thesis' Table 3.1",
-    "report/comparison.py": "thesis Table 6.1 is of GPipe, Cheng et al. of a parameter server",
+    "report/published.py": "thesis Table 6.1 is of GPipe, Cheng et al. of a parameter server",
     "report/timeline/figure.py": "names of schedules",
     "runtime/environment.py": "a Python package",
 }

@@ -22,7 +22,6 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.predict.measured_steps import Fit, Platform, fit, read_table, refuse
 from ddlbench.predict.paradl.configuration import (
     HYBRIDS,
     STRATEGIES,
@@ -32,6 +31,7 @@ from ddlbench.predict.paradl.configuration import (
 )
 from ddlbench.predict.paradl.oracle import VARIANTS, project
 from ddlbench.predict.paradl.workload import Workload, load_workload
+from ddlbench.predict.platforms import Fit, Platform, fit, read_table, refuse
 
 REQUIRED = ("model", "strategy", "gpus", "seconds_per_iteration")
 NUMBERS = ("gpus", "seconds_per_iteration", "batch_per_gpu", "batch_per_group", "batch_global",

@@ -1,4 +1,4 @@
-"""Project one iteration of a strategy with a variant of the oracle.
+"""ParaDL's oracle: an iteration of each strategy, its limits, and devices for a target time.
 
 Limits: the most devices of a strategy, and the layer that limits them (Table III, last column). As
 printed, a spatial split is a grid over width and height, and every convolution counts. Corrected,
@@ -17,8 +17,6 @@ leaves out the optimizer. Corrected:
 A split divides some of it: filters and channels divide the weights of split convolutions (outputs
 are gathered and stay whole), space the activations of the split layers, a pipeline both by stage,
 with all micro-batches in flight.
-
-The best strategy, the limits of each, and devices for a target time.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from math import prod
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.common.statistics import GB, doubled
-from ddlbench.predict.measured_steps import Platform
 from ddlbench.predict.paradl import authors_code, corrected, printed
 from ddlbench.predict.paradl.authors_code import ITEM_BYTES, Terms
 from ddlbench.predict.paradl.configuration import (
@@ -45,6 +42,7 @@ from ddlbench.predict.paradl.configuration import (
 )
 from ddlbench.predict.paradl.corrected import stage_bounds, weight_shares
 from ddlbench.predict.paradl.workload import Layer, Workload, load_workload
+from ddlbench.predict.platforms import Platform
 
 
 def corrected_bytes(workload: Workload, platform: Platform, config: Configuration) -> float:

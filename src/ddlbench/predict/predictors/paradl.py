@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 
 from ddlbench.planning.strategy import LayerSplit, rows_share
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.measured_steps import Constant, Level, Platform, TrainedDevice, Ways
 from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
 from ddlbench.predict.paradl.oracle import project
 from ddlbench.predict.paradl.workload import Kind, Layer
 from ddlbench.predict.paradl.workload import Workload as OracleWorkload
+from ddlbench.predict.platforms import Constant, Level, Platform, TrainedDevice, Ways
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,

@@ -1,4 +1,6 @@
-"""PipeDream's own prediction: its partitioner's cost model, applied to the stages of a plan.
+"""PipeDream's own prediction of a plan's stages, and the links that a pipeline holds.
+
+Its partitioner's cost model is applied to the stages of a plan.
 
 ::
 
@@ -13,8 +15,6 @@ with ``balance: profile``; ``pipeline-period-paper`` has those of the paper.
 
 Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1, and its release; the terms are in
 :mod:`ddlbench.planning.partition.programme`.
-
-Times of a pipeline's messages and sums, and the links that they hold.
 
 Copies of a synchronous pipeline train side by side and meet in one all-reduce. Those whose links
 are alike do the same at the same time, so one of each kind is replayed::

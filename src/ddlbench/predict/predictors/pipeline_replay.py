@@ -1,4 +1,4 @@
-"""Replay: a pipeline's own schedule, event by event, with measured blocks and links.
+"""The schedule of a pipeline, replayed event by event with measured or recorded blocks and links.
 
 ::
 
@@ -35,9 +35,7 @@ Without messages, on equal stages: GPipe and 1F1B (m + p - 1)(t_f + t_b), interl
 Sources: the schedules' own (GPipe: Huang et al. 2019; 1F1B, interleaving: Narayanan et al. 2021;
 zero bubble: Qi et al. 2024; PipeDream: Narayanan et al. 2019). The replay is this project's.
 
-Passes as a run recorded them: how much longer blocks take there than in the profile.
-
-::
+``pipeline-recorded`` takes passes as a run recorded them::
 
     trace.json   forward 3.2 117   stage 2: seconds of each pass  --.
     plan.json    stage 2 = blocks 5 to 7                            >-- factor of blocks 5 to 7

@@ -1,4 +1,4 @@
-"""Tables that the oracle reads: shapes of transformers, and how each is cut over devices.
+"""Configurations of transformers: their shape, how it is cut over devices, and what it counts.
 
 A table has one configuration a row::
 
@@ -7,10 +7,8 @@ A table has one configuration a row::
     cut     tensor x data x pipeline devices, schedule, chunks of a device's stages, ZeRO's stage,
             sequence parallelism, recomputation
 
-Operations, parameters and activations of a transformer, from its shape.
-
-A decoder of l layers: hidden size h, a heads, sequence s, vocabulary V, micro-batch b, cut over t
-devices (tensor parallelism)::
+Operations, parameters and activations follow from the shape. A decoder of l layers: hidden size h,
+a heads, sequence s, vocabulary V, micro-batch b, cut over t devices (tensor parallelism)::
 
     x --+-- norm - QKV - softmax(Q K') V - projection --+-- norm - h -> 4h - GELU - 4h -> h --+-- y
         |                                               |                                     |
@@ -22,10 +20,6 @@ All functions take numbers or arrays of them.
 Sources: Megatron-LM (Narayanan et al., SC 2021), Equations 2 (parameters) and 3 (operations);
 Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
 Equations 1 to 6 and Table 2 (activations).
-
-Shapes of transformers: published ones by name, or a user's own file.
-
-Which ranks form which rings, and how many rings share the network cards of a node.
 
 Megatron-LM numbers ranks tensor first, then data, then pipeline:
 ``rank = (stage * d + replica) * t + part``. With t = 2, d = 4, p = 2 on nodes of four devices::
@@ -56,7 +50,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count, Form
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.planning.network_tables import transformer_shape
-from ddlbench.predict.measured_steps import Array, check_columns, refuse
+from ddlbench.predict.platforms import Array, check_columns, refuse
 
 Numbers = NDArray[Any] | float
 """A number, or one number a configuration."""
@@ -94,99 +88,6 @@ HALF = 2.0
 VOCABULARY, WHOLE_VOCABULARY = 50257, 51200
 """GPT-2's byte pairs; and what Megatron-LM pads them to for its published runs."""
 PADDING = 128
-
-
-def padded_vocabulary(vocabulary: Numbers, tensor: Numbers) -> Numbers:
-    """Rows of the embedding; if it is cut, a multiple of 128 on each of ``tensor`` devices."""
-    rows = np.asarray(vocabulary, dtype=float)
-    unit = PADDING * np.asarray(tensor, dtype=float)
-    return np.where(np.asarray(tensor) > 1, np.ceil(rows / unit) * unit, rows)
-
-
-def layer_parameters(hidden: Numbers) -> Numbers:
-    """Weights and biases of a layer: 12 h^2 + 13 h."""
-    return 12 * hidden**2 + 13 * hidden
-
-
-def embedding_parameters(hidden: Numbers, vocabulary: Numbers, sequence: Numbers) -> Numbers:
-    """Embeddings of words and positions, (V + s) h; the logits use the words' again."""
-    return (vocabulary + sequence) * hidden
-
-
-def parameters(layers: Numbers, hidden: Numbers, vocabulary: Numbers, sequence: Numbers) -> Numbers:
-    """All parameters: 12 l h^2 (1 + 13 / 12h + (V + s) / 12 l h), Megatron-LM's Equation 2."""
-    each = layer_parameters(hidden)
-    return layers * each + embedding_parameters(hidden, vocabulary, sequence)
-
-
-def layer_forward_operations(
-    samples: Numbers, sequence: Numbers, hidden: Numbers
-) -> tuple[Numbers, Numbers]:
-    """Operations of one layer's forward pass: of products with weights, and of attention.
-
-    24 b s h^2 and 4 b s^2 h: a multiplication and an addition are two operations.
-    """
-    return 24 * samples * sequence * hidden**2, 4 * samples * sequence**2 * hidden
-
-
-def head_forward_operations(
-    samples: Numbers, sequence: Numbers, hidden: Numbers, vocabulary: Numbers
-) -> Numbers:
-    """Operations of the logits' forward pass: 2 b s h V."""
-    return 2 * samples * sequence * hidden * vocabulary
-
-
-def step_operations(
-    samples: Numbers,
-    sequence: Numbers,
-    layers: Numbers,
-    hidden: Numbers,
-    vocabulary: Numbers,
-    *,
-    recomputation: str = "full",
-) -> Numbers:
-    """Operations of one step of ``samples`` sequences.
-
-    A backward pass is two forward passes. Full recomputation adds a forward pass of each layer
-    (then this is Megatron-LM's Equation 3, 96 B s l h^2 (1 + s / 6h + V / 16 l h)); selective
-    adds one of attention.
-    """
-    weights, attention = layer_forward_operations(samples, sequence, hidden)
-    again = {"none": (3, 3), "selective": (3, 4), "full": (4, 4)}[recomputation]
-    head = head_forward_operations(samples, sequence, hidden, vocabulary)
-    return layers * (again[0] * weights + again[1] * attention) + 3 * head
-
-
-def activation_bytes(
-    samples: Numbers,
-    sequence: Numbers,
-    hidden: Numbers,
-    heads: Numbers,
-    tensor: Numbers,
-    *,
-    recomputation: str = "none",
-    sequence_parallel: Numbers = False,
-) -> Numbers:
-    """Bytes that one layer keeps of a micro-batch for its backward pass, on one device.
-
-    ::
-
-        none        s b h (10 + 24 / t + 5 a s / h t)
-        selective   s b h (10 + 24 / t)
-        full        2 s b h                              only the layer's input
-
-    With sequence parallelism the 10 is divided by t, too. The input of full recomputation is
-    whole on each device without sequence parallelism.
-    """
-    unit = sequence * samples * hidden
-    shared = np.where(sequence_parallel, 1 / np.asarray(tensor, dtype=float), 1.0)
-    if recomputation == "full":
-        return 2 * unit * shared
-    kept = 10 * shared + 24 / tensor
-    if recomputation == "none":
-        kept = kept + 5 * heads * sequence / (hidden * tensor)
-    return unit * kept
-
 
 SHAPE = ("hidden_size", "attention_heads", "layers", "sequence_length")
 CUT = ("tensor", "data", "pipeline", "micro_batch")
@@ -252,7 +153,7 @@ class Configurations:
         return np.ceil(self["layers"] / self["pipeline"])
 
     def bytes_of(self, kind: str) -> Array:
-        """A field of each configuration's :class:`~.counts.Precision`."""
+        """A field of each configuration's :class:`~Precision`."""
         return np.array([getattr(PRECISIONS[name], kind) for name in self["precision"]])
 
     def is_(self, column: str, word: str) -> Array:
@@ -454,3 +355,95 @@ def ends_rings(table: Configurations, devices_per_node: int) -> Rings:
     """Pairs of the first and last stage, which sum the gradient of the embedding that both hold."""
     crosses, senders = hop_senders(table, devices_per_node)
     return Rings(np.where(table["pipeline"] > 1, 2.0, 1.0), crosses, senders)
+
+
+def padded_vocabulary(vocabulary: Numbers, tensor: Numbers) -> Numbers:
+    """Rows of the embedding; if it is cut, a multiple of 128 on each of ``tensor`` devices."""
+    rows = np.asarray(vocabulary, dtype=float)
+    unit = PADDING * np.asarray(tensor, dtype=float)
+    return np.where(np.asarray(tensor) > 1, np.ceil(rows / unit) * unit, rows)
+
+
+def layer_parameters(hidden: Numbers) -> Numbers:
+    """Weights and biases of a layer: 12 h^2 + 13 h."""
+    return 12 * hidden**2 + 13 * hidden
+
+
+def embedding_parameters(hidden: Numbers, vocabulary: Numbers, sequence: Numbers) -> Numbers:
+    """Embeddings of words and positions, (V + s) h; the logits use the words' again."""
+    return (vocabulary + sequence) * hidden
+
+
+def parameters(layers: Numbers, hidden: Numbers, vocabulary: Numbers, sequence: Numbers) -> Numbers:
+    """All parameters: 12 l h^2 (1 + 13 / 12h + (V + s) / 12 l h), Megatron-LM's Equation 2."""
+    each = layer_parameters(hidden)
+    return layers * each + embedding_parameters(hidden, vocabulary, sequence)
+
+
+def layer_forward_operations(
+    samples: Numbers, sequence: Numbers, hidden: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Operations of one layer's forward pass: of products with weights, and of attention.
+
+    24 b s h^2 and 4 b s^2 h: a multiplication and an addition are two operations.
+    """
+    return 24 * samples * sequence * hidden**2, 4 * samples * sequence**2 * hidden
+
+
+def head_forward_operations(
+    samples: Numbers, sequence: Numbers, hidden: Numbers, vocabulary: Numbers
+) -> Numbers:
+    """Operations of the logits' forward pass: 2 b s h V."""
+    return 2 * samples * sequence * hidden * vocabulary
+
+
+def step_operations(
+    samples: Numbers,
+    sequence: Numbers,
+    layers: Numbers,
+    hidden: Numbers,
+    vocabulary: Numbers,
+    *,
+    recomputation: str = "full",
+) -> Numbers:
+    """Operations of one step of ``samples`` sequences.
+
+    A backward pass is two forward passes. Full recomputation adds a forward pass of each layer
+    (then this is Megatron-LM's Equation 3, 96 B s l h^2 (1 + s / 6h + V / 16 l h)); selective
+    adds one of attention.
+    """
+    weights, attention = layer_forward_operations(samples, sequence, hidden)
+    again = {"none": (3, 3), "selective": (3, 4), "full": (4, 4)}[recomputation]
+    head = head_forward_operations(samples, sequence, hidden, vocabulary)
+    return layers * (again[0] * weights + again[1] * attention) + 3 * head
+
+
+def activation_bytes(
+    samples: Numbers,
+    sequence: Numbers,
+    hidden: Numbers,
+    heads: Numbers,
+    tensor: Numbers,
+    *,
+    recomputation: str = "none",
+    sequence_parallel: Numbers = False,
+) -> Numbers:
+    """Bytes that one layer keeps of a micro-batch for its backward pass, on one device.
+
+    ::
+
+        none        s b h (10 + 24 / t + 5 a s / h t)
+        selective   s b h (10 + 24 / t)
+        full        2 s b h                              only the layer's input
+
+    With sequence parallelism the 10 is divided by t, too. The input of full recomputation is
+    whole on each device without sequence parallelism.
+    """
+    unit = sequence * samples * hidden
+    shared = np.where(sequence_parallel, 1 / np.asarray(tensor, dtype=float), 1.0)
+    if recomputation == "full":
+        return 2 * unit * shared
+    kept = 10 * shared + 24 / tensor
+    if recomputation == "none":
+        kept = kept + 5 * heads * sequence / (hidden * tensor)
+    return unit * kept

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlbench.predict.measured_steps import Accelerators, Array
+from ddlbench.predict.platforms import Accelerators, Array
 from ddlbench.predict.transformer.configurations import (
     HALF,
     Configurations,

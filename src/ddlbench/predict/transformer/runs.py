@@ -1,4 +1,4 @@
-"""Tables of measured transformer runs: read them, score the oracle's steps, fit its constants.
+"""Measured runs of transformers: read or collected, scored by the oracle, its constants fitted.
 
 Columns are those of :mod:`ddlbench.predict.transformer.configurations`, and ``step_s``. Error of a
 row is |predicted - measured| / measured.
@@ -6,9 +6,7 @@ row is |predicted - measured| / measured.
 In a fit every model size weighs alike, however many runs it has. Runs with the same model size and
 cut err together: intervals count them as one.
 
-Own measured cells of transformers, as rows that the oracle reads (:mod:`.runs`).
-
-::
+Measured cells of ours become rows, too::
 
     cell                          row
     network, dataset          ->  layers, hidden_size, attention_heads, sequence_length, vocabulary
@@ -39,7 +37,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import StrategyPlan, plan_at
 from ddlbench.predict.evaluate import measure
-from ddlbench.predict.measured_steps import (
+from ddlbench.predict.platforms import (
     Accelerators,
     Array,
     Fit,

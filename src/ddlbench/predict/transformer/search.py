@@ -17,7 +17,7 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.statistics import GB, HOURS, doubled
-from ddlbench.predict.measured_steps import Accelerators
+from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.configurations import (
     RECOMPUTATIONS,
     Configurations,

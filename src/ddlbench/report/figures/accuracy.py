@@ -1,8 +1,7 @@
-"""Errors of all predictors by strategy; bars of baselines are hatched.
+"""Accuracy of predictors: errors of all by strategy, and deviations of those of one strategy.
 
-Deviation of a strategy's predictors from measured steps (thesis Figures 4.1, 5.1, 5.2, 6.2).
-
-A deviation is (predicted - measured) / measured: below zero, the prediction is too short.
+Deviations are those of thesis Figures 4.1, 5.1, 5.2 and 6.2. A deviation is (predicted - measured)
+/ measured: below zero, the prediction is too short.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.common.statistics import mean_interval
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
-from ddlbench.report import drawing
+from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,
     bar_groups,
@@ -82,7 +81,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         ],
         [Section("", [Panel(strategy_label(strategy)) for strategy in strategies])],
         footer=footer(shown_cells(predicted, frame), context, [_legend_sentence(scored)]),
-        size=_size(predictors, len(strategies)),
+        size=_errors_size(predictors, len(strategies)),
         share_y=True,
     )
     records = []
@@ -106,7 +105,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     return page.figure, pd.DataFrame(records)
 
 
-def _size(predictors: list[str], strategies: int) -> PanelSize:
+def _errors_size(predictors: list[str], strategies: int) -> PanelSize:
     return PanelSize(
         min_width=22.0,
         height=len(predictors) * _ROW_MM + 1,
@@ -245,7 +244,7 @@ def draw_deviation(
         for name, look in looks.items()
     ]
     if len(beside):
-        legend.append((hollow(), drawing.label(beside, context.paper)))
+        legend.append((hollow(), published.label(beside, context.paper)))
     cells = shown_cells(predicted, shown, marked=True)
     page = lay_out(
         f"Deviation of predictions: {title_of(strategy)}",
@@ -274,7 +273,7 @@ def draw_deviation(
             FuncFormatter(lambda value, _: f"{value:+,g}" if value else "0")
         )
     page.label_rows("Deviation (%)")
-    return page.figure, drawing.below(shown, beside.drop_duplicates(), _TABLE)
+    return page.figure, published.below(shown, beside.drop_duplicates(), _TABLE)
 
 
 def _beside(
@@ -287,7 +286,7 @@ def _beside(
     parts = []
     for (heading, geometry), own in shown.groupby(["condition", "geometry"], sort=False):
         for name in predictors:
-            rows = drawing.deviations(strategy, name, str(geometry), context.paper)
+            rows = published.deviations(strategy, name, str(geometry), context.paper)
             rows = rows[rows["network"].isin(own["network"]) & rows["dataset"].isin(own["dataset"])]
             elsewhere = rows["geometry"] != geometry
             parts.append(rows.assign(predictor=name, condition=str(heading), elsewhere=elsewhere))

@@ -1,8 +1,8 @@
-"""Choices: what was predicted of each candidate, what was measured, and which one is advised.
+"""Choices: of a strategy, of its options, and among the ways to choose.
 
-::
+What was predicted of each candidate, what was measured, and which one is advised::
 
-    VGG-11, CIFAR-10, 1x2, 16 samples a step         speed-up
+    VGG-11, CIFAR-10, 1x2, batch 16                  speed-up
     Zero bubble   |------ predicted, 90 % ------|      1.32x  not advised: only predicted
     DDP           |------ predicted, 90 % ------|      1.14x         <- recommended, in bold
                           |-o-|  measured
@@ -10,17 +10,13 @@
     next case                                        speed-up
     ...
 
-A search for options: what was predicted of each configuration, and what was measured.
-
-::
+A search for options, with the same of each configuration::
 
     chunks=8 balance=work   |--- predicted, 90 % ---|
                                   |-o-|  measured               <- best
     chunks=4 balance=work    |--- predicted, 90 % ---|
 
-What a way to choose costs, and how well it chooses (thesis, Figure 8.1).
-
-::
+What a way to choose costs, and how well it chooses (thesis, Figure 8.1)::
 
     right or within the noise          extra time
       |            o K=1  o K=2  x       |  o recommender
@@ -60,12 +56,12 @@ from ddlbench.report.style import (
 from ddlbench.report.tables import rows_of
 
 _ROW_MM = 5.0
-_MOST = 6  # cases
+_MOST_CASES = 6  # cases
 _GAP_MM = 2.0
 _REASON_MM = 52.0
 _HEADING = "speed-up"
 _BESIDE: dict[str, Any] = {"va": "center", "color": GREY, "annotation_clip": False}
-_COLUMNS = [
+_CHOICE_COLUMNS = [
     "case", "strategy", "basis", "step_s", "low_s", "high_s", "predicted_low_s",
     "predicted_high_s", "speedup", "speedup_basis", "recommended", "why_not",
 ]  # fmt: skip
@@ -80,7 +76,7 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     Returns:
         the figure, and the numbers of its rows.
     """
-    answers = choice["answers"][:_MOST]
+    answers = choice["answers"][:_MOST_CASES]
     shown = [one for answer in answers for one in answer["candidates"]]
     left = max((text_width_mm(one["label"]) for one in shown), default=0.0) + 5
     reasons = (line for answer in answers for lines in _reasons(answer) for line in lines)
@@ -90,7 +86,7 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
         "Which strategy is the fastest?",
         _legend(shown),
         [_section(answer) for answer in answers] or [Section("There is no answer", [Panel("")])],
-        footer=_footer(choice),
+        footer=_choice_footer(choice),
         size=PanelSize(50, _ROW_MM, left=left, between=left, right=right + 1, max_width=110),
     )
     for answer, (axes,) in zip(answers, page.axes, strict=False):
@@ -98,7 +94,7 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     if not answers:
         page.axes[0][0].set_axis_off()
     rows = [_numbers(answer, one) for answer in answers for one in answer["candidates"]]
-    return page.figure, pd.DataFrame(rows, columns=_COLUMNS)
+    return page.figure, pd.DataFrame(rows, columns=_CHOICE_COLUMNS)
 
 
 def _reason(answer: Mapping[str, Any], strategy: str) -> list[str]:
@@ -112,11 +108,11 @@ def _reasons(answer: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _section(answer: Mapping[str, Any]) -> Section:
-    rows = answer["candidates"]
+    rows, title = answer["candidates"], _choice_title(answer["case"])
     if not rows:
-        return Section("", [Panel(_title(answer["case"]), next(iter(answer["advice"]), ""))], 1.0)
+        return Section("", [Panel(title, next(iter(answer["advice"]), ""))], 1.0)
     row_mm = max([_ROW_MM, *(len(lines) * LINE_MM + 0.5 for lines in _reasons(answer))])
-    return Section("", [Panel(_title(answer["case"]))], height=row_mm * len(rows) + 2)
+    return Section("", [Panel(title)], height=row_mm * len(rows) + 2)
 
 
 def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
@@ -176,20 +172,20 @@ def _legend(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[Artist, str]]
     return entries
 
 
-def _title(case: Mapping[str, Any]) -> str:
+def _choice_title(case: Mapping[str, Any]) -> str:
     usual = {"fabric": "default", "precision": "fp32"}
     settings = {**usual, **case["settings"]}
     other = [settings[name] for name in usual if settings[name] != usual[name]]
-    return case_title(case, *other, f"{case['batch_size']} samples a step")
+    return case_title(case, *other, f"batch {case['batch_size']}")
 
 
-def _footer(choice: Mapping[str, Any]) -> list[str]:
+def _choice_footer(choice: Mapping[str, Any]) -> list[str]:
     """The advice of the one answer, or how many there are; then what it cost."""
     answers = choice["answers"]
     said = answers[0]["advice"][:1] if len(answers) == 1 else []
     end = f"Site {choice['site']}."
     if len(answers) > 1:
-        which = f"The first {_MOST} of " if len(answers) > _MOST else ""
+        which = f"The first {_MOST_CASES} of " if len(answers) > _MOST_CASES else ""
         end = f"{which}{len(answers)} cases. Bold: recommended. {end}"
     if choice["trials"]:
         spent = f"{HOURS.of(choice['device_s']):.2g} device-hours"
@@ -201,7 +197,7 @@ def _footer(choice: Mapping[str, Any]) -> list[str]:
 
 def _numbers(answer: Mapping[str, Any], one: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
-        _title(answer["case"]),
+        _choice_title(answer["case"]),
         *(one[name] for name in ("strategy", "basis", "step_s")),
         *one["interval_s"],
         *(_predicted(one) or (None, None)),
@@ -274,7 +270,7 @@ def _label(one: Mapping[str, Any]) -> str:
 
 
 def _tuning_title(case: Mapping[str, Any]) -> str:
-    batch = [] if "batch_size" in case["varied"] else [f"{case['batch_size']} samples a step"]
+    batch = [] if "batch_size" in case["varied"] else [f"batch {case['batch_size']}"]
     return case_title(case, *batch)
 
 
@@ -289,7 +285,7 @@ def _tuning_footer(tuning: Mapping[str, Any]) -> list[str]:
 
 _COLOURS = ("#000000", "#CC79A7", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#7A7A00")
 _MARKERS = ("X", "s", "D", "o", "^", "v", "P")
-COLUMNS = [
+_WAYS_COLUMNS = [
     *("way", "cases", "right", "within_noise", "regret"),
     *("device_share", "short_share", "shared_profile_share"),
 ]
@@ -320,9 +316,9 @@ def ways(choices: pd.DataFrame) -> pd.DataFrame:
         short_share=choices["device_s"] / choices["device_s_all"],
         shared_profile_share=(choices["device_s"] - saved_s) / choices["device_s_all"],
     )
-    means = told.groupby("way", sort=False)[COLUMNS[2:]].mean()
+    means = told.groupby("way", sort=False)[_WAYS_COLUMNS[2:]].mean()
     counts = told.groupby("way", sort=False).size().rename("cases")
-    return means.join(counts).reset_index()[COLUMNS]
+    return means.join(counts).reset_index()[_WAYS_COLUMNS]
 
 
 def draw_ways(choices: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

@@ -1,6 +1,6 @@
-"""Predicted and measured steps under each link condition: they test a predictor's network term.
+"""Predicted and measured steps under varied conditions: of links, and of micro-batches.
 
-::
+Link conditions test a predictor's network term::
 
     step |  o   measured         x: the conditions, from the fastest link to the slowest
          |  ^   a predictor      panels are networks, sections strategies and geometries
@@ -9,7 +9,7 @@
 Predictions for an emulated fabric use the links measured under it. Without a measurement they use
 links computed from its delay, rate and loss (``predict/inputs.py``). The footer says which.
 
-Time of a sample over the number of micro-batches of a pipeline (thesis Table 6.1).
+Of a pipeline, the time of a sample is drawn over the number of micro-batches (thesis Table 6.1).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.planning.strategy import known_strategy
-from ddlbench.report import drawing
+from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, sample, ticks_at, whisker
 from ddlbench.report.drawing import Predicted, own_predictors, shown_cells
@@ -94,7 +94,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     )  # fmt: skip
     for axes, (own, limits) in page.facets:
         _frame(axes, fabrics, limits)
-        _fill(axes, own, fabrics, looks)
+        _fill_links(axes, own, fabrics, looks)
     page.label_rows("Step (s)", labelpad=1)
     return page.figure, shown[_TABLE]
 
@@ -175,7 +175,7 @@ def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
     axes.tick_params(axis="x", length=0)
 
 
-def _fill(
+def _fill_links(
     axes: Axes, own: pd.DataFrame, fabrics: list[str], looks: dict[str, tuple[str, str]]
 ) -> None:
     for x, missing in enumerate(fabrics):
@@ -225,7 +225,7 @@ def table_6_1(predictions: pd.DataFrame) -> pd.DataFrame:
     gives epochs; their samples a second are the dataset's images over the epoch.
     """
     rows = [_of_6_1(row) for row in rows_of(_pipelines(predictions))]
-    rows += [_of_thesis(row) for row in rows_of(drawing.micro_batches())] if rows else []
+    rows += [_of_thesis(row) for row in rows_of(published.micro_batches())] if rows else []
     return pd.DataFrame(rows, columns=list(_COLUMNS_6_1))
 
 
@@ -247,7 +247,7 @@ def _of_thesis(row: Any) -> dict[str, Any]:
     same = ("network", "dataset", "geometry", "batch_size", "chunks", "micro_batch")
     return {
         **{name: getattr(row, name) for name in same},
-        "source": f"{drawing.CITATION}, {row.where} ({row.hardware})",
+        "source": f"{published.CITATION}, {row.where} ({row.hardware})",
         "strategy": "gpipe",
         "ideal_factor": _factor(4, row.chunks),
         "measured_samples_per_s": DATASETS[row.dataset].num_train / row.epoch_s,

@@ -1,14 +1,14 @@
-"""Training loss over updates and over seconds; this shows the cost of stale weights.
+"""What training learns: its loss over updates and seconds, and its accuracy over seconds.
 
-The loss is the mean over a window of the mini-batches as they are trained on. The target of a panel
-is the lowest loss that *all* of its strategies reach, so it is not chosen by hand. The line of a
-diverging run ends in a cross where its loss is no number; it neither reaches nor sets the target.
-The axis is logarithmic where the target would lie on its foot otherwise.
+Loss shows the cost of stale weights. It is the mean over a window of the mini-batches as they are
+trained on. The target of a panel is the lowest loss that *all* of its strategies reach, so it is
+not chosen by hand. The line of a diverging run ends in a cross where its loss is no number; it
+neither reaches nor sets the target. The axis is logarithmic where the target would lie on its foot
+otherwise.
 
-Accuracy on the validation images over seconds of training: what a faster step is worth.
-
-A point is the median over repeats after an epoch. The seconds are those of measured epochs alone,
-so a network that the warm-up has trained is a little ahead of its seconds, in every strategy alike.
+Accuracy on the validation images shows what a faster step is worth. A point is the median over
+repeats after an epoch. The seconds are those of measured epochs alone, so a network that the
+warm-up has trained is a little ahead of its seconds, in every strategy alike.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from ddlbench.report.registry import LEARNING_STEPS
 from ddlbench.report.style import DOTS, plain, ticks_in, variant_labels, workers_label
 from ddlbench.report.tables import Tables, rows_of
 
-FEWEST_STEPS = LEARNING_STEPS
-TABLE = [
+_LOSS_TABLE = [
     "dataset", "network", "strategy", "variant", "geometry", "fabric", "update_semantics",
     "batch_size", "steps", "window", "target_loss", "steps_to_target", "seconds_to_target",
     "step_s", "loss_end", "diverged_after",
 ]  # fmt: skip
 _KEYS = ["dataset", "network", "batch_size"]
-_TITLE = "Training loss by updates and by time"
+_LOSS_TITLE = "Training loss by updates and by time"
 _FOOT = 0.05  # of the axis: what lies below cannot be told from its foot
 
 
@@ -49,13 +48,13 @@ def loss_curves(steps: pd.DataFrame, cell_ids: list[str]) -> dict[str, pd.DataFr
 
     ``loss`` is the mean of the last ``window`` steps: a tenth of the run, but at most 20. The curve
     of a run that ``diverged`` ends before its first loss that is no number. Cells with fewer than
-    :data:`FEWEST_STEPS` steps are left out.
+    :data:`LEARNING_STEPS` steps are left out.
     """
     curves = {}
     for cell_id, own in steps[steps["cell_id"].isin(cell_ids)].groupby("cell_id", sort=False):
         timed = own[own["step_s"].notna()]
         finite = np.isfinite(timed["loss"].to_numpy(dtype=float))
-        if len(timed) < FEWEST_STEPS or not finite.any():
+        if len(timed) < LEARNING_STEPS or not finite.any():
             continue
         until = len(timed) if finite.all() else int(np.argmin(finite))
         known = timed.iloc[:until]
@@ -101,9 +100,9 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     shown["cell_id"] = shown["configuration"].map(by_configuration)
     shown = shown[shown["cell_id"].isin(list(curves))].reset_index(drop=True)
     if shown.empty:
-        reason = f"No run with {FEWEST_STEPS} losses yet."
+        reason = f"No run with {LEARNING_STEPS} losses yet."
         below = footer(tables.summary, context, [])
-        return nothing_to_show(_TITLE, reason, below, TABLE)
+        return nothing_to_show(_LOSS_TITLE, reason, below, _LOSS_TABLE)
     parts = [
         (heading, part)
         for _, network in shown.groupby(_KEYS, sort=False)
@@ -112,13 +111,13 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     lines = Lines(shown)
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
-        _TITLE,
+        _LOSS_TITLE,
         lines.legend(),
         [
             Section(_heading(part, link), [Panel("by updates"), Panel("by time")])
             for link, part in parts
         ],
-        footer=footer(signed, context, [_legend_sentence(curves), *_lost(shown, curves)]),
+        footer=footer(signed, context, [_loss_legend(curves), *_lost(shown, curves)]),
         size=PanelSize(min_width=50.0, height=34.0, left=12.0, between=4.0),
         share_y=True,
     )
@@ -128,19 +127,19 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         reached = time_to_loss(own)
         for row in rows_of(part):
             curve, look = own[row.cell_id], lines.look(row)
-            _line(by_step, curve, "step", row, look)
-            _line(by_time, curve, "seconds", row, look)
+            _loss_line(by_step, curve, "step", row, look)
+            _loss_line(by_time, curve, "seconds", row, look)
             records.append(_record(row, curve, reached[row.cell_id]))
         top = _top(own)
-        _frame(by_step, reached, top, "Updates of the mini-batch size")
-        _frame(by_time, reached, top, "Time (s)")
+        _loss_frame(by_step, reached, top, "Updates of the mini-batch size")
+        _loss_frame(by_time, reached, top, "Time (s)")
         by_step.set_ylabel("Loss", labelpad=1)
-    return page.figure, pd.DataFrame(records, columns=TABLE)
+    return page.figure, pd.DataFrame(records, columns=_LOSS_TABLE)
 
 
 def _record(row: Any, curve: pd.DataFrame, reached: tuple[float, float, float]) -> dict[str, Any]:
     return {
-        **{name: getattr(row, name) for name in TABLE if hasattr(row, name)},
+        **{name: getattr(row, name) for name in _LOSS_TABLE if hasattr(row, name)},
         "steps": int(curve["step"].iloc[-1]),
         "window": int(curve["window"].iloc[0]),
         "target_loss": reached[0],
@@ -160,7 +159,7 @@ def _heading(part: pd.DataFrame, link: str) -> str:
     return ", ".join(filter(None, named))
 
 
-def _legend_sentence(curves: dict[str, pd.DataFrame]) -> str:
+def _loss_legend(curves: dict[str, pd.DataFrame]) -> str:
     windows = sorted({int(curve["window"].iloc[0]) for curve in curves.values()})
     return sentence("loss", window=" or ".join(map(str, windows)))
 
@@ -182,7 +181,7 @@ def _top(curves: dict[str, pd.DataFrame]) -> float:
     return 1.05 * float(max([*ended, *starts]))
 
 
-def _line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, look: dict[str, Any]) -> None:
+def _loss_line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, look: dict[str, Any]) -> None:
     axes.plot(curve[over], curve["loss"], **look, gid="line")
     end = (curve[over].iloc[-1], curve["loss"].iloc[-1])
     if _diverged(curve):
@@ -194,7 +193,7 @@ def _line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, look: dict[str, 
         mark_end(axes, end, 2)
 
 
-def _frame(
+def _loss_frame(
     axes: Axes, reached: dict[str, tuple[float, float, float]], top: float, label: str
 ) -> None:
     target = next(iter(reached.values()))[0]
@@ -211,11 +210,11 @@ def _frame(
     axes.xaxis.set_major_formatter(plain)
 
 
-TIMES_TABLE = [
+_ACCURACY_TABLE = [
     "dataset", "network", "strategy", "variant", "geometry", "fabric", "batch_size", "epoch",
     "training_s", "accuracy", "n", "chance",
 ]  # fmt: skip
-_TIMES_TITLE = "Accuracy by training time"
+_ACCURACY_TITLE = "Accuracy by training time"
 _DOTS: dict[str, Any] = {**DOTS, "linewidth": 0.8}
 
 
@@ -249,14 +248,14 @@ def draw_time_to_accuracy(tables: Tables, context: Context) -> tuple[Figure, pd.
     if shown.empty:
         below = footer(tables.summary, context, [])
         reason = "No run with validation yet."
-        return nothing_to_show(_TIMES_TITLE, reason, below, TIMES_TABLE)
+        return nothing_to_show(_ACCURACY_TITLE, reason, below, _ACCURACY_TABLE)
     lines = Lines(shown, marked=True)
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
-        _TIMES_TITLE,
+        _ACCURACY_TITLE,
         [*lines.legend(), (Line2D([], [], **_DOTS), "chance: one over the number of classes")],
         [Section("", _panels(shown))],
-        footer=footer(signed, context, [_times_legend(curves)]),
+        footer=footer(signed, context, [_accuracy_legend(curves)]),
         size=PanelSize(min_width=50.0, height=38.0, left=12.0, between=5.0),
         share_y=True,
     )
@@ -265,14 +264,14 @@ def draw_time_to_accuracy(tables: Tables, context: Context) -> tuple[Figure, pd.
         guessed = chance(str(part["dataset"].iloc[0]))
         for row in rows_of(part):
             curve = curves[row.configuration]
-            _draw_line(axes, curve, row, lines.look(row))
-            own = {name: getattr(row, name) for name in TIMES_TABLE if hasattr(row, name)}
+            _accuracy_line(axes, curve, row, lines.look(row))
+            own = {name: getattr(row, name) for name in _ACCURACY_TABLE if hasattr(row, name)}
             points: list[Any] = curve.to_dict("records")
             records += [{**own, **point, "chance": guessed} for point in points]
         longest_s = max(float(curves[name]["training_s"].max()) for name in part["configuration"])
-        _times_frame(axes, longest_s, guessed)
+        _accuracy_frame(axes, longest_s, guessed)
     page.label_rows("Accuracy", labelpad=1)
-    return page.figure, pd.DataFrame(records, columns=TIMES_TABLE)
+    return page.figure, pd.DataFrame(records, columns=_ACCURACY_TABLE)
 
 
 def _panels(shown: pd.DataFrame) -> list[Panel]:
@@ -291,13 +290,13 @@ def _panels(shown: pd.DataFrame) -> list[Panel]:
     return panels
 
 
-def _draw_line(axes: Axes, curve: pd.DataFrame, row: Any, look: dict[str, Any]) -> None:
+def _accuracy_line(axes: Axes, curve: pd.DataFrame, row: Any, look: dict[str, Any]) -> None:
     axes.plot(curve["training_s"], curve["accuracy"], **look, gid="line")
     if row.stale:
         mark_end(axes, (curve["training_s"].iloc[-1], curve["accuracy"].iloc[-1]), 3)
 
 
-def _times_frame(axes: Axes, longest_s: float, guessed: float) -> None:
+def _accuracy_frame(axes: Axes, longest_s: float, guessed: float) -> None:
     if math.isfinite(guessed):
         axes.axhline(guessed, **_DOTS, gid="chance")
     axes.set_ylim(0, 1.03)
@@ -307,6 +306,6 @@ def _times_frame(axes: Axes, longest_s: float, guessed: float) -> None:
     ticks_in(unit_for(longest_s, TIMES), axes.xaxis, "Training time", 5)
 
 
-def _times_legend(curves: dict[str, pd.DataFrame]) -> str:
+def _accuracy_legend(curves: dict[str, pd.DataFrame]) -> str:
     most = max(int(curve["n"].max()) for curve in curves.values())
     return sentence("time_to_accuracy", repeats="; medians over repeats" if most > 1 else "")

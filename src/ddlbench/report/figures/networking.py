@@ -29,7 +29,7 @@ from matplotlib.lines import Line2D
 from ddlbench.experiment.config import Paper
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
-from ddlbench.report import drawing
+from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, ticks_at, whisker
 from ddlbench.report.footer import Context, footer, interval_sentence
@@ -292,12 +292,12 @@ def _draw_lines(
 
 def _published(quantity: Quantity, paper: Paper | None) -> pd.DataFrame:
     """The study's rates for this quantity; of loss the ``share`` of the rate without it."""
-    rows = drawing.throughputs()
+    rows = published.throughputs()
     rows = rows[rows["quantity"] == quantity.published].assign(share=math.nan)
     if quantity.published == "loss_percent":
-        shares = drawing.loss_shares()
+        shares = published.loss_shares()
         rows = shares.assign(samples_per_s=math.nan, batch_size=math.nan, rate_of="all workers")
-    return drawing.chosen(rows.assign(value=rows[quantity.published]), paper)
+    return published.chosen(rows.assign(value=rows[quantity.published]), paper)
 
 
 def _rates(theirs: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:

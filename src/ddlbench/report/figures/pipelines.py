@@ -1,4 +1,4 @@
-"""Speed-up of each pipeline over the bound that its schedule sets.
+"""Pipelines: their speed-up over the bound that the schedule sets, and the work within a step.
 
 ::
 
@@ -9,9 +9,7 @@
     bubble          1 - speedup / devices: the share of the devices' time without useful work
     bubble_least    1 - bound / devices
 
-The work of each partition of a pipeline during one step (thesis Figure 6.3).
-
-::
+The work of each partition of GPipe during one step (thesis Figure 6.3)::
 
     partition 1   0 1 2 3              3 3  2 2  1 1  0 0      forward, recompute, backward
     partition 2    -0-1-2-3  3  2 2  1 1  0 0                  numbers are micro-batches
@@ -33,7 +31,7 @@ from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.planning.strategy import known_strategy
-from ddlbench.report import drawing
+from ddlbench.report import published
 from ddlbench.report.bars import (
     draw_cross,
     draw_point,
@@ -130,7 +128,7 @@ def _paired_ratios(measurements: pd.DataFrame) -> dict[str, list[float]]:
 
 def _published(row: Any) -> dict[str, Any]:
     """The thesis' speed-up of the same strategy, network, dataset and geometry, if it has one."""
-    speedups = drawing.speedups()
+    speedups = published.speedups()
     family = "gpipe" if row.strategy == "pipe-gpipe" else row.strategy
     for name, value in (("strategy", family), *((n, getattr(row, n)) for n in _SAME)):
         speedups = speedups[speedups[name] == value]
@@ -139,7 +137,7 @@ def _published(row: Any) -> dict[str, Any]:
     first = speedups.iloc[0]  # Figure 3.1 before 3.2, whose bar of four GPUs is the same
     return {
         "published_speedup": first["speedup"],
-        "published_in": f"{drawing.CITATION}, {first['where']} ({first['hardware']})",
+        "published_in": f"{published.CITATION}, {first['where']} ({first['hardware']})",
     }
 
 
@@ -234,7 +232,7 @@ _KINDS = {
     "backward": DatasetLook(0.0, ""),
 }
 _NOT_RECORDED = "no cell has recorded a step"
-_TABLE = [
+_STEP_TABLE = [
     "dataset", "network", "geometry", "variant", "partition", "kind", "micro_batch", "start_s",
     "end_s",
 ]  # fmt: skip
@@ -284,7 +282,7 @@ def draw_gpipe_step(predicted: Predicted, context: Context) -> tuple[Figure, pd.
     table = predicted.spans.merge(
         cells[["configuration", "dataset", "network", "geometry", "variant"]], on="configuration"
     )
-    return page.figure, table[_TABLE]
+    return page.figure, table[_STEP_TABLE]
 
 
 def shares(spans: pd.DataFrame, workers: int) -> dict[str, float]:

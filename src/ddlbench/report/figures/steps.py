@@ -1,8 +1,6 @@
-"""The distribution of the steps of each cell: every measured step, not only their median.
+"""The steps of each cell: every measured one, and the parts that predictors see in one.
 
-The predicted parts of a step beside the measured step: they show which term of a model is wrong.
-
-::
+Predicted parts beside the measured step show which term of a model is wrong::
 
     measured  recorded  predictor A  predictor B
       |I|       |.|        |.|                        bubble
@@ -96,7 +94,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         [],
         dataset_sections(shown),
         footer=footer(shown, context, [_legend_sentence(durations)]),
-        size=_size(labels, shown["network"].nunique()),
+        size=_steps_size(labels, shown["network"].nunique()),
         share_y=True,
     )
     records = []
@@ -146,7 +144,7 @@ def _line_labels(lines: list[_Line]) -> list[str]:
     return labels
 
 
-def _size(labels: list[str], networks: int) -> PanelSize:
+def _steps_size(labels: list[str], networks: int) -> PanelSize:
     return PanelSize(
         min_width=21.0 if networks > 4 else 36.0, height=len(labels) * _ROW_MM + 1,
         left=max(map(text_width_mm, labels)) + 2.5, between=4.0, bottom=7.0, max_columns=6,
@@ -221,7 +219,7 @@ _PARTS = (
 )
 _MEASURED = "measured"
 _RECORDED = "recorded"
-_TABLE = [
+_PARTS_TABLE = [
     "strategy", "predictor", "geometry", "variant", "network", "dataset", "compute_s",
     "exposed_communication_s", "communication_s", "bubble_s", "predicted_step_s",
     "measured_step_s", "measured_low_s", "measured_high_s", "base_step_s", "mark", "notes",
@@ -255,7 +253,7 @@ def draw_parts(
     )
     for axes, part in page.facets:
         _fill(axes, part, bars, colour)
-    return page.figure, shown[_TABLE]
+    return page.figure, shown[_PARTS_TABLE]
 
 
 def _recorded(predicted: Predicted, shown: pd.DataFrame) -> pd.DataFrame:

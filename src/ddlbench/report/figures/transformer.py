@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ddlbench.predict.measured_steps import Accelerators, Array
+from ddlbench.predict.platforms import Accelerators, Array
 from ddlbench.predict.transformer.runs import Runs
 from ddlbench.predict.transformer.search import Answer, Question, efficiencies, scaling
 from ddlbench.predict.transformer.step import PARTS

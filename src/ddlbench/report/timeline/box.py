@@ -1,4 +1,4 @@
-"""The rows and boxes of a timeline, and their trace file for Chrome.
+"""The rows and boxes of a timeline, the part of a run that it shows, and its file for Chrome.
 
 ::
 
@@ -6,9 +6,7 @@
     row 1      | F0 | B0 | F1 | B1 |               micro-batch; the gap between boxes is the
                                                    bubble
 
-Choose the part of a run that a timeline shows.
-
-::
+The part of a run that a timeline shows::
 
     flushes       | step | step |                                2 steps one after the other
     PipeDream     | F0 F1 F2 ... fill |  . . .  | F50 .. F56 |   start-up, and steady state

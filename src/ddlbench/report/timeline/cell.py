@@ -13,14 +13,11 @@
 
 Files are only ever parsed, never executed.
 
-Boxes of a planned schedule, replayed with the measured durations of the same cell.
+In the replay each pass takes the cell's own median. So the planned and the measured timeline differ
+only by messages, waiting, data loading and passes of unusual length, not by the work itself.
 
-Each pass takes the cell's own median. So the planned and the measured timeline differ only by
-messages, waiting, data loading and passes of unusual length, not by the work itself.
-
-Boxes of a step that has no schedule of stages: predicted from the profile and links of its site.
-
-All workers do the same, so each row shows the step of one of them; servers update. A message that
+A step that has no schedule of stages is predicted from the profile and links of its site. All
+workers do the same, so each row shows the step of one of them; servers update. A message that
 travels beside computation lies below its row; one that holds up its rank lies within it.
 """
 
@@ -58,280 +55,6 @@ from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, NO_HISTORY, CellInputs, NotPredictable
 from ddlbench.predict.step_replay import ALL_TERMS, Replay, StepCosts, TaskSpan
 from ddlbench.report.timeline.box import PASSES, WAIT, Box, InvalidTimeline, Row, Window, windows_of
-
-
-def boxes_of(
-    planned: PlannedSchedule,
-    durations: Durations,
-    first: int = 0,
-    links: Links = no_links,
-    messaging: Messaging = EAGER,
-) -> tuple[Box, ...]:
-    """Replay a schedule; waiting for a message makes no box.
-
-    Args:
-        planned: the schedule.
-        durations: seconds of passes, all-reduces and updates.
-        first: id of the first mini-batch.
-        links: seconds of messages.
-        messaging: what ranks wait for.
-
-    Raises:
-        InvalidSchedule: it deadlocks.
-    """
-    boxes = []
-    for row, done in enumerate(replay(planned.schedule, durations, links, messaging).ranks):
-        for timed in done:
-            action, start_s = timed.action, timed.start_s
-            if action.kind == "update":  # it may have waited for a sum, and waiting makes no box
-                start_s = max(start_s, timed.end_s - durations(action))
-            if action.communicates or timed.end_s <= start_s:
-                continue
-            mini_batch, micro_batch = planned.numbers_of(action)
-            boxes.append(
-                Box(
-                    row=row,
-                    kind=planned.kind_of(action),
-                    stage=action.stage,
-                    mini_batch=first + mini_batch,
-                    micro_batch=micro_batch,
-                    start_s=start_s,
-                    end_s=timed.end_s,
-                )
-            )
-    return tuple(sorted(boxes, key=lambda box: (box.start_s, box.row)))
-
-
-Seconds = dict[tuple[str, int], float]  # by kind and stage
-
-
-def measured_durations(
-    planned: PlannedSchedule, boxes: Sequence[Box], rows: Sequence[Row]
-) -> tuple[Durations | None, str]:
-    """Median durations of recorded boxes; None, and a missing pass, if one was not recorded."""
-    seconds = _medians(boxes, rows)
-    for action in (a for actions in planned.schedule.actions for a in actions if a.computes):
-        key = (planned.kind_of(action), action.stage)
-        if key not in seconds:
-            return None, f"{key[0].replace('_', ' ')} of stage {key[1]}"
-
-    def durations(action: Action) -> float:
-        return seconds.get((planned.kind_of(action), action.stage), 0.0)
-
-    return durations, ""
-
-
-def unit_durations(
-    stages: int,
-    *,
-    forward: Sequence[float] = (),
-    backward: float = 2.0,
-    input_share: float = 0.5,
-    update: float = 0.0,
-    all_reduce: float = 0.0,
-) -> StageDurations:
-    """Durations in forward passes.
-
-    Args:
-        stages: their number.
-        forward: a forward pass, and a recomputation, of each stage; empty if all take 1.
-        backward: a backward pass, in forward passes of its stage.
-        input_share: as in :class:`StageDurations`.
-        update: of each stage.
-        all_reduce: of each stage.
-    """
-    forward = forward or [1.0] * stages
-    return StageDurations(
-        forward_s=forward,
-        backward_s=[backward * one for one in forward],
-        input_share=input_share,
-        update_s=[update] * stages,
-        all_reduce_s=[all_reduce] * stages,
-    )
-
-
-def _medians(boxes: Sequence[Box], rows: Sequence[Row]) -> Seconds:
-    lengths: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for box in boxes:
-        if box.kind in (*PASSES, "loss"):
-            lengths[box.kind, box.stage].append(box.end_s - box.start_s)
-        elif box.kind == "update":
-            # Recorded once for all stages of a device; the schedule updates stage by stage.
-            own = rows[box.row].stages
-            for stage in own:
-                lengths["update", stage].append((box.end_s - box.start_s) / len(own))
-    seconds = {key: median(values) for key, values in lengths.items()}
-    for (kind, stage), loss_s in list(seconds.items()):
-        if kind == "loss" and ("forward", stage) in seconds:
-            seconds["forward", stage] += loss_s  # a schedule has the loss in the forward pass
-    return seconds | _all_reduces(boxes, rows)
-
-
-def _all_reduces(boxes: Iterable[Box], rows: Sequence[Row]) -> Seconds:
-    """Median all-reduce of each stage; of each sum the shortest span, which waited for nobody."""
-    shortest: dict[tuple[int, int], float] = {}
-    for box in boxes:
-        if box.kind == "all_reduce":
-            own = rows[box.row].stages
-            for stage in own:
-                share_s = (box.end_s - box.start_s) / len(own)
-                key = (stage, box.mini_batch)
-                shortest[key] = min(share_s, shortest.get(key, share_s))
-    by_stage: dict[int, list[float]] = defaultdict(list)
-    for (stage, _), value in shortest.items():
-        by_stage[stage].append(value)
-    return {("all_reduce", stage): median(values) for stage, values in by_stage.items()}
-
-
-_KINDS = {"all_gather": "gather", "broadcast": "gather", "reduce_scatter": "scatter"}
-_DRAWN = ("forward", "backward", "update")
-
-
-def predicted_boxes(plan: Plan, folder: Path, first: int, steps: int) -> tuple[Box, ...]:
-    """The boxes of so many steps, one after the other.
-
-    Args:
-        plan: of the cell.
-        folder: of the cell, below ``<site>/cells/``; the site's profile and links are beside it.
-        first: number of the first step.
-        steps: how many.
-
-    Raises:
-        ConfigError: the site has no profile or links, or the strategy states no step.
-    """
-    inputs = _inputs(plan, folder)
-    step = inputs.step
-    if step.alone is not None:
-        raise NotPredictable("messages of its step have no places")
-    replay = Replay(step, StepCosts(inputs, step, ALL_TERMS))
-    boxes = [
-        _box(span, process.rank, number, first + turn, turn * replay.end_s)
-        for turn in range(steps)
-        for process in plan.processes
-        for number, span in enumerate(replay.spans)
-        if (span.lane == "server") == (process.role == "server")
-        and span.end_s > span.begin_s
-        and not (isinstance(span.task, Compute) and span.task.phase not in _DRAWN)
-    ]
-    return tuple(sorted(boxes, key=lambda box: (box.start_s, box.row)))
-
-
-def _inputs(plan: Plan, folder: Path) -> CellInputs:
-    """The site's files that predict the cell."""
-    place = folder.resolve()
-    depth = len(Path(plan.cell.id).parts)
-    if not str(place).endswith(f"/cells/{plan.cell.id}"):
-        raise ConfigError("the cell's folder does not lie below results/SITE/cells/")
-    site_folder = place.parents[depth]
-    files = Inputs(site_folder.name, site_folder.parent)
-    workload, links = files.workload(plan.cell), files.links(plan.cell)
-    return CellInputs(DEFAULT_PREDICTOR, workload, links, plan, plan.cell, NO_HISTORY)
-
-
-def _box(span: TaskSpan, row: int, number: int, step: int, shift_s: float) -> Box:
-    task = span.task
-    if isinstance(task, Compute):
-        kind: str = task.phase
-    elif span.lane == COMPUTE:
-        kind = _KINDS.get(task.operation, task.operation)
-    else:
-        kind = "all_reduce_bucket" if task.sums_gradients else "message"
-    beside = span.lane != COMPUTE and not isinstance(task, Compute)
-    return Box(
-        row=row,
-        kind=kind,
-        stage=0,
-        mini_batch=step,
-        micro_batch=number if beside else None,
-        start_s=shift_s + span.begin_s,
-        end_s=shift_s + span.end_s,
-    )
-
-
-PARTITIONS_FILE = "partitions.csv"
-_AGAIN = "delete the result.json beside it and run again to measure the cell anew"
-
-
-def has_spans(folder: Path) -> bool:
-    """Whether a cell has recorded spans."""
-    return any((folder / name).is_file() for name in (TRACE_FILE, PARTITIONS_FILE))
-
-
-def read_measured(folder: Path, rows: Sequence[Row]) -> tuple[Box, ...]:
-    """The recorded boxes of a cell, in the order of their start; empty without a record.
-
-    Raises:
-        InvalidTimeline: a file is not what a cell writes.
-    """
-    for name, read in ((TRACE_FILE, _read_trace), (PARTITIONS_FILE, _read_partitions)):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            boxes = read(path.read_text(encoding="utf-8"), rows)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            fault = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise InvalidTimeline(f"{path}: not what a cell records: {fault}; {_AGAIN}") from error
-        return tuple(sorted(boxes, key=lambda box: (box.start_s, box.row)))
-    return ()
-
-
-def _read_trace(text: str, rows: Sequence[Row]) -> list[Box]:
-    return [_of_span(span, rows) for span in spans_in(text)]
-
-
-def _of_span(span: Span, rows: Sequence[Row]) -> Box:
-    row = _row(span.rank, rows)
-    own = rows[row].stages
-    return _cell_box(
-        row=row,
-        kind=_kind(span.kind),
-        # Loss and update name no stage: the loss is the last stage's, an update the whole row's.
-        stage=span.stage if span.stage is not None else (own[-1] if own else 0),
-        mini_batch=span.mini_batch,
-        micro_batch=span.micro_batch,
-        start_s=span.start_s,
-        end_s=span.start_s + span.length_s,
-    )
-
-
-def _kind(recorded: str) -> str:
-    """Map all waits for messages to one kind; the wait for replicas is the all-reduce."""
-    if recorded == "all_reduce_wait":
-        return "all_reduce"
-    return WAIT if recorded == WAIT or recorded.endswith("_wait") else recorded
-
-
-def _read_partitions(text: str, rows: Sequence[Row]) -> list[Box]:
-    boxes = []
-    for line in csv.DictReader(text.splitlines()):
-        row = _row(int(line["partition"]), rows)
-        boxes.append(
-            _cell_box(
-                row=row,
-                kind=line["kind"],
-                stage=row,
-                mini_batch=0,  # the one step after all measured ones
-                micro_batch=int(line["micro_batch"]),
-                start_s=float(line["start_s"]),
-                end_s=float(line["end_s"]),
-            )
-        )
-    return boxes
-
-
-def _row(rank: int, rows: Sequence[Row]) -> int:
-    if not isinstance(rank, int) or not 0 <= rank < len(rows):
-        raise ValueError(f"it names device {rank}, and the plan has {len(rows)}")
-    return rank
-
-
-def _cell_box(**values: Any) -> Box:
-    box = Box(**values)
-    if not (math.isfinite(box.start_s) and math.isfinite(box.end_s) and box.start_s <= box.end_s):
-        raise ValueError(f"{box.kind} {box.number} lasts from {box.start_s} to {box.end_s} s")
-    return box
-
 
 _MOST_MINI_BATCHES = 1000  # to replay; a cell records far fewer
 _UNRECORDED = 8  # mini-batches to replay of a cell without a record
@@ -490,3 +213,276 @@ def _uncertainty_s(result: Result | None) -> float | None:
         return max((float(rank["uncertainty_s"]) for rank in ranks), default=None)
     except (KeyError, TypeError, ValueError):  # one clock saw all, or the file does not say
         return None
+
+
+PARTITIONS_FILE = "partitions.csv"
+_AGAIN = "delete the result.json beside it and run again to measure the cell anew"
+
+
+def has_spans(folder: Path) -> bool:
+    """Whether a cell has recorded spans."""
+    return any((folder / name).is_file() for name in (TRACE_FILE, PARTITIONS_FILE))
+
+
+def read_measured(folder: Path, rows: Sequence[Row]) -> tuple[Box, ...]:
+    """The recorded boxes of a cell, in the order of their start; empty without a record.
+
+    Raises:
+        InvalidTimeline: a file is not what a cell writes.
+    """
+    for name, read in ((TRACE_FILE, _read_trace), (PARTITIONS_FILE, _read_partitions)):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            boxes = read(path.read_text(encoding="utf-8"), rows)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            fault = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise InvalidTimeline(f"{path}: not what a cell records: {fault}; {_AGAIN}") from error
+        return tuple(sorted(boxes, key=lambda box: (box.start_s, box.row)))
+    return ()
+
+
+def _read_trace(text: str, rows: Sequence[Row]) -> list[Box]:
+    return [_of_span(span, rows) for span in spans_in(text)]
+
+
+def _of_span(span: Span, rows: Sequence[Row]) -> Box:
+    row = _row(span.rank, rows)
+    own = rows[row].stages
+    return _checked_box(
+        row=row,
+        kind=_kind(span.kind),
+        # Loss and update name no stage: the loss is the last stage's, an update the whole row's.
+        stage=span.stage if span.stage is not None else (own[-1] if own else 0),
+        mini_batch=span.mini_batch,
+        micro_batch=span.micro_batch,
+        start_s=span.start_s,
+        end_s=span.start_s + span.length_s,
+    )
+
+
+def _kind(recorded: str) -> str:
+    """Map all waits for messages to one kind; the wait for replicas is the all-reduce."""
+    if recorded == "all_reduce_wait":
+        return "all_reduce"
+    return WAIT if recorded == WAIT or recorded.endswith("_wait") else recorded
+
+
+def _read_partitions(text: str, rows: Sequence[Row]) -> list[Box]:
+    boxes = []
+    for line in csv.DictReader(text.splitlines()):
+        row = _row(int(line["partition"]), rows)
+        boxes.append(
+            _checked_box(
+                row=row,
+                kind=line["kind"],
+                stage=row,
+                mini_batch=0,  # the one step after all measured ones
+                micro_batch=int(line["micro_batch"]),
+                start_s=float(line["start_s"]),
+                end_s=float(line["end_s"]),
+            )
+        )
+    return boxes
+
+
+def _row(rank: int, rows: Sequence[Row]) -> int:
+    if not isinstance(rank, int) or not 0 <= rank < len(rows):
+        raise ValueError(f"it names device {rank}, and the plan has {len(rows)}")
+    return rank
+
+
+def _checked_box(**values: Any) -> Box:
+    box = Box(**values)
+    if not (math.isfinite(box.start_s) and math.isfinite(box.end_s) and box.start_s <= box.end_s):
+        raise ValueError(f"{box.kind} {box.number} lasts from {box.start_s} to {box.end_s} s")
+    return box
+
+
+def boxes_of(
+    planned: PlannedSchedule,
+    durations: Durations,
+    first: int = 0,
+    links: Links = no_links,
+    messaging: Messaging = EAGER,
+) -> tuple[Box, ...]:
+    """Replay a schedule; waiting for a message makes no box.
+
+    Args:
+        planned: the schedule.
+        durations: seconds of passes, all-reduces and updates.
+        first: id of the first mini-batch.
+        links: seconds of messages.
+        messaging: what ranks wait for.
+
+    Raises:
+        InvalidSchedule: it deadlocks.
+    """
+    boxes = []
+    for row, done in enumerate(replay(planned.schedule, durations, links, messaging).ranks):
+        for timed in done:
+            action, start_s = timed.action, timed.start_s
+            if action.kind == "update":  # it may have waited for a sum, and waiting makes no box
+                start_s = max(start_s, timed.end_s - durations(action))
+            if action.communicates or timed.end_s <= start_s:
+                continue
+            mini_batch, micro_batch = planned.numbers_of(action)
+            boxes.append(
+                Box(
+                    row=row,
+                    kind=planned.kind_of(action),
+                    stage=action.stage,
+                    mini_batch=first + mini_batch,
+                    micro_batch=micro_batch,
+                    start_s=start_s,
+                    end_s=timed.end_s,
+                )
+            )
+    return tuple(sorted(boxes, key=lambda box: (box.start_s, box.row)))
+
+
+Seconds = dict[tuple[str, int], float]  # by kind and stage
+
+
+def measured_durations(
+    planned: PlannedSchedule, boxes: Sequence[Box], rows: Sequence[Row]
+) -> tuple[Durations | None, str]:
+    """Median durations of recorded boxes; None, and a missing pass, if one was not recorded."""
+    seconds = _medians(boxes, rows)
+    for action in (a for actions in planned.schedule.actions for a in actions if a.computes):
+        key = (planned.kind_of(action), action.stage)
+        if key not in seconds:
+            return None, f"{key[0].replace('_', ' ')} of stage {key[1]}"
+
+    def durations(action: Action) -> float:
+        return seconds.get((planned.kind_of(action), action.stage), 0.0)
+
+    return durations, ""
+
+
+def unit_durations(
+    stages: int,
+    *,
+    forward: Sequence[float] = (),
+    backward: float = 2.0,
+    input_share: float = 0.5,
+    update: float = 0.0,
+    all_reduce: float = 0.0,
+) -> StageDurations:
+    """Durations in forward passes.
+
+    Args:
+        stages: their number.
+        forward: a forward pass, and a recomputation, of each stage; empty if all take 1.
+        backward: a backward pass, in forward passes of its stage.
+        input_share: as in :class:`StageDurations`.
+        update: of each stage.
+        all_reduce: of each stage.
+    """
+    forward = forward or [1.0] * stages
+    return StageDurations(
+        forward_s=forward,
+        backward_s=[backward * one for one in forward],
+        input_share=input_share,
+        update_s=[update] * stages,
+        all_reduce_s=[all_reduce] * stages,
+    )
+
+
+def _medians(boxes: Sequence[Box], rows: Sequence[Row]) -> Seconds:
+    lengths: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for box in boxes:
+        if box.kind in (*PASSES, "loss"):
+            lengths[box.kind, box.stage].append(box.end_s - box.start_s)
+        elif box.kind == "update":
+            # Recorded once for all stages of a device; the schedule updates stage by stage.
+            own = rows[box.row].stages
+            for stage in own:
+                lengths["update", stage].append((box.end_s - box.start_s) / len(own))
+    seconds = {key: median(values) for key, values in lengths.items()}
+    for (kind, stage), loss_s in list(seconds.items()):
+        if kind == "loss" and ("forward", stage) in seconds:
+            seconds["forward", stage] += loss_s  # a schedule has the loss in the forward pass
+    return seconds | _all_reduces(boxes, rows)
+
+
+def _all_reduces(boxes: Iterable[Box], rows: Sequence[Row]) -> Seconds:
+    """Median all-reduce of each stage; of each sum the shortest span, which waited for nobody."""
+    shortest: dict[tuple[int, int], float] = {}
+    for box in boxes:
+        if box.kind == "all_reduce":
+            own = rows[box.row].stages
+            for stage in own:
+                share_s = (box.end_s - box.start_s) / len(own)
+                key = (stage, box.mini_batch)
+                shortest[key] = min(share_s, shortest.get(key, share_s))
+    by_stage: dict[int, list[float]] = defaultdict(list)
+    for (stage, _), value in shortest.items():
+        by_stage[stage].append(value)
+    return {("all_reduce", stage): median(values) for stage, values in by_stage.items()}
+
+
+_KINDS = {"all_gather": "gather", "broadcast": "gather", "reduce_scatter": "scatter"}
+_DRAWN = ("forward", "backward", "update")
+
+
+def predicted_boxes(plan: Plan, folder: Path, first: int, steps: int) -> tuple[Box, ...]:
+    """The boxes of so many steps, one after the other.
+
+    Args:
+        plan: of the cell.
+        folder: of the cell, below ``<site>/cells/``; the site's profile and links are beside it.
+        first: number of the first step.
+        steps: how many.
+
+    Raises:
+        ConfigError: the site has no profile or links, or the strategy states no step.
+    """
+    inputs = _inputs(plan, folder)
+    step = inputs.step
+    if step.alone is not None:
+        raise NotPredictable("messages of its step have no places")
+    replay = Replay(step, StepCosts(inputs, step, ALL_TERMS))
+    boxes = [
+        _predicted_box(span, process.rank, number, first + turn, turn * replay.end_s)
+        for turn in range(steps)
+        for process in plan.processes
+        for number, span in enumerate(replay.spans)
+        if (span.lane == "server") == (process.role == "server")
+        and span.end_s > span.begin_s
+        and not (isinstance(span.task, Compute) and span.task.phase not in _DRAWN)
+    ]
+    return tuple(sorted(boxes, key=lambda box: (box.start_s, box.row)))
+
+
+def _inputs(plan: Plan, folder: Path) -> CellInputs:
+    """The site's files that predict the cell."""
+    place = folder.resolve()
+    depth = len(Path(plan.cell.id).parts)
+    if not str(place).endswith(f"/cells/{plan.cell.id}"):
+        raise ConfigError("the cell's folder does not lie below results/SITE/cells/")
+    site_folder = place.parents[depth]
+    files = Inputs(site_folder.name, site_folder.parent)
+    workload, links = files.workload(plan.cell), files.links(plan.cell)
+    return CellInputs(DEFAULT_PREDICTOR, workload, links, plan, plan.cell, NO_HISTORY)
+
+
+def _predicted_box(span: TaskSpan, row: int, number: int, step: int, shift_s: float) -> Box:
+    task = span.task
+    if isinstance(task, Compute):
+        kind: str = task.phase
+    elif span.lane == COMPUTE:
+        kind = _KINDS.get(task.operation, task.operation)
+    else:
+        kind = "all_reduce_bucket" if task.sums_gradients else "message"
+    beside = span.lane != COMPUTE and not isinstance(task, Compute)
+    return Box(
+        row=row,
+        kind=kind,
+        stage=0,
+        mini_batch=step,
+        micro_batch=number if beside else None,
+        start_s=shift_s + span.begin_s,
+        end_s=shift_s + span.end_s,
+    )

@@ -3,9 +3,7 @@
 An experiment's figure has one cell of each strategy and geometry that has recorded spans. In the
 figure of a schedule a forward pass takes 1.
 
-Diagrams of schedules as papers draw them, without a cell or a measurement.
-
-::
+Schedules are drawn as papers draw them, without a cell or a measurement::
 
     data-parallel    every device has the whole network      | F 0 | B 0 | all-reduce | F 4 | ...
     model-parallel   one device works at a time              GPipe, figure 2b

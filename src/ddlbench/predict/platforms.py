@@ -1,15 +1,13 @@
-"""Measured steps of an oracle: read from tables, and the constants of a platform fitted to them.
+"""Platforms of the oracles, and the measured steps to which their constants are fitted.
 
 The logarithms of the constants are fitted by least squares of ``ln(predicted / measured)``; large
 errors weigh less (soft L1). Each constant is pulled weakly to its prior, which the hardware gives,
 and none exceeds what the hardware can do (``at_most``). A constant on which the steps depend little
 stays at its prior.
 
-Platform files: the data sheet of a cluster, and few constants fitted to measurements.
-
-``config/platforms/<name>.yaml`` is of one of two kinds: levels of a network, for ParaDL's oracle of
-CNNs, or accelerators and their links, for the oracle of transformers. The fields of the dataclasses
-below are the keys of a file.
+A platform is the data sheet of a cluster and a few constants. ``config/platforms/<name>.yaml`` is
+of one of two kinds: levels of a network, for ParaDL's oracle of CNNs, or accelerators and their
+links, for the oracle of transformers. The fields of the dataclasses below are the keys of a file.
 """
 
 from __future__ import annotations

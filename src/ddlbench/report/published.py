@@ -1,0 +1,244 @@
+"""Numbers printed in the papers, to draw and to list beside ours; they are of other hardware.
+
+M. Jansen, thesis on a performance-based recommender, 2020; Cheng, Liu, Kurihana, "Performance
+Evaluation of Distributed Deep Learning: A Networking Perspective". Each row of ``thesis2020/*.csv``
+and ``cheng/*.csv`` names the ``figure`` or table of config/papers that it was printed in, its panel
+or section (``where``), ``how`` the number was read, and, in the thesis, its ``hardware``.
+
+Beside the cells of a published figure stand the values of the prints that its file names
+(``paper.published``), and no others: a speed-up on four GPUs is printed in Figures 3.1 and 3.2, a
+deviation in 5.1 and 5.2. An experiment that is of no figure takes those of any.
+
+One table has every number that the four sources print and this repository has digitised::
+
+    thesis2020/speedups.csv       Fig. 3.1, 3.2          speed-up
+              /deviations.csv     Fig. 4.1 to 6.2        predicted / measured
+              /micro_batches.csv  Table 6.1              images/s
+              /choices.csv        Table 8.1              extra time of a choice
+    cheng/throughput.csv          Fig. 3, 5, 7           images/s
+    paradl/published/measured.csv Fig. 1                 seconds a step
+
+A value belongs to the ``figure`` of config/papers that prints it, and to no other one.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from importlib.resources import files
+
+import pandas as pd
+
+from ddlbench.experiment.config import Paper
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
+from ddlbench.report.style import printed_name
+
+SPEEDUP = "speed-up"
+PREDICTED = "predicted / measured"
+RATE = "images/s"
+STEP = "seconds a step"
+EXTRA = "extra time of the recommended strategy"
+RECOMMENDED = "recommended"  # in place of a strategy, where each case has another one
+
+KEYS = ["quantity", "dataset", "network", "strategy", "geometry", "condition"]
+"""What a printed and a measured value share if they are of the same thing."""
+PRINTED_COLUMNS = ["figure", *KEYS, "published", "where", "how"]
+
+_PARADL_STRATEGIES = {"data": "ddp", "data+filter": "data-filter", "data+spatial": "data-spatial"}
+_ABCI_DEVICES = 4  # a node
+CITATION = "Jansen 2020"
+SOURCE = ("source", "figure", "where", "hardware")
+"""Columns of a table that holds printed values below ours."""
+
+
+def chosen(rows: pd.DataFrame, paper: Paper | None) -> pd.DataFrame:
+    """Those rows of published values that may stand beside the cells of a paper's figure."""
+    return rows if paper is None else rows[rows["figure"].isin(paper.published)]
+
+
+def is_of(paper: Paper | None, figure: str) -> bool:
+    """Whether the values of a print may stand beside the cells of a paper's figure."""
+    return paper is None or figure in paper.published
+
+
+def below(ours: pd.DataFrame, printed: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """A figure's table: our rows, then the printed ones."""
+    ours = ours.assign(source="measured here", figure="", where="", hardware="")
+    theirs = printed.assign(source=CITATION)
+    return (pd.concat([ours, theirs], ignore_index=True) if len(theirs) else ours)[columns]
+
+
+def deviations(strategy: str, predictor: str, geometry: str, paper: Paper | None) -> pd.DataFrame:
+    """Signed errors of one predictor (Figures 4.1, 5.1, 5.2 and 6.2).
+
+    Of a predictor that is printed for one geometry only, these stand for any.
+
+    Returns:
+        ``network``, ``dataset``, ``geometry``, ``signed_error`` (predicted over measured, less 1),
+        ``figure``, ``where``, ``hardware``, ``how``; empty if no such figure is chosen.
+    """
+    rows = chosen(all_deviations(), paper)
+    rows = rows[(rows["strategy"] == strategy) & (rows["predictor"] == predictor)]
+    if rows["geometry"].nunique() > 1:
+        rows = rows[rows["geometry"] == geometry]
+    # Figure 5.2 shows 4 GPUs a second time; the first is the figure of that geometry.
+    return rows.drop_duplicates(["network", "dataset"]).reset_index(drop=True)
+
+
+def all_deviations() -> pd.DataFrame:
+    """Figures 4.1, 5.1, 5.2 and 6.2: signed errors of every predictor."""
+    return _rows("deviations")
+
+
+def micro_batches() -> pd.DataFrame:
+    """Table 6.1: epochs of torchgpipe at five pairs of micro-batch and number of them."""
+    return _rows("micro_batches")
+
+
+def choices() -> pd.DataFrame:
+    """Table 8.1: recommended, fastest, and the extra time of a wrong choice as a share."""
+    return _rows("choices")
+
+
+def speedups() -> pd.DataFrame:
+    """Figures 3.1 and 3.2: speed-up over one GPU; NaN for runs that failed."""
+    return _rows("speedups")
+
+
+def throughputs() -> pd.DataFrame:
+    """The networking study's images a second, with the batch and the links of each.
+
+    ``figure`` is empty of a number that the text ties to none.
+    """
+    return _rows("throughput", "cheng").fillna({"figure": ""})
+
+
+def loss_shares() -> pd.DataFrame:
+    """The networking study's shares of the throughput without loss."""
+    return _rows("loss", "cheng")
+
+
+def speedups_of(shown: pd.DataFrame, paper: Paper | None, figure: str) -> pd.DataFrame:
+    """The printed speed-ups of cells of ours: same strategy, network, dataset and geometry.
+
+    Args:
+        shown: our cells.
+        paper: that they are of; None if of no published figure.
+        figure: whose value stands first, where two figures show one bar.
+
+    Returns:
+        as :func:`speedups`, with ``workers``.
+    """
+    keys = ["strategy", "network", "dataset", "geometry"]
+    printed = chosen(speedups().dropna(subset="speedup"), paper)
+    printed = printed.sort_values("figure", key=lambda names: names != figure, kind="stable")
+    printed = printed.drop_duplicates(keys).merge(shown[keys].drop_duplicates(), on=keys)
+    return printed.assign(
+        workers=[math.prod(map(int, str(name).split("x"))) for name in printed["geometry"]]
+    )
+
+
+def label(printed: pd.DataFrame, paper: Paper | None) -> str:
+    """The paper, its figures and its hardware.
+
+    Of values that were read off another figure than the paper's, which shows the same, both are
+    named.
+    """
+    places = ", ".join(dict.fromkeys(printed["where"]))
+    hardware = ", ".join(dict.fromkeys(printed["hardware"]))
+    source = f"{CITATION}, {places}"
+    if paper is not None and paper.figure not in set(printed["figure"]):
+        source = f"{printed_name(paper.figure)}, read off {source}"
+    return f"{source} ({hardware})"
+
+
+def _rows(name: str, folder: str = "thesis2020") -> pd.DataFrame:
+    text = files("ddlbench.report").joinpath(folder, f"{name}.csv").read_text("utf-8")
+    return pd.read_csv(io.StringIO(text))
+
+
+def printed_values() -> pd.DataFrame:
+    """One row a printed value; ``published`` is NaN where the run failed there."""
+    return pd.concat([part[PRINTED_COLUMNS] for part in _parts()], ignore_index=True)
+
+
+def _parts() -> Iterator[pd.DataFrame]:
+    yield _of(speedups(), SPEEDUP, "speedup")
+    deviations = all_deviations()
+    values = {"value": 1 + deviations["signed_error"], "condition": deviations["predictor"]}
+    yield _of(deviations.assign(**values), PREDICTED, "value")
+    yield _micro_batches()
+    yield _of(choices().assign(strategy=RECOMMENDED), EXTRA, "extra_time")
+    yield _throughputs()
+    yield _iterations()
+
+
+def _of(rows: pd.DataFrame, quantity: str, column: str) -> pd.DataFrame:
+    named = rows.rename(columns={column: "published"}).assign(quantity=quantity)
+    return named if "condition" in named else named.assign(condition="")
+
+
+def _micro_batches() -> pd.DataFrame:
+    rows = micro_batches()
+    images = rows["dataset"].map(lambda name: DATASETS[name].num_train)
+    return _of(
+        rows.assign(
+            strategy="gpipe",
+            rate=images / rows["epoch_s"],
+            condition=[
+                micro_batches_text(chunks, size)
+                for chunks, size in zip(rows["chunks"], rows["micro_batch"], strict=True)
+            ],
+        ),
+        RATE,
+        "rate",
+    )
+
+
+def micro_batches_text(chunks: float, size: float) -> str:
+    """How a batch is cut, as a condition."""
+    return f"{chunks:g} micro-batches of {size:g}"
+
+
+def _throughputs() -> pd.DataFrame:
+    rows = throughputs()
+    links = zip(
+        rows["batch_size"], rows["latency_ms"], rows["bandwidth_mbit_per_s"], rows["loss_percent"],
+        strict=True,
+    )  # fmt: skip
+    made = _of(
+        rows.drop(columns="quantity").assign(
+            strategy="parameter-server", condition=[link_text(*link) for link in links]
+        ),
+        RATE,
+        "samples_per_s",
+    )
+    whole = made["rate_of"] == "all workers"
+    return made.assign(quantity=made["quantity"].where(whole, f"{RATE} of one worker"))
+
+
+def link_text(batch: float, latency_ms: float, mbit_per_s: float, loss_percent: float) -> str:
+    """Batch and links, as a condition."""
+    return f"batch {batch:g}, {latency_ms:g} ms, {mbit_per_s:g} Mbit/s, {loss_percent:g} % loss"
+
+
+def _iterations() -> pd.DataFrame:
+    rows = reliable_rows(PUBLISHED_MEASURED, "report")
+    devices = rows["gpus"].astype(int)
+    per_node = devices.clip(upper=_ABCI_DEVICES)
+    return _of(
+        rows.assign(
+            dataset=rows["dataset"].str.lower(),
+            network=rows["model"],
+            strategy=rows["strategy"].replace(_PARADL_STRATEGIES),
+            geometry=(devices // per_node).astype(str) + "x" + per_node.astype(str),
+            condition=[f"batch {batch:g}" for batch in rows["batch_global"]],
+            figure="paradl/fig1",
+            where="Fig. 1",
+            how=rows["note"].fillna(""),
+        ),
+        STEP,
+        "seconds_per_iteration",
+    )
