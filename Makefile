@@ -5,7 +5,7 @@
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
 # make test-exhaustive   full-size networks and further cases of the same tests, minutes each
 # make tables   writes every table anew that is made from the code (planning/*.csv, documents)
-# make docs   builds the documents as a web site with search, site/index.html
+# make docs   builds the documents as a web site, site/index.html; a broken link ends it
 # make p2p   clones and builds NVIDIA's link test for your GPUs: git, nvcc and internet
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
 # make validate-gpu   what one GPU can prove, four parts of eight minutes; see docs/validation/gpu/
@@ -82,7 +82,7 @@ $(DOCS_ENV)/bin/mkdocs: envs/docs.txt
 # A broken link or anchor ends it.
 docs: $(DOCS_ENV)/bin/mkdocs
 	NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build --strict
-	@echo "site/index.html"
+	@echo "site/index.html; with search: python3 -m http.server --directory site"
 
 p2p: setup
 	@python -m ddlbench.interconnect.nvidia_programs
