@@ -5,6 +5,7 @@
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
 # make test-exhaustive   full-size networks and further cases of the same tests, minutes each
 # make tables   writes every table anew that is made from the code (planning/*.csv, documents)
+# make docs   builds the documents as a web site, site/index.html; a broken link ends it
 # make p2p   clones and builds NVIDIA's link test for your GPUs: git, nvcc and internet
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
 # make validate-gpu   what one GPU can prove, four parts of eight minutes; see docs/validation/gpu/
@@ -14,6 +15,7 @@
 
 SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
+DOCS_ENV ?= .cache/docs
 TEST_PROCESSES ?= 2
 # Unit tests that take over three seconds lie in these.
 SLOW := $(shell grep -rl 'mark\.slow' tests/unit plugins/*/tests/unit)
@@ -26,7 +28,7 @@ export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
 .PHONY: help setup demo report check test test-exhaustive lint unit integration test-cluster tables \
-	p2p validate validate-gpu bench clean
+	docs p2p validate validate-gpu bench clean
 
 help:
 	@sed -n '1,12s/^# //p' Makefile
@@ -72,6 +74,16 @@ test-cluster: setup
 tables: setup
 	python -m ddlbench.commands.tables
 
+$(DOCS_ENV)/bin/mkdocs: envs/docs.txt
+	python3 -m venv $(DOCS_ENV)
+	$(DOCS_ENV)/bin/pip install --quiet --requirement envs/docs.txt
+	touch $@
+
+# A broken link or anchor ends it.
+docs: $(DOCS_ENV)/bin/mkdocs
+	NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build --strict
+	@echo "site/index.html; with search: python3 -m http.server --directory site"
+
 p2p: setup
 	@python -m ddlbench.interconnect.nvidia_programs
 
@@ -107,4 +119,4 @@ bench: setup
 	python benchmarks/questions/run.py
 
 clean:
-	rm -rf .snakemake results
+	rm -rf .snakemake results site

@@ -130,7 +130,7 @@ class Cell(Form):
     """Of weights, data and order."""
     checkpoint_every_steps: Natural = 0
     """Measured steps from one checkpoint to the next; a cell that was killed goes on from the last;
-    0 writes none ([docs/checkpointing.md](../docs/checkpointing.md))."""
+    0 writes none ([docs/failures.md](../docs/failures.md#checkpoints))."""
     deterministic: bool = False
     """Take only kernels that give the same bits in every run; on GPUs such a cell is slower, and
     cuDNN does not search."""

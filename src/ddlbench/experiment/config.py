@@ -66,7 +66,7 @@ class Profiling(Form):
     everything are always made; splits take 30 % on top."""
     runs: Annotated[int, Ge(1), Le(100)] = 1
     """Jobs that measure a profile, whose medians it holds
-    ([docs/profiling.md](../docs/profiling.md))."""
+    ([docs/measurement.md](../docs/measurement.md#profiles))."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class ExperimentKeys(Form):
     """How often each cell is measured, each time as a job of its own. Raising it runs only the new
     ones."""
     most_cells: Count = 10_000
-    """A matrix of more cells, repeats included, is taken for a mistake; raise it if you mean it."""
+    """Stop if the experiment has more cells than this, repeats included."""
     matrix: Matrix
     """Axes and their values; every combination is a cell. Any key of `settings` may be an axis
     too."""

@@ -11,8 +11,8 @@ The logarithm of a step is taken as normal, and candidates as independent but fo
 (:func:`races`).
 
 Few runs say little of their spread, so it is drawn to 5 % as if two more runs had shown that: three
-repeats on the project's test bed lie 7.3 % apart (docs/validation, repeatability), which is a
-standard deviation of 4.3 %.
+repeats on the project's test bed lie 7.3 % apart (docs/validation), which is a standard deviation
+of 4.3 %.
 
 Predictions of one case err alike: what slows one pipeline down on a machine slows its siblings down
 too. So a measured candidate moves the others::

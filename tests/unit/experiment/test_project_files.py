@@ -25,6 +25,31 @@ def test_the_map_of_the_documents_has_every_page():
     assert pages - linked - {"README.md"} == set()
 
 
+def _anchors(page: Path) -> set[str]:
+    """Names of a page's headings, as a forge and the web site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+def test_every_link_of_the_documents_leads_somewhere():
+    """`make docs` checks the same with mkdocs, which these tests do not need."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/*.md")]
+    pages += [ROOT / "config" / "README.md", ROOT / "envs" / "README.md"]
+    broken = set()
+    for page in pages:
+        text = re.sub(r"`[^`\n]+`", "", page.read_text("utf-8"))
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = link.partition("#")
+            target = page if not path else page.parent / path
+            if re.match(r"[a-z]+:", link):
+                continue
+            if not target.exists() or (anchor and anchor not in _anchors(target)):
+                broken.add(f"{page.relative_to(ROOT)}: {link}")
+    assert broken == set()
+
+
 def test_the_licence_is_declared():
     assert "Apache License" in (ROOT / "LICENSE").read_text("utf-8")
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text("utf-8")
