@@ -76,7 +76,7 @@ TABLES: Mapping[str, TableKind] = {
     kind.name: kind
     for kind in (
         TableKind("playbook", ("zero_stage", "memory_gib"), f"{_TRANSFORMER}.run_scores:score"),
-        TableKind("foundry", ("sharding", "hfu_percent"), f"{_TRANSFORMER}.run_scores:score"),
+        TableKind("foundry", ("sharding", "activation_recomputation"), f"{_TRANSFORMER}.run_scores:score"),
         TableKind("mlperf", ("round", "submitter"), "ddlbench.predict.horovod_scaling:score"),
         TableKind(
             "nccl", ("collective", "payload_bytes"), "ddlbench.predict.collective_times:score"
