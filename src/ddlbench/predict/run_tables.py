@@ -25,8 +25,8 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.measured_steps import read_table
 
-HoldOut = Literal["none", "model", "gpus", "submitter"]
-HOLD_OUTS: tuple[HoldOut, ...] = ("none", "model", "gpus", "submitter")
+HoldOut = Literal["none", "model", "gpus", "submitter", "device"]
+HOLD_OUTS: tuple[HoldOut, ...] = ("none", "model", "gpus", "submitter", "device")
 
 
 @dataclass(frozen=True)
