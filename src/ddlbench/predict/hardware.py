@@ -3,8 +3,8 @@
 ::
 
     config/hardware/<device>.yaml    one device and its link inside a node    data sheet
-    config/fabrics/<name>.yaml       what nodes send to each other            data sheet, latency as a prior
-    config/software/<name>.yaml      what trains on them                      settings, and fitted constants
+    config/fabrics/<name>.yaml       what nodes send to each other            data sheet, priors
+    config/software/<name>.yaml      what trains on them                      settings, constants
 
 The fields of the dataclasses below are the keys of a file. Rates count one way.
 """
@@ -12,7 +12,7 @@ The fields of the dataclasses below are the keys of a file. Rates count one way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -23,9 +23,11 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Name, Positive
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.experiment.paths import project_root
-from ddlbench.predict.measured_steps import Constant
+from ddlbench.predict.measured_steps import Constant, HeldOut
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+_WITHOUT_BF16 = ("fp16", "fp32")
+"""What a device without bf16 trains in."""
 _SUFFIXES = (".yaml", ".yml")
 _HEADER = "# Written by `ddlbench oracle calibrate`, or by hand: see docs/oracle.md.\n"
 
@@ -112,18 +114,19 @@ class DeviceSheet(Described):
     """Other names under which tables name the device."""
 
     def peak(self, precision: str) -> float:
-        """Dense operations a second.
+        """Dense operations a second; where bf16 is missing, those of fp16 or else fp32.
 
         Raises:
             ConfigError: the data sheet has no such precision.
         """
-        for name, value in self.peak_flops_per_s.items():
-            if name == precision:
-                return value
-        known = ", ".join(self.peak_flops_per_s)
+        others = _WITHOUT_BF16 if precision in ("bf16", "fp16") else ()
+        for name in (precision, *others):
+            for known, value in self.peak_flops_per_s.items():
+                if known == name:
+                    return value
         raise ConfigError(
-            f"{self.description}: has no peak for {precision!r}; write one of {known}, "
-            "or add it to peak_flops_per_s"
+            f"{self.description}: has no peak for {precision!r}; write one of "
+            f"{', '.join(self.peak_flops_per_s)}, or add it to peak_flops_per_s"
         )
 
     @classmethod
@@ -173,6 +176,10 @@ class Software(Described):
     """Of a gradient as it is summed over micro-batches."""
     gradient_message_bytes: Positive = 4
     """Of a gradient as replicas exchange it."""
+    message_buffer_bytes: Amount = 0
+    """Of a parameter, in buffers that exchange gradients."""
+    temporary_bytes: Amount = 0
+    """Of a parameter's share, while the optimizer updates it."""
     bucket_bytes: Positive = 25e6
     """Of gradients that one all-reduce sums."""
     stage_cut: Literal["cost", "layers"] = "layers"
@@ -180,6 +187,11 @@ class Software(Described):
     rank_order: Literal["tensor-data-pipeline", "tensor-pipeline-data"] = "tensor-data-pipeline"
     """Which ranks lie side by side; the first word is the nearest."""
     precision: Precision = "bf16"
+    flash_attention: bool = True
+    """Attention keeps no scores and moves none through memory."""
+    intervals: Mapping[str, HeldOut] = field(default_factory=dict)
+    """Measured over predicted steps of rows that were held out, by kind of layout: "pipeline" or
+    "no pipeline"."""
     fitted_on: str = ""
     """Rows of the last fit."""
 

@@ -1,6 +1,6 @@
 """Tables of runs that other people published: their kind is told by their columns.
 
-A scorer is ``score(table, question)`` and returns what ``ddlbench oracle score RUNS --json`` prints::
+``score(table, question)`` of a kind returns what ``ddlbench oracle score RUNS --json`` prints::
 
     {"rows": n, "mean_absolute_error": share, "median_absolute_error": share,
      "within_20_percent": share,
@@ -71,16 +71,15 @@ class TableKind:
         return scorer(table, question)
 
 
-_TRANSFORMER = "ddlbench.predict.transformer"
+_PREDICT = "ddlbench.predict"
+_DECODERS = f"{_PREDICT}.transformer.run_scores:score"
 TABLES: Mapping[str, TableKind] = {
     kind.name: kind
     for kind in (
-        TableKind("playbook", ("zero_stage", "memory_gib"), f"{_TRANSFORMER}.run_scores:score"),
-        TableKind("foundry", ("sharding", "activation_recomputation"), f"{_TRANSFORMER}.run_scores:score"),
-        TableKind("mlperf", ("round", "submitter"), "ddlbench.predict.horovod_scaling:score"),
-        TableKind(
-            "nccl", ("collective", "payload_bytes"), "ddlbench.predict.collective_times:score"
-        ),
+        TableKind("playbook", ("zero_stage", "memory_gib"), _DECODERS),
+        TableKind("foundry", ("sharding", "activation_recomputation"), _DECODERS),
+        TableKind("mlperf", ("round", "submitter"), f"{_PREDICT}.horovod_scaling:score"),
+        TableKind("nccl", ("collective", "payload_bytes"), f"{_PREDICT}.collective_times:score"),
     )
 }
 

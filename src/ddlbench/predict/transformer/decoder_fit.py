@@ -169,7 +169,8 @@ def proposals(devices_per_node: int, nodes: int) -> list[Proposal]:
     """Rows that tell the three constants of a new cluster: one, two, and three over nodes.
 
     Args:
-        devices_per_node, nodes: of the cluster.
+        devices_per_node: of the cluster.
+        nodes: of the cluster.
     """
     whole = devices_per_node * nodes
 

@@ -3,19 +3,21 @@
 Bytes of a device of stage i; symbols as in :mod:`.decoders`, u = s b h items, g = key and value
 heads over heads, z = devices that share the optimizer's state, q = min(p - i, m) micro-batches::
 
-    state    = 2 P + G P + 12 P / z + 2 P [d > 1]     weights, gradients, master and Adam, buckets
+    state    = 2 P + G P + 12 P / z + B P [d > 1]     weights, gradients, master and Adam, buckets
     layer    = (14 + 4 g) u / t + 8 s b f / t         norms (4), queries (2), keys and values (4 g),
                                                       attention's output and its copy (4), second
                                                       norm (4); gate and up (4 f), silu (2 f),
-                                                      product (2 f). GELU: 16 u and 4 f
+                                                      product (2 f). GELU: 4 f, so 16 u
     gathered = 4 u  a layer                           if gathered inputs are kept
     passes   = state + fragmentation q L_i (layer + gathered)
                + logit_bytes s b V / t + gather_bytes u [t > 1]
-    update   = state + 4 P / z                        temporaries of the optimizer
+    update   = state + T P / z                        temporaries of the optimizer
     memory   = context_bytes + max(passes, update)
 
-Flash attention keeps no scores. ZeRO 2 divides gradients, ZeRO 3 weights, too, and holds two
-layers' weights gathered. Full recomputation keeps 2 u / t a layer, and one layer's activations.
+Weights are in half precision; gradients in G bytes, buffers of messages in B, temporaries in T, as
+the software sets them. Flash attention keeps no scores; without it they are 5 a s^2 b / t. ZeRO 2
+divides gradients, ZeRO 3 weights, too, and holds two layers' weights gathered. Full recomputation
+keeps 2 u / t a layer, and one layer's activations.
 
 Sources: Korthikanti et al. (2022), section 4; ZeRO (Rajbhandari et al., SC 2020), section 3; Dao et
 al., FlashAttention (2022), section 3.1.
@@ -32,9 +34,9 @@ from ddlbench.predict.measured_steps import Array
 from ddlbench.predict.transformer.decoders import Decoders
 
 CONSTANTS = ("logit_bytes", "gather_bytes", "fragmentation", "context_bytes")
-WEIGHT_BYTES, OPTIMIZER_BYTES, BUCKET_BYTES = 2.0, 12.0, 2.0
-TEMPORARY_BYTES = 4.0
-"""Of a parameter that the optimizer updates."""
+WEIGHT_BYTES, OPTIMIZER_BYTES = 2.0, 12.0
+SCORE_BYTES = 5.0
+"""Of a score without flash attention: softmax (2), dropout (2) and its mask (1)."""
 RESERVED_BYTES = 2 * 2**30
 """Of a device's memory, that no process of training gets: driver's context and NCCL."""
 SCATTER = 0.065
@@ -86,7 +88,7 @@ def memory_bytes(table: Decoders, software: Software, kept: Array, stage: Array)
     parameters = stage_parameters(table, software.stage_cut, stage)
     state = _state_bytes(table, software, parameters)
     passes = state + _passes_bytes(table, software, kept, stage)
-    update = state + TEMPORARY_BYTES * parameters / _shards(table, 1)
+    update = state + software.temporary_bytes * parameters / _shards(table, 1)
     return np.asarray(software.constant("context_bytes") + np.maximum(passes, update))
 
 
@@ -133,7 +135,7 @@ def _state_bytes(table: Decoders, software: Software, parameters: Array) -> Arra
         WEIGHT_BYTES / _shards(table, 3)
         + software.gradient_bytes / _shards(table, 2)
         + OPTIMIZER_BYTES / _shards(table, 1)
-        + BUCKET_BYTES * ((table["data"] > 1) & (table["zero_stage"] < 3))
+        + software.message_buffer_bytes * ((table["data"] > 1) & (table["zero_stage"] < 3))
     )
     gathered = 2 * WEIGHT_BYTES * table.layer_parameters / table["tensor"]
     return np.asarray(parameters * each + gathered * (table["zero_stage"] >= 3))
@@ -144,7 +146,7 @@ def _passes_bytes(table: Decoders, software: Software, kept: Array, stage: Array
     stages, tensor = table.stages(software.stage_cut), table["tensor"]
     items = table.tokens * table["hidden_size"]
     flight = np.minimum(table["pipeline"] - stage, table["micro_batches"])
-    layer = layer_bytes(table) + 4 * items * kept * (tensor > 1)
+    layer = layer_bytes(table, flash=software.flash_attention) + 4 * items * kept * (tensor > 1)
     full = table["recomputation"] == "full"
     layers = stages.layers[np.arange(len(table)), stage]
     activations = flight * layers * np.where(full, 2 * items / tensor, layer) + full * layer
@@ -154,9 +156,11 @@ def _passes_bytes(table: Decoders, software: Software, kept: Array, stage: Array
     return np.asarray(kept_bytes + logits * (stage == stages.output) + transient)
 
 
-def layer_bytes(table: Decoders) -> Array:
+def layer_bytes(table: Decoders, *, flash: bool = True) -> Array:
     """Activations that one layer keeps of a micro-batch, on one device."""
     groups = table["key_value_heads"] / table["attention_heads"]
     items = table.tokens * table["hidden_size"]
     feed = np.where(table["gated"] > 0, 8.0, 4.0) * table.tokens * table["feed_forward_size"]
-    return np.asarray(((14 + 4 * groups) * items + feed) / table["tensor"])
+    scores = table["attention_heads"] * table.tokens * table["sequence_length"]
+    kept = (14 + 4 * groups) * items + feed + (0.0 if flash else SCORE_BYTES) * scores
+    return np.asarray(kept / table["tensor"])

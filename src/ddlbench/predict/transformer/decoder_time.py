@@ -1,10 +1,11 @@
 """Time of one training step of a decoder on devices that were never measured.
 
 A pass of a layer is the longest of what its device computes, of the latency of its collectives, and
-of what its host takes to launch it. Bytes of tensor parallelism add to computing::
+of what its host takes to launch it (a power mean, k = sharpness). Bytes of tensor parallelism add
+to computing::
 
-    forward  = ((device   + 4 wire)^4 + (4 one)^4 + (host / 3)^4)^(1/4)
-    backward = ((device_b + j wire)^4 + (j one)^4 + (2 host / 3)^4)^(1/4)     j = 4; 6 if inputs are
+    forward  = ((device   + 4 wire)^k + (4 one)^k + (host / 3)^k)^(1/k)
+    backward = ((device_b + j wire)^k + (j one)^k + (2 host / 3)^k)^(1/k)     j = 4; 6 if inputs are
                                                                               gathered again
     product(M, N, K) = 2 M N K / (e F) (1 + w/M) (1 + w/N) (1 + w/K)
     device   = products + attention + element-wise passes          n = s b tokens
@@ -38,15 +39,14 @@ from ddlbench.predict.hardware import Software
 from ddlbench.predict.measured_steps import Array
 from ddlbench.predict.transformer.decoder_memory import kept_inputs
 from ddlbench.predict.transformer.decoders import Decoders, Machines
+from ddlbench.predict.transformer.layer_time import SCORE_BYTES
 
 CONSTANTS = (
     "product_efficiency", "product_width", "attention_efficiency", "element_traffic",
     "memory_share", "host_layer_s", "host_tensor_factor", "collective_s", "node_latency_factor",
     "pipeline_latency_s", "link_share", "network_share", "gradient_share",
-    "gradient_latency_factor", "hop_s", "step_s",
+    "gradient_latency_factor", "hop_s", "step_s", "sharpness",
 )  # fmt: skip
-SHARPNESS = 4.0
-"""k of the power mean: how sharply the longest part wins."""
 BACKWARD, ATTENTION_BACKWARD = 2.0, 2.5
 """Of a forward pass; flash attention computes its scores once more."""
 COLLECTIVES, WITH_GATHERED_AGAIN = 4.0, 6.0
@@ -121,20 +121,23 @@ class _Step:
         ) * stages.exists
         slots, longest = self._table["micro_batches"], each.max(axis=1)
         passes = slots * longest
-        parameters = np.max(
-            (
-                stages.layers * self._table.layer_parameters[:, None]
-                + at_output * self._table.embedding_parameters[:, None]
-                + at_input
-                * np.where(
-                    (self._table["tied_embedding"] > 0) & (self._table["pipeline"] == 1),
-                    0.0,
-                    self._table.embedding_parameters,
-                )[:, None]
+        parameters = (
+            np.max(
+                (
+                    stages.layers * self._table.layer_parameters[:, None]
+                    + at_output * self._table.embedding_parameters[:, None]
+                    + at_input
+                    * np.where(
+                        (self._table["tied_embedding"] > 0) & (self._table["pipeline"] == 1),
+                        0.0,
+                        self._table.embedding_parameters,
+                    )[:, None]
+                )
+                * stages.exists,
+                axis=1,
             )
-            * stages.exists,
-            axis=1,
-        ) / self._tensor
+            / self._tensor
+        )
         gradients, update = self._after(parameters)
         return StepTime(
             {
@@ -155,10 +158,12 @@ class _Step:
         gather, scatter = self._weights()
         again = COLLECTIVES + (WITH_GATHERED_AGAIN - COLLECTIVES) * (1 - self._kept)
 
+        sharp = self._constant("sharpness")
+
         def longest(device: Array, count: Array | float, share: float, messages: Array) -> Array:
             busy = device + count * wire
             parts = (busy, count * one, host * share, messages)
-            return np.asarray(sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS))
+            return np.asarray(sum(part**sharp for part in parts) ** (1 / sharp))
 
         work = products + attention + elements
         forward = longest(work, COLLECTIVES, _HOST_FORWARD, gather)
@@ -184,10 +189,14 @@ class _Step:
             + self._product(wide * np.where(gated, 2, 1), self._hidden)
             + self._product(self._hidden, wide)
         )
-        operations = 2 * table["sequence_length"] * table.tokens * part
+        flash = self._software.flash_attention
+        operations = (2 if flash else 4) * table["sequence_length"] * table.tokens * part
         attention = operations / (self._constant("attention_efficiency") * self._peak)
         feed = np.where(gated, _GATED_BYTES, _PLAIN_BYTES) * table["feed_forward_size"]
         moved = table.tokens * (_SHARED_BYTES * self._hidden + feed) / self._tensor
+        if not flash:
+            scores = table["attention_heads"] / self._tensor * table["sequence_length"]
+            moved = moved + SCORE_BYTES * scores * table.tokens
         elements = self._constant("element_traffic") * moved / self._memory
         return products, attention, elements
 
@@ -223,9 +232,7 @@ class _Step:
 
     def _group(self) -> tuple[Array, Array]:
         """Of a ring of replicas: its nodes, and the share of their network cards it has."""
-        inside = np.minimum(
-            np.maximum(self._per_node // self._tensor, 1.0), self._table["data"]
-        )
+        inside = np.minimum(np.maximum(self._per_node // self._tensor, 1.0), self._table["data"])
         return self._table["data"] / inside, inside
 
     def _data_rate(self, share: str) -> Array:

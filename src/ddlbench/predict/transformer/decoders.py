@@ -119,9 +119,7 @@ class Decoders:
         output = np.zeros(len(self), dtype=int)
         # An output that is left out of the cost leaves equally many layers.
         weight = self.embedding_parameters if cut == "cost" else np.zeros(len(self))
-        keys = np.stack(
-            [self["layers"], self["pipeline"], self.layer_parameters, weight], axis=1
-        )
+        keys = np.stack([self["layers"], self["pipeline"], self.layer_parameters, weight], axis=1)
         kinds, place = np.unique(keys, axis=0, return_inverse=True)
         for at, (count, stages, layer, head) in enumerate(kinds.tolist()):
             cuts, last = stage_cut(int(count), int(stages), layer, head)
@@ -139,8 +137,8 @@ def stage_cut(layers: int, stages: int, layer_cost: float, output_cost: float) -
     Args:
         layers: of the network.
         stages: of the pipeline.
-        layer_cost, output_cost: in the same unit; without ``output_cost`` the last stage holds the
-            output.
+        layer_cost: of one layer.
+        output_cost: of the output layer, in the same unit; the last stage holds it.
     """
     cut, at, done = [0] * stages, 0, 0.0
     whole = layers * layer_cost + output_cost

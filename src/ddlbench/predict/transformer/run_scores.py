@@ -10,7 +10,7 @@ network on so many devices with six timed layouts or more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from ddlbench.predict.transformer.training_runs import (
     RAN,
     TrainingRuns,
     cleaned_s,
+    concatenated,
     shipped,
     training_runs,
 )
@@ -126,12 +127,10 @@ def _refitted_without(
     known = replace(known, step_s=cleaned_s(known))
     others = [one.take(kinds_of(one, hold_out) != kind) for one in (known, table)]
     others[1] = _without_copies(others[1], others[0])
-    fitted = software
-    pooled = concatenated([one for one in others if len(one)])
-    if pooled is None:
+    pooled = concatenated(others)
+    if not len(pooled):
         raise ConfigError(f"all rows have {hold_out} {kind}; nothing is left to fit")
-    fitted = refitted(pooled, software)
-    return fitted
+    return refitted(pooled, software)
 
 
 def kinds_of(runs: TrainingRuns, hold_out: str) -> Array:
@@ -324,35 +323,6 @@ def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
 
 def _origin_name(runs: TrainingRuns) -> str:
     return next(name for name, origin in ORIGINS.items() if origin == runs.origin)
-
-
-def concatenated(tables: list[TrainingRuns]) -> TrainingRuns | None:
-    """Tables of one origin as one; None of none."""
-    if not tables:
-        return None
-    first = tables[0]
-    join = _joined
-    return replace(
-        first,
-        decoders=type(first.decoders)(
-            {name: join(tables, lambda one, n=name: one.decoders[n]) for name in
-             first.decoders.columns}
-        ),
-        machines=type(first.machines)(
-            **{
-                name: join(tables, lambda one, n=name: getattr(one.machines, n))
-                for name in vars(first.machines)
-            }
-        ),
-        **{
-            name: join(tables, lambda one, n=name: getattr(one, n))
-            for name in ("models", "accelerators", "statuses", "step_s", "memory_bytes")
-        },
-    )
-
-
-def _joined(tables: list[TrainingRuns], column: Callable[[TrainingRuns], Array]) -> Array:
-    return np.concatenate([column(one) for one in tables])
 
 
 def _without_copies(runs: TrainingRuns, known: TrainingRuns) -> TrainingRuns:

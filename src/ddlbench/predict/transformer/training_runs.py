@@ -14,7 +14,7 @@ the same network, tensor, pipeline and micro-batch is dropped. A step is dropped
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -181,6 +181,30 @@ def cleaned_s(runs: TrainingRuns, known: TrainingRuns | None = None) -> Array:
     return np.asarray(np.where(slow, np.nan, runs.step_s))
 
 
+def concatenated(tables: Sequence[TrainingRuns]) -> TrainingRuns:
+    """Tables of one origin as one."""
+
+    def joined(columns: Iterable[Array]) -> Array:
+        return np.concatenate(list(columns))
+
+    decoders = tables[0].decoders.columns
+    machines = vars(tables[0].machines)
+    return TrainingRuns(
+        decoders=Decoders(
+            {name: joined(one.decoders[name] for one in tables) for name in decoders}
+        ),
+        machines=Machines(
+            **{name: joined(vars(one.machines)[name] for one in tables) for name in machines}
+        ),
+        models=joined(one.models for one in tables),
+        accelerators=joined(one.accelerators for one in tables),
+        statuses=joined(one.statuses for one in tables),
+        step_s=joined(one.step_s for one in tables),
+        memory_bytes=joined(one.memory_bytes for one in tables),
+        origin=tables[0].origin,
+    )
+
+
 def _without_slow_twins(runs: TrainingRuns) -> Array:
     names = ("tensor", "data", "pipeline", "micro_batch", "micro_batches", "sequence_length")
     keys = _keys(runs, names)
@@ -235,10 +259,7 @@ def _measured(table: pd.DataFrame, name: str, where: str) -> Array:
 
 def _decoders(table: pd.DataFrame, origin: Origin, where: str) -> Decoders:
     """Shapes and layouts; what a table leaves out has the origin's usual value."""
-    columns = {
-        name: _counts(table[name], where)
-        for name in (*_NEEDED[1:6], *_NEEDED[7:12])
-    }
+    columns = {name: _counts(table[name], where) for name in (*_NEEDED[1:6], *_NEEDED[7:12])}
     for name, usual in _DEFAULTS.items():
         given = name in table
         columns[name] = _counts(table[name], where) if given else np.full(len(table), usual)
