@@ -20,16 +20,19 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.measured_steps import Array
+from ddlbench.predict.measured_steps import Array, Fit, HeldOut
 from ddlbench.predict.run_tables import ScoreQuestion
 from ddlbench.predict.transformer.decoder_fit import (
     FEW_CONSTANTS,
     FEW_ROWS,
+    LARGEST_FITTED,
     first_stage_bytes,
     fit_time,
+    fits_of,
     nearer_bytes,
     predicted_s,
     refitted,
+    with_fits,
 )
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
 from ddlbench.predict.transformer.training_runs import (
@@ -44,6 +47,8 @@ from ddlbench.predict.transformer.training_runs import (
 )
 
 CASE_LAYOUTS = 6
+LEAST_ROWS = 5
+PIPELINE, NO_PIPELINE = "pipeline", "no pipeline"
 NEAR = 0.2
 FIRST = 3
 DRAWS = 12
@@ -84,7 +89,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
         ConfigError: a value of the table or of the question is wrong.
     """
     runs = training_runs(table, question)
-    known = shipped(_origin_name(runs))
+    known = shipped(origin_name(runs))
     filters = _checked(question.kind)
     compared = replace(runs, step_s=cleaned_s(runs, known))
     chosen = _chosen(runs, filters)
@@ -94,43 +99,71 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     software = Software.load(question.software or runs.origin.software)
     if OWN_ROWS in filters:
         return _of_own_rows(scored, software, int(filters[OWN_ROWS]))
-    predictions = held_out(scored, compared, software, question.hold_out)
-    return scored_values(scored, predictions)
+    fitted = with_shipped(compared)
+    return scored_values(scored, held_out(scored, fitted, software, question.hold_out))
 
 
 def held_out(
-    runs: TrainingRuns, table: TrainingRuns, software: Software, hold_out: str
+    runs: TrainingRuns, fitted: TrainingRuns, software: Software, hold_out: str
 ) -> Predictions:
     """Predictions of ``runs``, each kind with constants fitted without it.
 
     Args:
         runs: to predict.
-        table: all cleaned rows of the table, which are fitted besides the shipped ones.
-        software: with priors; as it is for "none".
+        fitted: cleaned rows to fit, those of the kind left out.
+        software: with priors; taken as it is for "none".
         hold_out: what is left out in turn.
+
+    Raises:
+        ConfigError: no row is of another kind.
     """
     if hold_out == "none":
         return predictions(runs, software)
-    kinds = kinds_of(runs, hold_out)
+    kinds, fitted_kinds = kinds_of(runs, hold_out), kinds_of(fitted, hold_out)
     parts = []
     for kind in np.unique(kinds):
-        fitted = _refitted_without(table, software, hold_out, kind)
-        parts.append((kinds == kind, predictions(runs.take(kinds == kind), fitted)))
+        others = fitted.take(fitted_kinds != kind)
+        if not len(others):
+            raise ConfigError(f"--hold-out {hold_out}: all rows have {kind}; nothing is left to fit")
+        chosen = kinds == kind
+        constants = refitted(others, software)
+        parts.append((chosen, predictions(runs.take(chosen), constants)))
     return _together(parts, len(runs))
 
 
-def _refitted_without(
-    table: TrainingRuns, software: Software, hold_out: str, kind: Any
-) -> Software:
-    """The software fitted to the table's rows and the shipped ones, but for one kind."""
-    known = shipped(_origin_name(table))
+def with_shipped(table: TrainingRuns) -> TrainingRuns:
+    """Cleaned rows of a table and the shipped ones of its kind, each row once."""
+    known = shipped(origin_name(table))
     known = replace(known, step_s=cleaned_s(known))
-    others = [one.take(kinds_of(one, hold_out) != kind) for one in (known, table)]
-    others[1] = _without_copies(others[1], others[0])
-    pooled = concatenated(others)
-    if not len(pooled):
-        raise ConfigError(f"all rows have {hold_out} {kind}; nothing is left to fit")
-    return refitted(pooled, software)
+    return concatenated([known, _without_copies(table, known)])
+
+
+def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Software, list[Fit]]:
+    """The software with constants fitted to runs, and the intervals of its predictions.
+
+    Intervals are those of the same rows with each model held out in turn; of so few rows that three
+    constants are fitted, or of one model, those of the fit itself.
+
+    Args:
+        runs: as they were read.
+        software: with priors.
+        where: the tables' names.
+    """
+    runs = replace(runs, step_s=cleaned_s(runs))
+    fits = fits_of(runs, software)
+    fitted = with_fits(software, fits, f"{int(runs.timed.sum())} steps of {where}")
+    small = runs.take(runs.timed & (runs.decoders.devices <= LARGEST_FITTED))
+    several = len(np.unique(small.models)) > 1 and len(small) > FEW_ROWS
+    held, how = predicted_s(small, fitted), "the same that were fitted"
+    if several:
+        held, how = held_out(small, runs, software, "model").seconds, "each model held out in turn"
+    ratios, piped = small.step_s / held, small.decoders["pipeline"] > 1
+    intervals = {}
+    for name, rows in ((NO_PIPELINE, ~piped), (PIPELINE, piped)):
+        if rows.sum() >= LEAST_ROWS:
+            low, high = np.quantile(ratios[rows], (0.05, 0.95)).tolist()
+            intervals[name] = HeldOut(low=low, high=high, source=f"{where}, {how}")
+    return replace(fitted, intervals={**software.intervals, **intervals}), fits
 
 
 def kinds_of(runs: TrainingRuns, hold_out: str) -> Array:
@@ -157,7 +190,10 @@ def scored_values(runs: TrainingRuns, predicted: Predictions) -> dict[str, Any]:
     errors = np.abs(predicted.seconds / runs.step_s - 1)
     memory = np.abs(predicted.nearer_bytes / runs.memory_bytes - 1)
     values: dict[str, Any] = {"rows": len(runs), "timed_rows": int(runs.timed.sum())}
-    values |= _means(errors) if runs.timed.any() else {}
+    if runs.timed.any():
+        ratios = (runs.step_s / predicted.seconds)[runs.timed]
+        low, high = np.quantile(ratios, (0.05, 0.95)).tolist()
+        values |= {**_means(errors), "measured_over_predicted": {"low": low, "high": high}}
     measured = np.isfinite(memory)
     if measured.any():
         values |= {
@@ -321,7 +357,7 @@ def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
     return chosen
 
 
-def _origin_name(runs: TrainingRuns) -> str:
+def origin_name(runs: TrainingRuns) -> str:
     return next(name for name, origin in ORIGINS.items() if origin == runs.origin)
 
 
