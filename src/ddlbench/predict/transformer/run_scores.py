@@ -124,7 +124,9 @@ def held_out(
     for kind in np.unique(kinds):
         others = fitted.take(fitted_kinds != kind)
         if not len(others):
-            raise ConfigError(f"--hold-out {hold_out}: all rows have {kind}; nothing is left to fit")
+            raise ConfigError(
+                f"--hold-out {hold_out}: all rows have {kind}; nothing is left to fit"
+            )
         chosen = kinds == kind
         constants = refitted(others, software)
         parts.append((chosen, predictions(runs.take(chosen), constants)))
