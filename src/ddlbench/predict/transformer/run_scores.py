@@ -153,7 +153,7 @@ def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Soft
     """
     runs = replace(runs, step_s=cleaned_s(runs))
     fits = fits_of(runs, software)
-    fitted = with_fits(software, fits, f"{int(runs.timed.sum())} steps of {where}")
+    fitted = with_fits(software, fits, f"{fits[0].rows} steps of {where}")
     small = runs.take(runs.timed & (runs.decoders.devices <= LARGEST_FITTED))
     several = len(np.unique(small.models)) > 1 and len(small) > FEW_ROWS
     held, how = predicted_s(small, fitted), "the same that were fitted"
@@ -360,6 +360,7 @@ def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
 
 
 def origin_name(runs: TrainingRuns) -> str:
+    """The kind of the table that runs are of."""
     return next(name for name, origin in ORIGINS.items() if origin == runs.origin)
 
 
