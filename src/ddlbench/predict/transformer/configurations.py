@@ -406,7 +406,10 @@ def published_shapes() -> dict[str, Shape]:
     path = Path(str(files("ddlbench.predict.transformer").joinpath("shapes.csv")))
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    return {row["name"]: Shape(*(int(row[name]) for name in _GPT)) for row in rows}
+    counts: dict[str, dict[str, Any]] = {
+        row["name"]: {name: int(row[name]) for name in _GPT} for row in rows
+    }
+    return {name: Shape(**given) for name, given in counts.items()}
 
 
 def is_shape(name: str) -> bool:
