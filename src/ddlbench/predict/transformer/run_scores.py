@@ -35,6 +35,7 @@ from ddlbench.predict.transformer.decoder_fit import (
     with_fits,
 )
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
+from ddlbench.predict.transformer.gpt_scores import gpt_seconds
 from ddlbench.predict.transformer.training_runs import (
     FAILED,
     ORIGINS,
@@ -99,8 +100,19 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     software = Software.load(question.software or runs.origin.software)
     if OWN_ROWS in filters:
         return _of_own_rows(scored, software, int(filters[OWN_ROWS]))
+    if runs.origin == ORIGINS["megatron"] and not question.software:
+        return scored_values(
+            scored, _of_gpts(table, chosen, predictions(scored, software), question)
+        )
     fitted = with_shipped(compared)
     return scored_values(scored, held_out(scored, fitted, software, question.hold_out))
+
+
+def _of_gpts(
+    table: pd.DataFrame, chosen: Array, predicted: Predictions, question: ScoreQuestion
+) -> Predictions:
+    """Predictions with the steps of the platform that was fitted to such runs."""
+    return replace(predicted, seconds=gpt_seconds(table, question.hold_out)[chosen])
 
 
 def held_out(
