@@ -246,12 +246,16 @@ def _regrets(runs: TrainingRuns, seconds: Array) -> Iterator[tuple[float, float]
             "model": runs.models,
             "accelerator": runs.accelerators,
             "devices": runs.decoders.devices,
+            "layers": runs.decoders["layers"],
             "sequence_length": runs.decoders["sequence_length"],
+            "batch": runs.decoders["data"]
+            * runs.decoders["micro_batch"]
+            * runs.decoders["micro_batches"],
             "measured_s": runs.step_s,
             "predicted_s": seconds,
         }
     )[runs.timed]
-    names = ["model", "accelerator", "devices", "sequence_length"]
+    names = [name for name in table.columns if not name.endswith("_s")]
     for _, case in table.groupby(names):
         if len(case) >= CASE_LAYOUTS:
             first = case.nsmallest(FIRST, "predicted_s")["measured_s"]
