@@ -33,6 +33,7 @@ from ddlbench.predict.transformer.decoder_fit import (
     predicted_s,
     refitted,
     with_fits,
+    with_priors,
 )
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
 from ddlbench.predict.transformer.gpt_scores import gpt_seconds
@@ -324,7 +325,7 @@ def _of_own_rows(runs: TrainingRuns, software: Software, count: int) -> dict[str
     if not 1 <= count <= FEW_ROWS:
         raise ConfigError(f"--kind own_rows={count}; write 1 to {FEW_ROWS}")
     runs = runs.take(runs.timed)
-    priors = software.with_constants({n: one.prior for n, one in software.constants.items()})
+    priors = with_priors(software)
     random, errors = np.random.default_rng(0), []
     for _ in range(DRAWS):
         own = np.zeros(len(runs), dtype=bool)
