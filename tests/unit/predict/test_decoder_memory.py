@@ -57,6 +57,38 @@ def test_a_layer_keeps_what_its_modules_need():
     assert scores == 5 * 32 * 4096**2  # Korthikanti et al.: 5 a s^2 b
 
 
+def test_experts_are_counted_as_published():
+    """Jiang et al., Mixtral of Experts (2024): 47 billion parameters, 13 of them active."""
+    mixtral = decoder(
+        "1B", layers=32, hidden_size=4096, attention_heads=32, key_value_heads=8,
+        feed_forward_size=14336, vocabulary=32000, tied_embedding=0, experts=8, active_experts=2,
+    )  # fmt: skip
+    assert mixtral.parameters[0] == pytest.approx(46.7e9, rel=1e-3)
+    active = 32 * mixtral.active_parameters[0] + 2 * mixtral.embedding_parameters[0]
+    assert active == pytest.approx(12.9e9, rel=5e-3)
+
+
+def test_devices_that_share_experts_hold_a_part_of_them():
+    given = {"experts": 8, "active_experts": 2, "data": 8}
+    alone, together = (decoder("1B", **given, expert_parallel=x) for x in (1, 8))
+    gone = alone.held_parameters[0] - together.held_parameters[0]
+    assert gone == pytest.approx(7 * alone.expert_parameters[0])
+
+
+def test_devices_that_share_a_sequence_keep_a_part_of_its_activations():
+    whole, half = (layer_bytes(decoder("1B", context=c))[0] for c in (1, 2))
+    assert half == whole / 2
+
+
+def test_groups_that_share_weights_hold_more_than_all_replicas_would():
+    given = {"data": 64, "zero_stage": 3}
+    all_, node = (
+        memory_bytes(decoder("3B", **given, shards=z), nanotron(), AGAIN, FIRST)[0] for z in (0, 8)
+    )
+    parameters = decoder("3B").parameters[0]
+    assert node - all_ == pytest.approx((2 + 4 + 12 + 4) * parameters * (1 / 8 - 1 / 64), rel=0.3)
+
+
 def test_zero_divides_one_more_part_with_each_stage():
     software = nanotron()
     each = [

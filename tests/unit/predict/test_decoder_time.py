@@ -83,6 +83,42 @@ def test_fsdp_hides_its_gathers_where_computing_is_long():
     assert short > 1.2
 
 
+def passes_s(software, **layout):
+    table = decoder("3B", **layout)
+    return step_time(table, hopper(table, software), software).parts
+
+
+def test_groups_of_fsdp_gather_in_their_node_and_sum_between_nodes():
+    software = Software.load("fsdp")
+    all_, node = (passes_s(software, data=64, zero_stage=3, shards=shards) for shards in (0, 8))
+    assert node["passes"][0] < all_["passes"][0]
+    assert node["gradients"][0] > all_["gradients"][0] == 0
+
+
+def test_devices_that_share_a_sequence_compute_a_part_of_it():
+    software = nanotron(**NOTHING)
+    whole, half = (passes_s(software, context=c, micro_batch=4)["passes"][0] for c in (1, 2))
+    assert half == pytest.approx(whole / 2, rel=0.02)  # the ring is hidden
+
+
+def test_a_token_is_computed_by_its_active_experts_alone():
+    software = nanotron(**NOTHING)
+    given = {"micro_batch": 4, "experts": 8}
+    parts = [passes_s(software, **given, active_experts=k)["passes"][0] for k in (1, 2, 3)]
+    assert parts[2] - parts[1] == pytest.approx(parts[1] - parts[0], rel=1e-6)
+    one = passes_s(software, micro_batch=4)["passes"][0]
+    assert parts[0] == pytest.approx(one, rel=1e-6)
+
+
+def test_exchanges_of_tokens_cost_more_between_nodes():
+    given = {"experts": 64, "active_experts": 2, "data": 64}
+    software = nanotron(product_width=1e-15)
+    none, node, nodes = (
+        passes_s(software, **given, expert_parallel=x)["passes"][0] for x in (1, 8, 64)
+    )
+    assert none < node < nodes
+
+
 def test_recomputation_costs_a_forward_pass():
     ratio = seconds(decoder("80B", tensor=8, recomputation="full"), nanotron()) / seconds(
         decoder("80B", tensor=8), nanotron()
