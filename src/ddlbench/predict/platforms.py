@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -47,6 +47,8 @@ class Constant(Form):
     unit: Name = ""
     meaning: Name
     prior_source: Name = ""
+    fixed: bool = False
+    """It stays at its value: rows say too little of it."""
     low: Amount | None = None
     """Lower end of the 90 % interval."""
     high: Amount | None = None
@@ -320,7 +322,20 @@ class Accelerators(PlatformFile):
 
 
 Array = NDArray[Any]
-_Platform = TypeVar("_Platform", bound=PlatformFile)
+
+
+class Fittable(Protocol):
+    """What has constants that measurements can tell."""
+
+    @property
+    def fitted(self) -> Mapping[str, Constant]:
+        """By name."""
+
+    def with_constants(self, constants: Mapping[str, float]) -> Self:
+        """The same with other values."""
+
+
+_Platform = TypeVar("_Platform", bound=Fittable)
 
 TRUST = 1.645
 """Standard errors on both sides of a 90 % interval."""
@@ -401,6 +416,11 @@ def soft_l1(errors: Array, soft: float) -> Array:
     return np.asarray(soft * np.sqrt(2 * (np.sqrt(1 + (errors / soft) ** 2) - 1)))
 
 
+def cauchy(errors: Array, soft: float) -> Array:
+    """Sizes of residuals whose squares grow as logarithms: broken runs hardly pull."""
+    return np.asarray(soft * np.sqrt(np.log1p((errors / soft) ** 2)))
+
+
 def fit(
     platform: _Platform,
     predicted_s: Callable[[_Platform], Array],
@@ -411,8 +431,10 @@ def fit(
     soft_pull: bool = False,
     weights: Array | None = None,
     groups: Array | None = None,
+    loss: Callable[[Array, float], Array] = soft_l1,
+    names: Sequence[str] | None = None,
 ) -> Fit:
-    """Fit every constant of a platform.
+    """Fit constants of a platform.
 
     Args:
         platform: with priors.
@@ -424,18 +446,21 @@ def fit(
         weights: of the steps, (n,); alike if left out.
         groups: numbers from 0 on, (n,): steps of one group err together. Left out, errors are taken
             as independent and equally large.
+        loss: of errors; with another than soft L1 give groups.
+        names: of the constants to fit; all that are not fixed if left out.
 
     Raises:
         ConfigError: there are fewer steps than constants.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415 - slow to import
 
-    names, count = list(platform.fitted), len(measured_s)
+    moved = [name for name, constant in platform.fitted.items() if not constant.fixed]
+    names, count = list(names or moved), len(measured_s)
     if count < len(names):
         raise ConfigError(
             f"{count} row(s) cannot fit {len(names)} constants; give at least {len(names)}"
         )
-    fitted = platform.fitted.values()
+    fitted = [platform.fitted[name] for name in names]
     priors = np.log([constant.prior for constant in fitted])
     spreads = np.log([constant.spread for constant in fitted])
     most = np.log([constant.limit for constant in fitted])
@@ -447,7 +472,7 @@ def fit(
         pulled = pull * (logs - priors) / spreads
         # Soft by hand: weights do not move the soft end, and the pull may stay quadratic.
         pulled = soft_l1(pulled, soft) if soft_pull else pulled
-        return np.concatenate([roots * soft_l1(errors, soft), pulled])
+        return np.concatenate([roots * loss(errors, soft), pulled])
 
     solved = least_squares(
         residuals,

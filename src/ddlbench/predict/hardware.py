@@ -1,0 +1,288 @@
+"""Hardware and software as files, before anything is measured on them.
+
+::
+
+    config/hardware/<device>.yaml    one device and its link inside a node    data sheet
+    config/fabrics/<name>.yaml       what nodes send to each other            data sheet, priors
+    config/software/<name>.yaml      what trains on them                      settings, constants
+
+The fields of the dataclasses below are the keys of a file. Rates count one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import yaml
+
+from ddlbench.common.document import write_text
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Amount, Count, Form, Interval, Name, Positive
+from ddlbench.common.schema import nearest, read_checked, read_yaml
+from ddlbench.experiment.paths import project_root
+from ddlbench.predict.platforms import Constant, HeldOut
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+_WITHOUT_BF16 = ("fp16", "fp32")
+"""What a device without bf16 trains in."""
+_SUFFIXES = (".yaml", ".yml")
+_HEADER = "# Written by `ddlbench oracle calibrate`, or by hand: see docs/oracle.md.\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described(Form):
+    """What every file has.
+
+    Class attributes:
+        folder: below ``config``.
+        noun: what a file describes, for messages.
+    """
+
+    folder: ClassVar[str]
+    noun: ClassVar[str]
+
+    description: Name
+    sources: Mapping[str, Name]
+    """Where each value is from, by its key."""
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Read ``config/<folder>/<name>.yaml``, or the file ``name`` if it is a path.
+
+        Raises:
+            ConfigError: there is no such file, or a key is wrong.
+        """
+        is_path = name.endswith(_SUFFIXES)
+        path = Path(name) if is_path else cls._folder() / f"{name}.yaml"
+        if not path.is_file():
+            raise ConfigError(f"{cls.noun} {name!r} has no file {path}; {cls._remark(name)}")
+        described = read_checked(cls, read_yaml(path), str(path))
+        described.check(str(path))
+        return described
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of the shipped files."""
+        return sorted(path.stem for path in cls._folder().glob("*.yaml"))
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError if a source is of no key."""
+        for key in self.sources:
+            if not hasattr(self, key):
+                raise ConfigError(
+                    f"{where}: sources: {key!r} is no key; {nearest(key, vars(self))}"
+                )
+
+    @classmethod
+    def _folder(cls) -> Path:
+        return project_root() / "config" / cls.folder
+
+    @classmethod
+    def _remark(cls, name: str) -> str:
+        return nearest(name, cls.names())
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLink(Form):
+    """What a device sends to the others of its node."""
+
+    name: Literal["NVLink", "NVSwitch", "PCIe", "Infinity Fabric"]
+    bytes_per_s: Positive
+    """Of one device over all its links together, one way."""
+    all_to_all: bool = False
+    """Every two devices of a node are connected, through a switch or directly."""
+    sharp: bool = False
+    """The switch sums (NVLink SHARP)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSheet(Described):
+    """The data sheet of one device."""
+
+    folder: ClassVar[str] = "hardware"
+    noun: ClassVar[str] = "device"
+
+    memory_bytes: Positive
+    memory_bytes_per_s: Positive
+    peak_flops_per_s: Mapping[Precision, Positive]
+    """Dense peaks; 16-bit ones with matrix units."""
+    link: NodeLink
+    aliases: tuple[Name, ...] = ()
+    """Other names under which tables name the device."""
+
+    def peak(self, precision: str) -> float:
+        """Dense operations a second; where bf16 is missing, those of fp16 or else fp32.
+
+        Raises:
+            ConfigError: the data sheet has no such precision.
+        """
+        others = _WITHOUT_BF16 if precision in ("bf16", "fp16") else ()
+        for name in (precision, *others):
+            for known, value in self.peak_flops_per_s.items():
+                if known == name:
+                    return value
+        raise ConfigError(
+            f"{self.description}: has no peak for {precision!r}; write one of "
+            f"{', '.join(self.peak_flops_per_s)}, or add it to peak_flops_per_s"
+        )
+
+    @classmethod
+    def called(cls, alias: str) -> DeviceSheet | None:
+        """The shipped device of that file name or alias; None if there is none."""
+        for name in cls.names():
+            sheet = cls.load(name)
+            if alias.casefold() in (word.casefold() for word in (name, *sheet.aliases)):
+                return sheet
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric(Described):
+    """What nodes send to each other."""
+
+    folder: ClassVar[str] = "fabrics"
+    noun: ClassVar[str] = "fabric"
+
+    bytes_per_s: Positive
+    """One way."""
+    per: Literal["device", "node"]
+    """Whether each device or each node has that rate."""
+    latency_s: Positive
+    """That each node adds to an all-reduce."""
+    latency_interval_s: Interval
+    message_s: Amount
+    """Of one message between two nodes."""
+
+    def node_bytes_per_s(self, devices_per_node: int) -> float:
+        """Of all network cards of a node together."""
+        return self.bytes_per_s * (devices_per_node if self.per == "device" else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software(Described):
+    """What trains: settings that decide memory and time, and constants that are fitted."""
+
+    folder: ClassVar[str] = "software"
+    noun: ClassVar[str] = "software"
+
+    constants: Mapping[str, Constant]
+    gathered_inputs: Literal["keep", "again", "unknown"] = "unknown"
+    """Whether inputs of products that tensor parallelism gathers are kept for the backward pass,
+    or gathered again."""
+    gradient_bytes: Positive = 4
+    """Of a gradient as it is summed over micro-batches."""
+    gradient_message_bytes: Positive = 4
+    """Of a gradient as replicas exchange it."""
+    message_buffer_bytes: Amount = 0
+    """Of a parameter, in buffers that exchange gradients."""
+    temporary_bytes: Amount = 0
+    """Of a parameter's share, while the optimizer updates it."""
+    bucket_bytes: Positive = 25e6
+    """Of gradients that one all-reduce sums."""
+    stage_cut: Literal["cost", "layers"] = "layers"
+    """Stages have equal cost, the output layer counted, or equally many layers."""
+    rank_order: Literal["tensor-data-pipeline", "tensor-pipeline-data"] = "tensor-data-pipeline"
+    """Which ranks lie side by side; the first word is the nearest."""
+    precision: Precision = "bf16"
+    tensor: bool = True
+    """It cuts layers over devices."""
+    pipeline: bool = True
+    """It cuts the network into stages."""
+    zero_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1)
+    """Stages of ZeRO that it has; 3 is FSDP."""
+    flash_attention: bool = True
+    """Attention keeps no scores and moves none through memory."""
+    intervals: Mapping[str, HeldOut] = field(default_factory=dict)
+    """Measured over predicted steps of rows that were held out, by kind of layout: "pipeline" or
+    "no pipeline"."""
+    fitted_on: str = ""
+    """Rows of the last fit."""
+
+    @property
+    def fitted(self) -> Mapping[str, Constant]:
+        return self.constants
+
+    def constant(self, name: str) -> float:
+        """The value of a constant.
+
+        Raises:
+            ConfigError: the software has none of that name.
+        """
+        if name not in self.constants:
+            raise ConfigError(
+                f"{self.description}: constants: {name!r} is missing; add value and prior, "
+                "as in config/software/nanotron.yaml"
+            )
+        return self.constants[name].value
+
+    @property
+    def item_bytes(self) -> float:
+        """Of an activation, and of a weight as messages carry it."""
+        return 4.0 if self.precision in ("fp32", "tf32") else 2.0
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of a weight beside the optimizer's state, which holds the single-precision one."""
+        return 0.0 if self.precision in ("fp32", "tf32") else 2.0
+
+    def with_constants(self, constants: Mapping[str, float]) -> Self:
+        """The same software with other values."""
+        changed = {
+            name: replace(self.constants[name], value=value) for name, value in constants.items()
+        }
+        return replace(self, constants={**self.constants, **changed})
+
+    def require(self, names: Sequence[str]) -> None:
+        """Raise ConfigError if one of the constants is missing."""
+        for name in names:
+            self.constant(name)
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically.
+
+        Raises:
+            ConfigError: the path cannot be written.
+        """
+        values = self.to_dict(without_defaults=True)
+        constants = values.pop("constants")
+        text = yaml.safe_dump(
+            values | {"constants": constants}, sort_keys=False, allow_unicode=True, width=100
+        )
+        try:
+            write_text(path, _HEADER + text)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class System:
+    """A cluster that need not exist.
+
+    Args:
+        device: of which all nodes are made.
+        fabric: between nodes; None for a single node.
+        nodes, devices_per_node: the geometry.
+    """
+
+    device: DeviceSheet
+    fabric: Fabric | None
+    nodes: Count
+    devices_per_node: Count
+
+    def __post_init__(self) -> None:
+        if self.nodes > 1 and self.fabric is None:
+            raise ConfigError(
+                f"{self.nodes} nodes need a fabric; write one of {', '.join(Fabric.names())}"
+            )
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+    @property
+    def node_bytes_per_s(self) -> float:
+        """What all network cards of a node send; endless if there is one node only."""
+        return self.fabric.node_bytes_per_s(self.devices_per_node) if self.fabric else float("inf")

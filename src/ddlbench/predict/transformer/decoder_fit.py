@@ -1,0 +1,203 @@
+"""Constants of software, fitted to runs of decoders.
+
+Least squares of ln(predicted / measured) with Cauchy's loss, so that broken runs hardly pull; each
+constant is pulled weakly to its prior, so that one on which the rows depend little stays there.
+Time and memory have constants of their own.
+
+A cluster that is new has few rows: three constants are fitted to at most ten of them, as rows are
+bound by three different things: products, the host, and the latency of further nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.predict.hardware import Software
+from ddlbench.predict.platforms import Array, Fit, cauchy, fit
+from ddlbench.predict.transformer import decoder_memory, decoder_time
+from ddlbench.predict.transformer.training_runs import TrainingRuns
+
+SOFT = 0.1
+PULL = 0.2
+"""Weight of the priors: a constant that is one spread off its prior costs as much as an error of
+SOFT x PULL in n / k of the n runs, where k constants are fitted."""
+FEW_CONSTANTS = ("product_efficiency", "host_layer_s", "node_latency_factor")
+FEW_ROWS = 10
+LARGEST_FITTED = 256
+"""Devices. Published runs on 512 are up to eight times as slow as on 256, with no cause told."""
+
+
+def time_names(software: Software) -> list[str]:
+    """Constants of the step that rows can tell."""
+    known = software.constants.items()
+    return [name for name, one in known if name in decoder_time.CONSTANTS and not one.fixed]
+
+
+def memory_names(software: Software) -> list[str]:
+    """Constants of the memory that rows can tell."""
+    known = software.constants.items()
+    return [name for name, one in known if name in decoder_memory.CONSTANTS and not one.fixed]
+
+
+def predicted_s(runs: TrainingRuns, software: Software) -> Array:
+    """Seconds of a step of each run."""
+    return decoder_time.step_time(runs.decoders, runs.machines, software).seconds
+
+
+def first_stage_bytes(runs: TrainingRuns, software: Software) -> tuple[Array, Array]:
+    """Memory of the first rank, with gathered inputs gathered again, and kept."""
+    stage = np.zeros(len(runs), dtype=int)
+    return tuple(  # type: ignore[return-value]
+        decoder_memory.memory_bytes(runs.decoders, software, kept, stage)
+        for kept in decoder_memory.kept_inputs(runs.decoders, software)
+    )
+
+
+def nearer_bytes(runs: TrainingRuns, software: Software) -> Array:
+    """Memory of the first rank with the setting of gathered inputs that fits the run better.
+
+    Tables do not say the setting. Where the software's is unknown, this is a choice after the fact.
+    """
+    again, kept = first_stage_bytes(runs, software)
+    distances = [np.abs(np.log(one / runs.memory_bytes)) for one in (again, kept)]
+    return np.asarray(np.where(distances[0] <= distances[1], again, kept))
+
+
+def fit_time(runs: TrainingRuns, software: Software, names: Sequence[str] | None = None) -> Fit:
+    """Fit constants of the step to runs that have one.
+
+    Raises:
+        ConfigError: there are fewer runs than constants.
+    """
+    names = names or time_names(software)
+    runs = runs.take(runs.timed)
+    return fit(
+        software,
+        lambda tried: predicted_s(runs, tried),
+        runs.step_s,
+        soft=SOFT,
+        pull=PULL * SOFT * math.sqrt(max(len(runs), 1) / len(names)),
+        groups=_groups(runs),
+        loss=cauchy,
+        names=names,
+    )
+
+
+def fit_memory(runs: TrainingRuns, software: Software) -> Fit:
+    """Fit constants of the memory to runs that have one.
+
+    Raises:
+        ConfigError: there are fewer runs than constants.
+    """
+    names = memory_names(software)
+    runs = runs.take(np.isfinite(runs.memory_bytes))
+    return fit(
+        software,
+        lambda tried: nearer_bytes(runs, tried),
+        runs.memory_bytes,
+        soft=SOFT,
+        pull=PULL * SOFT * math.sqrt(max(len(runs), 1) / len(names)),
+        groups=_groups(runs),
+        loss=cauchy,
+        names=names,
+    )
+
+
+def _groups(runs: TrainingRuns) -> Array:
+    """Runs of one network and cut err together."""
+    names = ("hidden_size", "layers", "tensor", "pipeline", "sequence_length")
+    keys = np.stack([runs.decoders[name] for name in names], axis=1)
+    return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1]).ravel()
+
+
+def refitted(runs: TrainingRuns, software: Software, *, memory: bool = True) -> Software:
+    """The software with all constants that ``runs`` can tell fitted to them.
+
+    Args:
+        runs: cleaned.
+        software: with priors.
+        memory: fit those of the memory too, if a run has any.
+    """
+    fits = fits_of(runs, software, memory=memory)
+    return software.with_constants({k: v for one in fits for k, v in one.constants.items()})
+
+
+def fits_of(runs: TrainingRuns, software: Software, *, memory: bool = True) -> list[Fit]:
+    """Fits of the step and of the memory, those for which there are runs."""
+    small = runs.take(runs.decoders.devices <= LARGEST_FITTED)
+    fits = []
+    if small.timed.any():
+        few = small.timed.sum() <= FEW_ROWS
+        # What was fitted before is more than what was expected before it.
+        start = with_values_as_priors(software) if few else software
+        fits.append(fit_time(small, start, FEW_CONSTANTS if few else None))
+    enough = np.isfinite(runs.memory_bytes).sum() > FEW_ROWS
+    if memory and enough and memory_names(software):
+        fits.append(fit_memory(runs, software))
+    if not fits:
+        raise ConfigError("no run to fit has a measured step; give rows with step_s")
+    return fits
+
+
+def with_values_as_priors(software: Software) -> Software:
+    """The software, expected to be as it was fitted."""
+    constants = {name: replace(one, prior=one.value) for name, one in software.constants.items()}
+    return replace(software, constants=constants)
+
+
+def with_priors(software: Software) -> Software:
+    """The software as it was before any fit."""
+    return software.with_constants({name: one.prior for name, one in software.constants.items()})
+
+
+def with_fits(software: Software, fits: Sequence[Fit], fitted_on: str) -> Software:
+    """The software with fitted values, their intervals, and the rows that they are from."""
+    changed = dict(software.constants)
+    for one in fits:
+        for name, value in one.constants.items():
+            low, high = one.intervals[name]
+            changed[name] = replace(changed[name], value=value, low=low, high=high)
+    return replace(software, constants=changed, fitted_on=fitted_on)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A run that is worth measuring.
+
+    Args:
+        bound_by: what it tells.
+        layout: tensor, data, pipeline, micro_batch.
+    """
+
+    bound_by: str
+    layout: Mapping[str, int]
+
+
+def proposals(devices_per_node: int, nodes: int) -> list[Proposal]:
+    """Rows that tell the three constants of a new cluster: one, two, and three over nodes.
+
+    Args:
+        devices_per_node: of the cluster.
+        nodes: of the cluster.
+    """
+    whole = devices_per_node * nodes
+
+    def layout(tensor: int, micro_batch: int) -> dict[str, int]:
+        return {
+            "tensor": tensor, "data": whole // tensor, "pipeline": 1, "micro_batch": micro_batch,
+        }  # fmt: skip
+
+    inside = [Proposal("products", layout(1, 2))]
+    inside += [Proposal("host", layout(t, 1)) for t in (2, 8) if t <= devices_per_node]
+    over = [
+        Proposal("latency of nodes", layout(devices_per_node * spanned, 1))
+        for spanned in (2, 4)
+        if spanned <= nodes
+    ]
+    over += [Proposal("latency of nodes, gradients", layout(1, 1))] if nodes > 1 else []
+    return inside + over

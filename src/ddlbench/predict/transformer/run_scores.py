@@ -1,0 +1,409 @@
+"""How right predictions of published trainings are: steps, memory, what fits, and what is chosen.
+
+A row that is held out is predicted with constants that were fitted without any row of its kind,
+neither of the table nor of the shipped rows. Errors are |predicted - measured| / measured.
+
+Regret of a choice: the measured step of the layout that is predicted to be the fastest, over the
+fastest measured one, less 1; and the same for the best of the first three predicted. A case is one
+network on so many devices with six timed layouts or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
+from ddlbench.predict.hardware import Software
+from ddlbench.predict.platforms import Array, Fit, HeldOut
+from ddlbench.predict.run_tables import ScoreQuestion
+from ddlbench.predict.transformer.decoder_fit import (
+    FEW_CONSTANTS,
+    FEW_ROWS,
+    LARGEST_FITTED,
+    first_stage_bytes,
+    fit_time,
+    fits_of,
+    nearer_bytes,
+    predicted_s,
+    refitted,
+    with_fits,
+    with_priors,
+)
+from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
+from ddlbench.predict.transformer.gpt_scores import gpt_seconds
+from ddlbench.predict.transformer.training_runs import (
+    FAILED,
+    ORIGINS,
+    RAN,
+    TrainingRuns,
+    cleaned_s,
+    concatenated,
+    shipped,
+    training_runs,
+)
+
+CASE_LAYOUTS = 6
+LEAST_ROWS = 5
+PIPELINE, NO_PIPELINE = "pipeline", "no pipeline"
+NEAR = 0.2
+FIRST = 3
+DRAWS = 12
+KINDS: Mapping[str, tuple[str, ...]] = {"pipeline": ("yes", "no"), "cleaned": ("yes", "no")}
+"""Filters of words; those of numbers are below."""
+LIMITS: Mapping[str, tuple[str, bool]] = {
+    "max_gpus": ("devices", True), "min_gpus": ("devices", False),
+    "tensor_max": ("tensor", True), "tensor_min": ("tensor", False),
+}  # fmt: skip
+"""Filters of numbers: the column that they limit, and whether from above."""
+MODEL, OWN_ROWS = "model", "own_rows"
+ERRORS = (
+    "mean_absolute_error", "median_absolute_error", "within_20_percent",
+    "memory_mean_absolute_error", "memory_median_absolute_error",
+)  # fmt: skip
+"""Null where the table has no such column."""
+BY = ("devices", "tensor", "pipeline", "data", "micro_batch", "sequence_length")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What is predicted of each run.
+
+    Args:
+        seconds: of a step.
+        least_bytes, most_bytes: memory of the first rank, with gathered inputs gathered again, and
+            kept.
+        nearer_bytes: that of both which fits the run better.
+        answers: whether the layout fits (:func:`~.decoder_memory.memory_calls`).
+    """
+
+    seconds: Array
+    least_bytes: Array
+    most_bytes: Array
+    nearer_bytes: Array
+    answers: Array
+
+
+def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
+    """Score a table of decoders' trainings, as :mod:`ddlbench.predict.run_tables` says.
+
+    Raises:
+        ConfigError: a value of the table or of the question is wrong.
+    """
+    runs = training_runs(table, question)
+    known = shipped(origin_name(runs))
+    filters = _checked(question.kind)
+    compared = replace(runs, step_s=cleaned_s(runs, known))
+    chosen = _chosen(runs, filters)
+    scored = (runs if filters.get("cleaned") == "no" else compared).take(chosen)
+    if not len(scored):
+        raise ConfigError(f"no row of {len(runs)} is of this kind; leave out a part of --kind")
+    software = Software.load(question.software or runs.origin.software)
+    if OWN_ROWS in filters:
+        return _of_own_rows(scored, software, int(filters[OWN_ROWS]))
+    if runs.origin == ORIGINS["megatron"] and not question.software:
+        return scored_values(
+            scored, _of_gpts(table, chosen, predictions(scored, software), question)
+        )
+    fitted = with_shipped(compared)
+    return scored_values(scored, held_out(scored, fitted, software, question.hold_out))
+
+
+def _of_gpts(
+    table: pd.DataFrame, chosen: Array, predicted: Predictions, question: ScoreQuestion
+) -> Predictions:
+    """Predictions with the steps of the platform that was fitted to such runs."""
+    return replace(predicted, seconds=gpt_seconds(table, question.hold_out)[chosen])
+
+
+def held_out(
+    runs: TrainingRuns, fitted: TrainingRuns, software: Software, hold_out: str
+) -> Predictions:
+    """Predictions of ``runs``, each kind with constants fitted without it.
+
+    Args:
+        runs: to predict.
+        fitted: cleaned rows to fit, those of the kind left out.
+        software: with priors; taken as it is for "none".
+        hold_out: what is left out in turn.
+
+    Raises:
+        ConfigError: no row is of another kind.
+    """
+    if hold_out == "none":
+        return predictions(runs, software)
+    kinds, fitted_kinds = kinds_of(runs, hold_out), kinds_of(fitted, hold_out)
+    parts = []
+    for kind in np.unique(kinds):
+        others = fitted.take(fitted_kinds != kind)
+        if not len(others):
+            raise ConfigError(
+                f"--hold-out {hold_out}: all rows have {kind}; nothing is left to fit"
+            )
+        chosen = kinds == kind
+        constants = refitted(others, software)
+        parts.append((chosen, predictions(runs.take(chosen), constants)))
+    return _together(parts, len(runs))
+
+
+def with_shipped(table: TrainingRuns) -> TrainingRuns:
+    """Cleaned rows of a table and the shipped ones of its kind, each row once."""
+    known = shipped(origin_name(table))
+    known = replace(known, step_s=cleaned_s(known))
+    return concatenated([known, _without_copies(table, known)])
+
+
+def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Software, list[Fit]]:
+    """The software with constants fitted to runs, and the intervals of its predictions.
+
+    Intervals are those of the same rows with each model held out in turn; of so few rows that three
+    constants are fitted, or of one model, those of the fit itself.
+
+    Args:
+        runs: as they were read.
+        software: with priors.
+        where: the tables' names.
+    """
+    runs = replace(runs, step_s=cleaned_s(runs))
+    fits = fits_of(runs, software)
+    fitted = with_fits(software, fits, f"{fits[0].rows} steps of {where}")
+    small = runs.take(runs.timed & (runs.decoders.devices <= LARGEST_FITTED))
+    several = len(np.unique(small.models)) > 1 and len(small) > FEW_ROWS
+    held, how = predicted_s(small, fitted), "the same that were fitted"
+    if several:
+        held, how = held_out(small, runs, software, "model").seconds, "each model held out in turn"
+    ratios, piped = small.step_s / held, small.decoders["pipeline"] > 1
+    intervals = {}
+    for name, rows in ((NO_PIPELINE, ~piped), (PIPELINE, piped)):
+        if rows.sum() >= LEAST_ROWS:
+            low, high = np.quantile(ratios[rows], (0.05, 0.95)).tolist()
+            intervals[name] = HeldOut(low=low, high=high, source=f"{where}, {how}")
+    return replace(fitted, intervals={**software.intervals, **intervals}), fits
+
+
+def kinds_of(runs: TrainingRuns, hold_out: str) -> Array:
+    """The kind of each run; a run's submitter is who published its table, so its device counts."""
+    match hold_out:
+        case "model":
+            return runs.models
+        case "gpus":
+            return runs.decoders.devices
+        case _:
+            return runs.accelerators
+
+
+def predictions(runs: TrainingRuns, software: Software) -> Predictions:
+    """Predictions with the software's constants as they are."""
+    least, most = first_stage_bytes(runs, software)
+    calls = memory_calls(runs.decoders, software, runs.machines.memory_bytes)
+    nearer = nearer_bytes(runs, software)
+    return Predictions(predicted_s(runs, software), least, most, nearer, calls.answers)
+
+
+def scored_values(runs: TrainingRuns, predicted: Predictions) -> dict[str, Any]:
+    """The result of a score."""
+    errors = np.abs(predicted.seconds / runs.step_s - 1)
+    memory = np.abs(predicted.nearer_bytes / runs.memory_bytes - 1)
+    values: dict[str, Any] = dict.fromkeys(ERRORS)
+    values |= {"rows": len(runs), "timed_rows": int(runs.timed.sum())}
+    if runs.timed.any():
+        ratios = (runs.step_s / predicted.seconds)[runs.timed]
+        low, high = np.quantile(ratios, (0.05, 0.95)).tolist()
+        values |= {**_means(errors), "measured_over_predicted": {"low": low, "high": high}}
+    measured = np.isfinite(memory)
+    if measured.any():
+        values |= {
+            "memory_mean_absolute_error": float(memory[measured].mean()),
+            "memory_median_absolute_error": float(np.median(memory[measured])),
+            "memory_rows": int(measured.sum()),
+        }
+    values["fit"] = _fit_calls(runs, predicted.answers)
+    values["choice"] = choices(runs, predicted.seconds)
+    values["by"] = _by(runs, errors, memory)
+    if measured.any():
+        values["by"]["memory_switch"] = {
+            name: _memory_means(np.abs(one / runs.memory_bytes - 1))
+            for name, one in (("again", predicted.least_bytes), ("keep", predicted.most_bytes))
+        }
+    return values
+
+
+def choices(runs: TrainingRuns, seconds: Array) -> dict[str, Any]:
+    """Regrets of the choices that predicted ``seconds`` lead to."""
+    regrets = np.array(list(_regrets(runs, seconds)))
+    if not len(regrets):
+        return {"cases": 0}
+    return {
+        "cases": len(regrets),
+        "mean_regret": float(regrets[:, 0].mean()),
+        "median_regret": float(np.median(regrets[:, 0])),
+        "best_of_three_regret": float(regrets[:, 1].mean()),
+        "best_chosen": float(np.mean(regrets[:, 0] == 0)),
+    }
+
+
+def _regrets(runs: TrainingRuns, seconds: Array) -> Iterator[tuple[float, float]]:
+    table = pd.DataFrame(
+        {
+            "model": runs.models,
+            "accelerator": runs.accelerators,
+            "devices": runs.decoders.devices,
+            "layers": runs.decoders["layers"],
+            "sequence_length": runs.decoders["sequence_length"],
+            "batch": runs.decoders["data"]
+            * runs.decoders["micro_batch"]
+            * runs.decoders["micro_batches"],
+            "measured_s": runs.step_s,
+            "predicted_s": seconds,
+        }
+    )[runs.timed]
+    names = [name for name in table.columns if not name.endswith("_s")]
+    for _, case in table.groupby(names):
+        if len(case) >= CASE_LAYOUTS:
+            first = case.nsmallest(FIRST, "predicted_s")["measured_s"]
+            best = case["measured_s"].min()
+            yield first.iloc[0] / best - 1, first.min() / best - 1
+
+
+def _fit_calls(runs: TrainingRuns, answers: Array) -> dict[str, float | None] | None:
+    ran, failed = runs.statuses == RAN, runs.statuses == FAILED
+    if not failed.any():
+        return None
+    refused = answers == TOO_LARGE
+    return {
+        "survivors_refused": float(refused[ran].mean()) if ran.any() else None,
+        "failures_refused": float(refused[failed].mean()),
+        "failures_refused_or_cannot_tell": float(
+            (refused | (answers == CANNOT_TELL))[failed].mean()
+        ),
+        "survivors_cannot_tell": float((answers == CANNOT_TELL)[ran].mean()) if ran.any() else None,
+    }
+
+
+def _means(errors: Array) -> dict[str, Any]:
+    errors = errors[np.isfinite(errors)]
+    if not len(errors):
+        return {}
+    return {
+        "mean_absolute_error": float(errors.mean()),
+        "median_absolute_error": float(np.median(errors)),
+        "within_20_percent": float(np.mean(errors <= NEAR)),
+    }
+
+
+def _memory_means(errors: Array) -> dict[str, float]:
+    errors = errors[np.isfinite(errors)]
+    if not len(errors):
+        return {}
+    return {
+        "memory_mean_absolute_error": float(errors.mean()),
+        "memory_median_absolute_error": float(np.median(errors)),
+    }
+
+
+def _by(runs: TrainingRuns, errors: Array, memory: Array) -> dict[str, Any]:
+    columns: dict[str, Array] = {"model": runs.models, "accelerator": runs.accelerators}
+    columns |= {name: runs.decoders[name] for name in BY if name != "devices"}
+    columns["devices"] = runs.decoders.devices
+    return {
+        name: {
+            value if isinstance(value, str) else f"{value:g}": {
+                "rows": int((of == value).sum()),
+                **_means(errors[of == value]),
+                **_memory_means(memory[of == value]),
+            }
+            for value in np.unique(of)
+        }
+        for name, of in columns.items()
+    }
+
+
+def _of_own_rows(runs: TrainingRuns, software: Software, count: int) -> dict[str, Any]:
+    """Errors of all other rows after a fit of three constants to ``count`` random rows.
+
+    The other constants stay at their priors. The mean is over :data:`DRAWS` draws.
+    """
+    if not 1 <= count <= FEW_ROWS:
+        raise ConfigError(f"--kind own_rows={count}; write 1 to {FEW_ROWS}")
+    runs = runs.take(runs.timed)
+    priors = with_priors(software)
+    random, errors = np.random.default_rng(0), []
+    for _ in range(DRAWS):
+        own = np.zeros(len(runs), dtype=bool)
+        own[random.choice(len(runs), min(count, len(runs) - 1), replace=False)] = True
+        names = FEW_CONSTANTS[: max(1, min(len(FEW_CONSTANTS), int(own.sum())))]
+        fitted = priors.with_constants(fit_time(runs.take(own), priors, names).constants)
+        others = runs.take(~own)
+        errors.append(np.abs(predicted_s(others, fitted) / others.step_s - 1))
+    return {
+        "rows": len(runs),
+        "draws": DRAWS,
+        "own_rows": count,
+        "mean_absolute_error": float(np.mean([one.mean() for one in errors])),
+        "median_absolute_error": float(np.mean([np.median(one) for one in errors])),
+        "within_20_percent": float(np.mean([np.mean(one <= NEAR) for one in errors])),
+    }
+
+
+def _checked(kind: Mapping[str, str]) -> Mapping[str, str]:
+    """The filters, if all are known.
+
+    Raises:
+        ConfigError: one is unknown, or its value is wrong.
+    """
+    names = (*KINDS, *LIMITS, MODEL, OWN_ROWS)
+    for name, value in kind.items():
+        if name not in names:
+            raise ConfigError(f"--kind {name}={value}: {name!r} is unknown; {nearest(name, names)}")
+        if name in KINDS and value not in KINDS[name]:
+            raise ConfigError(f"--kind {name}={value}; write {' or '.join(KINDS[name])}")
+        if name in (*LIMITS, OWN_ROWS) and not value.isdigit():
+            raise ConfigError(f"--kind {name}={value}; write a whole number")
+    return kind
+
+
+def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
+    """Rows of the kind."""
+    chosen = np.ones(len(runs), dtype=bool)
+    if "pipeline" in filters:
+        chosen &= (runs.decoders["pipeline"] > 1) == (filters["pipeline"] == "yes")
+    for name, (column, above) in LIMITS.items():
+        if name in filters:
+            values = runs.decoders.devices if column == "devices" else runs.decoders[column]
+            limit = float(filters[name])
+            chosen &= values <= limit if above else values >= limit
+    if MODEL in filters:
+        chosen &= runs.models == filters[MODEL]
+    return chosen
+
+
+def origin_name(runs: TrainingRuns) -> str:
+    """The kind of the table that runs are of."""
+    return next(name for name, origin in ORIGINS.items() if origin == runs.origin)
+
+
+def _without_copies(runs: TrainingRuns, known: TrainingRuns) -> TrainingRuns:
+    """``runs`` without those that ``known`` holds."""
+    have = set(_marks(known))
+    return runs.take(np.array([mark not in have for mark in _marks(runs)], dtype=bool))
+
+
+def _marks(runs: TrainingRuns) -> list[tuple[Any, ...]]:
+    columns = [values.tolist() for values in runs.decoders.columns.values()]
+    measured = (np.nan_to_num(runs.step_s), np.nan_to_num(runs.memory_bytes))
+    return list(zip(*columns, *(one.tolist() for one in measured), strict=True))
+
+
+def _together(parts: list[tuple[Array, Predictions]], count: int) -> Predictions:
+    """Predictions of parts of the rows as those of all."""
+    whole: dict[str, Array] = {}
+    for name, values in vars(parts[0][1]).items():
+        whole[name] = np.empty(count, dtype=values.dtype if values.dtype == float else object)
+        for rows, part in parts:
+            whole[name][rows] = getattr(part, name)
+    return Predictions(**whole)

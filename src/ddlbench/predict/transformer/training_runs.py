@@ -1,0 +1,334 @@
+"""Published trainings of decoders: read, cleaned, and with the machines that they ran on.
+
+Three kinds of table, by their columns (:mod:`ddlbench.predict.run_tables`)::
+
+    playbook   tensor x data x pipeline, ZeRO 0 or 1; step and memory, failures too; nanotron
+    foundry    FSDP (``sharding`` zero3), recomputation; step; llm-foundry
+    megatron   GPTs over tensor x data x pipeline (:mod:`.configurations`); step; Megatron-LM
+
+Cleaning needs no model. **Twins**: runs of one layout that differ in ZeRO's stage alone; a step of
+more than three times its twin's is dropped. **Slots**: seconds of a pipeline's slot, step /
+(m + p - 1), do not depend on the number of replicas; a step of more than twice the fastest slot of
+the same network, tensor, pipeline and micro-batch is dropped. A step is dropped, too, where
+``batch_is_product`` is no: its batch is not data x micro-batch x micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
+from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
+from ddlbench.predict.platforms import Array, check_columns, read_table, refuse
+from ddlbench.predict.run_tables import ScoreQuestion, kind_of_columns
+from ddlbench.predict.transformer.configurations import configurations
+from ddlbench.predict.transformer.decoders import Decoders, Machines, machines
+
+GIB = 2.0**30
+RAN, FAILED = "ran", "failed"
+TWIN_FACTOR, SLOT_FACTOR = 3.0, 2.0
+PUBLISHED = Path(str(files("ddlbench.predict.transformer").joinpath("published")))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a kind of table comes from, and what its columns leave out.
+
+    Args:
+        software, fabric: names of their files.
+        files: the shipped rows, below :data:`PUBLISHED`.
+        gated: the feed-forward layer has a gate (SwiGLU).
+        accelerator, devices_per_node: of a table that does not say them.
+    """
+
+    software: str
+    fabric: str
+    files: tuple[str, ...]
+    gated: bool
+    accelerator: str = ""
+    devices_per_node: int = 8
+
+
+ORIGINS: Mapping[str, Origin] = {
+    "playbook": Origin("nanotron", "efa-3200", ("playbook.csv",), gated=True),
+    "foundry": Origin("fsdp", "roce-1600-node", ("foundry.csv",), gated=False),
+    "megatron": Origin(
+        "megatron",
+        "infiniband-800-node",
+        ("one_node.csv", "many_nodes.csv"),
+        gated=False,
+        accelerator="A100-SXM-80GB",
+    ),
+}
+_NEEDED = (
+    "model", "layers", "hidden_size", "attention_heads", "feed_forward_size", "vocabulary",
+    "accelerator", "devices_per_node", "devices", "sequence_length", "micro_batch",
+    "micro_batches", "step_s",
+)  # fmt: skip
+_DEFAULTS: Mapping[str, float] = {"tensor": 1, "pipeline": 1}
+_SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+_RECOMPUTATIONS = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class TrainingRuns:
+    """Runs as columns, (n,) each.
+
+    Args:
+        decoders: what was trained, and how it was cut.
+        machines: on what.
+        models, accelerators: names, as the table writes them.
+        statuses: :data:`RAN` or :data:`FAILED`.
+        step_s, memory_bytes: measured; NaN where they are not, or were dropped.
+        origin: of the table.
+    """
+
+    decoders: Decoders
+    machines: Machines
+    models: Array
+    accelerators: Array
+    statuses: Array
+    step_s: Array
+    memory_bytes: Array
+    origin: Origin
+
+    def __len__(self) -> int:
+        return len(self.decoders)
+
+    def take(self, chosen: Any) -> TrainingRuns:
+        """Some rows: a mask, or their places."""
+        return replace(
+            self,
+            decoders=self.decoders.take(chosen),
+            machines=self.machines.take(chosen),
+            models=self.models[chosen],
+            accelerators=self.accelerators[chosen],
+            statuses=self.statuses[chosen],
+            step_s=self.step_s[chosen],
+            memory_bytes=self.memory_bytes[chosen],
+        )
+
+    @property
+    def timed(self) -> Array:
+        """Rows with a step."""
+        return np.isfinite(self.step_s)
+
+
+def training_runs(
+    table: pd.DataFrame, question: ScoreQuestion | None = None, where: str = "the table"
+) -> TrainingRuns:
+    """Read a table; twins and batches are cleaned, slots are not (:func:`cleaned_s`).
+
+    Args:
+        table: the columns of one of the reference files, as they are.
+        question: names of hardware and software that stand for the table's.
+        where: the table's name, for messages.
+
+    Raises:
+        ConfigError: a column is missing, or a value is wrong.
+    """
+    question = question or ScoreQuestion()
+    kind = kind_of_columns(list(table.columns))
+    if kind is None or kind.name not in ORIGINS:
+        raise ConfigError(f"{where}: its columns are of no table of decoders' trainings")
+    origin = ORIGINS[kind.name]
+    if origin.accelerator:
+        table = _of_gpts(table, origin, where)
+    check_columns(table, _NEEDED, where)
+    if table.empty:
+        raise ConfigError(f"{where}: has no row; write at least one run")
+    table = table.reset_index(drop=True)
+    decoders = _decoders(table, origin, where)
+    software = Software.load(question.software or origin.software)
+    sheets = _sheets(table["accelerator"], question.device, where)
+    fabric = Fabric.load(question.fabric or origin.fabric)
+    statuses = table["status"] if "status" in table else pd.Series(RAN, index=table.index)
+    wrong = ~statuses.isin((RAN, FAILED))
+    refuse(wrong, statuses, where, "status is {!r}; write ran or failed")
+    memory = _measured(table, "memory_gib", where) * GIB
+    runs = TrainingRuns(
+        decoders=decoders,
+        machines=machines(sheets, fabric, software, decoders["devices_per_node"]),
+        models=table["model"].astype(str).to_numpy(),
+        accelerators=table["accelerator"].astype(str).to_numpy(),
+        statuses=statuses.to_numpy(),
+        step_s=_measured(table, "step_s", where),
+        memory_bytes=memory,
+        origin=origin,
+    )
+    if "batch_is_product" in table:
+        product = (table["batch_is_product"] != "no").to_numpy()
+        runs = replace(runs, step_s=np.where(product, runs.step_s, np.nan))
+    return replace(runs, step_s=_without_slow_twins(runs))
+
+
+@cache
+def shipped(name: str) -> TrainingRuns:
+    """The published rows that this package holds of a kind of table."""
+    paths = [PUBLISHED / file for file in ORIGINS[name].files]
+    return concatenated([training_runs(read_table(path, ()), where=path.name) for path in paths])
+
+
+def _of_gpts(table: pd.DataFrame, origin: Origin, where: str) -> pd.DataFrame:
+    """The columns of this module, from those of :mod:`.configurations`."""
+    check_columns(table, ("step_s",), where)
+    known = configurations(table, where)
+    rows = known.rows
+    return rows.assign(
+        model=rows["hidden_size"].astype(str),
+        accelerator=origin.accelerator,
+        devices_per_node=origin.devices_per_node,
+        devices=known.devices,
+        key_value_heads=rows["attention_heads"],
+        feed_forward_size=4 * rows["hidden_size"],
+        micro_batches=known.micro_batches,
+        zero_stage=rows["zero"],
+        activation_recomputation=rows["recomputation"],
+        step_s=table["step_s"].to_numpy(),
+    )
+
+
+def cleaned_s(runs: TrainingRuns, known: TrainingRuns | None = None) -> Array:
+    """Steps without those that are far slower than other runs of the same slots.
+
+    Args:
+        runs: whose steps are cleaned.
+        known: further runs to compare with.
+    """
+    keys, slots = _slot_keys(runs), _slot_s(runs)
+    all_keys, all_slots = keys, slots
+    if known is not None:
+        all_keys = np.concatenate([keys, _slot_keys(known)])
+        all_slots = np.concatenate([slots, _slot_s(known)])
+    fastest = _fastest(all_keys, all_slots)[: len(runs)]
+    slow = (runs.decoders["pipeline"] > 1) & (slots > SLOT_FACTOR * fastest)
+    return np.asarray(np.where(slow, np.nan, runs.step_s))
+
+
+def concatenated(tables: Sequence[TrainingRuns]) -> TrainingRuns:
+    """Tables of one origin as one."""
+
+    def joined(columns: Iterable[Array]) -> Array:
+        return np.concatenate(list(columns))
+
+    decoders = tables[0].decoders.columns
+    machines = vars(tables[0].machines)
+    return TrainingRuns(
+        decoders=Decoders(
+            {name: joined(one.decoders[name] for one in tables) for name in decoders}
+        ),
+        machines=Machines(
+            **{name: joined(vars(one.machines)[name] for one in tables) for name in machines}
+        ),
+        models=joined(one.models for one in tables),
+        accelerators=joined(one.accelerators for one in tables),
+        statuses=joined(one.statuses for one in tables),
+        step_s=joined(one.step_s for one in tables),
+        memory_bytes=joined(one.memory_bytes for one in tables),
+        origin=tables[0].origin,
+    )
+
+
+def _without_slow_twins(runs: TrainingRuns) -> Array:
+    names = ("tensor", "data", "pipeline", "micro_batch", "micro_batches", "sequence_length")
+    keys = _keys(runs, names)
+    slow = runs.step_s > TWIN_FACTOR * _fastest(keys, runs.step_s)
+    return np.asarray(np.where(slow, np.nan, runs.step_s))
+
+
+def _slot_s(runs: TrainingRuns) -> Array:
+    slots = runs.decoders["micro_batches"] + runs.decoders["pipeline"] - 1
+    return np.asarray(runs.step_s / slots)
+
+
+def _slot_keys(runs: TrainingRuns) -> Array:
+    return _keys(runs, ("tensor", "pipeline", "micro_batch", "sequence_length"))
+
+
+def _keys(runs: TrainingRuns, names: tuple[str, ...]) -> Array:
+    shape = ("layers", "hidden_size", "feed_forward_size", "vocabulary")
+    columns = [runs.decoders[name] for name in (*shape, *names)]
+    return np.stack([*columns, runs.machines.peak_flops_per_s], axis=1)
+
+
+def _fastest(keys: Array, seconds: Array) -> Array:
+    """The least of the rows with the same key, (n,); NaN where none is measured."""
+    _, place = np.unique(keys, axis=0, return_inverse=True)
+    least = np.full(place.max() + 1, np.inf)
+    np.fmin.at(least, place.ravel(), np.where(np.isfinite(seconds), seconds, np.inf))
+    return np.asarray(least[place.ravel()])
+
+
+def _sheets(names: pd.Series[Any], device: str | None, where: str) -> list[DeviceSheet]:
+    if device:
+        return [DeviceSheet.load(device)] * len(names)
+    sheets = {name: DeviceSheet.called(str(name)) for name in names.unique()}
+    unknown = names.map(lambda name: sheets[name] is None)
+    known = [alias for name in DeviceSheet.names() for alias in DeviceSheet.load(name).aliases]
+    for name in names[unknown]:
+        remark = nearest(name, known)
+        refuse(unknown, names, where, f"accelerator is {{!r}}, which no data sheet names; {remark}")
+    return [sheet for name in names if (sheet := sheets[name])]
+
+
+def _measured(table: pd.DataFrame, name: str, where: str) -> Array:
+    """A column that may be empty; NaN where it is."""
+    if name not in table:
+        return np.full(len(table), np.nan)
+    numbers = pd.to_numeric(table[name], errors="coerce")
+    wrong = table[name].notna() & ~(np.isfinite(numbers) & (numbers > 0))
+    refuse(wrong, table[name], where, f"{name} is {{!r}}; write a number above 0, or nothing")
+    return np.asarray(numbers.to_numpy(dtype=float))
+
+
+def _decoders(table: pd.DataFrame, origin: Origin, where: str) -> Decoders:
+    """Shapes and layouts; what a table leaves out has the origin's usual value."""
+    columns = {name: _counts(table[name], where) for name in (*_NEEDED[1:6], *_NEEDED[7:12])}
+    for name, usual in _DEFAULTS.items():
+        given = name in table
+        columns[name] = _counts(table[name], where) if given else np.full(len(table), usual)
+    cut = columns["tensor"] * columns["pipeline"]
+    devices = columns.pop("devices")
+    columns["data"] = _counts(table["data"], where) if "data" in table else devices / cut
+    wrong = pd.Series(columns["data"] * cut != devices)
+    sentence = "devices is {}; write tensor x data x pipeline"
+    refuse(wrong, table["devices"], where, sentence)
+    heads = "key_value_heads" if "key_value_heads" in table else "attention_heads"
+    columns["key_value_heads"] = _counts(table[heads], where)
+    columns["zero_stage"] = _zero_stages(table, where)
+    tied = table["tied_embedding"] if "tied_embedding" in table else pd.Series("yes", table.index)
+    refuse(~tied.isin(("yes", "no")), tied, where, "tied_embedding is {!r}; write yes or no")
+    columns["tied_embedding"] = (tied == "yes").to_numpy(dtype=float)
+    columns["gated"] = np.full(len(table), float(origin.gated))
+    again = pd.Series("none", table.index)
+    if "activation_recomputation" in table:
+        again = table["activation_recomputation"]
+    sentence = "activation_recomputation is {!r}; write none, selective or full"
+    refuse(~again.isin(_RECOMPUTATIONS), again, where, sentence)
+    columns["recomputation"] = again.to_numpy()
+    return Decoders(columns)
+
+
+def _zero_stages(table: pd.DataFrame, where: str) -> Array:
+    if "zero_stage" in table:
+        return _counts(table["zero_stage"], where, least=0)
+    wrong = ~table["sharding"].isin(tuple(_SHARDINGS))
+    refuse(wrong, table["sharding"], where, "sharding is {!r}; {}", tuple(_SHARDINGS))
+    return table["sharding"].map(_SHARDINGS).to_numpy(dtype=float)
+
+
+def _counts(given: pd.Series[Any], where: str, least: int = 1) -> Array:
+    numbers = pd.to_numeric(given, errors="coerce")
+    wrong = ~np.isfinite(numbers) | (numbers < least) | (numbers != np.floor(numbers))
+    sentence = f"{given.name} is {{!r}}; write a whole number of {least} or more"
+    refuse(wrong, given, where, sentence)
+    return np.asarray(numbers.to_numpy(dtype=float))
