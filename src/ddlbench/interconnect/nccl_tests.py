@@ -27,10 +27,10 @@ from ddlbench.common.errors import ConfigError
 
 _RATES = r"\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+(\S+)"
 _ROW = re.compile(
-    r"(?<![\w.+-])(\d+)\s+(\d+)\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
+    r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
     + _RATES + rf"(?:{_RATES})?\s*$"
 )  # fmt: skip
-_RANK = re.compile(r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+")
+_RANK = re.compile(r"\bRank\s+(\d{1,9})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+")
 _DEVICE = re.compile(r"\bdevice\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _BEGIN = re.compile(r"\bnThread\s+\d+\s+nGpus\s+\d+")
 _PROGRAM = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|broadcast)_perf")
@@ -141,7 +141,7 @@ def _times(words: tuple[str, ...]) -> tuple[float, float | None, int] | None:
         time_s, algorithm, bus = float(words[0]) / 1e6, float(words[1]), float(words[2])
     except ValueError:
         return None
-    wrong = int(words[3]) if words[3].isdigit() else 0
+    wrong = int(words[3][:18]) if words[3].isdigit() else 0
     # Rates have two digits after the point, so that small ones tell no ratio.
     return (time_s, bus / algorithm if algorithm >= 1 else None, wrong) if time_s > 0 else None
 
