@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -58,6 +58,16 @@ _SOFT = 0.05
 _PULL = 0.1
 """A constant that is off its prior by its spread weighs as much as an error of 10 %."""
 _NEAR = 0.2
+_MANY = 64
+_ABSENT = {"start_s": 1e-12, "straggler_share": 1e-12, "network_share": 1e12}
+TERMS: Mapping[str, tuple[str, ...]] = {
+    "nothing": (),
+    "start of a step": ("start_s",),
+    "latest rank": ("straggler_share",),
+    "sum of the gradients": ("network_share",),
+    "all of them (same time a sample)": CONSTANTS,
+}
+"""Terms that :func:`term_gains` takes out."""
 
 _LABEL = re.compile(r"(storage|management|compute)\s*:", re.IGNORECASE)
 _COUNT = re.compile(r"(?<![\w.])(\d+)\s?x(?=\s|\d)")
@@ -283,8 +293,13 @@ def _sum_s(nodes: pd.Series[float], bytes_per_s: pd.Series[float], share: float)
     return np.where(nodes > 1, sent / (share * bytes_per_s), 0.0)
 
 
-def fit_scaling(of: Scalings, software: Software) -> Fit:
+def fit_scaling(of: Scalings, software: Software, without: Sequence[str] = ()) -> Fit:
     """Fit the constants to steps that epochs tell.
+
+    Args:
+        of: systems.
+        software: with priors.
+        without: constants whose terms are left out.
 
     Raises:
         ConfigError: there are fewer of them than constants.
@@ -292,12 +307,34 @@ def fit_scaling(of: Scalings, software: Software) -> Fit:
     timed = of.take(~of.rows["by_run"].to_numpy(dtype=bool))
     priors = software.with_constants({name: software.constants[name].prior for name in CONSTANTS})
     return fit(
-        priors,
+        _without(priors, without),
         lambda one: step_seconds(timed, one),
         timed.measured_s,
         soft=_SOFT,
         pull=_PULL,
+        names=[name for name in CONSTANTS if name not in without],
     )
+
+
+def _without(software: Software, names: Sequence[str]) -> Software:
+    return software.with_constants({name: _ABSENT[name] for name in names})
+
+
+def term_gains(table: pd.DataFrame, question: ScoreQuestion) -> Iterator[dict[str, Any]]:
+    """Errors without each term, fitted again; "none" of the question counts as "submitter".
+
+    Yields:
+        ``term``, and the mean and median error of all steps and of those on several nodes.
+    """
+    everything = scalings(table)
+    software = Software.load(question.software or "horovod")
+    hold_out = "submitter" if question.hold_out == "none" else question.hold_out
+    for term, without in TERMS.items():
+        predicted_s = _held_out(everything, everything, software, hold_out, without)
+        errors = np.abs(predicted_s / everything.measured_s - 1)
+        many = everything.rows["devices"].to_numpy() >= _MANY
+        values = {"all": _means(errors)} | ({"many": _means(errors[many])} if many.any() else {})
+        yield {"term": term, **values}
 
 
 def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
@@ -328,7 +365,13 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     }
 
 
-def _held_out(chosen: Scalings, given: Scalings, software: Software, hold_out: str) -> Array:
+def _held_out(
+    chosen: Scalings,
+    given: Scalings,
+    software: Software,
+    hold_out: str,
+    without: Sequence[str] = (),
+) -> Array:
     if hold_out == "none":
         return step_seconds(chosen, software)
     known = scalings(pd.read_csv(PUBLISHED))
@@ -337,11 +380,13 @@ def _held_out(chosen: Scalings, given: Scalings, software: Software, hold_out: s
     fitted = Scalings(rows, {})
     kinds, fitted_kinds = _kinds(chosen.rows, hold_out), _kinds(rows, hold_out)
     predicted_s = np.empty(len(chosen))
+    left = set(CONSTANTS) - set(without)
     for kind in np.unique(kinds):
         others = fitted.take(fitted_kinds != kind)
-        constants = fit_scaling(others, software).constants
+        constants = fit_scaling(others, software, without).constants if left else {}
+        fitted_to = _without(software.with_constants(constants), without)
         those = kinds == kind
-        predicted_s[those] = step_seconds(chosen.take(those), software.with_constants(constants))
+        predicted_s[those] = step_seconds(chosen.take(those), fitted_to)
     return predicted_s
 
 
