@@ -15,6 +15,7 @@ import click
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import paragraph, table
 from ddlbench.experiment.cell import parse_geometry
+from ddlbench.predict import horovod_scaling
 from ddlbench.predict.hardware import Software
 from ddlbench.predict.platforms import Fit, read_table
 from ddlbench.predict.run_tables import (
@@ -180,13 +181,20 @@ def terms_command(
     fabric: str | None,
     as_json: bool,
 ) -> None:
-    """Take each term of the model of decoders out, fit again, and score RUNS held out.
+    """Take each term of a model out, fit again, and score RUNS held out.
 
-    Each model is held out in turn, unless --hold-out says another.
+    Each model of decoders, or submitter of MLPerf, is held out in turn, unless --hold-out says
+    another.
     """
-    if kind_of(runs).name not in ORIGINS:
-        raise ConfigError(f"{runs}: terms are of the tables {', '.join(ORIGINS)} only")
+    kind = kind_of(runs).name
     question = ScoreQuestion(cast(HoldOut, hold_out), {}, software, hardware, fabric)
+    if kind == "mlperf":
+        rows = list(horovod_scaling.term_gains(read_table(runs, ()), question))
+        lines = scaling_terms_lines(rows)
+        click.echo(json.dumps(rows) if as_json else "\n".join(lines))
+        return
+    if kind not in ORIGINS:
+        raise ConfigError(f"{runs}: terms are of the tables {', '.join(ORIGINS)} and mlperf only")
     rows = list(term_gains(read_table(runs, ()), question))
     click.echo(json.dumps(rows) if as_json else "\n".join(terms_lines(rows)))
 
@@ -267,3 +275,13 @@ def terms_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in rows
     ]
     return lines + table("without | > no pipeline | > pipeline | > memory | > regret", cells)
+
+
+def scaling_terms_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Errors of MLPerf's steps without each term."""
+    cells = [
+        (str(row["term"]), *(_errors(row.get(kind, {})) for kind in ("all", "many")))
+        for row in rows
+    ]
+    lines = paragraph("without ...: errors of steps, mean / median in %")
+    return lines + table("without | > all | > 64 accelerators and more", cells)

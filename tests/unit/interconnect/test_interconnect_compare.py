@@ -1,0 +1,100 @@
+"""`ddlbench interconnect compare` on nccl-tests' text, nvbandwidth's JSON and links.json."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ddlbench.commands.interconnect import interconnect
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.fits import given_hockney
+from ddlbench.experiment.links import Links, LinkSweep, SweepPoint, write_links
+
+# Bytes and microseconds of all-reduces of two p5.48xlarge: awslabs/awsome-distributed-training.
+P5 = ((2**25, 439.7), (2**28, 1468.2), (2**30, 4607.6), (2**32, 17286.0))
+
+
+def nccl_text(factor=1.0, nodes=2):
+    ranks = [
+        f"#  Rank {rank:2d} Group  0 Pid   {1887 + rank} on node-{rank // 8} device {rank % 8} "
+        "[0x8d] NVIDIA H100 80GB HBM3"
+        for rank in range(8 * nodes)
+    ]
+    rows = []
+    for size, us in P5:
+        rate = size / (us * factor * 1e3)
+        tail = f"{us * factor:.1f} {rate:.2f} {rate * (2 - 2 / (8 * nodes)):.2f} 0"
+        rows.append(f"  {size} {size // 4} float sum -1 {tail} {tail}")
+    return "\n".join(["# nThread 1 nGpus 1", *ranks, *rows, "# Avg bus bandwidth    : 1"])
+
+
+def compare(path, *options, fabric="efa-3200"):
+    words = ["compare", str(path), "--hardware", "h100-sxm", *options]
+    words += ["--fabric", fabric] if fabric else []
+    return CliRunner().invoke(interconnect, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "Normal"), (2.0, "Slow"), (0.5, "Fast")])
+def test_one_sentence_at_the_end(tmp_path, factor, verdict):
+    file = tmp_path / "out.txt"
+    file.write_text(nccl_text(factor))
+    lines = compare(file, "--nodes", "2").output.splitlines()
+    assert lines[0].split()[:3] == ["all_reduce", "measured", "expected"]
+    assert f"{verdict} for 2 nodes of 8" in "\n".join(lines[len(P5) :])
+
+
+def test_json_has_each_size(tmp_path):
+    file = tmp_path / "out.txt"
+    file.write_text(nccl_text())
+    values = json.loads(compare(file, "--json").output)
+    points = values["sweeps"][0]["points"]
+    assert [point["payload_bytes"] for point in points] == [size for size, _ in P5]
+    assert all(point["low"] < point["expected"] < point["high"] for point in points)
+    assert {point["verdict"] for point in points} == {"normal"}
+
+
+def test_wrong_geometries_are_named(tmp_path):
+    file = tmp_path / "out.txt"
+    file.write_text(nccl_text())
+    with pytest.raises(ConfigError, match="give --fabric"):
+        compare(file, fabric=None)
+    with pytest.raises(ConfigError, match="16 ranks are not 3 nodes"):
+        compare(file, "--nodes", "3")
+
+
+def test_copies_of_nvbandwidth(tmp_path):
+    def case(name, rate, unit="GB/s"):
+        matrix = [["N/A", rate], [rate, "N/A"]]
+        words = f"memcpy CE GPU(row) -> GPU(column) bandwidth ({unit})"
+        return {"name": name, "status": "Passed", "bandwidth_description": words,
+                "bandwidth_matrix": matrix, "sum": 1.0}  # fmt: skip
+
+    cases = [
+        case("device_to_device_memcpy_write_ce", "150.5"),
+        case("device_to_device_latency_sm", "800", "ns"),
+    ]
+    file = tmp_path / "out.json"
+    file.write_text(json.dumps({"nvbandwidth": {"testcases": cases}}))
+    output = compare(file, fabric=None).output
+    assert "write, median" in output and "Slow for one node" in output
+
+
+def test_our_own_links(tmp_path):
+    def sweep(transport, nodes):
+        points = tuple(SweepPoint(size, us / 1e6, None, 5) for size, us in P5)
+        return LinkSweep(
+            operation="all_reduce", transport=transport, level="network" if nodes > 1 else "node",
+            nodes=nodes, devices_per_node=8, ranks=8 * nodes, points=points,
+            fit=given_hockney(1e-4, 1e11),
+        )  # fmt: skip
+
+    file = tmp_path / "links.json"
+    sweeps = (sweep("nccl", 2), sweep("ddp", 2), sweep("nccl", 1))
+    links = Links(site="x", fabric="default", device_kind="cuda", pairs=(), sweeps=sweeps,
+                  notes=(), provenance={})  # fmt: skip
+    write_links(file, links)
+    assert "Normal for 2 nodes of 8" in compare(file, "--nodes", "2").output
+    both = json.loads(compare(file, "--json").output)
+    assert [one["nodes"] for one in both["sweeps"]] == [2, 1]
+    with pytest.raises(ConfigError, match="no sweep of NCCL with 4 node"):
+        compare(file, "--nodes", "4")

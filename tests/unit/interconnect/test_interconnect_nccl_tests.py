@@ -1,0 +1,97 @@
+"""The text of nccl-tests, as captured with ranks, repeats, failures and missing ends."""
+
+import pytest
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
+
+HEADER = "# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5"
+NAMED = "# Collective test starting: {}_perf"
+TITLE = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+ROWS = """\
+   536870912     134217728     float     sum      -1   2559.2  209.78  393.34      0   2560.1  209.7  393.2      0
+  1073741824     268435456     float     sum      -1   4607.6  233.04  436.94      0   4610.0  232.9  436.7      0
+"""  # noqa: E501 - as it was printed
+OLD = """\
+#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+  1310720000     327680000   float     sum   2.5e+06    0.52    0.98  0e+00   2.5e+06    0.52    0.98  0e+00
+"""  # noqa: E501 - as it was printed
+END = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 415.1\n"
+
+
+def ranks(count, per_node=8, device="NVIDIA H100 80GB HBM3"):
+    return "\n".join(
+        f"#  Rank {rank:2d} Group  0 Pid {1887 + rank:6d} on   worker-{rank // per_node} device "
+        f"{rank % per_node:2d} [0x8d] {device}"
+        for rank in range(count)
+    )
+
+
+def text(rows=ROWS, count=16, end=END, name=""):
+    return "\n".join([HEADER, name, "#", "# Using devices", ranks(count), "#", TITLE, rows, end])
+
+
+def test_a_run_of_two_nodes():
+    test = parse_nccl_tests(text(), "out")
+    assert (test.operation, test.ranks) == ("all_reduce", 16)
+    assert test.hosts == ("worker-0", "worker-1")
+    assert test.devices == ("NVIDIA H100 80GB HBM3",)
+    sizes = [(point.payload_bytes, point.time_s) for point in test.points]
+    assert sizes == [(2**29, pytest.approx(2559.2e-6)), (2**30, pytest.approx(4607.6e-6))]
+    assert not test.remarks
+
+
+def test_lines_with_a_rank_a_host_or_the_time():
+    for prefix in ("0: ", "[1,0]<stdout>:", "2026-03-01T10:00:00Z worker-0 "):
+        lines = "\n".join(prefix + line for line in text().splitlines())
+        assert len(parse_nccl_tests(lines, "out").points) == 2
+
+
+def test_repeats_are_medians_and_the_old_form_is_read():
+    slower = ROWS.replace("2559.2", "3000").replace("4607.6", "5000")
+    slowest = ROWS.replace("2559.2", "9000").replace("4607.6", "9000")
+    test = parse_nccl_tests(text(ROWS + slower + slowest), "out")
+    assert [point.time_s for point in test.points] == [pytest.approx(3e-3), pytest.approx(5e-3)]
+    old = parse_nccl_tests(text(OLD, 16, name="mpirun -np 16 build/all_reduce_perf -b 1G"), "out")
+    assert old.points[0].time_s == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "redop", "operation"),
+    [
+        (1.875, "sum", "all_reduce"),
+        (0.9375, "sum", "reduce_scatter"),
+        (0.9375, "none", "all_gather"),
+        (1.0, "none", "broadcast"),
+    ],
+)
+def test_the_operation_shows_in_the_rates(ratio, redop, operation):
+    row = f" 1073741824 268435456 float {redop} -1 4607.6 100.00 {100 * ratio:.2f} 0\n"
+    assert parse_nccl_tests(text(row), "out").operation == operation
+
+
+def test_the_name_of_the_program_counts_before_the_rates():
+    named = text(name=NAMED.format("reduce_scatter"))
+    assert parse_nccl_tests(named, "out").operation == "reduce_scatter"
+
+
+def test_what_cannot_be_compared_is_said():
+    with pytest.raises(ConfigError, match="alltoall_perf cannot be compared"):
+        parse_nccl_tests(text(name=NAMED.format("alltoall")), "out")
+    alone = text().replace(ranks(16), "\n".join([ranks(1)] * 16))
+    with pytest.raises(ConfigError, match="16 processes ran alone"):
+        parse_nccl_tests(alone, "out")
+    with pytest.raises(ConfigError, match="no row of nccl-tests.*NCCL failure"):
+        parse_nccl_tests(text("worker-0: Test NCCL failure common.cu:1005 'unhandled'"), "out")
+
+
+def test_wrong_values_and_a_missing_end_are_remarks():
+    wrong = ROWS.replace("393.34      0", "393.34     12")
+    test = parse_nccl_tests(text(wrong, end=""), "out")
+    assert [word in " ".join(test.remarks) for word in ("12 values", "last line")] == [True, True]
+
+
+def test_a_cut_row_is_left_out_and_other_texts_are_not_recognised():
+    cut = text(ROWS[: ROWS.rindex("436.94")], end="")
+    assert len(parse_nccl_tests(cut, "out").points) == 1
+    assert is_nccl_tests(cut) and not is_nccl_tests("step: 1 loss: 2.0\n")

@@ -1,0 +1,212 @@
+"""Logs of MLPerf, Megatron and torchtitan as rows: noise, ranks and cut files included."""
+
+import json
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from ddlbench.commands.oracle import oracle
+from ddlbench.common.errors import ConfigError
+from ddlbench.predict.run_logs import megatron, mlperf, torchtitan
+from ddlbench.predict.run_logs.logged_run import after_warm_up, real, table_text, whole
+from ddlbench.predict.run_tables import kind_of
+
+
+def event(time_ms, key, value=None, rank=0, **metadata):
+    entry = {"namespace": "", "time_ms": time_ms, "event_type": "POINT_IN_TIME", "key": key,
+             "value": value, "metadata": {"file": "train.py", "lineno": 1, **metadata}}  # fmt: skip
+    return f"{rank}: :::MLLOG {json.dumps(entry)}"
+
+
+def settings(batch=3200):
+    return [
+        event(1, "submission_benchmark", "resnet"), event(1, "submission_org", "NVIDIA"),
+        event(1, "submission_platform", "1xDGXH100"), event(1, "global_batch_size", batch),
+        event(1, "train_samples", 1281167),
+    ]  # fmt: skip
+
+
+def epochs(count, epoch_ms=4347, first_ms=9000, **ends):
+    """Epochs that two ranks print, the first of which is slow."""
+    lines, now = [event(10_000, "run_start")], 10_000
+    for epoch in range(1, count + 1):
+        for rank in (0, 1):
+            lines.append(event(now + rank, "epoch_start", None, rank, epoch_num=epoch))
+        now += first_ms if epoch == 1 else epoch_ms
+        for rank in (0, 1):
+            lines.append(event(now + rank, "epoch_stop", None, rank, epoch_num=epoch))
+    return [*lines, event(now + 1000, "run_stop", None, status="success")]
+
+
+def test_epochs_of_mlperf():
+    run = mlperf.read("\n".join(["+ NODELIST=a", *settings(), *epochs(5)]), "v3.0/log.txt")
+    assert run.step_s == pytest.approx(4.347 * 3200 / 1281167)
+    assert (run.submitter, run.model, run.round) == ("NVIDIA", "resnet", "v3.0")
+    assert (run.status, run.epochs_median, run.steps_counted) == ("success", 5, 3)
+    assert run.run_s_median == pytest.approx(9 + 4 * 4.347 + 1)
+
+
+def test_blocks_and_rates_stand_for_epochs():
+    blocks = [event(0, "run_start")]
+    for number, (start, stop) in enumerate([(1000, 9000), (10_000, 12_000), (13_000, 15_000)]):
+        blocks.append(event(start, "block_start", None, samples_count=2688 * number))
+        blocks.append(event(stop, "block_stop", None, samples_count=2688 * (number + 1)))
+    run = mlperf.read("\n".join([*settings(batch=8), *blocks]), "log.txt")
+    assert run.step_s == pytest.approx(2 * 8 / 2688)
+    assert run.status == "cut off"
+    rates = [event(5, "tracked_stats", {"throughput": rate}) for rate in (10.0, 50.0, 50.0)]
+    run = mlperf.read("\n".join([*settings(batch=100), *rates]), "log.txt")
+    assert run.step_s == pytest.approx(2) and "samples/s" in run.note
+
+
+def test_damaged_lines_of_mlperf_are_skipped():
+    whole_lines = [*settings(), *epochs(5)]
+    noise = [":::MLLOG", ":::MLLOG {", ":::MLLOG {}", ":::MLLOG [1]", ':::MLLOG {"key": 5}',
+             ":::MLLOG " + '{"a":' * 5000, event("soon", "epoch_stop", epoch_num=9)]  # fmt: skip
+    run = mlperf.read("\n".join([*noise, *whole_lines, *noise]), "log.txt")
+    assert run.step_s == mlperf.read("\n".join(whole_lines), "log.txt").step_s
+    cut = "\n".join(whole_lines)[:-150]
+    assert mlperf.read(cut, "log.txt").status == "cut off"
+
+
+def iteration(number, last=10, ms=5444.9, batch=128):
+    return (
+        f" [2024-04-06 02:59:{number:02d}] iteration {number:8d}/ {last:7d} | consumed samples: "
+        f"{number * batch:12d} | elapsed time per iteration (ms): {ms:.1f} | throughput per GPU "
+        f"(TFLOP/s/GPU): 239.8 | learning rate: 8.600000E-06 | global batch size: {batch:5d} | lm "
+        "loss: 1.825991E+00 | loss scale: 1.0 | grad norm: 1.426 | number of skipped iterations: "
+        "  0 | number of nan iterations:   0 |"
+    )
+
+
+MEGATRON = """\
+using world size: 16, data-parallel size: 4, context-parallel size: 1, tensor-model-parallel size: 4, pipeline-model-parallel size: 1
+[default0]:  hidden_size ..................................... 4096
+  num_layers ...................................... 32
+  num_attention_heads ............................. 32
+  num_query_groups ................................ None
+  seq_length ...................................... 4096
+  micro_batch_size ................................ 1
+[Rank 0] (after 2 iterations) memory (MB) | allocated: 213.1 | max allocated: 43008.0 | reserved: 1.0 | max reserved: 46000.0
+"""  # noqa: E501 - as it was printed
+
+
+def test_iterations_of_megatron():
+    steps = [iteration(n, ms=20_000 if n == 1 else 5000 + n) for n in range(1, 11)]
+    run = megatron.read(MEGATRON + "\n".join(steps), "log.txt")
+    assert run.step_s == pytest.approx(5.008)  # of 6 to 10
+    assert (run.devices, run.tensor, run.pipeline, run.data) == (16, 4, 1, 4)
+    assert (run.layers, run.hidden_size, run.key_value_heads) == (32, 4096, None)
+    assert (run.global_batch, run.status, run.steps_counted) == (128, "complete", 5)
+    assert (run.memory_gib, run.tflops_a_device) == (42, 239.8)
+
+
+def test_ranks_growing_batches_and_cut_lines_of_megatron():
+    growing = [iteration(n, batch=32, ms=1000) for n in range(1, 7)]
+    steps = [f"[rank{r}]:{iteration(n)}" for n in range(7, 10) for r in (0, 1)]
+    cut = iteration(10)[:90]
+    run = megatron.read("\n".join([*growing, *steps, cut]), "log.txt")
+    assert (run.global_batch, run.step_s, run.steps_counted) == (128, pytest.approx(5.4449), 2)
+    assert run.status == "cut off"
+    failed = megatron.read(iteration(1) + "\ntorch.cuda.OutOfMemoryError: CUDA", "log.txt")
+    assert failed.status == "out of memory" and "warm-up included" in failed.note
+
+
+def titan(step, tps, second, rank=0):
+    return (
+        f"[rank{rank}]:[titan] 2025-03-12 11:10:{second:02d},500 - root - INFO - \x1b[31mstep: "
+        f"{step:2d}  \x1b[32mloss:  6.2250  \x1b[38mgrad_norm:  2.6  \x1b[33mmemory: 41.41GiB"
+        f"(51.79%)  \x1b[34mtps: {tps:,}  \x1b[36mtflops: 339.16  \x1b[35mmfu: 34.29%\x1b[39m"
+    )
+
+
+TITAN = """\
+[rank0]:[titan] 2025-03-12 11:10:00,298 - root - INFO - CUDA capacity: NVIDIA H100 80GB HBM3 with 79.10GiB memory
+[rank0]:[titan] 2025-03-12 11:10:00,300 - root - INFO - Building llama3 8B with TransformerModelArgs(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, vocab_size=128256)
+[rank0]:[titan] 2025-03-12 11:10:00,310 - root - INFO - Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]
+[rank0]:[titan] 2025-03-12 11:10:00,320 - root - INFO - Model llama3 8B size: 8,030,261,248 total parameters
+[rank0]:[titan] 2025-03-12 11:10:00,330 - root - INFO - Trainer is initialized with local batch size 1, global batch size 4, gradient accumulation steps 1, sequence length 8192, total steps 20 (warmup 2)
+"""  # noqa: E501 - as it was printed
+
+
+def test_steps_of_torchtitan():
+    steps = [titan(s, 300 if s == 1 else 5856, 20 + s, r) for s in range(1, 21) for r in (0, 1)]
+    run = torchtitan.read(TITAN + "\n".join(steps), "log.txt")
+    assert run.step_s == pytest.approx(4 * 8192 / (8 * 5856))
+    assert (run.devices, run.tensor, run.data, run.key_value_heads) == (8, 2, 4, 8)
+    assert (run.status, run.steps_counted, run.memory_gib) == ("complete", 10, 41.41)
+    assert (run.accelerator, run.model) == ("NVIDIA H100 80GB HBM3", "llama3 8B")
+
+
+def test_the_clock_stands_for_an_unknown_batch():
+    steps = [titan(10 * s, 5856, 10 + 14 * s // 10) for s in range(1, 11)]
+    run = torchtitan.read("\n".join(steps), "log.txt")
+    assert run.step_s == pytest.approx(0.14, abs=0.05) and "clock" in run.note
+    assert run.status == "cut off"
+
+
+def read(tmp_path, files, *more):
+    paths = []
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        paths.append(str(path))
+    output = tmp_path / "runs.csv"
+    words = ["read", *paths, *more, "--output", str(output)]
+    result = CliRunner().invoke(oracle, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return pd.read_csv(output)
+
+
+def test_a_table_of_mlperf_is_scored(tmp_path):
+    system = {
+        "number_of_nodes": "8", "accelerators_per_node": 8, "submitter": "NVIDIA",
+        "accelerator_model_name": "NVIDIA H100-SXM5-80GB", "framework": "MXNet 23.04",
+        "host_networking": "Compute: 8x ConnectX-7 IB NDR 400Gb/s",
+    }  # fmt: skip
+    log = "\n".join([*settings(), *epochs(5)])
+    folder = "training_results_v3.0/NVIDIA"
+    files = {f"{folder}/results/mine_n8/resnet/result_0.txt": log,
+             f"{folder}/systems/mine_n8.json": json.dumps(system)}  # fmt: skip
+    table = read(tmp_path, files)
+    assert table["accelerators"].tolist() == [64] and table["round"].tolist() == ["v3.0"]
+    path = tmp_path / "runs.csv"
+    assert kind_of(path).name == "mlperf"
+    scored = CliRunner().invoke(oracle, ["score", str(path), "--json"], catch_exceptions=False)
+    assert json.loads(scored.output)["mean_absolute_error"] < 0.1
+
+
+def test_logs_of_several_kinds_are_one_table(tmp_path):
+    logs = {"a.txt": MEGATRON + iteration(10), "b.txt": TITAN + titan(20, 5856, 30)}
+    table = read(tmp_path, logs)
+    assert table["log"].tolist() == ["Megatron", "torchtitan"]
+    assert "round" not in table
+
+
+def test_unknown_logs_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="no line of a known log"):
+        read(tmp_path, {"a.txt": "hello"})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path, {"a.txt": iteration(1)}, str(tmp_path / "none.txt"))
+    with pytest.raises(ConfigError, match="into two tables"):
+        row = " 1073741824 268435456 float sum -1 4607.6 100.00 187.50 0"
+        read(tmp_path, {"a.txt": iteration(1), "b.txt": f"# nThread 1 nGpus 1\n{row}\n"})
+
+
+def test_warm_up_and_numbers():
+    assert after_warm_up([9]) == [9]
+    assert after_warm_up([9, 1, 2]) == [1, 2]
+    assert after_warm_up(range(100)) == [*range(10, 100)]
+    assert [real(word) for word in ("1,234.5", "nan", "-1", None, True, "x", 2)] == [
+        1234.5, None, None, None, None, None, 2,
+    ]  # fmt: skip
+    assert [whole(word) for word in ("None", "8", 8.5, "9" * 400)] == [None, 8, None, None]
+
+
+def test_empty_columns_are_left_out():
+    run = megatron.read(iteration(1), "log.txt")
+    assert table_text([run]).splitlines()[0] == (
+        "source,log,status,global_batch,step_s,steps_counted,tflops_a_device,note"
+    )
