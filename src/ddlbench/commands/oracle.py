@@ -18,6 +18,7 @@ import click
 
 from ddlbench.commands import oracle_display as display
 from ddlbench.commands import oracle_transformer_display as transformer_display
+from ddlbench.commands.oracle_runs import is_published, published, terms_command
 from ddlbench.commands.plan import with_matrix
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
@@ -143,7 +144,8 @@ of_shape = asking(
 class ByWorkload(click.Group):
     """A group whose commands speak of CNNs, or of transformers with ``--workload transformer``.
 
-    A command also speaks of transformers if its first argument is the name of a published one.
+    A command also speaks of transformers if its first argument is the name of a published one, and
+    of published runs if its table is one of those that :mod:`ddlbench.predict.run_tables` knows.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -156,6 +158,8 @@ class ByWorkload(click.Group):
         """Find the command for ``args``; ``--workload`` is taken out of them."""
         name, command, rest = super().resolve_command(ctx, args)
         workload, rest = _workload(rest)
+        if not workload and is_published(name, rest):
+            return name, published.get_command(ctx, str(name)), rest
         shape = rest and not rest[0].startswith("-") and is_shape(rest[0])
         if workload == TRANSFORMER or (shape and not workload):
             command = self.transformers.get_command(ctx, str(name))
@@ -188,6 +192,7 @@ def oracle() -> None:
 
 
 transformers = oracle.transformers
+oracle.add_command(terms_command)
 
 
 @oracle.command("best", short_help="Rank the strategies on so many devices.")

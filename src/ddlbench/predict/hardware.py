@@ -187,6 +187,12 @@ class Software(Described):
     rank_order: Literal["tensor-data-pipeline", "tensor-pipeline-data"] = "tensor-data-pipeline"
     """Which ranks lie side by side; the first word is the nearest."""
     precision: Precision = "bf16"
+    tensor: bool = True
+    """It cuts layers over devices."""
+    pipeline: bool = True
+    """It cuts the network into stages."""
+    zero_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1)
+    """Stages of ZeRO that it has; 3 is FSDP."""
     flash_attention: bool = True
     """Attention keeps no scores and moves none through memory."""
     intervals: Mapping[str, HeldOut] = field(default_factory=dict)

@@ -79,6 +79,7 @@ TABLES: Mapping[str, TableKind] = {
         TableKind("playbook", ("zero_stage", "memory_gib"), _DECODERS),
         TableKind("foundry", ("sharding", "activation_recomputation"), _DECODERS),
         TableKind("mlperf", ("round", "submitter"), f"{_PREDICT}.horovod_scaling:score"),
+        TableKind("megatron", ("global_batch", "tensor", "pipeline", "attention_heads"), _DECODERS),
         TableKind("nccl", ("collective", "payload_bytes"), f"{_PREDICT}.collective_times:score"),
     )
 }

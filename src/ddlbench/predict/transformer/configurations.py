@@ -337,11 +337,12 @@ def _usual(rows: pd.DataFrame) -> Mapping[str, Any]:
 
 
 _FILES = (".yaml", ".yml")
+_GPT = (*SHAPE, "vocabulary")
 
 
 @dataclass(frozen=True)
 class Shape(Form):
-    """A decoder: every layer alike, embedding and logits share their weights."""
+    """A decoder: every layer alike. The last four keys leave a GPT as it is."""
 
     layers: Count
     hidden_size: Count
@@ -350,27 +351,65 @@ class Shape(Form):
     """Tokens of a sample."""
     vocabulary: Count = 50257
     """Rows of the embedding."""
+    key_value_heads: Count | None = None
+    """Fewer than heads with grouped queries."""
+    feed_forward_size: Count | None = None
+    """Four times as wide as the network if left out."""
+    gated: bool = False
+    """Three products in the feed-forward layer (SwiGLU) instead of two."""
+    tied_embedding: bool = True
+    """Embedding and logits share their weights."""
+
+    @property
+    def groups(self) -> float:
+        """Heads of keys and values for each head of queries."""
+        return (self.key_value_heads or self.attention_heads) / self.attention_heads
+
+    @property
+    def wide(self) -> int:
+        """Width of the feed-forward layer."""
+        return self.feed_forward_size or 4 * self.hidden_size
+
+    @property
+    def is_gpt(self) -> bool:
+        """Whether Megatron-LM's formulas count it."""
+        same = self.groups == 1 and self.wide == 4 * self.hidden_size
+        return same and not self.gated and self.tied_embedding
 
     @property
     def parameters(self) -> float:
-        return float(
-            parameters(self.layers, self.hidden_size, self.vocabulary, self.sequence_length)
-        )
+        hidden = self.hidden_size
+        if self.is_gpt:
+            return float(parameters(self.layers, hidden, self.vocabulary, self.sequence_length))
+        layer = 2 * hidden**2 * (1 + self.groups) + (2 + self.gated) * hidden * self.wide
+        return float(self.layers * layer + (2 - self.tied_embedding) * self.vocabulary * hidden)
 
     def columns(self) -> dict[str, int]:
-        """As columns of a table of configurations; the vocabulary padded for fast products."""
+        """As columns of a table of configurations; the vocabulary padded for fast products.
+
+        Raises:
+            ConfigError: it is no GPT, which those tables are of.
+        """
+        if not self.is_gpt:
+            raise ConfigError(
+                "a gated, grouped or untied decoder is no GPT, which this oracle counts; "
+                "ask `ddlbench recommend --hardware`"
+            )
         padded = -(-self.vocabulary // PADDING) * PADDING
-        return {**asdict(self), "vocabulary": padded}
+        given = {name: value for name, value in asdict(self).items() if name in _GPT}
+        return {**given, "vocabulary": padded}
 
 
 @cache
 def published_shapes() -> dict[str, Shape]:
     """Shapes by name (shapes.csv)."""
     path = Path(str(files("ddlbench.predict.transformer").joinpath("shapes.csv")))
-    names = [field.name for field in fields(Shape)]
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    return {row["name"]: Shape(*(int(row[name]) for name in names)) for row in rows}
+    counts: dict[str, dict[str, Any]] = {
+        row["name"]: {name: int(row[name]) for name in _GPT} for row in rows
+    }
+    return {name: Shape(**given) for name, given in counts.items()}
 
 
 def is_shape(name: str) -> bool:
@@ -390,7 +429,9 @@ def load_shape(name: str) -> Shape:
     known = published_shapes()
     if name in known:
         return known[name]
-    own = transformer_shape(*name.split(":", 1)) if ":" in name else None
+    own: Mapping[str, Any] | None = None
+    if ":" in name:
+        own = transformer_shape(*name.split(":", 1))
     if own is not None:
         return Shape(**own)
     if not name.endswith(_FILES):

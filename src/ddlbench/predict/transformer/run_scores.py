@@ -35,6 +35,7 @@ from ddlbench.predict.transformer.decoder_fit import (
     with_fits,
 )
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
+from ddlbench.predict.transformer.gpt_scores import gpt_seconds
 from ddlbench.predict.transformer.training_runs import (
     FAILED,
     ORIGINS,
@@ -99,8 +100,19 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     software = Software.load(question.software or runs.origin.software)
     if OWN_ROWS in filters:
         return _of_own_rows(scored, software, int(filters[OWN_ROWS]))
+    if runs.origin == ORIGINS["megatron"] and not question.software:
+        return scored_values(
+            scored, _of_gpts(table, chosen, predictions(scored, software), question)
+        )
     fitted = with_shipped(compared)
     return scored_values(scored, held_out(scored, fitted, software, question.hold_out))
+
+
+def _of_gpts(
+    table: pd.DataFrame, chosen: Array, predicted: Predictions, question: ScoreQuestion
+) -> Predictions:
+    """Predictions with the steps of the platform that was fitted to such runs."""
+    return replace(predicted, seconds=gpt_seconds(table, question.hold_out)[chosen])
 
 
 def held_out(
@@ -124,7 +136,9 @@ def held_out(
     for kind in np.unique(kinds):
         others = fitted.take(fitted_kinds != kind)
         if not len(others):
-            raise ConfigError(f"--hold-out {hold_out}: all rows have {kind}; nothing is left to fit")
+            raise ConfigError(
+                f"--hold-out {hold_out}: all rows have {kind}; nothing is left to fit"
+            )
         chosen = kinds == kind
         constants = refitted(others, software)
         parts.append((chosen, predictions(runs.take(chosen), constants)))
@@ -151,7 +165,7 @@ def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Soft
     """
     runs = replace(runs, step_s=cleaned_s(runs))
     fits = fits_of(runs, software)
-    fitted = with_fits(software, fits, f"{int(runs.timed.sum())} steps of {where}")
+    fitted = with_fits(software, fits, f"{fits[0].rows} steps of {where}")
     small = runs.take(runs.timed & (runs.decoders.devices <= LARGEST_FITTED))
     several = len(np.unique(small.models)) > 1 and len(small) > FEW_ROWS
     held, how = predicted_s(small, fitted), "the same that were fitted"
@@ -232,12 +246,16 @@ def _regrets(runs: TrainingRuns, seconds: Array) -> Iterator[tuple[float, float]
             "model": runs.models,
             "accelerator": runs.accelerators,
             "devices": runs.decoders.devices,
+            "layers": runs.decoders["layers"],
             "sequence_length": runs.decoders["sequence_length"],
+            "batch": runs.decoders["data"]
+            * runs.decoders["micro_batch"]
+            * runs.decoders["micro_batches"],
             "measured_s": runs.step_s,
             "predicted_s": seconds,
         }
     )[runs.timed]
-    names = ["model", "accelerator", "devices", "sequence_length"]
+    names = [name for name in table.columns if not name.endswith("_s")]
     for _, case in table.groupby(names):
         if len(case) >= CASE_LAYOUTS:
             first = case.nsmallest(FIRST, "predicted_s")["measured_s"]
@@ -358,6 +376,7 @@ def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
 
 
 def origin_name(runs: TrainingRuns) -> str:
+    """The kind of the table that runs are of."""
     return next(name for name, origin in ORIGINS.items() if origin == runs.origin)
 
 

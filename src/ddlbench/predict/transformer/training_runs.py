@@ -1,9 +1,10 @@
 """Published trainings of decoders: read, cleaned, and with the machines that they ran on.
 
-Two kinds of table, by their columns (:mod:`ddlbench.predict.run_tables`)::
+Three kinds of table, by their columns (:mod:`ddlbench.predict.run_tables`)::
 
     playbook   tensor x data x pipeline, ZeRO 0 or 1; step and memory, failures too; nanotron
     foundry    FSDP (``sharding`` zero3), recomputation; step; llm-foundry
+    megatron   GPTs over tensor x data x pipeline (:mod:`.configurations`); step; Megatron-LM
 
 Cleaning needs no model. **Twins**: runs of one layout that differ in ZeRO's stage alone; a step of
 more than three times its twin's is dropped. **Slots**: seconds of a pipeline's slot, step /
@@ -29,6 +30,7 @@ from ddlbench.common.schema import nearest
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
 from ddlbench.predict.measured_steps import Array, check_columns, read_table, refuse
 from ddlbench.predict.run_tables import ScoreQuestion, kind_of_columns
+from ddlbench.predict.transformer.configurations import configurations
 from ddlbench.predict.transformer.decoders import Decoders, Machines, machines
 
 GIB = 2.0**30
@@ -43,19 +45,29 @@ class Origin:
 
     Args:
         software, fabric: names of their files.
-        file: the shipped rows, below :data:`PUBLISHED`.
+        files: the shipped rows, below :data:`PUBLISHED`.
         gated: the feed-forward layer has a gate (SwiGLU).
+        accelerator, devices_per_node: of a table that does not say them.
     """
 
     software: str
     fabric: str
-    file: str
+    files: tuple[str, ...]
     gated: bool
+    accelerator: str = ""
+    devices_per_node: int = 8
 
 
 ORIGINS: Mapping[str, Origin] = {
-    "playbook": Origin("nanotron", "efa-3200", "playbook.csv", gated=True),
-    "foundry": Origin("fsdp", "roce-1600-node", "foundry.csv", gated=False),
+    "playbook": Origin("nanotron", "efa-3200", ("playbook.csv",), gated=True),
+    "foundry": Origin("fsdp", "roce-1600-node", ("foundry.csv",), gated=False),
+    "megatron": Origin(
+        "megatron",
+        "infiniband-800-node",
+        ("one_node.csv", "many_nodes.csv"),
+        gated=False,
+        accelerator="A100-SXM-80GB",
+    ),
 }
 _NEEDED = (
     "model", "layers", "hidden_size", "attention_heads", "feed_forward_size", "vocabulary",
@@ -129,6 +141,8 @@ def training_runs(
     if kind is None or kind.name not in ORIGINS:
         raise ConfigError(f"{where}: its columns are of no table of decoders' trainings")
     origin = ORIGINS[kind.name]
+    if origin.accelerator:
+        table = _of_gpts(table, origin, where)
     check_columns(table, _NEEDED, where)
     if table.empty:
         raise ConfigError(f"{where}: has no row; write at least one run")
@@ -160,8 +174,27 @@ def training_runs(
 @cache
 def shipped(name: str) -> TrainingRuns:
     """The published rows that this package holds of a kind of table."""
-    path = PUBLISHED / ORIGINS[name].file
-    return training_runs(read_table(path, _NEEDED), where=path.name)
+    paths = [PUBLISHED / file for file in ORIGINS[name].files]
+    return concatenated([training_runs(read_table(path, ()), where=path.name) for path in paths])
+
+
+def _of_gpts(table: pd.DataFrame, origin: Origin, where: str) -> pd.DataFrame:
+    """The columns of this module, from those of :mod:`.configurations`."""
+    check_columns(table, ("step_s",), where)
+    known = configurations(table, where)
+    rows = known.rows
+    return rows.assign(
+        model=rows["hidden_size"].astype(str),
+        accelerator=origin.accelerator,
+        devices_per_node=origin.devices_per_node,
+        devices=known.devices,
+        key_value_heads=rows["attention_heads"],
+        feed_forward_size=4 * rows["hidden_size"],
+        micro_batches=known.micro_batches,
+        zero_stage=rows["zero"],
+        activation_recomputation=rows["recomputation"],
+        step_s=table["step_s"].to_numpy(),
+    )
 
 
 def cleaned_s(runs: TrainingRuns, known: TrainingRuns | None = None) -> Array:

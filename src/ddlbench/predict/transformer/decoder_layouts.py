@@ -1,0 +1,176 @@
+"""Layouts of a decoder over devices that nobody measured, the fastest that fit first.
+
+::
+
+    tensor x data x pipeline = devices;  micro-batch x micro-batches x data = global batch;
+    stages of ZeRO that the software has, 2 and 3 with neither tensor nor pipeline;
+    without and with full recomputation
+
+Two layouts whose steps differ by less than the twins of published runs do are equally good
+(docs/oracle.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.predict.hardware import Software, System
+from ddlbench.predict.measured_steps import Array
+from ddlbench.predict.transformer.configurations import Shape
+from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
+from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, FITS, TOO_LARGE, memory_calls
+from ddlbench.predict.transformer.decoder_time import step_time
+from ddlbench.predict.transformer.decoders import Decoders, machines
+from ddlbench.predict.transformer.run_scores import NO_PIPELINE, PIPELINE
+
+EQUAL = 0.04
+"""Steps closer than this are equal; the median of twins, which differ in ZeRO's stage alone."""
+_LARGEST_MICRO_BATCH = 64
+_ORDER = {FITS: 0, CANNOT_TELL: 1, TOO_LARGE: 2}
+LAYOUT = (
+    "tensor", "data", "pipeline", "micro_batch", "micro_batches", "zero_stage", "recomputation",
+)  # fmt: skip
+
+
+def layouts(shape: Shape, system: System, software: Software, global_batch: int) -> pd.DataFrame:
+    """Every layout, those that fit first, the fastest of them first.
+
+    Args:
+        shape: of the decoder.
+        system: devices and links.
+        software: that trains.
+        global_batch: sequences of a step.
+
+    Returns:
+        One layout a row: :data:`LAYOUT`; ``step_s`` with its 90 % interval ``low_s``, ``high_s``
+        (NaN where no run of the kind was held out); ``memory_bytes`` and ``least_memory_bytes`` of
+        the fullest device; ``fits`` (:mod:`.decoder_memory`); ``tokens_per_s``; ``peak_share``;
+        ``equal_to_best``; ``beyond``: at least twice as many devices as any fitted run had.
+
+    Raises:
+        ConfigError: no layout divides the batch.
+    """
+    rows = pd.DataFrame(_cuts(shape, system, software, global_batch))
+    if rows.empty:
+        raise ConfigError(
+            f"a batch of {global_batch} sequences is divided by no layout over {system.devices} "
+            "devices; write a multiple of them"
+        )
+    table = decoders_of(shape, rows, system.devices_per_node)
+    sheets = [system.device] * len(rows)
+    where = machines(sheets, system.fabric, software, table["devices_per_node"])
+    calls = memory_calls(table, software, where.memory_bytes)
+    seconds = step_time(table, where, software).seconds
+    low, high = _interval(table, software)
+    tokens = global_batch * shape.sequence_length
+    attention = shape.layers * shape.hidden_size * shape.sequence_length  # of the unmasked half
+    operations = 6 * (_products(shape, table) + attention)
+    peak = system.devices * where.peak_flops_per_s
+    rows = rows.assign(
+        step_s=seconds,
+        low_s=seconds * low,
+        high_s=seconds * high,
+        memory_bytes=calls.most_bytes,
+        least_memory_bytes=calls.least_bytes,
+        fits=calls.answers,
+        tokens_per_s=tokens / seconds,
+        peak_share=tokens * operations / seconds / peak,
+        beyond=system.devices >= 2 * LARGEST_FITTED,
+    )
+    order = rows.assign(rank=rows["fits"].map(_ORDER)).sort_values(["rank", "step_s"]).index
+    ranked = rows.loc[order].reset_index(drop=True)
+    near = ranked["step_s"] <= ranked["step_s"].iloc[0] * (1 + EQUAL)
+    return ranked.assign(equal_to_best=near & (ranked["fits"] == ranked["fits"].iloc[0]))
+
+
+def _products(shape: Shape, table: Decoders) -> float:
+    """Weights that a token is multiplied with: of layers and of the logits."""
+    layers = float(table.layer_parameters[0]) * shape.layers
+    return layers + float(table.embedding_parameters[0])
+
+
+def decoders_of(shape: Shape, rows: pd.DataFrame, devices_per_node: int) -> Decoders:
+    """Layouts of one shape as columns.
+
+    Args:
+        shape: of all rows.
+        rows: columns :data:`LAYOUT`.
+        devices_per_node: of the cluster.
+    """
+    usual = {
+        "layers": shape.layers,
+        "hidden_size": shape.hidden_size,
+        "attention_heads": shape.attention_heads,
+        "key_value_heads": shape.key_value_heads or shape.attention_heads,
+        "feed_forward_size": shape.wide,
+        "vocabulary": shape.vocabulary,
+        "sequence_length": shape.sequence_length,
+        "tied_embedding": shape.tied_embedding,
+        "gated": shape.gated,
+        "devices_per_node": devices_per_node,
+    }
+    columns: dict[str, Array] = {
+        name: np.full(len(rows), float(value)) for name, value in usual.items()
+    }
+    columns |= {name: rows[name].to_numpy(dtype=float) for name in LAYOUT[:-1]}
+    return Decoders({**columns, "recomputation": rows["recomputation"].to_numpy()})
+
+
+def _interval(table: Decoders, software: Software) -> tuple[Array, Array]:
+    """Measured over predicted steps of held-out runs of the same kind."""
+    piped = table["pipeline"] > 1
+    ends = []
+    for end in ("low", "high"):
+        values = [
+            getattr(software.intervals[kind], end) if kind in software.intervals else np.nan
+            for kind in (NO_PIPELINE, PIPELINE)
+        ]
+        ends.append(np.where(piped, values[1], values[0]))
+    return ends[0], ends[1]
+
+
+def _cuts(
+    shape: Shape, system: System, software: Software, global_batch: int
+) -> Iterator[dict[str, Any]]:
+    """Layouts that divide heads, layers and batch."""
+    devices = system.devices
+    heads = min(shape.attention_heads, shape.key_value_heads or shape.attention_heads)
+    for tensor in _divisors(devices):
+        if heads % tensor or (tensor > 1 and not software.tensor):
+            continue
+        for pipeline in _divisors(devices // tensor):
+            data = devices // (tensor * pipeline)
+            if (pipeline > 1 and not software.pipeline) or pipeline > shape.layers:
+                continue
+            if global_batch % data:
+                continue
+            for cut in _batches(global_batch // data):
+                for zero in _zero_stages(software, tensor * pipeline, data):
+                    for again in ("none", "full"):
+                        yield {
+                            "tensor": tensor, "data": data, "pipeline": pipeline, **cut,
+                            "zero_stage": zero, "recomputation": again,
+                        }  # fmt: skip
+
+
+def _zero_stages(software: Software, parts: int, data: int) -> list[int]:
+    """Stages of ZeRO for a network in so many parts."""
+    if data == 1:
+        return [0]
+    return [stage for stage in software.zero_stages if parts == 1 or stage < 2]
+
+
+def _batches(share: int) -> Iterator[dict[str, int]]:
+    """Micro-batches of a replica's share."""
+    for size in _divisors(share):
+        if size <= _LARGEST_MICRO_BATCH:
+            yield {"micro_batch": size, "micro_batches": share // size}
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
