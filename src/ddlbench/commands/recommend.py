@@ -18,6 +18,7 @@ import click
 from ddlbench.commands.largest_batch import by_workflow, case_id, measured_cell
 from ddlbench.commands.predict import header, noisy_profile
 from ddlbench.commands.questions import Questions, cell_options, questions_of
+from ddlbench.commands.recommend_planned import PlannedQuestions, planned_questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -304,8 +305,15 @@ def cost_lines(choice: Choice) -> list[str]:
     help="Memory of one device, where profile and site do not say it.",
 )
 @click.option("--why", is_flag=True, help="Also the parts of a step, and every reason in full.")
+@click.option(
+    "--hardware",
+    help="A device of config/hardware in place of a site; --fabric is of config/fabrics then.",
+)
+@click.option("--profile", help="Times of one device of config/accelerators; with --hardware.")
 def recommend(
     *,
+    hardware: str | None,
+    profile: str | None,
     recommender: str,
     measure: int | None,
     budget_device_hours: float | None,
@@ -317,7 +325,8 @@ def recommend(
 ) -> None:
     """Rank the strategies for a network on so many devices.
 
-    Several geometries, as 1x2,1x4,2x4, are compared with each other.
+    Several geometries, as 1x2,1x4,2x4, are compared with each other. With --hardware the answer
+    rests on data sheets, and needs nothing measured.
     """
     if budget_device_hours is not None and measure is None:
         raise ConfigError("--budget-device-hours limits what --measure K measures; give K, too")
@@ -325,7 +334,14 @@ def recommend(
         raise ConfigError(
             f"--measure goes by measurements, --recommender {recommender} does not; leave one out"
         )
-    questions = questions_of(options)
+    if hardware is None:
+        if profile is not None:
+            raise ConfigError("--profile goes with --hardware; a site has profiles of its own")
+        questions = questions_of(options)
+    else:
+        if measure is not None:
+            raise ConfigError("--measure needs a site, --hardware is none; leave one out")
+        questions = planned_questions_of(options, hardware, profile)
     fixed = {
         "recommender": recommender,
         "allow_stale": allow_stale,
@@ -363,6 +379,8 @@ def _answer(
     if missing := here.inputs.missing(cells[0]) if cells else ():
         command = making_command(questions.site.name, missing)
         lines += paragraph(f"Make what is missing with: {command}")
+    if isinstance(questions, PlannedQuestions):
+        lines += questions.lines()
     show(answer_dict(question, ranking, advice), lines, as_json=as_json)
 
 
@@ -397,6 +415,9 @@ def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool
 
     sizes = [answered(q) for q in sorted(questions.each, key=lambda q: (q.devices, q.nodes))]
     values = sizes_dict(sizes)
+    if isinstance(questions, PlannedQuestions):
+        show(values, [*sizes_lines(sizes, here), *questions.lines()], as_json=as_json)
+        return
     path = choice_file(questions.site.name, case_id(sizes[-1].question)).with_name("sizes.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     _draw("sizes", path, values)

@@ -85,8 +85,8 @@ class _Operations(TorchDispatchMode):
 def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...]]:
     """Rows of a network on the device "meta", without its name and its dataset's.
 
-    The first row of a block has its tensors, buffers and saved bytes; a block that computes nothing
-    has a row of kind "none". Operations and items are of one sample, weights of the operation.
+    The first row of a block has its tensors, buffers, output and saved bytes; a block that computes
+    nothing has a row of kind "none". Operations and items are of one sample, weights of the operation.
     """
     passing = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
     fixed = {_storage(tensor) for tensor in chain(network.parameters(), network.buffers())}
@@ -105,19 +105,20 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
         with torch.enable_grad(), _Operations(network) as seen:
             with saved_tensors_hooks(keep, lambda tensor: tensor):
                 passing = block(passing)
-        found += _rows_of_block(name, block, seen.rows, sum(saved.values()) // _SAMPLES)
+        held = (passing.nbytes // _SAMPLES, sum(saved.values()) // _SAMPLES)
+        found += _rows_of_block(name, block, seen.rows, held)
     return found
 
 
 def _rows_of_block(
-    name: str, block: nn.Module, rows: Sequence[tuple[Any, ...]], saved_bytes: int
+    name: str, block: nn.Module, rows: Sequence[tuple[Any, ...]], held: tuple[int, int]
 ) -> Iterator[tuple[Any, ...]]:
     tensors = " ".join(str(one.numel() * 4) for one in block.parameters())
     buffers = sum(one.numel() * one.element_size() for one in block.buffers())
-    facts: tuple[Any, ...] = (tensors, buffers, saved_bytes)
+    facts: tuple[Any, ...] = (tensors, buffers, *held)
     for row, times in (Counter(rows) or {("none", 0, 0, 0, 0): 1}).items():
         yield (name, *row, times, *facts)
-        facts = ("", 0, 0)
+        facts = ("", 0, 0, 0)
 
 
 def table() -> str:

@@ -2,8 +2,8 @@
 
 ``layer_table.csv`` holds those of the built-in networks: one row an operation of a block, or
 several equal ones (``times``). Operations and items are of one sample's forward pass, items of the
-tensors that pass (not of weights). Tensors (bytes of each weight), buffers and saved bytes are of
-the block, in its first row, as float32; saved bytes are what autograd keeps of one sample.
+tensors that pass (not of weights). Tensors (bytes of each weight), buffers, output and saved bytes
+are of the block, in its first row, as float32; saved bytes are what autograd keeps of one sample.
 
 ======================= ==========================================================================
 kind                    operation
@@ -38,7 +38,7 @@ from ddlbench.common.errors import ConfigError
 
 LAYER_COLUMNS = (
     "network", "dataset", "block", "kind", "operations", "read_items", "written_items", "weights",
-    "times", "tensor_bytes", "buffer_bytes", "saved_bytes",
+    "times", "tensor_bytes", "buffer_bytes", "output_bytes", "saved_bytes",
 )  # fmt: skip
 KINDS = ("first", "pointwise", "spatial", "depthwise", "linear", "attention", "norm", "elementwise")
 _FILE = Path(__file__).with_name("layer_table.csv")
@@ -74,6 +74,7 @@ class LayerBlock:
         operations: in forward order, equal ones together.
         tensor_bytes: of each of its weights.
         buffer_bytes: of statistics and the like.
+        output_bytes: of one sample.
         saved_bytes: that autograd keeps of one sample.
     """
 
@@ -81,6 +82,7 @@ class LayerBlock:
     operations: tuple[Operation, ...]
     tensor_bytes: tuple[int, ...]
     buffer_bytes: int
+    output_bytes: int
     saved_bytes: int
 
 
@@ -141,6 +143,5 @@ def _block(name: str, rows: list[Mapping[str, str]]) -> LayerBlock:
             if row["kind"] != "none"
         ),
         tuple(map(int, first["tensor_bytes"].split())),
-        int(first["buffer_bytes"]),
-        int(first["saved_bytes"]),
+        *(int(first[column]) for column in LAYER_COLUMNS[10:]),
     )
