@@ -35,14 +35,11 @@ from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import LinkTable
 from ddlbench.predict.planned_links import PlannedLinks
 from ddlbench.predict.prediction import Prediction
-from ddlbench.predict.roofline import ITEM_BYTES, Layers, passes_s, shipped
+from ddlbench.predict.roofline import ITEM_BYTES, Layers, passes_s, shipped, update_s
 from ddlbench.predict.transformer.decoder_memory import RESERVED_BYTES
 
 LINKS_RATIO = 1.3
 """End of the 90 % interval of a collective whose fabric is known by name only (docs/oracle.md)."""
-_UPDATE_ITEMS = 5
-"""SGD with momentum reads weight, gradient and momentum, and writes weight and momentum."""
-_UPDATE_KERNELS = 3
 _FLOAT32_BYTES = 4
 _MOST_SIZES = 64
 
@@ -342,7 +339,8 @@ def _profile(
     tensors: list[dict[str, Any]],
     sizes: list[int],
 ) -> dict[str, Any]:
-    optimizer_s = _update_s(device, sum(block["parameter_bytes"] for block in blocks))
+    weights = sum(block["parameter_bytes"] for block in blocks)
+    optimizer_s = update_s(device, weights, shipped())
     return {
         "network": key.network,
         "dataset": key.dataset,
@@ -374,12 +372,3 @@ def _step(
         "optimizer_s": optimizer_s,
         "peak_bytes": None,
     }
-
-
-def _update_s(device: DeviceSheet, parameter_bytes: float) -> float:
-    """Seconds of SGD with momentum over all weights."""
-    constants = shipped()
-    rate = constants.constant("memory_share") * device.memory_bytes_per_s
-    launches_s = _UPDATE_KERNELS * constants.constant("launch_s")
-    return _UPDATE_ITEMS * parameter_bytes / rate + launches_s
-

@@ -17,6 +17,7 @@ published sweeps of nccl-tests (docs/oracle.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ddlbench.experiment.links import Links
 from ddlbench.predict.hardware import System
@@ -78,10 +79,19 @@ class PlannedLinks(LinkTable):
 
     def hop(self, kind: str, source: tuple[int, int], target: tuple[int, int]) -> tuple[Hop, str]:
         """A device's link, or its part of the network cards."""
-        link, fabric = self._system.device.link, self._system.fabric
-        if source[0] == target[0] or fabric is None:
-            share = NODE_SHARE if link.all_to_all or link.name == "PCIe" else MESH_SHARE
-            return Hop(BASE_S + HOP_S, share * link.bytes_per_s), _NOTE
+        return self._within if source[0] == target[0] else self._between
+
+    @cached_property
+    def _within(self) -> tuple[Hop, str]:
+        link = self._system.device.link
+        share = NODE_SHARE if link.all_to_all or link.name == "PCIe" else MESH_SHARE
+        return Hop(BASE_S + HOP_S, share * link.bytes_per_s), _NOTE
+
+    @cached_property
+    def _between(self) -> tuple[Hop, str]:
+        fabric = self._system.fabric
+        if fabric is None:
+            return self._within
         return Hop(BASE_S + fabric.message_s, CARD_SHARE * fabric.bytes_per_s), _NOTE
 
     def collective(

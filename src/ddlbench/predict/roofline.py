@@ -13,7 +13,9 @@ A normalisation reads its input twice, for the statistics and to normalise. Effi
 operations as a direct convolution takes them: a spatial one may exceed 1 in single precision, as
 Winograd's algorithm takes up to 2.25 times fewer (Lavin and Gray, CVPR 2016). Products in tf32,
 bf16 and fp16 run on matrix units, with an efficiency that kinds share; depthwise convolutions do
-not. Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+not. Matrix units read 16-bit images with their channels side by side. Software that keeps them apart
+(NCHW) copies what each convolution reads and writes (NVIDIA, Convolutional Layers User's Guide,
+"Tensor Layouts"); fused software keeps them side by side. Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
 
 The constants are in ``roofline.yaml`` beside this file, fitted by
 :mod:`ddlbench.predict.roofline_score` and scored on networks and devices that were held out.
@@ -41,6 +43,13 @@ _FILE = Path(__file__).with_suffix(".yaml")
 _NORM_FORWARD, _NORM_BACKWARD = (2, 1), (3, 2)
 """Passes over the items that a normalisation reads, and over those that it writes."""
 _ELEMENTWISE_BACKWARD = 1.5
+_HALF_BYTES = 2
+_COPIED = [KINDS.index(kind) for kind in ("first", "pointwise", "spatial")]
+_UPDATE_ITEMS = 5
+"""SGD with momentum reads weight, gradient and momentum, and writes weight and momentum."""
+_UPDATE_KERNELS = 3
+_COPY = 2
+"""A copy reads and writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +153,9 @@ def passes_s(
     product_s = np.maximum(
         samples * layers.operations / rate, (read + written + layers.weights) / memory
     )
+    if item_bytes == _HALF_BYTES and not fused:
+        copied = np.isin(layers.kind, _COPIED)
+        product_s = product_s + np.where(copied, _COPY * (read + written) / memory, 0.0)
     norm = [a * read + b * written for a, b in (_NORM_FORWARD, _NORM_BACKWARD)]
     plain = [factor * (read + written) for factor in (1.0, _ELEMENTWISE_BACKWARD)]
     moved = [left * np.where(is_norm, *pair) / memory for pair in zip(norm, plain, strict=True)]
@@ -163,3 +175,19 @@ def _rates(device: DeviceSheet, precision: str, constants: Roofline) -> Array:
         on_vector = precision == "fp32" or kind == "depthwise"
         rates[index] = constants.constant(f"{kind}_efficiency") * vector if on_vector else matrix
     return rates
+
+
+def whole_step_s(
+    layers: Layers, device: DeviceSheet, precision: str, samples: float, constants: Roofline
+) -> float:
+    """Seconds of both passes and the update of one device, without loading."""
+    both = passes_s(layers, device, precision, samples, constants)
+    parameter_bytes = 4 * float((layers.weights * layers.times).sum())
+    return sum(float(one.sum()) for one in both) + update_s(device, parameter_bytes, constants)
+
+
+def update_s(device: DeviceSheet, parameter_bytes: float, constants: Roofline) -> float:
+    """Seconds of SGD with momentum over weights in single precision."""
+    rate = constants.constant("memory_share") * device.memory_bytes_per_s
+    launches_s = _UPDATE_KERNELS * constants.constant("launch_s")
+    return _UPDATE_ITEMS * parameter_bytes / rate + launches_s

@@ -16,8 +16,10 @@ H100) of MLPerf's, whose V100 runs are not PipeDream's: other precision, softwar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,14 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from ddlbench.common.document import write_text
+from ddlbench.common.document import read_json, write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.layer_table import layers_of
 from ddlbench.predict.hardware import DeviceSheet
 from ddlbench.predict.measured_steps import Array, HeldOut, check_columns, fit
-from ddlbench.predict.roofline import Layers, Roofline, passes_s, shipped
+from ddlbench.predict.roofline import Layers, Roofline, passes_s, shipped, whole_step_s
 
 PROFILED_DEVICE = "v100-sxm-16gb"
 RUN_COLUMNS = (
@@ -45,6 +47,7 @@ _OF_PROFILE = (
     "memory_share", "timed_call_s",
 )  # fmt: skip
 _OF_RUNS = ("matrix_efficiency", "fused_share")
+_OF_EAGER = ("matrix_efficiency", "launch_s")
 _SOFT, _PULL = 0.3, 0.1
 _WEIGHT = 10.0
 """Of a network's blocks together, and of a device's runs together."""
@@ -137,41 +140,117 @@ def node_runs(table: pd.DataFrame, where: str = "the table") -> NodeRuns:
     )
 
 
+@dataclass(frozen=True)
+class EagerRuns:
+    """Steps of built-in networks that this project measured on one device, a row each (n).
+
+    Args:
+        device: on which.
+        network, precision, samples: of each row.
+        step_s: without the wait for data, (n,).
+    """
+
+    device: DeviceSheet
+    network: tuple[str, ...]
+    precision: tuple[str, ...]
+    samples: tuple[int, ...]
+    step_s: Array
+
+    def take(self, chosen: Array) -> EagerRuns:
+        keep = np.flatnonzero(chosen)
+        texts = [
+            tuple(column[at] for at in keep)
+            for column in (self.network, self.precision, self.samples)
+        ]
+        return EagerRuns(self.device, *texts, self.step_s[keep])
+
+    @property
+    def weights(self) -> Array:
+        """Alike for each network, however many rows it has."""
+        _, place, counts = np.unique(self.network, return_inverse=True, return_counts=True)
+        return np.asarray(_WEIGHT / counts[place])
+
+
+def eager_runs(folder: Path | None = None) -> EagerRuns:
+    """The steps on one H100 of the project's study of a GPU, ``docs/validation/gpu``."""
+    folder = folder or project_root() / "docs/validation/gpu"
+    rows: list[tuple[str, str, int, float]] = []
+    sheet = None
+    for path in sorted(folder.glob("part*.json")):
+        part = read_json(path)
+        sheet = sheet or DeviceSheet.called(part["machine"]["gpu"])
+        for check in part["checks"]:
+            what, _, network = check["check"].partition(" ")
+            rows += _EAGER_ROWS.get(what, _no_rows)(network, check["figures"])
+    if sheet is None or not rows:
+        raise ConfigError(f"{folder}: has no steps of a device that config/hardware has")
+    *texts, steps = zip(*rows, strict=True)
+    return EagerRuns(sheet, *texts, np.array(steps))
+
+
+def _clocked(network: str, figures: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
+    return [
+        (network, one, _CLOCKED, figures[f"{one}_step_s"] * (1 - figures[f"{one}_load_share"]))
+        for one in ("fp32", "tf32", "bf16")
+        if f"{one}_step_s" in figures
+    ]
+
+
+def _stepped(network: str, figures: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
+    return [
+        (network, "fp32", int(size), value * (1 - figures[f"waits_for_data_{size}_share"]))
+        for name, value in figures.items()
+        for size in re.findall(r"step_(\d+)_s", name)
+    ]
+
+
+def _no_rows(_network: str, _figures: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
+    return []
+
+
+_CLOCKED = 64
+"""Samples of the steps of the check "clock"."""
+_EAGER_ROWS = {"clock": _clocked, "profile": _stepped}
+
+
 def fitted(
-    networks: Sequence[ProfiledNetwork], runs: NodeRuns | None, start: Roofline | None = None
+    networks: Sequence[ProfiledNetwork],
+    runs: NodeRuns | None,
+    eager: EagerRuns | None,
+    start: Roofline | None = None,
 ) -> Roofline:
-    """Constants fitted on some networks, and then on some runs.
+    """Constants fitted on some blocks, runs and steps together.
+
+    Constants that none of them tells stay at their prior.
 
     Raises:
         ConfigError: there are fewer rows than constants.
     """
     constants = start or shipped()
-    if networks:
-        seconds = np.concatenate([one.seconds for one in networks])
-        weights = np.concatenate([_WEIGHT * one.seconds / one.seconds.sum() for one in networks])
-        timed = seconds > 0
-        found = fit(
-            constants,
-            lambda tried: np.concatenate([block_s(one, tried) for one in networks])[timed],
-            seconds[timed],
-            soft=_SOFT,
-            pull=_PULL,
-            weights=weights[timed],
-            names=_OF_PROFILE,
-        )
-        constants = _with(constants, found.constants, found.intervals)
+    parts: list[tuple[Callable[[Roofline], Array], Array, Array]] = [
+        (partial(block_s, one), one.seconds, _WEIGHT * one.seconds / one.seconds.sum())
+        for one in networks
+    ]
+    names = set(_OF_PROFILE) if networks else set()
     if runs is not None:
-        found = fit(
-            constants,
-            lambda tried: run_s(runs, tried),
-            runs.step_s,
-            soft=_SOFT,
-            pull=_PULL,
-            weights=runs.weights,
-            names=_OF_RUNS,
-        )
-        constants = _with(constants, found.constants, found.intervals)
-    return constants
+        parts.append((partial(run_s, runs), runs.step_s, runs.weights))
+        names |= {*_OF_RUNS, "memory_share"}
+    if eager is not None:
+        parts.append((partial(eager_s, eager), eager.step_s, eager.weights))
+        names |= {*_OF_PROFILE, *_OF_EAGER} - {"timed_call_s"}
+    seconds = np.concatenate([part[1] for part in parts])
+    timed = seconds > 0
+    found = fit(
+        constants,
+        lambda tried: np.concatenate([part[0](tried) for part in parts])[timed],
+        seconds[timed],
+        soft=_SOFT,
+        pull=_PULL,
+        weights=np.concatenate([part[2] for part in parts])[timed],
+        names=[name for name in constants.fitted if name in names],
+    )
+    left = {name: one.prior for name, one in constants.fitted.items() if name not in names}
+    return _with(constants.with_constants(left), found.constants, found.intervals)
 
 
 def _with(
@@ -221,19 +300,37 @@ def run_s(runs: NodeRuns, constants: Roofline) -> Array:
     return np.array(seconds)[place]
 
 
-def scored(networks: Sequence[ProfiledNetwork], runs: NodeRuns | None) -> dict[str, Any]:
+def eager_s(runs: EagerRuns, constants: Roofline) -> Array:
+    """Seconds of each step, (n,)."""
+    rows = zip(runs.network, runs.precision, runs.samples, strict=True)
+    return np.array(
+        [
+            whole_step_s(Layers.of(layers_of(network, _DATASET)), runs.device, precision, samples,
+                         constants)
+            for network, precision, samples in rows
+        ]
+    )  # fmt: skip
+
+
+def scored(
+    networks: Sequence[ProfiledNetwork], runs: NodeRuns | None, eager: EagerRuns | None
+) -> dict[str, Any]:
     """Errors on networks and devices, each held out; shares, and ``ratio`` predicted over measured.
 
-    A network's ``blocks_error`` is the sum of its blocks' errors over the sum of their times.
+    A network's ``blocks_error`` is the sum of its blocks' errors over the sum of their times. Of the
+    eager steps all are held out, as their device is.
     """
     of_networks = [_network_score(one, networks) for one in networks]
     of_devices = [] if runs is None else _device_scores(runs, networks)
-    errors = [abs(one["ratio"] - 1) for one in of_devices]
+    of_steps = [] if eager is None else _eager_scores(eager, networks, runs)
+    groups = {"networks": of_networks, "devices": of_devices, "eager": of_steps}
+    means = {
+        f"{name}_mean_absolute_error": _mean([abs(one["ratio"] - 1) for one in rows])
+        for name, rows in groups.items()
+    }
     return {
-        "networks": of_networks,
-        "devices": of_devices,
-        "networks_mean_absolute_error": _mean([abs(one["ratio"] - 1) for one in of_networks]),
-        "devices_mean_absolute_error": _mean(errors),
+        **groups,
+        **means,
         "rows": 0 if runs is None else len(runs.step_s),
         "cpu_ratios": [_cpu_score(one) for one in networks if _cpu_table(one.name).is_file()],
     }
@@ -241,7 +338,7 @@ def scored(networks: Sequence[ProfiledNetwork], runs: NodeRuns | None) -> dict[s
 
 def _network_score(one: ProfiledNetwork, networks: Sequence[ProfiledNetwork]) -> dict[str, Any]:
     others = [other for other in networks if other.name != one.name]
-    predicted = block_s(one, fitted(others, None))
+    predicted = block_s(one, fitted(others, None, None))
     return {
         "network": one.name,
         "samples": one.samples,
@@ -253,13 +350,12 @@ def _network_score(one: ProfiledNetwork, networks: Sequence[ProfiledNetwork]) ->
 
 
 def _device_scores(runs: NodeRuns, networks: Sequence[ProfiledNetwork]) -> list[dict[str, Any]]:
-    start = fitted(networks, None)
     of = np.array([generation(name) for name in runs.device])
     scores = []
     for kind in np.unique(of):
         if np.all(of == kind):
             continue
-        constants = fitted([], runs.take(of != kind), start)
+        constants = fitted(networks, runs.take(of != kind), None)
         held = runs.take(of == kind)
         ratio = run_s(held, constants) / held.step_s
         for name in np.unique(held.device):
@@ -275,6 +371,32 @@ def _device_scores(runs: NodeRuns, networks: Sequence[ProfiledNetwork]) -> list[
                 }
             )
     return scores
+
+
+def _eager_scores(
+    eager: EagerRuns, networks: Sequence[ProfiledNetwork], runs: NodeRuns | None
+) -> list[dict[str, Any]]:
+    """Without any row of the device's generation."""
+    kind = generation(eager.device.description)
+    others = runs and runs.take(np.array([generation(name) != kind for name in runs.device]))
+    predicted = eager_s(eager, fitted(networks, others, None))
+    known = np.zeros(len(predicted))  # the device known, the network not
+    for network in dict.fromkeys(eager.network):
+        own = np.array(eager.network) == network
+        known[own] = eager_s(eager.take(own), fitted(networks, runs, eager.take(~own)))
+    return [
+        {
+            "device": eager.device.description,
+            "network": eager.network[at],
+            "precision": eager.precision[at],
+            "samples": eager.samples[at],
+            "predicted_s": float(predicted[at]),
+            "measured_s": float(eager.step_s[at]),
+            "ratio": float(predicted[at] / eager.step_s[at]),
+            "ratio_device_known": float(known[at] / eager.step_s[at]),
+        }
+        for at in range(len(eager.step_s))
+    ]
 
 
 def generation(device: str) -> str:
@@ -293,7 +415,9 @@ def _cpu_score(one: ProfiledNetwork) -> dict[str, Any]:
     The core's table has gone through one factor, which this takes out again.
     """
     core = _profiled(one.name, read_table(_cpu_table(one.name), _DATASET)).seconds
-    constants = fitted([other for other in profiled_networks() if other.name != one.name], None)
+    constants = fitted(
+        [other for other in profiled_networks() if other.name != one.name], None, None
+    )
     predicted = block_s(one, constants)
     shares = core / core.sum()
     measured = one.seconds / one.seconds.sum()
@@ -308,20 +432,21 @@ def _cpu_score(one: ProfiledNetwork) -> dict[str, Any]:
 
 def calibrated(runs: NodeRuns, where: str) -> Roofline:
     """The constants fitted on all that there is, with the interval of what was held out."""
-    networks = profiled_networks()
-    result = scored(networks, runs)
-    ratios = [1 / one["ratio"] for one in result["networks"] + result["devices"]]
+    networks, eager = profiled_networks(), eager_runs()
+    result = scored(networks, runs, eager)
+    groups = [result["networks"], result["devices"], result["eager"]]
+    ratios = [1 / one["ratio"] for rows in groups for one in rows]
     low, high = np.quantile(ratios, (0.05, 0.95))
     return replace(
-        fitted(networks, runs),
+        fitted(networks, runs, eager),
         devices=HeldOut(
             low=round(float(low), 3),
             high=round(float(high), 3),
-            source=f"{len(result['networks'])} networks and {len(result['devices'])} devices, "
-            "each held out",
+            source=f"{len(groups[0])} networks, {len(groups[1])} devices of MLPerf and "
+            f"{len(groups[2])} steps on an H100, each held out",
         ),
-        fitted_on=f"PipeDream's profiles (SOSP 2019) and {len(runs.step_s)} one-node runs of "
-        f"ResNet-50 in {where}",
+        fitted_on=f"PipeDream's profiles (SOSP 2019), {len(runs.step_s)} one-node runs of ResNet-50 "
+        f"in {where}, {len(eager.step_s)} steps of docs/validation/gpu",
     )
 
 
