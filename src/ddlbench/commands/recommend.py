@@ -18,6 +18,7 @@ import click
 from ddlbench.commands.largest_batch import by_workflow, case_id, measured_cell
 from ddlbench.commands.predict import header, noisy_profile
 from ddlbench.commands.questions import Questions, cell_options, questions_of
+from ddlbench.commands.recommend_layouts import layout_answers
 from ddlbench.commands.recommend_planned import PlannedQuestions, planned_questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
@@ -40,6 +41,7 @@ from ddlbench.predict.belief import DEFAULT_RECOMMENDER
 from ddlbench.predict.largest_batch import Size, sizes_advice, sizes_dict
 from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked
+from ddlbench.predict.transformer.configurations import is_shape
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
@@ -310,10 +312,14 @@ def cost_lines(choice: Choice) -> list[str]:
     help="A device of config/hardware in place of a site; --fabric is of config/fabrics then.",
 )
 @click.option("--profile", help="Times of one device of config/accelerators; with --hardware.")
+@click.option(
+    "--software", help="What trains a transformer's shape; with --hardware.  [default: nanotron]"
+)
 def recommend(
     *,
     hardware: str | None,
     profile: str | None,
+    software: str | None,
     recommender: str,
     measure: int | None,
     budget_device_hours: float | None,
@@ -326,7 +332,8 @@ def recommend(
     """Rank the strategies for a network on so many devices.
 
     Several geometries, as 1x2,1x4,2x4, are compared with each other. With --hardware the answer
-    rests on data sheets, and needs nothing measured.
+    rests on data sheets, and needs nothing measured; the network may also be a transformer's shape
+    (gpt-7b, llama-8b, ...) then, whose layouts are ranked.
     """
     if budget_device_hours is not None and measure is None:
         raise ConfigError("--budget-device-hours limits what --measure K measures; give K, too")
@@ -334,13 +341,18 @@ def recommend(
         raise ConfigError(
             f"--measure goes by measurements, --recommender {recommender} does not; leave one out"
         )
+    network = options["network"]
     if hardware is None:
-        if profile is not None:
-            raise ConfigError("--profile goes with --hardware; a site has profiles of its own")
+        if given := next((n for n, v in (("profile", profile), ("software", software)) if v), None):
+            raise ConfigError(f"--{given} goes with --hardware; write that, too, or leave it out")
         questions = questions_of(options)
+    elif measure is not None:
+        raise ConfigError("--measure needs a site, --hardware is none; leave one out")
+    elif network and (is_shape(network) or software):
+        values, lines = layout_answers(options, hardware, software)
+        show(values, lines, as_json=as_json)
+        return
     else:
-        if measure is not None:
-            raise ConfigError("--measure needs a site, --hardware is none; leave one out")
         questions = planned_questions_of(options, hardware, profile)
     fixed = {
         "recommender": recommender,

@@ -30,7 +30,6 @@ from torch.utils.flop_counter import flop_registry
 from ddlbench.common.document import csv_text
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import pairs
-
 from ddlbench.networks.factory import skeleton
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.planning.layer_table import LAYER_COLUMNS
@@ -55,9 +54,7 @@ class _Operations(TorchDispatchMode):
         self._weights |= {_storage(tensor) for tensor in network.buffers()}
         self.rows: list[tuple[str, int, int, int, int]] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         packet = func.overloadpacket
         if func.is_view or packet.__name__.startswith(_SHAPES_ONLY):
@@ -86,7 +83,7 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
     """Rows of a network on the device "meta", without its name and its dataset's.
 
     The first row of a block has its tensors, buffers, output and saved bytes; a block that computes
-    nothing has a row of kind "none". Operations and items are of one sample, weights of the operation.
+    nothing has a row of kind "none". Operations and items are of one sample.
     """
     passing = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
     fixed = {_storage(tensor) for tensor in chain(network.parameters(), network.buffers())}
@@ -102,9 +99,9 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
         passing = passing.detach()
         if passing.is_floating_point() and found:
             passing.requires_grad_()
-        with torch.enable_grad(), _Operations(network) as seen:
-            with saved_tensors_hooks(keep, lambda tensor: tensor):
-                passing = block(passing)
+        kept = saved_tensors_hooks(keep, lambda tensor: tensor)
+        with torch.enable_grad(), _Operations(network) as seen, kept:
+            passing = block(passing)
         held = (passing.nbytes // _SAMPLES, sum(saved.values()) // _SAMPLES)
         found += _rows_of_block(name, block, seen.rows, held)
     return found

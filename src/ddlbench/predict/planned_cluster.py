@@ -72,7 +72,7 @@ class PlannedCluster:
         fabric_name: of the fabric between nodes; empty for one node.
         fabric: the same, read.
         nodes, devices_per_node: of the largest geometry.
-        profile: folder of ``config/accelerators`` whose times replace the roofline's; None for none.
+        profile: folder of a device whose times replace the roofline's; None for none.
     """
 
     hardware: str
@@ -154,9 +154,9 @@ class PlannedCluster:
         held_out = shipped().devices
         if self.profile is None:
             times = (
-                f"Block times: a roofline of each layer by the data sheet of {self.device.description}"
-                f"; measured steps were {held_out.low:.2f} to {held_out.high:.2f} of it on "
-                f"{held_out.source}."
+                "Block times: a roofline of each layer by the data sheet of "
+                f"{self.device.description}; measured steps were {held_out.low:.2f} to "
+                f"{held_out.high:.2f} of it on {held_out.source}."
             )
         else:
             times = (
@@ -239,11 +239,8 @@ def batch_ladder(batch_size: int, devices: Iterable[int]) -> set[int]:
         for parts in range(1, count + 1):
             if count % parts == 0 and batch_size % parts == 0:
                 sizes.add(batch_size // parts)
-    for size in list(sizes):
-        while size > 1 and len(sizes) < _MOST_SIZES:
-            size //= 2
-            sizes.add(size)
-    return sizes
+    halves = {size >> times for size in sizes for times in range(size.bit_length())}
+    return sizes | set(sorted(halves - sizes)[:_MOST_SIZES])
 
 
 def roofline_profile(

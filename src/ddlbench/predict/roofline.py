@@ -13,9 +13,10 @@ A normalisation reads its input twice, for the statistics and to normalise. Effi
 operations as a direct convolution takes them: a spatial one may exceed 1 in single precision, as
 Winograd's algorithm takes up to 2.25 times fewer (Lavin and Gray, CVPR 2016). Products in tf32,
 bf16 and fp16 run on matrix units, with an efficiency that kinds share; depthwise convolutions do
-not. Matrix units read 16-bit images with their channels side by side. Software that keeps them apart
-(NCHW) copies what each convolution reads and writes (NVIDIA, Convolutional Layers User's Guide,
-"Tensor Layouts"); fused software keeps them side by side. Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+not. Matrix units read 16-bit images with their channels side by side. Software that keeps them
+apart (NCHW) copies what each convolution reads and writes (NVIDIA, Convolutional Layers User's
+Guide, "Tensor Layouts"); fused software keeps them side by side. Source: Williams, Waterman and
+Patterson, "Roofline", CACM 2009.
 
 The constants are in ``roofline.yaml`` beside this file, fitted by
 :mod:`ddlbench.predict.roofline_score` and scored on networks and devices that were held out.
@@ -110,8 +111,12 @@ class Layers:
             for index, block in enumerate(blocks)
             for one in block.operations
         ]  # fmt: skip
-        columns = np.array(rows, dtype=float).reshape(-1, 7).T
-        return cls(columns[0].astype(int), columns[1].astype(int), *columns[2:], len(blocks))
+        block, kind, *numbers = np.array(rows, dtype=float).reshape(-1, 7).T
+        operations, read, written, weights, times = numbers
+        return cls(
+            block.astype(int), kind.astype(int), operations, read, written, weights, times,
+            len(blocks),
+        )  # fmt: skip
 
     def per_block(self, seconds: Array) -> Array:
         """Sums of (o,) over the operations of each block, (blocks,)."""

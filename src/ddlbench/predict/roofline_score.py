@@ -36,6 +36,8 @@ from ddlbench.predict.hardware import DeviceSheet
 from ddlbench.predict.measured_steps import Array, HeldOut, check_columns, fit
 from ddlbench.predict.roofline import Layers, Roofline, passes_s, shipped, whole_step_s
 
+RUNS = Path(__file__).with_name("published") / "mlperf_resnet50.csv"
+"""MLPerf's runs of ResNet-50 (docs/oracle.md)."""
 PROFILED_DEVICE = "v100-sxm-16gb"
 RUN_COLUMNS = (
     "accelerator", "accelerators", "accelerators_per_node", "nodes", "global_batch", "step_s",
@@ -112,7 +114,7 @@ class NodeRuns:
     @property
     def weights(self) -> Array:
         """Alike for each device, however many rows it has."""
-        names, place, counts = np.unique(self.device, return_inverse=True, return_counts=True)
+        _, place, counts = np.unique(self.device, return_inverse=True, return_counts=True)
         return np.asarray(_WEIGHT / counts[place])
 
 
@@ -157,12 +159,8 @@ class EagerRuns:
     step_s: Array
 
     def take(self, chosen: Array) -> EagerRuns:
-        keep = np.flatnonzero(chosen)
-        texts = [
-            tuple(column[at] for at in keep)
-            for column in (self.network, self.precision, self.samples)
-        ]
-        return EagerRuns(self.device, *texts, self.step_s[keep])
+        rows = zip(self.network, self.precision, self.samples, self.step_s, strict=True)
+        return _eager(self.device, [row for row, kept in zip(rows, chosen, strict=True) if kept])
 
     @property
     def weights(self) -> Array:
@@ -184,8 +182,12 @@ def eager_runs(folder: Path | None = None) -> EagerRuns:
             rows += _EAGER_ROWS.get(what, _no_rows)(network, check["figures"])
     if sheet is None or not rows:
         raise ConfigError(f"{folder}: has no steps of a device that config/hardware has")
-    *texts, steps = zip(*rows, strict=True)
-    return EagerRuns(sheet, *texts, np.array(steps))
+    return _eager(sheet, rows)
+
+
+def _eager(sheet: DeviceSheet, rows: Sequence[tuple[str, str, int, float]]) -> EagerRuns:
+    networks, precisions, samples, steps = zip(*rows, strict=True)
+    return EagerRuns(sheet, networks, precisions, samples, np.array(steps))
 
 
 def _clocked(network: str, figures: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
@@ -217,7 +219,6 @@ def fitted(
     networks: Sequence[ProfiledNetwork],
     runs: NodeRuns | None,
     eager: EagerRuns | None,
-    start: Roofline | None = None,
 ) -> Roofline:
     """Constants fitted on some blocks, runs and steps together.
 
@@ -226,7 +227,8 @@ def fitted(
     Raises:
         ConfigError: there are fewer rows than constants.
     """
-    constants = start or shipped()
+    priors = {name: one.prior for name, one in shipped().fitted.items()}
+    constants = shipped().with_constants(priors)
     parts: list[tuple[Callable[[Roofline], Array], Array, Array]] = [
         (partial(block_s, one), one.seconds, _WEIGHT * one.seconds / one.seconds.sum())
         for one in networks
@@ -249,8 +251,7 @@ def fitted(
         weights=np.concatenate([part[2] for part in parts])[timed],
         names=[name for name in constants.fitted if name in names],
     )
-    left = {name: one.prior for name, one in constants.fitted.items() if name not in names}
-    return _with(constants.with_constants(left), found.constants, found.intervals)
+    return _with(constants, found.constants, found.intervals)
 
 
 def _with(
@@ -317,8 +318,8 @@ def scored(
 ) -> dict[str, Any]:
     """Errors on networks and devices, each held out; shares, and ``ratio`` predicted over measured.
 
-    A network's ``blocks_error`` is the sum of its blocks' errors over the sum of their times. Of the
-    eager steps all are held out, as their device is.
+    A network's ``blocks_error`` is the sum of its blocks' errors over the sum of their times. All
+    eager steps are held out together, as their device is.
     """
     of_networks = [_network_score(one, networks) for one in networks]
     of_devices = [] if runs is None else _device_scores(runs, networks)
@@ -424,7 +425,9 @@ def _cpu_score(one: ProfiledNetwork) -> dict[str, Any]:
     roofline = predicted / predicted.sum()
     return {
         "network": one.name,
-        "blocks_error": float(np.abs(shares * predicted.sum() / one.seconds.sum() - measured).sum()),
+        "blocks_error": float(
+            np.abs(shares * predicted.sum() / one.seconds.sum() - measured).sum()
+        ),
         "shares_error": float(np.abs(shares - measured).sum()),
         "roofline_shares_error": float(np.abs(roofline - measured).sum()),
     }
@@ -445,8 +448,8 @@ def calibrated(runs: NodeRuns, where: str) -> Roofline:
             source=f"{len(groups[0])} networks, {len(groups[1])} devices of MLPerf and "
             f"{len(groups[2])} steps on an H100, each held out",
         ),
-        fitted_on=f"PipeDream's profiles (SOSP 2019), {len(runs.step_s)} one-node runs of ResNet-50 "
-        f"in {where}, {len(eager.step_s)} steps of docs/validation/gpu",
+        fitted_on=f"PipeDream's profiles (SOSP 2019), {len(runs.step_s)} one-node runs of "
+        f"ResNet-50 in {where}, {len(eager.step_s)} steps of docs/validation/gpu",
     )
 
 
