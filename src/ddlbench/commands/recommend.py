@@ -34,6 +34,7 @@ from ddlbench.common.screen import (
 )
 from ddlbench.common.screen import ranking as ranking_table
 from ddlbench.common.statistics import BYTES, HOURS, TIMES
+from ddlbench.experiment.registry import known
 from ddlbench.experiment.site import making_command
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.advice import Advice, advise, answer_dict, batch_hint, chance_text, range_text
@@ -348,7 +349,7 @@ def recommend(
         questions = questions_of(options)
     elif measure is not None:
         raise ConfigError("--measure needs a site, --hardware is none; leave one out")
-    elif network and (is_shape(network) or software):
+    elif network and (software or _is_decoder(network, options["dataset"])):
         values, lines = layout_answers(options, hardware, software)
         show(values, lines, as_json=as_json)
         return
@@ -365,6 +366,13 @@ def recommend(
         _compare_sizes(questions, fixed, as_json=as_json)
         return
     _answer(questions, fixed, measure, budget_device_hours, as_json=as_json, why=why)
+
+
+def _is_decoder(network: str, dataset: str | None) -> bool:
+    """Whether a name is a shape's, or nothing else that could be trained without a dataset."""
+    return is_shape(network) or (
+        dataset is None and network not in known("ddlbench.networks") and ":" not in network
+    )
 
 
 def _answer(

@@ -18,7 +18,15 @@ from ddlbench.commands.recommend_planned import (
     planned_cluster,
     refuse_site_options,
 )
-from ddlbench.common.screen import counted, in_one_unit, paragraph, ranking, table, two_digits
+from ddlbench.common.screen import (
+    counted,
+    in_one_unit,
+    paragraph,
+    ranking,
+    size_text,
+    table,
+    two_digits,
+)
 from ddlbench.common.statistics import BYTES, TIMES
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.paths import enter_project
@@ -27,6 +35,7 @@ from ddlbench.predict.hardware import Software, System
 from ddlbench.predict.transformer.configurations import load_shape
 from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
 from ddlbench.predict.transformer.decoder_layouts import EQUAL, layouts
+from ddlbench.predict.transformer.decoder_memory import TOO_LARGE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,6 +169,8 @@ def _thousands(tokens_per_s: float) -> str:
 
 def _one_lines(question: LayoutQuestion, answer: LayoutAnswer) -> list[str]:
     rows = list(answer.rows.itertuples())
+    if rows[0].fits == TOO_LARGE:
+        return [*_header(question, answer.geometry), *_nothing_fits(question, answer)]
     shown = rows[:_FEW]
     columns = [*_layout(shown), *_columns(shown)]
     equal = {place for place, row in enumerate(rows, start=1) if row.equal_to_best}
@@ -174,10 +185,25 @@ def _one_lines(question: LayoutQuestion, answer: LayoutAnswer) -> list[str]:
     return lines + paragraph(_MEANINGS) + _facts(question, [answer])
 
 
+def _nothing_fits(question: LayoutQuestion, answer: LayoutAnswer) -> list[str]:
+    least_bytes = answer.rows["least_memory_bytes"].min()
+    held_bytes = question.cluster.device.memory_bytes
+    return paragraph(
+        f"{answer.geometry}: none of {counted(len(answer.rows), 'layout')} fits; the smallest "
+        f"needs {size_text(least_bytes)}, a device has {size_text(held_bytes)}."
+    )
+
+
 def _all_lines(question: LayoutQuestion, answers: Sequence[LayoutAnswer]) -> list[str]:
-    best = [next(answer.rows.itertuples()) for answer in answers]
-    columns = [[answer.geometry for answer in answers], *_layout(best), *_columns(best)]
+    able = [answer for answer in answers if answer.rows["fits"].iloc[0] != TOO_LARGE]
+    best = [next(answer.rows.itertuples()) for answer in able]
+    columns = [[answer.geometry for answer in able], *_layout(best), *_columns(best)]
     lines = _header(question, f"{len(answers)} geometries")
+    for answer in answers:
+        if all(answer is not one for one in able):
+            lines += _nothing_fits(question, answer)
+    if not able:
+        return lines
     return (
         lines
         + table(f"devices | {_HEADINGS}", zip(*columns, strict=True))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,7 @@ def _profiled(name: str, table: DeviceTable) -> ProfiledNetwork:
     samples = table.batch_sizes[-1]
     times = [[block.forward.at(samples) for block in table.blocks]]
     times.append([block.backward.at(samples) for block in table.blocks])
-    return ProfiledNetwork(
-        name, samples, Layers.of(layers_of(name, _DATASET)), np.array(times).ravel()
-    )
+    return ProfiledNetwork(name, samples, _layers(name), np.array(times).ravel())
 
 
 @dataclass(frozen=True)
@@ -274,14 +272,23 @@ def block_s(network: ProfiledNetwork, constants: Roofline) -> Array:
     Blocks that only change shapes take no time; they get the least that a clock shows.
     """
     timed = constants.with_constants({"launch_s": constants.constant("timed_call_s")})
-    sheet = DeviceSheet.load(PROFILED_DEVICE)
-    both = passes_s(network.layers, sheet, "fp32", network.samples, timed)
+    both = passes_s(network.layers, _profiled_device(), "fp32", network.samples, timed)
     return np.maximum(np.concatenate(both), 1e-7)
+
+
+@cache
+def _profiled_device() -> DeviceSheet:
+    return DeviceSheet.load(PROFILED_DEVICE)
+
+
+@cache
+def _layers(network: str) -> Layers:
+    return Layers.of(layers_of(network, _DATASET))
 
 
 def run_s(runs: NodeRuns, constants: Roofline) -> Array:
     """Seconds of the step of each run, (n,)."""
-    layers = Layers.of(layers_of(_RUN_NETWORK, _DATASET))
+    layers = _layers(_RUN_NETWORK)
     sizes, place = np.unique(
         np.stack([np.unique(runs.device, return_inverse=True)[1], runs.samples]),
         axis=1,
@@ -306,7 +313,7 @@ def eager_s(runs: EagerRuns, constants: Roofline) -> Array:
     rows = zip(runs.network, runs.precision, runs.samples, strict=True)
     return np.array(
         [
-            whole_step_s(Layers.of(layers_of(network, _DATASET)), runs.device, precision, samples,
+            whole_step_s(_layers(network), runs.device, precision, samples,
                          constants)
             for network, precision, samples in rows
         ]
