@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import click
 
+from ddlbench.commands.interconnect_compare import compare
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import duration_text, paragraph, table
 from ddlbench.common.statistics import MB, MBIT_PER_S, MS
@@ -26,7 +27,10 @@ _FILE = click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 
 @click.group()
 def interconnect() -> None:
-    """Read the output of link tests, and show measured links."""
+    """Read the output of link tests, show measured links, and say whether they are normal."""
+
+
+interconnect.add_command(compare)
 
 
 @interconnect.command("parse-p2p", short_help="Print p2pBandwidthLatencyTest's output as JSON.")

@@ -1,0 +1,184 @@
+r"""Parse what NVIDIA's nccl-tests print (``all_reduce_perf`` and its like, BSD-3).
+
+::
+
+    # nThread 1 nGpus 1 minBytes 536870912 maxBytes 8589934592 step: 2(factor) ...
+    #  Rank  0 Group  0 Pid   1887 on   worker-1 device  0 [0x8d] NVIDIA H100 80GB HBM3
+    #                                                 out-of-place                       in-place
+    #   size     count   type  redop  root     time   algbw   busbw #wrong     time   algbw  ...
+    536870912 134217728 float    sum    -1   1806.7  297.16  586.06      0   1835.9  292.43  ...
+
+Times are microseconds, rates GB/s. Nothing names the operation before version 2.17; the command
+line may, else the ratio of both rates tells it: 2 (n - 1) / n for an all-reduce, (n - 1) / n for
+all-gather and reduce-scatter, which have a ``redop`` or none, 1 for broadcast. A size is the whole
+buffer. ``redop`` and ``root`` are missing in old versions. Lines may begin with a rank, a host or
+the time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from ddlbench.common.errors import ConfigError
+
+_RATES = r"\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+(\S+)"
+_ROW = re.compile(
+    r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
+    + _RATES + rf"(?:{_RATES})?\s*$"
+)  # fmt: skip
+_RANK = re.compile(r"\bRank\s+(\d{1,9})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+")
+_DEVICE = re.compile(r"\bdevice\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
+_BEGIN = re.compile(r"\bnThread\s+\d+\s+nGpus\s+\d+")
+_PROGRAM = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|broadcast)_perf")
+_OTHERS = re.compile(r"\b(alltoall|sendrecv|gather|scatter|reduce|hypercube)_perf")
+_FAILURE = re.compile(r"Test (?:NCCL )?failure|NCCL WARN|Test CUDA failure")
+_END = re.compile(r"Avg bus bandwidth")
+
+
+@dataclass(frozen=True)
+class NcclPoint:
+    """Messages of one size; ``payload_bytes`` of the whole buffer, seconds are medians."""
+
+    payload_bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class NcclTest:
+    """One run of a test.
+
+    Args:
+        operation: all_reduce, all_gather, reduce_scatter or broadcast.
+        ranks: 0 where the text does not list them.
+        hosts: names of the nodes, as far as they are listed.
+        devices: names of the devices, each once.
+        points: by size.
+        remarks: what a reader should know: wrong values, a missing end.
+    """
+
+    operation: str
+    ranks: int
+    hosts: tuple[str, ...]
+    devices: tuple[str, ...]
+    points: tuple[NcclPoint, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Row:
+    size: int
+    reduces: bool | None
+    time_s: float
+    ratio: float | None
+    wrong: int
+
+
+def is_nccl_tests(text: str) -> bool:
+    """Whether a text has rows of nccl-tests, or their heading."""
+    return any(_BEGIN.search(line) or _ROW.search(line) for line in text.splitlines())
+
+
+def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> NcclTest:
+    """Parse the output of one test, with as many repeats as it has.
+
+    Args:
+        text: all of stdout, as captured.
+        where: its name, for messages.
+        operation: of the test, where the text is not to tell.
+
+    Raises:
+        ConfigError: it has no row of a known operation, or each process ran alone.
+    """
+    lines = text.splitlines()
+    rows = [row for line in lines if (row := _row(line)) is not None]
+    if not rows:
+        why = next((line.strip() for line in lines if _FAILURE.search(line)), "")
+        raise ConfigError(
+            f"{where}: no row of nccl-tests in it{f' ({why[:120]})' if why else ''}; capture all "
+            "that all_reduce_perf prints"
+        )
+    placed = [match for line in lines if (match := _RANK.search(line))]
+    numbers = Counter(int(match[1]) for match in placed)
+    hosts = tuple(dict.fromkeys(match[2] for match in placed))
+    if len(placed) > 1 and set(numbers) == {0}:
+        raise ConfigError(
+            f"{where}: {len(placed)} processes ran alone, as rank 0 each; build nccl-tests with "
+            "MPI=1 and run it again"
+        )
+    ranks = max(numbers, default=-1) + 1
+    names = (match[1] for line in lines if _RANK.search(line) and (match := _DEVICE.search(line)))
+    return NcclTest(
+        operation=operation or _operation(text, rows, ranks, where),
+        ranks=ranks,
+        hosts=hosts,
+        devices=tuple(dict.fromkeys(names)),
+        points=_points(rows),
+        remarks=tuple(_remarks(text, rows)),
+    )
+
+
+def _row(line: str) -> _Row | None:
+    match = _ROW.search(line)
+    if match is None:
+        return None
+    size, redop = int(match[1]), match[4]
+    # In-place values stand for out-of-place ones that were not measured.
+    found = [_times(match.group(*range(first, first + 4))) for first in (6, 10) if match[first]]
+    timed = [one for one in found if one is not None]
+    if not timed or size == 0:
+        return None
+    time_s, ratio, wrong = timed[0]
+    return _Row(size, None if redop is None else redop != "none", time_s, ratio, wrong)
+
+
+def _times(words: tuple[str, ...]) -> tuple[float, float | None, int] | None:
+    """Seconds, bus over algorithm bandwidth, and wrong values; None if that is no time."""
+    try:
+        time_s, algorithm, bus = float(words[0]) / 1e6, float(words[1]), float(words[2])
+    except ValueError:
+        return None
+    wrong = int(words[3][:18]) if words[3].isdigit() else 0
+    # Rates have two digits after the point, so that small ones tell no ratio.
+    return (time_s, bus / algorithm if algorithm >= 1 else None, wrong) if time_s > 0 else None
+
+
+def _operation(text: str, rows: list[_Row], ranks: int, where: str) -> str:
+    named = {match[1] for match in _PROGRAM.finditer(text)}
+    if len(named) == 1:
+        return named.pop()
+    other = _OTHERS.search(text)
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    if other or len(named) > 1 or not ratios:
+        what = other[0] if other and not named else "several tests" if named else "its rates"
+        raise ConfigError(
+            f"{where}: {what} cannot be compared; give the output of one of all_reduce_perf, "
+            "all_gather_perf, reduce_scatter_perf, broadcast_perf, or name it with --operation"
+        )
+    ratio = median(ratios)
+    ring = 1 - 1 / ranks if ranks > 1 else None
+    if ratio > 1.2 or (ring is not None and ranks > 2 and abs(ratio - 2 * ring) < 0.05):
+        return "all_reduce"
+    if ranks == 2 and abs(ratio - 1) < 0.05 and rows[0].reduces:
+        return "all_reduce"  # 2 (n - 1) / n is 1
+    if ratio > 0.97:
+        return "broadcast"
+    return "reduce_scatter" if rows[0].reduces else "all_gather"
+
+
+def _points(rows: Iterable[_Row]) -> tuple[NcclPoint, ...]:
+    by_size: dict[int, list[float]] = {}
+    for row in rows:
+        by_size.setdefault(row.size, []).append(row.time_s)
+    return tuple(NcclPoint(size, median(times)) for size, times in sorted(by_size.items()))
+
+
+def _remarks(text: str, rows: list[_Row]) -> Iterable[str]:
+    wrong = sum(row.wrong for row in rows)
+    if wrong:
+        yield f"{wrong} values are wrong: the links or the memory corrupt data"
+    if not _END.search(text):
+        yield "its last line is missing: the test was cut off, or not all of it was captured"

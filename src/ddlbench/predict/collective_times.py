@@ -1,0 +1,546 @@
+"""Times of collectives from the names of a device and a fabric, or from few measured points.
+
+::
+
+    time |            /  long:   A + c S / B               two protocols, the faster one counts
+         |        ___/
+         |  _____/       short:  share_A A + c S / (share_B B)
+         +------------ S
+
+    A = start + device_s (devices of a node - 1) + node_s nodes [nodes > 1]
+    B = the slower of link and network:  ring_share x link; switch_share x link where switches sum
+                                         tree_share c x cards of two nodes; network_share x cards
+    c = 2 (n - 1) / n for an all-reduce, half for all-gather and reduce-scatter (bytes a ring sends)
+
+S is the whole buffer, as nccl-tests counts it. The terms are NCCL's (src/graph/tuning.cc); a tree
+over two nodes sends the buffer once. Eight V100s form a cube mesh (DGX-1), where fewer devices
+have fewer rings. The shipped points are of other people (NOTICE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
+from ddlbench.predict.hardware import Described, DeviceSheet, Fabric, System
+from ddlbench.predict.measured_steps import Array, Constant, HeldOut, check_columns, fit, refuse
+from ddlbench.predict.run_tables import ScoreQuestion
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+_SENT: Mapping[Operation, float] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""Times (n - 1) / n: bytes that each rank of a ring sends, of each byte of the buffer."""
+PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "nccl_all_reduce.csv")))
+CONSTANTS = (
+    "ring_share", "switch_share", "tree_share", "network_share", "start_s", "device_s", "node_s",
+    "short_latency_share", "short_rate_share",
+)  # fmt: skip
+MESH_RINGS = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 4, 8: 6}
+"""Rings over the first n devices of a DGX-1's cube mesh (NVIDIA, DGX-1 with V100 system
+architecture, figure 4), each of one link of six. Five devices have no ring of their links: one
+passes through another device twice."""
+SHORT, MEDIUM, LONG = "below 1 MB", "1 to 64 MB", "64 MB and more"
+_CLASSES: Mapping[str, float] = {SHORT: 0, MEDIUM: 2**20, LONG: 2**26}
+"""Smallest messages whose intervals differ."""
+_SOFT, _PULL = 0.2, 0.4
+"""Error of a logarithm beyond which errors weigh less, and the pull of priors: sweeps differ by a
+fifth, and there are as many of them as constants."""
+_OWN_SIZES = (2**24, 2**30)
+_NEEDED = ("collective", "accelerator", "nodes", "ranks", "payload_bytes", "time_s")
+_LINK, _CARDS = "nvlink_gb_per_s_one_way", "nic_gb_per_s_a_node"
+_KINDS = ("min_bytes", "max_bytes", "max_gpus", "min_gpus", "accelerator", "nodes")
+_NEAR = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library(Described):
+    """A library of collectives."""
+
+    folder: ClassVar[str] = "collectives"
+    noun: ClassVar[str] = "library"
+
+    constants: Mapping[str, Constant]
+    intervals: Mapping[str, HeldOut] = field(default_factory=dict)
+    """Measured over expected times of sweeps that were held out, by size of the message."""
+    fitted_on: str = ""
+    """Points of the last fit."""
+
+    @property
+    def fitted(self) -> Mapping[str, Constant]:
+        return self.constants
+
+    def check(self, where: str) -> None:
+        super().check(where)
+        for name in CONSTANTS:
+            if name not in self.constants:
+                raise ConfigError(f"{where}: constants: {name!r} is missing; add value and prior")
+
+    def value(self, name: str) -> float:
+        return self.constants[name].value
+
+    def with_constants(self, constants: Mapping[str, float]) -> Self:
+        changed = {n: replace(self.constants[n], value=value) for n, value in constants.items()}
+        return replace(self, constants={**self.constants, **changed})
+
+    def priors(self) -> Self:
+        """The library as it is before any fit."""
+        return self.with_constants({name: one.prior for name, one in self.constants.items()})
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of ranks, and the links between them; each array is (n,).
+
+    Args:
+        nodes, devices_per_node: geometry.
+        link_bytes_per_s: of one device to the others of its node, one way.
+        sums: the switch sums, if all eight devices of a node take part.
+        mesh: devices of a node form a cube mesh.
+        cards_bytes_per_s: of all network cards of a node, one way; nan on one node.
+        node_s: seconds that each node adds to an all-reduce; nan takes the library's.
+    """
+
+    nodes: Array
+    devices_per_node: Array
+    link_bytes_per_s: Array
+    sums: Array
+    mesh: Array
+    cards_bytes_per_s: Array
+    node_s: Array
+
+    def take(self, chosen: Array) -> Groups:
+        return Groups(**{name: values[chosen] for name, values in vars(self).items()})
+
+    @property
+    def ranks(self) -> Array:
+        return np.asarray(self.nodes * self.devices_per_node)
+
+    @classmethod
+    def of_system(cls, system: System, count: int = 1) -> Groups:
+        """All ranks of a system, ``count`` times."""
+        link, fabric = system.device.link, system.fabric
+        latency_s = fabric.latency_s if fabric else np.nan
+        cards = system.node_bytes_per_s if fabric else np.nan
+        values = (
+            float(system.nodes), float(system.devices_per_node), link.bytes_per_s, link.sharp,
+            _is_mesh(system.device), cards, latency_s,
+        )  # fmt: skip
+        return cls(*(np.full(count, value) for value in values))
+
+
+def _is_mesh(device: DeviceSheet) -> bool:
+    return device.link.name == "NVLink" and not device.link.all_to_all
+
+
+def seconds(
+    groups: Groups, payload_bytes: Array, library: Library, operation: Operation = "all_reduce"
+) -> Array:
+    """Expected seconds of a collective.
+
+    Args:
+        groups: n of them.
+        payload_bytes: of the whole buffer, (n,).
+        library: with constants.
+        operation: which.
+    """
+    several = groups.nodes > 1
+    ranks = groups.ranks
+    is_sum = operation == "all_reduce"
+    sent = _SENT[operation] * (ranks - 1) / ranks if operation in _SENT else np.ones(len(ranks))
+    switch = groups.sums & (groups.devices_per_node >= 8) & is_sum
+    rings = np.array([MESH_RINGS.get(int(n), 6) / 6 for n in groups.devices_per_node])
+    ring = library.value("ring_share") * np.where(groups.mesh, rings, 1.0)
+    rate = groups.link_bytes_per_s * np.where(switch, library.value("switch_share"), ring)
+    tree = library.value("tree_share") * (sent if is_sum else 1.0)
+    share = np.where(groups.nodes == 2, tree, library.value("network_share"))
+    network = np.where(several, share * groups.cards_bytes_per_s, np.inf)
+    rate = np.minimum(rate, network)
+    node_s = np.where(np.isnan(groups.node_s), library.value("node_s"), groups.node_s)
+    latency_s = library.value("start_s") + library.value("device_s") * (groups.devices_per_node - 1)
+    # A ring passes twice for a sum.
+    latency_s = (latency_s + np.where(several, node_s * groups.nodes, 0.0)) / (1 if is_sum else 2)
+    sent_s = sent * payload_bytes / rate
+    short_s = library.value("short_latency_share") * latency_s + sent_s / library.value(
+        "short_rate_share"
+    )
+    return np.asarray(np.minimum(short_s, latency_s + sent_s))
+
+
+def size_class(payload_bytes: float) -> str:
+    """The name of the sizes that have one interval."""
+    return next(name for name, least in reversed(list(_CLASSES.items())) if payload_bytes >= least)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Measured collectives of several sweeps.
+
+    Args:
+        rows: the table, checked; ``sweep`` names accelerator and nodes.
+        groups: of each.
+    """
+
+    rows: pd.DataFrame
+    groups: Groups
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, chosen: Array) -> Points:
+        return Points(self.rows[chosen].reset_index(drop=True), self.groups.take(chosen))
+
+    @property
+    def measured_s(self) -> Array:
+        return self.rows["time_s"].to_numpy(dtype=float)
+
+    @property
+    def payload_bytes(self) -> Array:
+        return self.rows["payload_bytes"].to_numpy(dtype=float)
+
+    def expected_s(self, library: Library) -> Array:
+        return seconds(self.groups, self.payload_bytes, library)
+
+
+def read_points(
+    table: pd.DataFrame, where: str = "the table", fabric: Fabric | None = None
+) -> Points:
+    """Check a table of all-reduces.
+
+    Args:
+        table: a row a point: collective, accelerator, nodes, ranks, payload_bytes (whole buffer),
+            time_s; nvlink_gb_per_s_one_way (the data sheet's if empty), nic_gb_per_s_a_node (if
+            there are several nodes).
+        where: its name.
+        fabric: whose latency and rate stand for unknown ones.
+
+    Raises:
+        ConfigError: a column is missing, or a value is wrong.
+    """
+    check_columns(table, _NEEDED, where)
+    table = table.reset_index(drop=True).copy()
+    names = table["collective"].astype(str).str.replace("-", "_")
+    refuse(names != "all_reduce", table["collective"], where, "{!r} is no all-reduce; leave it out")
+    for name in ("nodes", "ranks", "payload_bytes", "time_s"):
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        wrong = ~(np.isfinite(numbers) & (numbers > 0))
+        refuse(wrong, table[name], where, f"{name} is {{!r}}; write a number above 0")
+        table[name] = numbers
+    refuse(table["ranks"] < 2, table["ranks"], where, "ranks is {!r}; write 2 or more")
+    for name in (_LINK, _CARDS):
+        given = table[name] if name in table else pd.Series(np.nan, index=table.index)
+        numbers = pd.to_numeric(given, errors="coerce")
+        wrong = (numbers.isna() & given.notna()) | (numbers <= 0)
+        refuse(wrong, given, where, f"{name} is {{!r}}; write a number above 0")
+        table[name] = numbers * 1e9
+    sheets = {name: DeviceSheet.called(str(name)) for name in set(table["accelerator"])}
+    of = [sheets[name] for name in table["accelerator"]]
+    link = table[_LINK].fillna(pd.Series([one.link.bytes_per_s if one else np.nan for one in of]))
+    unknown = link.isna()
+    refuse(unknown, table["accelerator"], where, f"{{!r}} is in no data sheet; fill {_LINK}")
+    devices = table["ranks"] / table["nodes"]
+    cards = table[_CARDS]
+    if fabric:
+        cards = cards.fillna(pd.Series([fabric.node_bytes_per_s(int(n)) for n in devices]))
+    lacking = (table["nodes"] > 1) & cards.isna()
+    refuse(lacking, table["nodes"], where, f"{{!r}} nodes need a network; fill {_CARDS}")
+    table["sweep"] = [
+        f"{name}, {nodes:g} node{'s' if nodes > 1 else ''}"
+        for name, nodes in zip(table["accelerator"], table["nodes"], strict=True)
+    ]
+    groups = Groups(
+        nodes=table["nodes"].to_numpy(dtype=float),
+        devices_per_node=devices.to_numpy(dtype=float),
+        link_bytes_per_s=link.to_numpy(dtype=float),
+        sums=np.array([bool(one and one.link.sharp) for one in of]),
+        mesh=np.array([bool(one and _is_mesh(one)) for one in of]),
+        cards_bytes_per_s=cards.to_numpy(dtype=float),
+        node_s=np.full(len(table), fabric.latency_s if fabric else np.nan),
+    )
+    return Points(table, groups)
+
+
+def refitted(points: Points, library: Library) -> Library:
+    """The library with constants fitted to points; each sweep weighs alike.
+
+    Args:
+        points: of any number of sweeps.
+        library: whose priors pull the constants.
+    """
+    sweeps = points.rows["sweep"]
+    weights = 1 / sweeps.map(sweeps.value_counts()).to_numpy(dtype=float)
+    fitted = fit(
+        library.priors(),
+        points.expected_s,
+        points.measured_s,
+        soft=_SOFT,
+        pull=_PULL,
+        weights=weights / weights.mean(),
+    )
+    constants = {
+        name: replace(
+            library.constants[name],
+            value=value,
+            low=fitted.intervals[name][0],
+            high=fitted.intervals[name][1],
+        )
+        for name, value in fitted.constants.items()
+    }
+    return replace(library, constants={**library.constants, **constants})
+
+
+def measured_at(points: Points, library: Library) -> Library:
+    """The library corrected by few points of a cluster itself: latency and rate only.
+
+    Two sizes, 16 MB and 1 GB, on one geometry tell both; all shares of rates change alike, and all
+    latencies do.
+
+    Raises:
+        ConfigError: there is no point.
+    """
+    if not len(points):
+        raise ConfigError("no point to correct expected times by; measure 16 MB and 1 GB")
+    from scipy.optimize import least_squares  # noqa: PLC0415 - slow to import
+
+    def residuals(logs: Array) -> Array:
+        errors = np.log(points.expected_s(_scaled(library, *np.exp(logs))) / points.measured_s)
+        # Names leave a factor of two in the latency, of 1.3 in the rate.
+        return np.concatenate([errors, 0.05 * logs / np.log([2.0, 1.3])])
+
+    return _scaled(library, *np.exp(least_squares(residuals, [0.0, 0.0]).x))
+
+
+def _scaled(library: Library, latency: float, rate: float) -> Library:
+    factors = {
+        **dict.fromkeys(("start_s", "device_s", "node_s"), latency),
+        **dict.fromkeys(("ring_share", "switch_share", "tree_share", "network_share"), rate),
+    }
+    return library.with_constants({n: library.value(n) * one for n, one in factors.items()})
+
+
+def held_out_s(points: Points, fitted: Points, library: Library, kinds: Array, of: Array) -> Array:
+    """Expected seconds of points, each kind by constants that were fitted without it.
+
+    Args:
+        points: n to predict.
+        fitted: m to fit.
+        library: with priors.
+        kinds: the kind of each point to predict, (n,).
+        of: the kind of each point to fit, (m,).
+
+    Raises:
+        ConfigError: all points are of one kind.
+    """
+    expected_s = np.empty(len(points))
+    for kind in np.unique(kinds):
+        others = of != kind
+        if not others.any():
+            raise ConfigError(f"all points are of {kind}; nothing is left to fit")
+        constants = refitted(fitted.take(others), library)
+        expected_s[kinds == kind] = points.take(kinds == kind).expected_s(constants)
+    return expected_s
+
+
+def intervals_of(ratios: Array, points: Points) -> dict[str, tuple[float, float]]:
+    """Intervals of measured over expected times, by size of the message, that cover 90 %.
+
+    The 5th and 95th percentiles; each sweep weighs alike, as its points err together.
+
+    Args:
+        ratios: measured over expected of points that were held out, (n,).
+        points: n.
+    """
+    classes = np.array([size_class(size) for size in points.payload_bytes])
+    sweeps = points.rows["sweep"]
+    found = {}
+    for name in _CLASSES:
+        of = classes == name
+        if of.any():
+            counts = sweeps[of].map(sweeps[of].value_counts()).to_numpy(dtype=float)
+            low, high = (_percentile(ratios[of], 1 / counts, share) for share in (0.05, 0.95))
+            found[name] = (low, high)
+    return found
+
+
+def _percentile(values: Array, weights: Array, share: float) -> float:
+    """A percentile of weighted values, between those beside it."""
+    order = np.argsort(values)
+    ends = np.cumsum(weights[order])
+    return float(np.interp(share, (ends - weights[order] / 2) / ends[-1], values[order]))
+
+
+def calibrated(points: Points, library: Library, where: str) -> Library:
+    """The library fitted to points, with intervals of the same with each sweep held out."""
+    sweeps = points.rows["sweep"].to_numpy()
+    held_s = held_out_s(points, points, library, sweeps, sweeps)
+    intervals = {
+        name: HeldOut(low=low, high=high, source=f"{where}, each sweep held out in turn")
+        for name, (low, high) in intervals_of(points.measured_s / held_s, points).items()
+    }
+    fitted = refitted(points, library)
+    return replace(fitted, intervals=intervals, fitted_on=f"{len(points)} points of {where}")
+
+
+def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
+    """Score a table of all-reduces, as :mod:`ddlbench.predict.run_tables` says.
+
+    ``model`` holds out each sweep (accelerator and nodes), ``gpus`` each number of nodes,
+    ``device`` each accelerator, ``submitter`` each source. ``coverage``: share of the points inside
+    the interval from names; where something is held out, so is it for the interval.
+    Errors count messages of 1 MB and more; ``by`` has the shorter ones.
+
+    Raises:
+        ConfigError: a value of the table or of the question is wrong.
+    """
+    fabric = Fabric.load(question.fabric) if question.fabric else None
+    given = read_points(table, fabric=fabric)
+    chosen = _chosen(given, question.kind)
+    points = given.take(chosen)
+    if not len(points):
+        raise ConfigError(f"no row of {len(given)} is of this kind; leave out a part of --kind")
+    library = Library.load(question.software or "nccl")
+    if question.hold_out == "none":
+        expected_s = points.expected_s(library)
+        ends = {name: (one.low, one.high) for name, one in library.intervals.items()}
+        inside = _inside(points, points.measured_s / expected_s, ends)
+        own_s = None
+    else:
+        known = _with_shipped(given, fabric)
+        expected_s, inside, own_s = _nested(points, known, library, question.hold_out)
+    errors = np.abs(expected_s / points.measured_s - 1)
+    return _scored(points, errors, inside, own_s)
+
+
+def _with_shipped(given: Points, fabric: Fabric | None) -> Points:
+    """The shipped points and those of a table, each once."""
+    rows = pd.concat([pd.read_csv(PUBLISHED), _written(given)], ignore_index=True)
+    keys = ["accelerator", "nodes", "ranks", "payload_bytes", "time_s"]
+    for name in keys[1:]:
+        rows[name] = pd.to_numeric(rows[name])
+    return read_points(rows.drop_duplicates(keys, ignore_index=True), fabric=fabric)
+
+
+def _written(points: Points) -> pd.DataFrame:
+    """The rows in the units of a table."""
+    return points.rows.assign(**{name: points.rows[name] / 1e9 for name in (_LINK, _CARDS)})
+
+
+def _nested(
+    points: Points, known: Points, library: Library, hold_out: str
+) -> tuple[Array, Array, Array]:
+    """Expected seconds, whether the interval holds, and seconds with two own points known.
+
+    The interval of what is held out comes from the others, each of which is held out in turn.
+    """
+    kinds, of = _kinds_of(points, hold_out), _kinds_of(known, hold_out)
+    expected_s, own_s = np.empty(len(points)), np.full(len(points), np.nan)
+    inside = np.zeros(len(points), dtype=bool)
+    for kind in np.unique(kinds):
+        those, others = kinds == kind, known.take(of != kind)
+        if not len(others):
+            raise ConfigError(f"--hold-out {hold_out}: all points are of {kind}; none is left")
+        constants, held = refitted(others, library), points.take(those)
+        expected_s[those] = held.expected_s(constants)
+        names = others.rows["sweep"].to_numpy()
+        if len(np.unique(names)) > 1:
+            inner_s = held_out_s(others, others, library, names, names)
+            ends = intervals_of(others.measured_s / inner_s, others)
+            inside[those] = _inside(held, held.measured_s / expected_s[those], ends)
+        own_s[those] = _by_own_points(held, constants)
+    return expected_s, inside, own_s
+
+
+def _by_own_points(held: Points, library: Library) -> Array:
+    """Seconds of each group's other sizes if 16 MB and 1 GB were measured; nan for these two."""
+    found = np.full(len(held), np.nan)
+    columns = [name for name in ("sweep", "ranks", _CARDS, "source") if name in held.rows]
+    numbers = held.rows.groupby(columns, dropna=False).ngroup().to_numpy()
+    for number in np.unique(numbers):
+        at = numbers == number
+        measured = at & np.isin(held.payload_bytes, _OWN_SIZES)
+        if measured.sum() >= len(_OWN_SIZES):
+            own = measured_at(held.take(measured), library)
+            rest = at & ~measured
+            found[rest] = held.take(rest).expected_s(own)
+    return found
+
+
+def _inside(points: Points, ratios: Array, ends: Mapping[str, tuple[float, float]]) -> Array:
+    limits = np.array([ends.get(size_class(size), (0.0, np.inf)) for size in points.payload_bytes])
+    return np.asarray((ratios >= limits[:, 0]) & (ratios <= limits[:, 1]))
+
+
+def _kinds_of(points: Points, hold_out: str) -> Array:
+    rows = points.rows
+    match hold_out:
+        case "gpus":
+            return rows["nodes"].to_numpy(dtype=int).astype(str)
+        case "device":
+            return rows["accelerator"].to_numpy(dtype=str)
+        case "submitter" if "source" in rows:
+            return rows["source"].fillna("").str.split().str[0].to_numpy(dtype=str)
+        case _:
+            return rows["sweep"].to_numpy(dtype=str)
+
+
+def _chosen(points: Points, kind: Mapping[str, str]) -> Array:
+    rows, chosen = points.rows, np.ones(len(points), dtype=bool)
+    columns = {"bytes": "payload_bytes", "gpus": "ranks"}
+    for name, value in kind.items():
+        if name not in _KINDS:
+            remark = nearest(name, _KINDS)
+            raise ConfigError(f"--kind {name}={value}: {name!r} is unknown; {remark}")
+        if name == "accelerator":
+            chosen &= (rows[name] == value).to_numpy()
+            continue
+        if not value.isdigit():
+            raise ConfigError(f"--kind {name}={value}; write a whole number")
+        if name == "nodes":
+            chosen &= (rows[name] == int(value)).to_numpy()
+            continue
+        values = rows[columns[name[4:]]].to_numpy(dtype=float)
+        chosen &= values >= int(value) if name.startswith("min") else values <= int(value)
+    return chosen
+
+
+def _scored(points: Points, errors: Array, inside: Array, own_s: Array | None) -> dict[str, Any]:
+    long = points.payload_bytes >= _CLASSES[MEDIUM]
+    counted = long if long.any() else np.ones(len(points), dtype=bool)
+    classes = np.array([size_class(size) for size in points.payload_bytes])
+    sweeps = points.rows["sweep"].to_numpy()
+    by: dict[str, dict[str, Any]] = {
+        "sweep": {
+            name: _means(errors, inside, counted & (sweeps == name))
+            for name in dict.fromkeys(sweeps)
+            if (counted & (sweeps == name)).any()
+        },
+        "message": {
+            name: _means(errors, inside, classes == name)
+            for name in _CLASSES
+            if (classes == name).any()
+        },
+    }
+    if own_s is not None:
+        own = np.abs(own_s / points.measured_s - 1)
+        known = counted & np.isfinite(own)
+        if known.any():
+            by["known"] = {"16 MB and 1 GB of the sweep": _means(own, None, known)}
+    values = _means(errors, inside, counted)
+    return {**values, "all_rows": len(points), "fit": None, "choice": None, "by": by}
+
+
+def _means(errors: Array, inside: Array | None, of: Array) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "rows": int(of.sum()),
+        "mean_absolute_error": float(errors[of].mean()),
+        "median_absolute_error": float(np.median(errors[of])),
+        "within_20_percent": float(np.mean(errors[of] <= _NEAR)),
+    }
+    return values | ({} if inside is None else {"coverage": float(inside[of].mean())})

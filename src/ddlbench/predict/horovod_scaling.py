@@ -1,0 +1,410 @@
+"""Steps of a CNN with Horovod on n accelerators, from the submitter's smallest system.
+
+::
+
+    smallest system:  t0 seconds at b0 samples a device      beta = (t0 - c0) / b0
+    n devices:        step = c0 + beta b + sigma beta b sqrt(2 ln n) [k > 1]
+                             + 2 S (k - 1) / (k phi NIC)
+
+    b      samples a device          c0     start of a step: launch, update, input
+    k      nodes                     sigma  spread of a rank's computing
+    S      bytes of the gradients    phi    share of the network cards that the sum reaches
+
+A step is as long as its slowest rank; the largest of n normal numbers lies about sqrt(2 ln n)
+standard deviations above their mean (Cramer, Mathematical Methods of Statistics, 28.6). The ring
+of the gradients' sum sends each byte twice through each node's cards (Patarasuk and Yuan 2009).
+The constants are those of ``config/software/horovod.yaml``.
+
+The shipped table holds ResNet-50 of MLPerf Training 0.7 to 3.0 with MXNet. A family is the systems
+of one round, submitter, accelerator and number of accelerators a node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import nearest
+from ddlbench.predict.hardware import Software
+from ddlbench.predict.measured_steps import Array, Fit, check_columns, fit, refuse
+from ddlbench.predict.run_tables import ScoreQuestion
+
+PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "mlperf_resnet50.csv")))
+CONSTANTS = ("start_s", "straggler_share", "network_share")
+GRADIENT_BYTES = 2 * 25_557_032
+"""Of ResNet-50 (He et al. 2016) in half precision, as MLPerf's submissions with MXNet send them."""
+LAST_SYNCHRONOUS = 2048
+"""Accelerators up to which logged epochs are steps: the logs of larger systems do not wait for
+the devices (0.03 s an epoch on 4,216 A100s, whose run takes 0.2 s an epoch)."""
+FAMILY = ("round", "submitter", "accelerator", "accelerators_per_node")
+NIC = "nic_gb_per_s_a_node"
+_NUMBERS = (
+    "nodes", "accelerators_per_node", "accelerators", "global_batch", "train_samples",
+    "epochs_median", "step_s", "run_s_median", "epochs_share_of_run",
+)  # fmt: skip
+_NEEDED = ("round", "submitter", "system", "accelerator", *_NUMBERS)
+_KINDS = ("max_gpus", "min_gpus", "accelerator", "round", "submitter")
+_SOFT = 0.05
+"""Error of a logarithm beyond which errors weigh less: systems of one kind differ by 5 %."""
+_PULL = 0.1
+"""A constant that is off its prior by its spread weighs as much as an error of 10 %."""
+_NEAR = 0.2
+
+_LABEL = re.compile(r"(storage|management|compute)\s*:", re.IGNORECASE)
+_COUNT = re.compile(r"(?<![\w.])(\d+)\s?x(?=\s|\d)")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*Gb(?:it)?(?:/s(?:ec)?|ps|E)?\b", re.IGNORECASE)
+_ALTERNATIVES = re.compile(r"\d\w*\s*/\s*\d")
+_BYTES = re.compile(r"\dGB")
+_FAST = re.compile(r"\bIB\b|infiniband|[HNE]DR|omni-path", re.IGNORECASE)
+
+
+def node_bytes_per_s(host_network: str) -> float | None:
+    """What the network cards of a node send, read from the free text of a description.
+
+    Cards for storage or management do not count, nor does Ethernet beside InfiniBand.
+
+    Returns:
+        bytes per second one way; None where the text has no rate, no number of cards, or leaves a
+        choice.
+    """
+    labelled = _LABEL.split(host_network)
+    if len(labelled) > 1:
+        parts = dict(zip(map(str.lower, labelled[1::2]), labelled[2::2], strict=True))
+        host_network = parts.get("compute", "")
+    cards = [card.strip() for card in host_network.split(",") if card.strip()]
+    fast = [card for card in cards if _FAST.search(card)]
+    rates = [_card_bytes_per_s(card) for card in fast or cards]
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known and len(known) == len(rates) else None
+
+
+def _card_bytes_per_s(card: str) -> float | None:
+    counts, rates = _COUNT.findall(card), _RATE.findall(card)
+    if len(counts) != 1 or len(rates) != 1 or _ALTERNATIVES.search(card) or _BYTES.search(card):
+        return None
+    return int(counts[0]) * float(rates[0]) * 1e9 / 8
+
+
+@dataclass(frozen=True)
+class Scalings:
+    """Systems, each with the smallest of its family.
+
+    Args:
+        rows: a row a system. ``devices``, ``nodes``, ``batch`` (samples a device),
+            ``node_bytes_per_s``; the same of the smallest one with ``base_`` before it, its
+            ``base_step_s`` and its ``base_share`` of the run that is in epochs; ``measured_s`` of a
+            step; ``by_run``: that is the run's time over its steps.
+        left_out: rows that have no prediction, by reason.
+    """
+
+    rows: pd.DataFrame
+    left_out: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, chosen: Array) -> Scalings:
+        """Those that are chosen, (n,) of bool."""
+        return Scalings(self.rows[chosen].reset_index(drop=True), self.left_out)
+
+    @property
+    def measured_s(self) -> Array:
+        return self.rows["measured_s"].to_numpy(dtype=float)
+
+
+def scalings(table: pd.DataFrame, where: str = "the table") -> Scalings:
+    """The systems of a table that are larger than the smallest of their family.
+
+    The smallest one may be a row of the shipped table. Rows of other software are left out, and
+    those without a step or a rate of their network; each is counted.
+
+    Args:
+        table: with the columns of the shipped one. ``nic_gb_per_s_a_node`` may be missing or empty:
+            then it is the shipped row's of that system, or read from ``host_network``.
+        where: the table's name.
+
+    Raises:
+        ConfigError: a column is missing, or a value is wrong.
+    """
+    shipped = _checked(pd.read_csv(PUBLISHED), PUBLISHED.name)
+    given = _checked(table, where)
+    given[NIC] = _rates(given, shipped)
+    usable = given[given["is_horovod"] & (given["accelerators"] > 0) & (given["nodes"] > 0)]
+    left_out = Counter({"other software, or no number of nodes": len(given) - len(usable)})
+    smallest = _smallest_systems(pd.concat([usable, shipped], ignore_index=True))
+    found = []
+    for row in _records(usable):
+        base = smallest.get(_family(row))
+        reason = _why_not(row, base)
+        if reason or base is None:
+            left_out[reason or "no step"] += 1
+        else:
+            found.append(_scaling(row, base))
+    example = _records(shipped.head(1))[0]
+    names = list(_scaling(example, example))
+    return Scalings(pd.DataFrame(found, columns=names), {k: n for k, n in left_out.items() if n})
+
+
+def _checked(table: pd.DataFrame, where: str) -> pd.DataFrame:
+    check_columns(table, _NEEDED, where)
+    table = table.copy()
+    for name in (*_NUMBERS, NIC):
+        if name not in table:
+            table[name] = np.nan
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        wrong = (numbers.isna() & table[name].notna()) | (numbers < 0) | np.isinf(numbers)
+        refuse(wrong, table[name], where, f"{name} is {{!r}}; write a number of 0 or more, or none")
+        table[name] = numbers
+    if "host_network" not in table:
+        table["host_network"] = ""
+    for name in ("round", "submitter", "system", "accelerator", "host_network"):
+        table[name] = table[name].fillna("").astype(str)
+    process, framework = (
+        table[name].fillna("").astype(str).str.casefold() if name in table else ""
+        for name in ("process", "framework")
+    )
+    table["is_horovod"] = (process == "horovod") | pd.Series(
+        framework, index=table.index
+    ).str.contains("mxnet")
+    return table
+
+
+def _rates(given: pd.DataFrame, shipped: pd.DataFrame) -> pd.Series[float]:
+    """GB/s of a node: the row's, else the shipped one's of that system, else of the text."""
+    keys = ["round", "submitter", "system"]
+    known = shipped.set_index(keys)[NIC].to_dict()
+    filled = []
+    for row in given[[*keys, NIC, "host_network"]].itertuples(index=False):
+        rate = row[3]
+        if not rate > 0:
+            rate = known.get(tuple(row[:3]), np.nan)
+        if not rate > 0:
+            rate = (node_bytes_per_s(row[4]) or np.nan) / 1e9
+        filled.append(rate)
+    return pd.Series(filled, index=given.index, dtype=float)
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def _family(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(str(row[name]).casefold() for name in FAMILY)
+
+
+def _smallest_systems(table: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The smallest timed system of each family; of equally large ones the fastest."""
+    timed = table[table["step_s"] > 0].sort_values(["accelerators", "step_s"], kind="stable")
+    smallest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in _records(timed):
+        smallest.setdefault(_family(row), row)
+    return smallest
+
+
+def _why_not(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
+    """Why a row has no prediction; empty if it has one."""
+    if base is None:
+        return "no timed system of the family"
+    if not row["accelerators"] > base["accelerators"]:
+        return "the smallest system of its family, which predictions begin with"
+    if not _measured_s(row) > 0:
+        return "no step, and no run time above 2,048 accelerators"
+    if not row[NIC] > 0 or (base["nodes"] > 1 and not base[NIC] > 0):
+        return f"host_network gives no clear rate; fill {NIC}"
+    return ""
+
+
+def _by_run(row: Mapping[str, Any]) -> bool:
+    return bool(row["accelerators"] > LAST_SYNCHRONOUS)
+
+
+def _measured_s(row: Mapping[str, Any]) -> float:
+    if not _by_run(row):
+        return float(row["step_s"])
+    steps = row["epochs_median"] * row["train_samples"] / row["global_batch"]
+    return float(row["run_s_median"] / steps)
+
+
+def _scaling(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    share = base["epochs_share_of_run"]
+    return {
+        **{name: row[name] for name in (*FAMILY, "system")},
+        "devices": row["accelerators"],
+        "nodes": row["nodes"],
+        "batch": row["global_batch"] / row["accelerators"],
+        "node_bytes_per_s": 1e9 * row[NIC],
+        "base_devices": base["accelerators"],
+        "base_nodes": base["nodes"],
+        "base_batch": base["global_batch"] / base["accelerators"],
+        "base_node_bytes_per_s": 1e9 * base[NIC],
+        "base_step_s": base["step_s"],
+        "base_share": min(1.0, share) if share > 0 else 1.0,
+        "measured_s": _measured_s(row),
+        "by_run": _by_run(row),
+    }
+
+
+def step_seconds(of: Scalings, software: Software) -> Array:
+    """Predicted seconds of a step, (n,).
+
+    Where a run's time was measured, seconds of a run over its steps: the smallest system's share of
+    evaluation is added.
+    """
+    rows = of.rows
+    start_s, spread, share = (software.constant(name) for name in CONSTANTS)
+    base_late = 1 + spread * _lateness(rows["base_devices"], rows["base_nodes"])
+    base_rest_s = start_s + _sum_s(rows["base_nodes"], rows["base_node_bytes_per_s"], share)
+    # Of a step that is shorter than its start, a tenth computes.
+    compute_s = np.maximum(rows["base_step_s"] - base_rest_s, 0.1 * rows["base_step_s"])
+    sample_s = compute_s / (rows["base_batch"] * base_late)
+    late = 1 + spread * _lateness(rows["devices"], rows["nodes"])
+    summed_s = _sum_s(rows["nodes"], rows["node_bytes_per_s"], share)
+    step_s = start_s + sample_s * rows["batch"] * late + summed_s
+    return np.asarray(step_s / np.where(rows["by_run"], rows["base_share"], 1.0), dtype=float)
+
+
+def _lateness(devices: pd.Series[float], nodes: pd.Series[float]) -> Array:
+    """Standard deviations by which the latest rank is late; ranks of one node wait in step."""
+    return np.where(nodes > 1, np.sqrt(2 * np.log(np.maximum(devices, 1))), 0.0)
+
+
+def _sum_s(nodes: pd.Series[float], bytes_per_s: pd.Series[float], share: float) -> Array:
+    """Seconds of the gradients' sum between nodes; that inside a node is part of the start."""
+    sent = 2 * GRADIENT_BYTES * (nodes - 1) / nodes
+    return np.where(nodes > 1, sent / (share * bytes_per_s), 0.0)
+
+
+def fit_scaling(of: Scalings, software: Software) -> Fit:
+    """Fit the constants to steps that epochs tell.
+
+    Raises:
+        ConfigError: there are fewer of them than constants.
+    """
+    timed = of.take(~of.rows["by_run"].to_numpy(dtype=bool))
+    priors = software.with_constants({name: software.constants[name].prior for name in CONSTANTS})
+    return fit(
+        priors,
+        lambda one: step_seconds(timed, one),
+        timed.measured_s,
+        soft=_SOFT,
+        pull=_PULL,
+    )
+
+
+def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
+    """Score a table of MLPerf's ResNet-50 runs, as :mod:`ddlbench.predict.run_tables` says.
+
+    What is held out is left out of the shipped rows, too: a submitter, a number of accelerators,
+    a kind of accelerator, or ("model") a family.
+
+    Raises:
+        ConfigError: a value of the table or of the question is wrong, or no row can be predicted.
+    """
+    everything = scalings(table)
+    chosen = everything.take(_chosen(everything.rows, question.kind))
+    if not len(chosen):
+        reasons = "; ".join(f"{reason}: {count}" for reason, count in everything.left_out.items())
+        raise ConfigError(f"no row can be predicted ({reasons}, or --kind leaves them out)")
+    software = Software.load(question.software or "horovod")
+    software.require(CONSTANTS)
+    predicted_s = _held_out(chosen, everything, software, question.hold_out)
+    errors = np.abs(predicted_s / chosen.measured_s - 1)
+    return {
+        "rows": len(chosen),
+        **_means(errors),
+        "fit": None,
+        "choice": None,
+        "by": _by(chosen.rows, errors),
+        "left_out": dict(everything.left_out),
+    }
+
+
+def _held_out(chosen: Scalings, given: Scalings, software: Software, hold_out: str) -> Array:
+    if hold_out == "none":
+        return step_seconds(chosen, software)
+    known = scalings(pd.read_csv(PUBLISHED))
+    rows = pd.concat([known.rows, given.rows], ignore_index=True)
+    rows = rows.drop_duplicates([*FAMILY, "system", "devices"], ignore_index=True)
+    fitted = Scalings(rows, {})
+    kinds, fitted_kinds = _kinds(chosen.rows, hold_out), _kinds(rows, hold_out)
+    predicted_s = np.empty(len(chosen))
+    for kind in np.unique(kinds):
+        others = fitted.take(fitted_kinds != kind)
+        constants = fit_scaling(others, software).constants
+        those = kinds == kind
+        predicted_s[those] = step_seconds(chosen.take(those), software.with_constants(constants))
+    return predicted_s
+
+
+def _kinds(rows: pd.DataFrame, hold_out: str) -> Array:
+    match hold_out:
+        case "submitter":
+            kinds = rows["submitter"].str.casefold()
+        case "gpus":
+            kinds = rows["devices"].astype(int).astype(str)
+        case "device":
+            kinds = _chips(rows["accelerator"])
+        case _:
+            kinds = rows[list(FAMILY)].astype(str).agg("/".join, axis=1).str.casefold()
+    return np.asarray(kinds, dtype=object).astype(str)
+
+
+def _chips(names: pd.Series[str]) -> pd.Series[str]:
+    """``NVIDIA A100-SXM4-80GB (400W)`` is an A100."""
+    return names.str.extract(r"\b([A-Z]+\d+S?)(?=\W|$)", expand=False).fillna(names)
+
+
+def _chosen(rows: pd.DataFrame, kind: Mapping[str, str]) -> Array:
+    chosen = np.ones(len(rows), dtype=bool)
+    for name, value in kind.items():
+        match name:
+            case "max_gpus" | "min_gpus":
+                if not value.isdigit():
+                    raise ConfigError(f"--kind {name}={value}; write a whole number")
+                large = rows["devices"] >= int(value)
+                chosen &= large if name == "min_gpus" else ~large | (rows["devices"] == int(value))
+            case "accelerator":
+                chosen &= rows[name].str.contains(value, case=False, regex=False)
+            case "round" | "submitter":
+                chosen &= rows[name].str.casefold() == value.casefold()
+            case _:
+                remark = nearest(name, _KINDS)
+                raise ConfigError(f"--kind {name}={value}: {name!r} is unknown; {remark}")
+    return np.asarray(chosen, dtype=bool)
+
+
+def _means(errors: Array) -> dict[str, float]:
+    return {
+        "mean_absolute_error": float(errors.mean()),
+        "median_absolute_error": float(np.median(errors)),
+        "within_20_percent": float(np.mean(errors <= _NEAR)),
+    }
+
+
+def _by(rows: pd.DataFrame, errors: Array) -> dict[str, dict[str, Any]]:
+    timing = np.where(rows["by_run"], "run time", "logged epochs")
+    columns: Iterator[tuple[str, Any]] = iter(
+        [
+            ("submitter", rows["submitter"]),
+            ("accelerator", _chips(rows["accelerator"])),
+            ("devices", rows["devices"].astype(int).astype(str)),
+            ("round", rows["round"]),
+            ("timing", pd.Series(timing)),
+        ]
+    )
+    return {
+        name: {
+            str(value): {"rows": int((of == value).sum()), **_means(errors[of == value])}
+            for value in dict.fromkeys(of)
+        }
+        for name, of in columns
+    }

@@ -1,0 +1,196 @@
+"""Whether measured links are normal for a device, a fabric and a number of nodes.
+
+::
+
+    measured over expected time     low        1        high
+    verdict                    fast  |      normal       |  slow
+
+Expected times and intervals are those of :mod:`.collective_times`. An interval that is wider than a
+factor of four says nothing, nor does an expectation beyond twice as many nodes as were fitted.
+Copies between two devices are compared with the data sheet: a copy reaches at least what a ring
+does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.predict.collective_times import (
+    LONG,
+    OPERATIONS,
+    SHORT,
+    Groups,
+    Library,
+    Operation,
+    seconds,
+    size_class,
+)
+from ddlbench.predict.hardware import System
+
+Verdict = Literal["normal", "slow", "fast", "cannot tell"]
+MOST_NODES = 8
+"""Twice as many as the shipped points have."""
+_WIDE = 4.0
+_OVER_SHEET = 1.02
+"""What rounding adds to a rate that equals the data sheet's."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A sweep of one operation.
+
+    Args:
+        operation: which.
+        nodes, devices_per_node: of its ranks.
+        payload_bytes: of the whole buffer, of each point.
+        time_s: of each point.
+        name: for the reader, as the transport.
+    """
+
+    operation: str
+    nodes: int
+    devices_per_node: int
+    payload_bytes: Sequence[float]
+    time_s: Sequence[float]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One point, or one pair of devices: ``value`` is in s of a message, in bytes/s of a copy."""
+
+    what: str
+    payload_bytes: float | None
+    measured: float
+    expected: float
+    low: float
+    high: float
+    verdict: Verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return dict(vars(self))
+
+
+def judged_sweep(sweep: Measured, system: System, library: Library) -> list[Judged]:
+    """The verdict of each point.
+
+    Raises:
+        ConfigError: the operation is not known.
+    """
+    if sweep.operation not in OPERATIONS:
+        raise ConfigError(
+            f"{sweep.operation}: no time is expected of it; write one of {', '.join(OPERATIONS)}"
+        )
+    groups = Groups.of_system(system, len(sweep.time_s))
+    payload = np.array(sweep.payload_bytes, dtype=float)
+    expected_s = seconds(groups, payload, library, cast(Operation, sweep.operation))
+    known = why_not(system) == ""
+    found = []
+    for size, measured, expected in zip(payload, sweep.time_s, expected_s, strict=True):
+        interval = library.intervals.get(size_class(float(size)))
+        low, high = (interval.low, interval.high) if interval else (0.0, np.inf)
+        ends = float(expected * low), float(expected * high)
+        tells = known and interval is not None
+        verdict = _verdict(float(measured), *ends, tells=tells)
+        found.append(
+            Judged(sweep.operation, float(size), float(measured), float(expected), *ends, verdict)
+        )
+    return found
+
+
+def judged_pairs(
+    rates: Sequence[tuple[str, float]], system: System, library: Library
+) -> list[Judged]:
+    """The verdict of copies between two devices of a node, named and in bytes/s one way.
+
+    The interval reaches from the lowest normal rate of a ring to the data sheet. In a mesh two
+    devices have some of all links, which the names do not tell.
+    """
+    sheet = system.device.link
+    ring = library.value("ring_share") * sheet.bytes_per_s
+    interval = library.intervals.get(LONG)
+    low = ring / interval.high if interval else 0.0
+    tells = sheet.all_to_all and interval is not None
+    high = sheet.bytes_per_s * _OVER_SHEET
+    found = []
+    for name, rate in rates:
+        verdict: Verdict = "cannot tell"
+        if tells:
+            verdict = "slow" if rate < low else "fast" if rate > high else "normal"
+        found.append(Judged(name, None, rate, ring, low, sheet.bytes_per_s, verdict))
+    return found
+
+
+def _verdict(measured: float, low: float, high: float, *, tells: bool) -> Verdict:
+    if not tells:
+        return "cannot tell"
+    if measured > high:
+        return "slow"
+    if measured < low:
+        return "fast"
+    return "normal" if high <= _WIDE * low else "cannot tell"
+
+
+def why_not(system: System) -> str:
+    """Why no point of a system can be judged; empty if it can."""
+    link = system.device.link
+    if system.nodes > MOST_NODES:
+        return f"no fit has more than {MOST_NODES // 2} nodes, and {system.nodes} are over twice"
+    if link.name not in ("NVLink", "NVSwitch"):
+        return f"no fit has devices with {link.name}"
+    return ""
+
+
+def overall(judged: Sequence[Judged]) -> tuple[Verdict, list[Judged]]:
+    """The verdict of many points, and those that it counts: the longest class that tells.
+
+    A third of them outside their interval decide, as one in ten lies outside by chance.
+    """
+    for counted in _counted(judged):
+        verdicts = Counter(one.verdict for one in counted)
+        known = sum(verdicts.values()) - verdicts["cannot tell"]
+        if known == 0:
+            continue
+        for verdict in ("slow", "fast"):
+            if verdicts[verdict] * 3 >= known:
+                return cast(Verdict, verdict), counted
+        return "normal", counted
+    return "cannot tell", list(judged)
+
+
+def _counted(judged: Sequence[Judged]) -> Iterator[list[Judged]]:
+    pairs = [one for one in judged if one.payload_bytes is None]
+    sizes = [one for one in judged if one.payload_bytes is not None]
+    longest = [one for one in sizes if size_class(one.payload_bytes or 0) == LONG]
+    yield pairs
+    yield longest
+    yield [one for one in sizes if size_class(one.payload_bytes or 0) != SHORT]
+
+
+def sentence(judged: Sequence[Judged], system: System, fabric: str = "") -> str:
+    """One sentence on all points."""
+    verdict, counted = overall(judged)
+    nodes = "one node" if system.nodes == 1 else f"{system.nodes} nodes"
+    over = f" over {fabric}" if fabric and system.nodes > 1 else ""
+    where = f"{nodes} of {system.devices_per_node} x {system.device.description}{over}"
+    if verdict == "cannot tell":
+        why = why_not(system) or "no point is long enough, or no interval narrow enough"
+        return f"Cannot tell whether this is normal for {where}: {why}."
+    is_pairs = counted[0].payload_bytes is None
+    outside = sum(one.verdict == verdict for one in counted)
+    ratios = [one.measured / one.expected for one in counted]
+    middle = f"{float(np.median(ratios)):.2f} times the expected"
+    what, quantity = ("copies", "rates") if is_pairs else ("messages", "times")
+    if verdict == "normal":
+        return f"Normal for {where}: {quantity} are {middle} in the median."
+    return (
+        f"{verdict.capitalize()} for {where}: {outside} of {len(counted)} {what} "
+        f"lie outside the interval; {quantity} are {middle} in the median."
+    )

@@ -1,0 +1,1 @@
+"""Logs of other people's trainings as rows of one table."""

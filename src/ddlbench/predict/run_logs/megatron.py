@@ -1,0 +1,124 @@
+"""Logs of Megatron-LM and Megatron-DeepSpeed.
+
+::
+
+    using world size: 16, data-parallel size: 4, ..., tensor-model-parallel size: 4, ...
+      hidden_size ..................................... 4096
+     [2024-04-06 02:59:36] iteration       43/     100 | consumed samples: 5504 |
+       elapsed time per iteration (ms): 5444.9 | throughput per GPU (TFLOP/s/GPU): 239.8 |
+       ... | global batch size:   128 | lm loss: 1.825991E+00 | ...
+    [Rank 0] (after 2 iterations) memory (MB) | allocated: 1.5 | max allocated: 2.5 | ...
+
+An iteration stands on one line. Several ranks may print it. A batch that grows counts at its last
+size only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ddlbench.predict.run_logs.logged_run import (
+    COMPLETE,
+    CUT,
+    MEGATRON,
+    OUT_OF_MEMORY,
+    LoggedRun,
+    after_warm_up,
+    median_of,
+    out_of_memory,
+    plain,
+    real,
+    whole,
+)
+
+_ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
+_ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)\s*(?:\||$)")
+_BATCH = re.compile(r"global batch size:\s*(\d+)\s*(?:\||$)")
+_TFLOPS = re.compile(r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*([\d.]+)\s*(?:\||$)")
+_ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]+) \.{3,} (\S.*?)\s*$")
+_SIZES = re.compile(r"([a-z-]+?)(?:-parallel)?[- ]size:\s*(\d+)")
+_MEMORY = re.compile(r"memory \(MB\).*?max allocated:\s*([\d.]+)")
+_PARAMETERS = re.compile(r"Total number of parameters in billions:\s*([\d.]+)")
+_ARGUMENTS = {
+    "num_layers": "layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "attention_heads",
+    "num_query_groups": "key_value_heads",
+    "ffn_hidden_size": "feed_forward",
+    "padded_vocab_size": "vocabulary",
+    "seq_length": "sequence_length",
+    "tensor_model_parallel_size": "tensor",
+    "pipeline_model_parallel_size": "pipeline",
+    "data_parallel_size": "data",
+    "context_parallel_size": "context",
+    "micro_batch_size": "micro_batch",
+    "world_size": "devices",
+}
+_WORLD = {
+    "world": "devices",
+    "data": "data",
+    "tensor-model": "tensor",
+    "pipeline-model": "pipeline",
+    "context": "context",
+}
+
+
+def lines_of(text: str) -> int:
+    """How many lines only Megatron prints."""
+    return sum(1 for line in plain(text) if _ITERATION.search(line) and "consumed samples" in line)
+
+
+def read(text: str, source: str) -> LoggedRun:
+    """The run of a log."""
+    lines = plain(text)
+    steps: dict[int, tuple[float, int | None, float | None]] = {}
+    last = 0
+    for line in lines:
+        iteration, elapsed = _ITERATION.search(line), _ELAPSED.search(line)
+        if iteration and elapsed and (milliseconds := real(elapsed[1])):
+            last = int(iteration[2])
+            size, rate = _BATCH.search(line), _TFLOPS.search(line)
+            steps[int(iteration[1])] = (
+                milliseconds / 1e3,
+                whole(size[1]) if size else None,
+                real(rate[1]) if rate else None,
+            )
+    values = _arguments(lines)
+    rows = [steps[number] for number in sorted(steps)]
+    batch = rows[-1][1] if rows else None
+    counted = after_warm_up([row for row in rows if row[1] == batch])
+    memory_mb = [real(match[1]) for line in lines if (match := _MEMORY.search(line))]
+    parameters = next((real(m[1]) for line in lines if (m := _PARAMETERS.search(line))), None)
+    ended = bool(steps) and max(steps) >= last
+    status = COMPLETE if ended else OUT_OF_MEMORY if out_of_memory(text) else CUT
+    return LoggedRun(
+        source=source,
+        log=MEGATRON,
+        status=status,
+        parameters_billion=parameters,
+        global_batch=batch,
+        step_s=median_of(row[0] for row in counted),
+        steps_counted=len(counted),
+        tflops_a_device=median_of(row[2] or 0 for row in counted),
+        # Its MB are 2^20 bytes.
+        memory_gib=max((one / 1024 for one in memory_mb if one), default=None),
+        note="its only step, warm-up included" if len(rows) == 1 else "",
+        **values,
+    )
+
+
+def _arguments(lines: Sequence[str]) -> dict[str, Any]:
+    """Shape and cut, from the list of arguments and the line of the world's size."""
+    found: dict[str, Any] = {}
+    for line in lines:
+        if "world size:" in line:
+            for name, word in _SIZES.findall(line):
+                if name in _WORLD and (size := whole(word)):
+                    found.setdefault(_WORLD[name], size)
+        elif (match := _ARGUMENT.search(line)) and match[1] in _ARGUMENTS:
+            size = whole(match[2])
+            if size is not None:
+                found[_ARGUMENTS[match[1]]] = size
+    return found

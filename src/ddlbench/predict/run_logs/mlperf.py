@@ -1,0 +1,209 @@
+"""Logs of MLPerf Training: ``:::MLLOG`` and JSON on one line.
+
+::
+
+    0: :::MLLOG {"namespace": "", "time_ms": 1719843792116, "event_type": "INTERVAL_START",
+                 "key": "epoch_start", "value": null, "metadata": {"epoch_num": 3}}
+
+    run_start [ epoch_start ... epoch_stop | eval ]* run_stop    step = epoch x batch / samples
+    run_start [ block_start ... block_stop | eval ]* run_stop    by samples_count of both
+
+Times are milliseconds. All ranks may print an event: the first of a kind and epoch counts. Steps
+come from epochs, else from blocks, else from ``train_step_time`` or ``throughput`` (samples per
+second) of ``tracked_stats``. The accelerators are in another file of the submission,
+``systems/<system>.json``: given beside the logs, it fills in what they lack.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from ddlbench.predict.run_logs.logged_run import (
+    CUT,
+    MLPERF,
+    OUT_OF_MEMORY,
+    LoggedRun,
+    after_warm_up,
+    median_of,
+    out_of_memory,
+    plain,
+    real,
+    whole,
+)
+
+_MARK = ":::MLLOG"
+_ROUND = re.compile(r"v\d\.\d(?=[/_]|$)")
+_LONGEST_LINE = 100_000
+
+
+class _Event(NamedTuple):
+    key: str
+    time_s: float
+    value: Any
+    metadata: Mapping[str, Any]
+
+
+def lines_of(text: str) -> int:
+    """How many lines only MLPerf's logger prints."""
+    return text.count(_MARK)
+
+
+def read(text: str, source: str) -> LoggedRun:
+    """The run of a log."""
+    events = list(_events(plain(text)))
+    first: dict[str, _Event] = {}
+    for event in events:
+        first.setdefault(event.key, event)
+    batch, samples = _number(first, "global_batch_size"), _number(first, "train_samples")
+    epochs = _intervals(events, "epoch_start", "epoch_stop", ("epoch_num",))
+    step_s, how = _steps(events, epochs, batch, samples)
+    counted = after_warm_up(step_s)
+    run_s = _between(first, "run_start", "run_stop")
+    stop = first.get("run_stop")
+    status = str((stop.metadata.get("status") if stop else None) or "complete") if stop else CUT
+    if stop is None and out_of_memory(text):
+        status = OUT_OF_MEMORY
+    match = _ROUND.search(source.replace("\\", "/"))
+    return LoggedRun(
+        source=source,
+        log=MLPERF,
+        status=status[:40],
+        round=match[0] if match else "",
+        submitter=_word(first, "submission_org"),
+        system=_system(source) or _word(first, "submission_platform"),
+        model=_word(first, "submission_benchmark"),
+        process="horovod" if "horovod" in text[:_LONGEST_LINE].casefold() else "",
+        global_batch=batch,
+        train_samples=samples,
+        epochs_median=len(epochs) or None,
+        step_s=median_of(counted),
+        steps_counted=len(counted),
+        run_s_median=run_s,
+        epochs_share_of_run=sum(epochs) / run_s if epochs and run_s else None,
+        note=how,
+    )
+
+
+def with_system(run: LoggedRun, name: str, system: Mapping[str, Any]) -> LoggedRun:
+    """The run with what ``systems/<name>.json`` says, if that is its system."""
+    if run.log != MLPERF or run.system.casefold() != name.casefold():
+        return run
+    nodes, each = whole(system.get("number_of_nodes")), whole(system.get("accelerators_per_node"))
+    framework = str(system.get("framework") or "")
+    return replace(
+        run,
+        submitter=run.submitter or str(system.get("submitter") or ""),
+        nodes=nodes,
+        accelerators_per_node=each,
+        accelerators=nodes * each if nodes and each else None,
+        accelerator=str(system.get("accelerator_model_name") or ""),
+        host_network=str(system.get("host_networking") or ""),
+        process=run.process or ("horovod" if "mxnet" in framework.casefold() else ""),
+    )
+
+
+def is_system(value: Any) -> bool:
+    """Whether JSON describes a system of MLPerf."""
+    return isinstance(value, dict) and {"number_of_nodes", "accelerators_per_node"} <= value.keys()
+
+
+def _system(source: str) -> str:
+    """``results/<system>/<benchmark>/result_0.txt`` names the system."""
+    parts = PurePath(source).parts
+    at = [place for place, part in enumerate(parts) if part == "results"]
+    return parts[at[-1] + 1] if at and at[-1] + 3 < len(parts) else ""
+
+
+def _events(lines: Sequence[str]) -> Iterator[_Event]:
+    """All events that are whole, in their order; other text is skipped."""
+    decoder = json.JSONDecoder()
+    for line in lines:
+        start = line.find("{", at) if (at := line.find(_MARK)) >= 0 else -1
+        if start < 0 or len(line) > _LONGEST_LINE:
+            continue
+        try:
+            entry, _ = decoder.raw_decode(line, start)
+        except (ValueError, RecursionError):
+            continue
+        key, time_ms = entry.get("key"), real(entry.get("time_ms"))
+        metadata = entry.get("metadata")
+        if isinstance(key, str) and time_ms is not None:
+            known = metadata if isinstance(metadata, dict) else {}
+            yield _Event(key, time_ms / 1e3, entry.get("value"), known)
+
+
+def _number(first: Mapping[str, _Event], key: str) -> int | None:
+    return whole(first[key].value) if key in first else None
+
+
+def _word(first: Mapping[str, _Event], key: str) -> str:
+    value = first[key].value if key in first else ""
+    return value.strip()[:100] if isinstance(value, str) else ""
+
+
+def _between(first: Mapping[str, _Event], start: str, stop: str) -> float | None:
+    if start not in first or stop not in first:
+        return None
+    return real(first[stop].time_s - first[start].time_s)
+
+
+def _intervals(
+    events: Sequence[_Event], start: str, stop: str, names: Sequence[str]
+) -> list[float]:
+    """Seconds from each start to its stop."""
+    return [second.time_s - one.time_s for one, second in _pairs(events, start, stop, names)]
+
+
+def _pairs(
+    events: Sequence[_Event], start: str, stop: str, names: Sequence[str]
+) -> list[tuple[_Event, _Event]]:
+    """Starts with their stops, each once: by epoch, or one after the other."""
+    begun: dict[str, _Event] = {}
+    done: dict[str, tuple[_Event, _Event]] = {}
+    opened = ""
+    for event in events:
+        if event.key not in (start, stop):
+            continue
+        label = next((repr(event.metadata[n]) for n in names if n in event.metadata), "")
+        if event.key == start:
+            label = label or f"after {len(done)}"
+            begun.setdefault(label, event)
+            opened = label
+        else:
+            label = label if label in begun else opened
+            if label in begun and label not in done and event.time_s > begun[label].time_s:
+                done[label] = (begun[label], event)
+    return list(done.values())
+
+
+def _steps(
+    events: Sequence[_Event], epochs: Sequence[float], batch: int | None, samples: int | None
+) -> tuple[list[float], str]:
+    """Seconds a step, one value an epoch, a block or a report, and a doubt."""
+    if epochs and batch and samples:
+        return [one * batch / samples for one in epochs], ""
+    blocks = list(_block_steps(events, batch))
+    if blocks:
+        return blocks, ""
+    stats = [event for event in events if event.key == "tracked_stats"]
+    values = [event.value for event in stats if isinstance(event.value, dict)]
+    known = [real(value.get("train_step_time")) for value in values]
+    if any(known):
+        return [one for one in known if one], ""
+    rates = [real(value.get("throughput")) for value in values]
+    if batch and any(rates):
+        return [batch / one for one in rates if one], "step_s by throughput, taken as samples/s"
+    return [], "" if batch else "no global_batch_size: no step_s"
+
+
+def _block_steps(events: Sequence[_Event], batch: int | None) -> Iterator[float]:
+    """By the samples at the beginning and the end of each block."""
+    for start, stop in _pairs(events, "block_start", "block_stop", ()):
+        first, last = (real(event.metadata.get("samples_count")) or 0.0 for event in (start, stop))
+        if batch and last > first:
+            yield (stop.time_s - start.time_s) * batch / (last - first)

@@ -1,0 +1,162 @@
+"""Logs of torchtitan.
+
+::
+
+    [rank0]:[titan] 2025-07-21 15:57:43,242 - root - INFO - CUDA capacity: NVIDIA H100 80GB HBM3 ...
+    ... Building llama3 8B with TransformerModelArgs(dim=4096, n_layers=32, n_heads=32, ...)
+    ... Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]
+    ... local batch size 1, global batch size 8, ... sequence length 8192, total steps 1000 ...
+    ... step: 22  loss:  6.2250  memory:  1.41GiB(1.79%)  tps: 5,856  tflops: 339.16  mfu: 34.29%
+
+``tps`` are tokens per second and device, over all steps since the last line. Every rank may print
+its line: of a step, the median counts. A step is the batch's tokens over those of all devices in a
+second; where batch or devices are not told, the time between two lines over the steps between them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from ddlbench.predict.run_logs.logged_run import (
+    COMPLETE,
+    CUT,
+    OUT_OF_MEMORY,
+    TORCHTITAN,
+    LoggedRun,
+    after_warm_up,
+    median_of,
+    out_of_memory,
+    plain,
+    real,
+    whole,
+)
+
+_STEP = re.compile(
+    r"\bstep:\s*(\d{1,12})\s+loss:\s*\S+.*?\bmemory:\s*([\d.]+)GiB\([\d.]+%\)\s+tps:\s*([\d,]+)"
+    r"(?:\s+tflops:\s*([\d.,]+))?"
+)
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})")
+_DEVICE = re.compile(r"(?:CUDA|HIP|\w+) capacity: (.+?) with [\d.]+GiB memory")
+_MODEL = re.compile(r"Building (\S+ \S+) with \w+\(")
+_SHAPE = re.compile(r"\b(dim|n_layers|n_heads|n_kv_heads|vocab_size|hidden_dim)=(\d+)")
+_SHAPES = {
+    "dim": "hidden_size",
+    "n_layers": "layers",
+    "n_heads": "attention_heads",
+    "n_kv_heads": "key_value_heads",
+    "vocab_size": "vocabulary",
+    "hidden_dim": "feed_forward",
+}
+_SIZE = re.compile(r"Model .*?size: ([\d,]+) total parameters")
+_MESH = re.compile(r"Building \d+-D device mesh with \[(.*?)\], \[([\d, ]{1,60})\]")
+_DATA = ("dp_replicate", "dp_shard", "dp")
+_OTHERS = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
+_BATCH = re.compile(r"global batch size (\d+)")
+_LOCAL = re.compile(r"local batch size (\d+)")
+_SEQUENCE = re.compile(r"sequence length (\d+)")
+_TOTAL = re.compile(r"total steps (\d{1,12})")
+_DONE = re.compile(r"Training completed")
+
+
+def lines_of(text: str) -> int:
+    """How many lines only torchtitan prints."""
+    return sum(1 for line in plain(text) if _STEP.search(line))
+
+
+def read(text: str, source: str) -> LoggedRun:
+    """The run of a log."""
+    lines = plain(text)
+    by_step: dict[int, list[tuple[float, float, float, float]]] = defaultdict(list)
+    for line in lines:
+        if (match := _STEP.search(line)) and (tokens := real(match[3])):
+            memory, tflops = real(match[2]) or 0.0, real(match[4] or "") or 0.0
+            by_step[int(match[1])].append((tokens, tflops, memory, _seconds(line)))
+    numbers = sorted(by_step)
+    values = _settings(lines)
+    middle = {step: [median(column) for column in zip(*by_step[step], strict=True)]
+              for step in numbers}  # fmt: skip
+    later = after_warm_up(numbers)
+    devices, batch = values.get("devices"), values.get("global_batch")
+    sequence = values.get("sequence_length")
+    if devices and batch and sequence:
+        tokens_s = [middle[step][0] for step in later]
+        step_s = [batch * sequence / (devices * one) for one in tokens_s if one > 0]
+        note = "its only step, warm-up included" if len(numbers) == 1 else ""
+    else:
+        step_s, note = _by_clock(numbers, middle), "step_s by the clock of the log"
+        note = note if step_s else "neither batch and devices nor times: no step_s"
+    total = next((int(m[1]) for line in lines if (m := _TOTAL.search(line))), 0)
+    ended = bool(numbers) and (
+        0 < total <= numbers[-1] or any(_DONE.search(line) for line in lines)
+    )
+    status = COMPLETE if ended else OUT_OF_MEMORY if out_of_memory(text) else CUT
+    memory_gib = max((row[2] for rows in by_step.values() for row in rows), default=0.0)
+    return LoggedRun(
+        source=source,
+        log=TORCHTITAN,
+        status=status,
+        step_s=median_of(step_s),
+        steps_counted=len(step_s),
+        tokens_per_s_a_device=median_of(middle[step][0] for step in later),
+        tflops_a_device=median_of(middle[step][1] for step in later),
+        memory_gib=memory_gib or None,
+        note=note,
+        **values,
+    )
+
+
+def _seconds(line: str) -> float:
+    match = _TIME.search(line)
+    if match is None:
+        return math.nan
+    try:
+        return datetime.fromisoformat(match[1]).timestamp() + int(match[2]) / 1e3
+    except ValueError:
+        return math.nan
+
+
+def _by_clock(numbers: Sequence[int], middle: Mapping[int, Sequence[float]]) -> list[float]:
+    """Seconds a step between two logged ones, after warm-up."""
+    spans = [(middle[b][3] - middle[a][3]) / (b - a) for a, b in pairwise(numbers)]
+    return after_warm_up([span for span in spans if span > 0])
+
+
+def _settings(lines: Sequence[str]) -> dict[str, Any]:
+    """Shape, cut and batch."""
+    found: dict[str, Any] = {}
+    for line in lines:
+        if match := _DEVICE.search(line):
+            found.setdefault("accelerator", match[1])
+        if match := _MODEL.search(line):
+            found.setdefault("model", match[1])
+            for name, word in _SHAPE.findall(line):
+                if size := whole(word):
+                    found.setdefault(_SHAPES[name], size)
+        if (match := _SIZE.search(line)) and (count := real(match[1])):
+            found.setdefault("parameters_billion", count / 1e9)
+        if match := _MESH.search(line):
+            found = {**_mesh(match[1], match[2]), **found}
+        for name, pattern in (
+            ("global_batch", _BATCH), ("micro_batch", _LOCAL), ("sequence_length", _SEQUENCE)
+        ):  # fmt: skip
+            if (match := pattern.search(line)) and (size := whole(match[1])):
+                found.setdefault(name, size)
+    return found
+
+
+def _mesh(names: str, sizes: str) -> dict[str, int]:
+    dimensions = [name.strip(" '\"") for name in names.split(",")]
+    counts = [int(size) for size in sizes.split(",") if size.strip()]
+    if len(dimensions) != len(counts) or not set(dimensions) <= {*_DATA, *_OTHERS}:
+        return {}
+    mesh = dict(zip(dimensions, counts, strict=True))
+    data = math.prod(mesh.get(name, 1) for name in _DATA)
+    others = {word: mesh.get(name, 1) for name, word in _OTHERS.items()}
+    return {"devices": math.prod(counts), "data": data, **others}
