@@ -234,8 +234,9 @@ def score_lines(values: Mapping[str, Any], where: str, question: ScoreQuestion) 
 
 def calibration_lines(software: Software, fits: Sequence[Fit]) -> list[str]:
     """Every fitted constant with its interval."""
-    steps = f"up to {FEW_ROWS} rows fit three constants; " if len(fits) == 1 else ""
-    lines = paragraph(f"{software.description}; {steps}{sum(one.rows for one in fits):,} values")
+    told = [f"{one.rows:,} rows fit {len(one.constants)} constants" for one in fits]
+    few = f"; up to {FEW_ROWS} rows fit three" if fits[0].rows <= FEW_ROWS else ""
+    lines = paragraph(f"{software.description}; {', '.join(told)}{few}")
     return lines + table(
         "constant | > fitted | > 90 % | > prior | unit", list(_constants(software, fits))
     )

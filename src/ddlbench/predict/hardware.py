@@ -218,6 +218,16 @@ class Software(Described):
             )
         return self.constants[name].value
 
+    @property
+    def item_bytes(self) -> float:
+        """Of an activation, and of a weight as messages carry it."""
+        return 4.0 if self.precision in ("fp32", "tf32") else 2.0
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of a weight beside the optimizer's state, which holds the single-precision one."""
+        return 0.0 if self.precision in ("fp32", "tf32") else 2.0
+
     def with_constants(self, constants: Mapping[str, float]) -> Self:
         """The same software with other values."""
         changed = {

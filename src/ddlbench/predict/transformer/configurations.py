@@ -342,7 +342,7 @@ _GPT = (*SHAPE, "vocabulary")
 
 @dataclass(frozen=True)
 class Shape(Form):
-    """A decoder: every layer alike. The last four keys leave a GPT as it is."""
+    """A decoder: every layer alike. Keys from key_value_heads on may be left out for a GPT."""
 
     layers: Count
     hidden_size: Count
@@ -359,6 +359,10 @@ class Shape(Form):
     """Three products in the feed-forward layer (SwiGLU) instead of two."""
     tied_embedding: bool = True
     """Embedding and logits share their weights."""
+    experts: Count = 1
+    """Feed-forward layers side by side (mixture of experts)."""
+    active_experts: Count = 1
+    """That each token goes through."""
 
     @property
     def groups(self) -> float:
@@ -374,14 +378,15 @@ class Shape(Form):
     def is_gpt(self) -> bool:
         """Whether Megatron-LM's formulas count it."""
         same = self.groups == 1 and self.wide == 4 * self.hidden_size
-        return same and not self.gated and self.tied_embedding
+        return same and not self.gated and self.tied_embedding and self.experts == 1
 
     @property
     def parameters(self) -> float:
         hidden = self.hidden_size
         if self.is_gpt:
             return float(parameters(self.layers, hidden, self.vocabulary, self.sequence_length))
-        layer = 2 * hidden**2 * (1 + self.groups) + (2 + self.gated) * hidden * self.wide
+        expert = (2 + self.gated) * hidden * self.wide
+        layer = 2 * hidden**2 * (1 + self.groups) + self.experts * expert
         return float(self.layers * layer + (2 - self.tied_embedding) * self.vocabulary * hidden)
 
     def columns(self) -> dict[str, int]:
@@ -392,7 +397,7 @@ class Shape(Form):
         """
         if not self.is_gpt:
             raise ConfigError(
-                "a gated, grouped or untied decoder is no GPT, which this oracle counts; "
+                "a decoder with gates, grouped queries, experts or two embeddings is no GPT; "
                 "ask `ddlbench recommend --hardware`"
             )
         padded = -(-self.vocabulary // PADDING) * PADDING

@@ -132,14 +132,27 @@ def fits_of(runs: TrainingRuns, software: Software, *, memory: bool = True) -> l
     small = runs.take(runs.decoders.devices <= LARGEST_FITTED)
     fits = []
     if small.timed.any():
-        names = FEW_CONSTANTS if small.timed.sum() <= FEW_ROWS else None
-        fits.append(fit_time(small, software, names))
+        few = small.timed.sum() <= FEW_ROWS
+        # What was fitted before is more than what was expected before it.
+        start = with_values_as_priors(software) if few else software
+        fits.append(fit_time(small, start, FEW_CONSTANTS if few else None))
     enough = np.isfinite(runs.memory_bytes).sum() > FEW_ROWS
     if memory and enough and memory_names(software):
         fits.append(fit_memory(runs, software))
     if not fits:
         raise ConfigError("no run to fit has a measured step; give rows with step_s")
     return fits
+
+
+def with_values_as_priors(software: Software) -> Software:
+    """The software, expected to be as it was fitted."""
+    constants = {name: replace(one, prior=one.value) for name, one in software.constants.items()}
+    return replace(software, constants=constants)
+
+
+def with_priors(software: Software) -> Software:
+    """The software as it was before any fit."""
+    return software.with_constants({name: one.prior for name, one in software.constants.items()})
 
 
 def with_fits(software: Software, fits: Sequence[Fit], fitted_on: str) -> Software:

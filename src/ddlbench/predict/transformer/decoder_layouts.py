@@ -3,7 +3,8 @@
 ::
 
     tensor x data x pipeline = devices;  micro-batch x micro-batches x data = global batch;
-    stages of ZeRO that the software has, 2 and 3 with neither tensor nor pipeline;
+    stages of ZeRO that the software has, 2 and 3 with neither tensor nor pipeline, 3 over all
+    replicas (FSDP) or those of a node (HSDP); experts over one replica or as many as can be;
     without and with full recomputation
 
 Two layouts whose steps differ by less than the twins of published runs do are equally good
@@ -12,7 +13,9 @@ Two layouts whose steps differ by less than the twins of published runs do are e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,10 +37,14 @@ _LARGEST_MICRO_BATCH = 64
 _ORDER = {FITS: 0, CANNOT_TELL: 1, TOO_LARGE: 2}
 LAYOUT = (
     "tensor", "data", "pipeline", "micro_batch", "micro_batches", "zero_stage", "recomputation",
+    "shards", "expert_parallel", "context",
 )  # fmt: skip
+"""Columns of a layout; 0 shards are all replicas."""
 
 
-def layouts(shape: Shape, system: System, software: Software, global_batch: int) -> pd.DataFrame:
+def layouts(
+    shape: Shape, system: System, software: Software, global_batch: int, context: int = 1
+) -> pd.DataFrame:
     """Every layout, those that fit first, the fastest of them first.
 
     Args:
@@ -45,6 +52,7 @@ def layouts(shape: Shape, system: System, software: Software, global_batch: int)
         system: devices and links.
         software: that trains.
         global_batch: sequences of a step.
+        context: devices that share a sequence.
 
     Returns:
         One layout a row: :data:`LAYOUT`; ``step_s`` with its 90 % interval ``low_s``, ``high_s``
@@ -55,7 +63,7 @@ def layouts(shape: Shape, system: System, software: Software, global_batch: int)
     Raises:
         ConfigError: no layout divides the batch.
     """
-    rows = pd.DataFrame(_cuts(shape, system, software, global_batch))
+    rows = pd.DataFrame(_cuts(shape, system, software, global_batch, context))
     if rows.empty:
         raise ConfigError(
             f"a batch of {global_batch} sequences is divided by no layout over {system.devices} "
@@ -90,7 +98,7 @@ def layouts(shape: Shape, system: System, software: Software, global_batch: int)
 
 def _products(shape: Shape, table: Decoders) -> float:
     """Weights that a token is multiplied with: of layers and of the logits."""
-    layers = float(table.layer_parameters[0]) * shape.layers
+    layers = float(table.active_parameters[0]) * shape.layers
     return layers + float(table.embedding_parameters[0])
 
 
@@ -112,12 +120,15 @@ def decoders_of(shape: Shape, rows: pd.DataFrame, devices_per_node: int) -> Deco
         "sequence_length": shape.sequence_length,
         "tied_embedding": shape.tied_embedding,
         "gated": shape.gated,
+        "experts": shape.experts,
+        "active_experts": shape.active_experts,
         "devices_per_node": devices_per_node,
     }
     columns: dict[str, Array] = {
         name: np.full(len(rows), float(value)) for name, value in usual.items()
     }
-    columns |= {name: rows[name].to_numpy(dtype=float) for name in LAYOUT[:-1]}
+    numbers = [name for name in LAYOUT if name != "recomputation"]
+    columns |= {name: rows[name].to_numpy(dtype=float) for name in numbers}
     return Decoders({**columns, "recomputation": rows["recomputation"].to_numpy()})
 
 
@@ -135,34 +146,43 @@ def _interval(table: Decoders, software: Software) -> tuple[Array, Array]:
 
 
 def _cuts(
-    shape: Shape, system: System, software: Software, global_batch: int
+    shape: Shape, system: System, software: Software, global_batch: int, context: int
 ) -> Iterator[dict[str, Any]]:
     """Layouts that divide heads, layers and batch."""
-    devices = system.devices
+    if system.devices % context:
+        return
+    devices = system.devices // context
     heads = min(shape.attention_heads, shape.key_value_heads or shape.attention_heads)
     for tensor in _divisors(devices):
         if heads % tensor or (tensor > 1 and not software.tensor):
             continue
         for pipeline in _divisors(devices // tensor):
-            data = devices // (tensor * pipeline)
             if (pipeline > 1 and not software.pipeline) or pipeline > shape.layers:
                 continue
+            data = devices // (tensor * pipeline)
             if global_batch % data:
                 continue
-            for cut in _batches(global_batch // data):
-                for zero in _zero_stages(software, tensor * pipeline, data):
-                    for again in ("none", "full"):
-                        yield {
-                            "tensor": tensor, "data": data, "pipeline": pipeline, **cut,
-                            "zero_stage": zero, "recomputation": again,
-                        }  # fmt: skip
+            cut = {"tensor": tensor, "data": data, "pipeline": pipeline, "context": context}
+            sharings = _sharings(software, cut, system.devices_per_node)
+            experts = sorted({1, math.gcd(data, shape.experts)})
+            for batch, sharing, held, again in itertools.product(
+                _batches(global_batch // data), sharings, experts, ("none", "full")
+            ):
+                further = {"expert_parallel": held, "recomputation": again}
+                yield {**cut, **batch, **sharing, **further}
 
 
-def _zero_stages(software: Software, parts: int, data: int) -> list[int]:
-    """Stages of ZeRO for a network in so many parts."""
-    if data == 1:
-        return [0]
-    return [stage for stage in software.zero_stages if parts == 1 or stage < 2]
+def _sharings(software: Software, cut: Mapping[str, int], per_node: int) -> list[dict[str, int]]:
+    """Stages of ZeRO, and over how many replicas; 0 are all."""
+    replicas = cut["data"] * cut["context"]
+    if replicas == 1:
+        return [{"zero_stage": 0, "shards": 0}]
+    whole = cut["tensor"] == cut["pipeline"] == 1
+    stages: list[int] = [stage for stage in software.zero_stages if whole or stage < 2]
+    sharings = [{"zero_stage": stage, "shards": 0} for stage in stages]
+    if 3 in stages and replicas > per_node > 1:
+        sharings.append({"zero_stage": 3, "shards": per_node})
+    return sharings
 
 
 def _batches(share: int) -> Iterator[dict[str, int]]:

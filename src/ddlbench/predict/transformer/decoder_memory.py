@@ -7,7 +7,8 @@ heads over heads, z = devices that share the optimizer's state, q = min(p - i, m
     layer    = (14 + 4 g) u / t + 8 s b f / t         norms (4), queries (2), keys and values (4 g),
                                                       attention's output and its copy (4), second
                                                       norm (4); gate and up (4 f), silu (2 f),
-                                                      product (2 f). GELU: 4 f, so 16 u
+                                                      product (2 f). GELU: 4 f, so 16 u. Experts:
+                                                      k times, and 4 k u of tokens sent to them
     gathered = 4 u  a layer                           if gathered inputs are kept
     passes   = state + fragmentation q L_i (layer + gathered)
                + logit_bytes s b V / t + gather_bytes u [t > 1]
@@ -34,7 +35,10 @@ from ddlbench.predict.measured_steps import Array
 from ddlbench.predict.transformer.decoders import Decoders
 
 CONSTANTS = ("logit_bytes", "gather_bytes", "fragmentation", "context_bytes")
-WEIGHT_BYTES, OPTIMIZER_BYTES = 2.0, 12.0
+OPTIMIZER_BYTES = 12.0
+"""Of a parameter: Adam's two moments, and the master weight or, in single precision, the weight
+itself, which is then counted here."""
+_HALF = 2.0
 SCORE_BYTES = 5.0
 """Of a score without flash attention: softmax (2), dropout (2) and its mask (1)."""
 RESERVED_BYTES = 2 * 2**30
@@ -59,23 +63,6 @@ class MemoryCalls:
     answers: Array
 
 
-def stage_parameters(table: Decoders, cut: str, stage: Array) -> Array:
-    """Parameters of one device of a stage.
-
-    Args:
-        table: n decoders.
-        cut: of stages, as :meth:`Decoders.stages`.
-        stage: of each row, (n,).
-    """
-    stages = table.stages(cut)
-    layers = stages.layers[np.arange(len(table)), stage]
-    first, last = stage == 0, stage == stages.output
-    embeddings = first.astype(float) + last
-    embeddings = np.where(first & last & (table["tied_embedding"] > 0), 1.0, embeddings)
-    whole = layers * table.layer_parameters + embeddings * table.embedding_parameters
-    return np.asarray(whole / table["tensor"])
-
-
 def memory_bytes(table: Decoders, software: Software, kept: Array, stage: Array) -> Array:
     """Bytes of one device of a stage.
 
@@ -85,7 +72,7 @@ def memory_bytes(table: Decoders, software: Software, kept: Array, stage: Array)
         kept: 1 where gathered inputs are kept, 0 where they are gathered again, (n,).
         stage: of each row, (n,); 0 is the first.
     """
-    parameters = stage_parameters(table, software.stage_cut, stage)
+    parameters = table.stage_parameters(software.stage_cut)[np.arange(len(table)), stage]
     state = _state_bytes(table, software, parameters)
     passes = state + _passes_bytes(table, software, kept, stage)
     update = state + software.temporary_bytes * parameters / _shards(table, 1)
@@ -127,17 +114,17 @@ def memory_calls(table: Decoders, software: Software, capacity_bytes: Array) -> 
 
 def _shards(table: Decoders, stage: int) -> Array:
     """Devices that share what ZeRO's ``stage`` divides."""
-    return np.asarray(np.where(table["zero_stage"] >= stage, table["data"], 1.0))
+    return np.asarray(np.where(table["zero_stage"] >= stage, table.sharers, 1.0))
 
 
 def _state_bytes(table: Decoders, software: Software, parameters: Array) -> Array:
     each = (
-        WEIGHT_BYTES / _shards(table, 3)
+        software.weight_bytes / _shards(table, 3)
         + software.gradient_bytes / _shards(table, 2)
         + OPTIMIZER_BYTES / _shards(table, 1)
-        + software.message_buffer_bytes * ((table["data"] > 1) & (table["zero_stage"] < 3))
+        + software.message_buffer_bytes * ((table.replicas > 1) & (table["zero_stage"] < 3))
     )
-    gathered = 2 * WEIGHT_BYTES * table.layer_parameters / table["tensor"]
+    gathered = 2 * software.item_bytes * table.held_parameters
     return np.asarray(parameters * each + gathered * (table["zero_stage"] >= 3))
 
 
@@ -152,15 +139,17 @@ def _passes_bytes(table: Decoders, software: Software, kept: Array, stage: Array
     activations = flight * layers * np.where(full, 2 * items / tensor, layer) + full * layer
     logits = software.constant("logit_bytes") * table.tokens * table["vocabulary"] / tensor
     transient = software.constant("gather_bytes") * items * (tensor > 1)
-    kept_bytes = software.constant("fragmentation") * activations
+    longer = software.constant("fragmentation") * software.item_bytes / _HALF
+    kept_bytes = longer * activations
     return np.asarray(kept_bytes + logits * (stage == stages.output) + transient)
 
 
 def layer_bytes(table: Decoders, *, flash: bool = True) -> Array:
-    """Activations that one layer keeps of a micro-batch, on one device."""
-    groups = table["key_value_heads"] / table["attention_heads"]
-    items = table.tokens * table["hidden_size"]
+    """Activations in half precision that one layer keeps of a micro-batch, on one device."""
+    items, active = table.tokens * table["hidden_size"], table["active_experts"]
     feed = np.where(table["gated"] > 0, 8.0, 4.0) * table.tokens * table["feed_forward_size"]
+    sent = np.where(table["experts"] > 1, 4.0 * active * items, 0.0)
     scores = table["attention_heads"] * table.tokens * table["sequence_length"]
-    kept = (14 + 4 * groups) * items + feed + (0.0 if flash else SCORE_BYTES) * scores
+    kept = (14 + 4 * table.groups) * items + active * feed + sent
+    kept = kept + (0.0 if flash else SCORE_BYTES) * scores
     return np.asarray(kept / table["tensor"])

@@ -23,7 +23,12 @@ A stage of a pipeline, and the step::
 
 Gradients are summed bucket by bucket; each bucket has the latency of every node. FSDP (ZeRO 3)
 gathers a layer's weights before each pass and scatters its gradients, prefetched: messages are one
-more part of the power mean, and nothing is added but the update.
+more part of the power mean, and nothing is added but the update. In groups of z replicas (HSDP) the
+groups then sum their shares.
+
+Context parallelism passes keys and values round c devices, 4 g n h / t bytes each time, another
+part of the power mean. Experts get their tokens by two exchanges of all with all in a pass, k n h
+items each; an expert's product has n k x / E rows. No published run here tests these three.
 
 Sources: Dao et al., FlashAttention (2022); Korthikanti et al. (2022), section 4.2; ZeRO (SC 2020);
 Zhao et al., PyTorch FSDP (VLDB 2023), section 3.3. Values of constants: config/software.
@@ -51,10 +56,12 @@ BACKWARD, ATTENTION_BACKWARD = 2.0, 2.5
 """Of a forward pass; flash attention computes its scores once more."""
 COLLECTIVES, WITH_GATHERED_AGAIN = 4.0, 6.0
 """All-gathers and reduce-scatters of a layer's pass."""
+EXCHANGES = 2.0
+"""Of tokens with their experts, in a pass: there and back."""
 _HOST_FORWARD = 1 / 3
 _SHARED_BYTES, _GATED_BYTES, _PLAIN_BYTES = 32.0, 6.0, 4.0
 _LOGIT_BYTES, _EMBEDDING_BYTES = 40.0, 20.0
-_ITEM = 2.0
+_HALF = 2.0
 _UPDATE_BYTES, _GRADIENT_BYTES = 32.0, 8.0
 """Read and written to update a parameter's share, and to prepare its gradient."""
 PARTS = ("passes", "bubble", "gradients", "update", "fixed")
@@ -104,6 +111,7 @@ class _Step:
         self._over_nodes = table.devices > self._per_node
         self._card = machines.network_bytes_per_s / self._per_node
         self._sharded = table["zero_stage"] >= 3
+        self._item = software.item_bytes
         self._peak = machines.peak_flops_per_s
         self._memory = machines.memory_bytes_per_s
 
@@ -119,26 +127,14 @@ class _Step:
             + at_input * self._embedding()[:, None]
             + 2 * self._hop()[:, None]
         ) * stages.exists
-        slots, longest = self._table["micro_batches"], each.max(axis=1)
-        passes = slots * longest
-        parameters = (
-            np.max(
-                (
-                    stages.layers * self._table.layer_parameters[:, None]
-                    + at_output * self._table.embedding_parameters[:, None]
-                    + at_input
-                    * np.where(
-                        (self._table["tied_embedding"] > 0) & (self._table["pipeline"] == 1),
-                        0.0,
-                        self._table.embedding_parameters,
-                    )[:, None]
-                )
-                * stages.exists,
-                axis=1,
-            )
-            / self._tensor
-        )
-        gradients, update = self._after(parameters)
+        longest = each.max(axis=1)
+        passes = self._table["micro_batches"] * longest
+        held = self._table.stage_parameters(self._software.stage_cut)
+        fullest = held.argmax(axis=1)
+        rows = np.arange(len(self._table))
+        many = self._table["experts"] > 1
+        experts = stages.layers[rows, fullest] * self._table.held_experts * many
+        gradients, update = self._after(held[rows, fullest], experts)
         return StepTime(
             {
                 "passes": passes,
@@ -153,68 +149,75 @@ class _Step:
         """Forward and backward pass of a layer, with what its recomputation repeats."""
         products, attention, elements = self._device()
         wire, one = self._collective()
+        exchange_s, exchange_wire = self._exchange()
         together = np.where(self._tensor > 1, self._constant("host_tensor_factor"), 1.0)
         host = self._constant("host_layer_s") * together
         gather, scatter = self._weights()
+        ring = self._context()
         again = COLLECTIVES + (WITH_GATHERED_AGAIN - COLLECTIVES) * (1 - self._kept)
-
         sharp = self._constant("sharpness")
 
-        def longest(device: Array, count: Array | float, share: float, messages: Array) -> Array:
-            busy = device + count * wire
-            parts = (busy, count * one, host * share, messages)
+        def longest(
+            device: Array, count: Array | float, exchanges: Array | float, share: float,
+            messages: Array,
+        ) -> Array:  # fmt: skip
+            busy = device + count * wire + exchanges * exchange_wire
+            waits = count * one + exchanges * exchange_s
+            parts = (busy, waits, host * share, messages)
             return np.asarray(sum(part**sharp for part in parts) ** (1 / sharp))
 
         work = products + attention + elements
-        forward = longest(work, COLLECTIVES, _HOST_FORWARD, gather)
-        full = self._table["recomputation"] == "full"
+        forward = longest(work, COLLECTIVES, EXCHANGES, _HOST_FORWARD, gather + ring)
+        full = (self._table["recomputation"] == "full").astype(float)
         back = BACKWARD * (products + elements) + ATTENTION_BACKWARD * attention
         backward = longest(
             back + full * work,
             again + full * COLLECTIVES,
+            EXCHANGES * (1 + full),
             1 - _HOST_FORWARD,
-            gather + scatter,
+            gather + scatter + (BACKWARD + full) * ring,
         )
         return forward, backward
 
     def _device(self) -> tuple[Array, Array, Array]:
         """Forward pass of a layer: products, attention, element-wise passes."""
         table, part = self._table, self._hidden / self._tensor
-        groups = table["key_value_heads"] / table["attention_heads"]
         wide = table["feed_forward_size"] / self._tensor
-        gated = table["gated"] > 0
+        gated, active = table["gated"] > 0, table["active_experts"]
+        rows = table.tokens * active * table["expert_parallel"] / table["experts"]
+        feed = self._product(wide * np.where(gated, 2, 1), self._hidden, rows)
+        feed = feed + self._product(self._hidden, wide, rows)
         products = (
-            self._product(part * (1 + 2 * groups), self._hidden)
+            self._product(part * (1 + 2 * table.groups), self._hidden)
             + self._product(self._hidden, part)
-            + self._product(wide * np.where(gated, 2, 1), self._hidden)
-            + self._product(self._hidden, wide)
+            + active * feed
         )
         flash = self._software.flash_attention
         operations = (2 if flash else 4) * table["sequence_length"] * table.tokens * part
         attention = operations / (self._constant("attention_efficiency") * self._peak)
-        feed = np.where(gated, _GATED_BYTES, _PLAIN_BYTES) * table["feed_forward_size"]
-        moved = table.tokens * (_SHARED_BYTES * self._hidden + feed) / self._tensor
+        moved = active * np.where(gated, _GATED_BYTES, _PLAIN_BYTES) * table["feed_forward_size"]
+        moved = table.tokens * (_SHARED_BYTES * self._hidden + moved) / self._tensor
         if not flash:
             scores = table["attention_heads"] / self._tensor * table["sequence_length"]
             moved = moved + SCORE_BYTES * scores * table.tokens
-        elements = self._constant("element_traffic") * moved / self._memory
-        return products, attention, elements
+        longer = self._constant("element_traffic") * self._item / _HALF
+        return products, attention, longer * moved / self._memory
 
-    def _product(self, columns: Array, inner: Array) -> Array:
-        """Seconds of (tokens x inner) (inner x columns)."""
+    def _product(self, columns: Array, inner: Array, rows: Array | None = None) -> Array:
+        """Seconds of (tokens x inner) (inner x columns), in parts of ``rows`` each."""
         tokens, width = self._table.tokens, self._constant("product_width")
-        longer = (1 + width / tokens) * (1 + width / columns) * (1 + width / inner)
+        rows = tokens if rows is None else rows
+        longer = (1 + width / rows) * (1 + width / columns) * (1 + width / inner)
         rate = self._constant("product_efficiency") * self._peak
         return np.asarray(2 * tokens * columns * inner * longer / rate)
 
     def _collective(self) -> tuple[Array, Array]:
         """Of a tensor group: bytes alone, and the whole of one all-gather or reduce-scatter."""
         tensor, per_node = self._tensor, self._per_node
-        inside = self._constant("link_share") * self._machines.link_bytes_per_s
         network = self._constant("network_share") * self._machines.network_bytes_per_s
-        rate = np.where(tensor > per_node, np.minimum(inside, network), inside)
+        rate = np.where(tensor > per_node, np.minimum(self._inside, network), self._inside)
         items = self._table.tokens * self._hidden
-        wire = _ITEM * items * (tensor - 1) / tensor / rate
+        wire = self._item * items * (tensor - 1) / tensor / rate
         nodes = np.ceil(tensor / per_node)
         pipelined = (self._table["pipeline"] > 1) & self._over_nodes
         latency = (
@@ -225,33 +228,57 @@ class _Step:
         return wire, np.where(tensor > 1, latency + wire, 0.0)
 
     @property
+    def _inside(self) -> Array:
+        """Bytes a second of a device to the others of its node."""
+        return np.asarray(self._constant("link_share") * self._machines.link_bytes_per_s)
+
+    @property
     def _node_s(self) -> Array:
         """That a node adds to an all-gather: half of an all-reduce."""
         factor = self._constant("node_latency_factor")
         return np.asarray(factor * self._machines.network_latency_s / 2)
 
-    def _group(self) -> tuple[Array, Array]:
-        """Of a ring of replicas: its nodes, and the share of their network cards it has."""
-        inside = np.minimum(np.maximum(self._per_node // self._tensor, 1.0), self._table["data"])
-        return self._table["data"] / inside, inside
+    def _exchange(self) -> tuple[Array, Array]:
+        """All with all of the devices that share experts: the whole of one, and its bytes."""
+        members = self._table["expert_parallel"]
+        nodes, inside = self._group(members)
+        sent = self._item * self._table["active_experts"] * self._table.tokens * self._hidden
+        sent = sent / self._tensor * (members - 1) / members
+        cards = self._constant("network_share") * self._card
+        wire = sent / np.where(nodes > 1, np.minimum(cards, self._inside), self._inside)
+        latency = self._constant("collective_s") * np.log2(inside) + self._node_s * (nodes - 1)
+        return np.where(members > 1, latency + wire, 0.0), wire
 
-    def _data_rate(self, share: str) -> Array:
-        """Bytes a second of a ring of replicas."""
-        nodes, inside = self._group()
-        link = self._constant("link_share") * self._machines.link_bytes_per_s
+    def _context(self) -> Array:
+        """Keys and values of a layer once round the devices that share a sequence."""
+        members = self._table["context"]
+        nodes, inside = self._group(members)
+        block = 2 * self._item * self._table.groups * self._table.tokens * self._hidden
+        cards = np.minimum(self._constant("network_share") * self._card * inside, self._inside)
+        rate = np.where(nodes > 1, cards, self._inside)
+        message = block / self._tensor / rate + self._constant("collective_s")
+        return np.asarray((members - 1) * message + self._node_s * (nodes - 1) * (members > 1))
+
+    def _group(self, members: Array) -> tuple[Array, Array]:
+        """Of a ring of so many replicas: its nodes, and its members in each of them."""
+        inside = np.minimum(np.maximum(self._per_node // self._tensor, 1.0), members)
+        return members / inside, inside
+
+    def _data_rate(self, members: Array, share: str) -> Array:
+        """Bytes a second of a ring of replicas, which has the cards of its members in a node."""
+        nodes, inside = self._group(members)
         cards = self._constant(share) * self._card * inside
-        return np.asarray(np.where(nodes > 1, np.minimum(cards, link), link))
+        return np.where(nodes > 1, np.minimum(cards, self._inside), self._inside)
 
     def _weights(self) -> tuple[Array, Array]:
         """FSDP: gather of a layer's weights before a pass, scatter of its gradients."""
-        data = self._table["data"]
-        nodes, inside = self._group()
-        latency = self._constant("collective_s") * np.log2(np.maximum(inside, 1.0))
-        latency = latency + self._node_s * (nodes - 1)
-        moved = self._table.layer_parameters / self._tensor * (data - 1) / data
-        used = self._sharded & (data > 1)
-        rate = self._data_rate("network_share")
-        gather = np.where(used, _ITEM * moved / rate + latency, 0.0)
+        members = self._table.sharers
+        nodes, inside = self._group(members)
+        latency = self._constant("collective_s") * np.log2(inside) + self._node_s * (nodes - 1)
+        moved = self._table.held_parameters * (members - 1) / members
+        used = self._sharded & (members > 1)
+        rate = self._data_rate(members, "network_share")
+        gather = np.where(used, self._item * moved / rate + latency, 0.0)
         scatter = self._software.gradient_message_bytes * moved / rate + latency
         return gather, np.where(used, scatter, 0.0)
 
@@ -270,24 +297,37 @@ class _Step:
 
     def _hop(self) -> Array:
         """One message to the next stage; on one node it costs next to nothing."""
-        bytes_ = _ITEM * self._table.tokens * self._hidden / self._tensor
+        bytes_ = self._item * self._table.tokens * self._hidden / self._tensor
         seconds = self._constant("hop_s") + bytes_ / (self._card / 2)
         crosses = (self._table["pipeline"] > 1) & self._over_nodes
         return np.asarray(np.where(crosses, seconds, 0.0))
 
-    def _after(self, parameters: Array) -> tuple[Array, Array]:
-        """Sum of gradients with ZeRO's gather of weights, and the update."""
-        data, zero = self._table["data"], self._table["zero_stage"]
-        nodes, _ = self._group()
+    def _after(self, parameters: Array, experts: Array) -> tuple[Array, Array]:
+        """Sum of gradients with ZeRO's gather of weights, and the update.
+
+        Args:
+            parameters: of the fullest device.
+            experts: those of them that only some of the replicas hold.
+        """
+        table, zero = self._table, self._table["zero_stage"]
+        alike = table.replicas / table["expert_parallel"]
+        # Groups that share weights (HSDP) sum their shares; else all replicas sum all.
+        members = np.where(self._sharded, table.replicas / table.sharers, table.replicas)
+        shares = np.where(self._sharded, table.sharers, 1.0)
+        nodes, _ = self._group(table.replicas)
+        rate = self._data_rate(table.replicas, "gradient_share")
         bucket_s = self._constant("gradient_latency_factor") * self._machines.network_latency_s
-        moved = parameters * (data - 1) / data / self._data_rate("gradient_share")
-        buckets = np.maximum(parameters * _ITEM / self._software.bucket_bytes, 1.0)
+        moved = (parameters - experts) / shares * (members - 1) / members / rate
+        moved = (
+            moved + experts / shares * np.maximum(1 - 1 / np.minimum(alike, members), 0.0) / rate
+        )
+        buckets = np.maximum(parameters / shares * self._item / self._software.bucket_bytes, 1.0)
         message = self._software.gradient_message_bytes
         summed = 2 * message * moved + bucket_s * nodes * buckets
-        gathered = _ITEM * moved + bucket_s / 2 * nodes
-        rings = summed + np.where(zero >= 1, gathered, 0.0)
-        gradients = np.where((data > 1) & (zero < 3), rings, 0.0)
-        shards = np.where(zero >= 1, data, 1.0)
-        prepared = np.where(zero < 3, _GRADIENT_BYTES, 0.0)
-        rate = self._constant("memory_share") * self._memory
-        return gradients, parameters * (_UPDATE_BYTES / shards + prepared) / rate
+        gathered = self._item * moved + bucket_s / 2 * nodes
+        between = (zero >= 1) & ~self._sharded
+        gradients = np.where(members > 1, summed + np.where(between, gathered, 0.0), 0.0)
+        owners = np.where(zero >= 1, table.sharers, 1.0)
+        prepared = np.where(self._sharded, 0.0, _GRADIENT_BYTES)
+        memory = self._constant("memory_share") * self._memory
+        return gradients, parameters * (_UPDATE_BYTES / owners + prepared) / memory

@@ -5,8 +5,12 @@
     shape   layers l, hidden size h, attention heads, key and value heads (grouped queries),
             feed-forward size f (gated: SwiGLU's three products; else two and GELU),
             vocabulary V (tied: embedding and output share it), sequence length s
-    layout  tensor t x data d x pipeline p, micro-batch b, micro-batches m, ZeRO's stage,
-            recomputation
+    layout  tensor t x data d x pipeline p x context c devices, micro-batch b, micro-batches m,
+            ZeRO's stage over z devices (all replicas, or groups of them: HSDP), recomputation
+    experts E of them in a layer, k active for a token, over x of the replicas
+
+Each of c devices has s / c tokens of a sequence (context parallelism); they sum gradients as
+replicas do.
 
 How a pipeline's stages are cut. By cost, a layer counts as its weights and the output layer as
 V h; the next stage begins as soon as the cost so far reaches (i + 1) / p of all
@@ -34,6 +38,10 @@ NUMBERS = (
     "zero_stage", "tied_embedding", "gated", "devices_per_node",
 )  # fmt: skip
 """Columns of numbers; ``tied_embedding`` and ``gated`` are 0 or 1."""
+OPTIONAL: Mapping[str, float] = {
+    "context": 1, "shards": 0, "experts": 1, "active_experts": 1, "expert_parallel": 1,
+}  # fmt: skip
+"""Columns that may be left out; 0 shards are all replicas."""
 WORDS = ("recomputation",)
 """Columns of words: none, selective or full."""
 
@@ -58,7 +66,7 @@ class Decoders:
     """Decoders as columns.
 
     Args:
-        columns: :data:`NUMBERS` as floats and :data:`WORDS`, each (n,).
+        columns: :data:`NUMBERS` as floats, :data:`WORDS`, and any of :data:`OPTIONAL`, each (n,).
     """
 
     columns: Mapping[str, Array]
@@ -67,6 +75,8 @@ class Decoders:
         return len(self.columns["layers"])
 
     def __getitem__(self, name: str) -> Array:
+        if name in OPTIONAL and name not in self.columns:
+            return np.full(len(self), OPTIONAL[name])
         return self.columns[name]
 
     def take(self, chosen: Any) -> Decoders:
@@ -75,27 +85,61 @@ class Decoders:
 
     @cached_property
     def devices(self) -> Array:
-        """Tensor x data x pipeline."""
-        return np.asarray(self["tensor"] * self["data"] * self["pipeline"])
+        """Tensor x data x pipeline x context."""
+        return np.asarray(self["tensor"] * self.replicas * self["pipeline"])
+
+    @cached_property
+    def replicas(self) -> Array:
+        """Devices that sum their gradients: data x context."""
+        return np.asarray(self["data"] * self["context"])
+
+    @cached_property
+    def sharers(self) -> Array:
+        """Replicas over which ZeRO divides."""
+        return np.where(self["shards"] > 0, self["shards"], self.replicas)
+
+    @cached_property
+    def groups(self) -> Array:
+        """Heads of keys and values for each head of queries, g."""
+        return np.asarray(self["key_value_heads"] / self["attention_heads"])
 
     @cached_property
     def tokens(self) -> Array:
-        """Of a micro-batch."""
-        return np.asarray(self["micro_batch"] * self["sequence_length"])
+        """Of a micro-batch, on one device."""
+        return np.asarray(self["micro_batch"] * self["sequence_length"] / self["context"])
 
     @cached_property
     def attention_parameters(self) -> Array:
         """Of a layer's four products; keys and values are as wide as their heads."""
-        groups = self["key_value_heads"] / self["attention_heads"]
-        return np.asarray(2 * self["hidden_size"] ** 2 * (1 + groups))
+        return np.asarray(2 * self["hidden_size"] ** 2 * (1 + self.groups))
+
+    @cached_property
+    def expert_parameters(self) -> Array:
+        """Of one feed-forward layer: 3 h f, or 2 h f without a gate."""
+        products = 2 + self["gated"]
+        return np.asarray(products * self["hidden_size"] * self["feed_forward_size"])
 
     @cached_property
     def layer_parameters(self) -> Array:
-        """Weights of a layer: 2 h^2 (1 + g) + 3 h f, or 2 h f without a gate."""
-        products = 2 + self["gated"]
-        return np.asarray(
-            self.attention_parameters + products * self["hidden_size"] * self["feed_forward_size"]
-        )
+        """Weights of a layer with all its experts: 2 h^2 (1 + g) + 3 E h f."""
+        return np.asarray(self.attention_parameters + self["experts"] * self.expert_parameters)
+
+    @cached_property
+    def active_parameters(self) -> Array:
+        """Weights of a layer that a token is multiplied with."""
+        active = self["active_experts"] * self.expert_parameters
+        return np.asarray(self.attention_parameters + active)
+
+    @cached_property
+    def held_experts(self) -> Array:
+        """Weights of a layer's experts on one device."""
+        held = self["experts"] / self["expert_parallel"]
+        return np.asarray(held * self.expert_parameters / self["tensor"])
+
+    @cached_property
+    def held_parameters(self) -> Array:
+        """Weights of a layer on one device."""
+        return np.asarray(self.attention_parameters / self["tensor"] + self.held_experts)
 
     @cached_property
     def embedding_parameters(self) -> Array:
@@ -108,6 +152,20 @@ class Decoders:
         embeddings = np.where(self["tied_embedding"] > 0, 1, 2) * self.embedding_parameters
         return np.asarray(self["layers"] * self.layer_parameters + embeddings)
 
+    def stage_parameters(self, cut: str) -> Array:
+        """Parameters of one device of each stage, (n, largest p).
+
+        Args:
+            cut: as :meth:`stages`.
+        """
+        stages = self.stages(cut)
+        places = np.arange(stages.layers.shape[1])
+        ends = (places == 0).astype(float) + (places == stages.output[:, None])
+        shared = (self["tied_embedding"] > 0)[:, None]
+        ends = np.where(shared & (ends > 1), 1.0, ends)
+        embeddings = ends * (self.embedding_parameters / self["tensor"])[:, None]
+        return (stages.layers * self.held_parameters[:, None] + embeddings) * stages.exists
+
     def stages(self, cut: str) -> Stages:
         """Stages of each row.
 
@@ -119,7 +177,7 @@ class Decoders:
         output = np.zeros(len(self), dtype=int)
         # An output that is left out of the cost leaves equally many layers.
         weight = self.embedding_parameters if cut == "cost" else np.zeros(len(self))
-        keys = np.stack([self["layers"], self["pipeline"], self.layer_parameters, weight], axis=1)
+        keys = np.stack([self["layers"], self["pipeline"], self.active_parameters, weight], axis=1)
         kinds, place = np.unique(keys, axis=0, return_inverse=True)
         for at, (count, stages, layer, head) in enumerate(kinds.tolist()):
             cuts, last = stage_cut(int(count), int(stages), layer, head)

@@ -33,6 +33,7 @@ from ddlbench.predict.transformer.decoder_fit import (
     predicted_s,
     refitted,
     with_fits,
+    with_priors,
 )
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
 from ddlbench.predict.transformer.gpt_scores import gpt_seconds
@@ -61,6 +62,11 @@ LIMITS: Mapping[str, tuple[str, bool]] = {
 }  # fmt: skip
 """Filters of numbers: the column that they limit, and whether from above."""
 MODEL, OWN_ROWS = "model", "own_rows"
+ERRORS = (
+    "mean_absolute_error", "median_absolute_error", "within_20_percent",
+    "memory_mean_absolute_error", "memory_median_absolute_error",
+)  # fmt: skip
+"""Null where the table has no such column."""
 BY = ("devices", "tensor", "pipeline", "data", "micro_batch", "sequence_length")
 
 
@@ -203,7 +209,8 @@ def scored_values(runs: TrainingRuns, predicted: Predictions) -> dict[str, Any]:
     """The result of a score."""
     errors = np.abs(predicted.seconds / runs.step_s - 1)
     memory = np.abs(predicted.nearer_bytes / runs.memory_bytes - 1)
-    values: dict[str, Any] = {"rows": len(runs), "timed_rows": int(runs.timed.sum())}
+    values: dict[str, Any] = dict.fromkeys(ERRORS)
+    values |= {"rows": len(runs), "timed_rows": int(runs.timed.sum())}
     if runs.timed.any():
         ratios = (runs.step_s / predicted.seconds)[runs.timed]
         low, high = np.quantile(ratios, (0.05, 0.95)).tolist()
@@ -324,7 +331,7 @@ def _of_own_rows(runs: TrainingRuns, software: Software, count: int) -> dict[str
     if not 1 <= count <= FEW_ROWS:
         raise ConfigError(f"--kind own_rows={count}; write 1 to {FEW_ROWS}")
     runs = runs.take(runs.timed)
-    priors = software.with_constants({n: one.prior for n, one in software.constants.items()})
+    priors = with_priors(software)
     random, errors = np.random.default_rng(0), []
     for _ in range(DRAWS):
         own = np.zeros(len(runs), dtype=bool)

@@ -1,0 +1,142 @@
+"""Steps of decoders: what must be so whatever the constants."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from decoder_factory import decoder, hopper, nanotron
+
+from ddlbench.predict.hardware import Software
+from ddlbench.predict.transformer.configurations import load_shape
+from ddlbench.predict.transformer.decoder_time import PARTS, step_time
+
+SILENT = (
+    "product_width", "element_traffic", "host_layer_s", "collective_s", "hop_s", "step_s",
+    "node_latency_factor", "pipeline_latency_s", "gradient_latency_factor",
+)  # fmt: skip
+NOTHING = dict.fromkeys(SILENT, 1e-15)
+
+
+def seconds(table, software):
+    return step_time(table, hopper(table, software), software).seconds[0]
+
+
+def test_parts_add_up():
+    table, software = decoder("3B", data=8, pipeline=2, micro_batches=16), nanotron()
+    step = step_time(table, hopper(table, software), software)
+    assert set(step.parts) == set(PARTS)
+    assert step.seconds[0] == pytest.approx(sum(part[0] for part in step.parts.values()))
+
+
+def test_bare_products_take_their_operations_at_the_share_of_the_peak():
+    table = decoder("80B", micro_batches=1)
+    software = nanotron(**NOTHING, product_efficiency=0.5, attention_efficiency=1e9)
+    step = step_time(table, hopper(table, software), software)
+    weights = 80 * table.layer_parameters[0] + table.embedding_parameters[0]
+    logits = 40 * 4096 * 131072 / 3.35e12
+    embedding = 20 * 4096 * 8192 / 3.35e12
+    expected = 6 * weights * 4096 / (0.5 * 989.4e12) + logits + embedding
+    assert step.parts["passes"][0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pipeline_waits_for_its_longest_stage_and_fills_once():
+    software = replace(nanotron(**NOTHING, attention_efficiency=1e9), stage_cut="layers")
+    piped = decoder("1B", pipeline=2, micro_batches=10)
+    step = step_time(piped, hopper(piped, software), software)
+    longest = step.parts["passes"][0] / 10
+    assert step.parts["bubble"][0] < longest  # the first stage is the shorter one
+    assert longest > seconds(decoder("1B", layers=8, micro_batches=1, vocabulary=1), software) / 2
+
+
+def test_the_host_is_the_floor_of_small_micro_batches():
+    software = nanotron(**{**NOTHING, "host_layer_s": 1.0})
+    table = decoder("1B", micro_batches=3)
+    assert seconds(table, software) == pytest.approx(3 * 16 * 1.0, rel=0.05)
+
+
+def test_a_tensor_group_over_nodes_pays_latency():
+    inside, outside = (seconds(decoder("1B", tensor=t), nanotron()) for t in (8, 16))
+    assert outside > 1.5 * inside
+
+
+def test_pipelines_over_nodes_pay_more_latency_with_tensor_groups_only():
+    free, slow = nanotron(pipeline_latency_s=1e-15), nanotron(pipeline_latency_s=1e-2)
+    for table, differ in (
+        (decoder("1B", tensor=4, data=2, pipeline=4), True),
+        (decoder("1B", data=8, pipeline=4), False),
+        (decoder("1B", tensor=4, pipeline=2), False),  # one node
+    ):
+        assert (seconds(table, slow) > seconds(table, free) * 1.01) == differ
+
+
+def test_fsdp_hides_its_gathers_where_computing_is_long():
+    software = Software.load("fsdp")
+
+    def passes(**layout):
+        table = decoder("3B", **layout)
+        return step_time(table, hopper(table, software), software).parts["passes"][0]
+
+    long, short = (
+        passes(data=64, zero_stage=3, micro_batch=b) / passes(micro_batch=b) for b in (8, 1)
+    )
+    assert 1 < long < 1.01
+    assert short > 1.2
+
+
+def passes_s(software, **layout):
+    table = decoder("3B", **layout)
+    return step_time(table, hopper(table, software), software).parts
+
+
+def test_groups_of_fsdp_gather_in_their_node_and_sum_between_nodes():
+    software = Software.load("fsdp")
+    all_, node = (passes_s(software, data=64, zero_stage=3, shards=shards) for shards in (0, 8))
+    assert node["passes"][0] < all_["passes"][0]
+    assert node["gradients"][0] > all_["gradients"][0] == 0
+
+
+def test_devices_that_share_a_sequence_compute_a_part_of_it():
+    software = nanotron(**NOTHING)
+    whole, half = (passes_s(software, context=c, micro_batch=4)["passes"][0] for c in (1, 2))
+    assert half == pytest.approx(whole / 2, rel=0.02)  # the ring is hidden
+
+
+def test_a_token_is_computed_by_its_active_experts_alone():
+    software = nanotron(**NOTHING)
+    given = {"micro_batch": 4, "experts": 8}
+    parts = [passes_s(software, **given, active_experts=k)["passes"][0] for k in (1, 2, 3)]
+    assert parts[2] - parts[1] == pytest.approx(parts[1] - parts[0], rel=1e-6)
+    one = passes_s(software, micro_batch=4)["passes"][0]
+    assert parts[0] == pytest.approx(one, rel=1e-6)
+
+
+def test_exchanges_of_tokens_cost_more_between_nodes():
+    given = {"experts": 64, "active_experts": 2, "data": 64}
+    software = nanotron(product_width=1e-15)
+    none, node, nodes = (
+        passes_s(software, **given, expert_parallel=x)["passes"][0] for x in (1, 8, 64)
+    )
+    assert none < node < nodes
+
+
+def test_recomputation_costs_a_forward_pass():
+    ratio = seconds(decoder("80B", tensor=8, recomputation="full"), nanotron()) / seconds(
+        decoder("80B", tensor=8), nanotron()
+    )
+    assert 1.25 < ratio < 1.4
+
+
+def test_layouts_rank_those_that_fit_first():
+    from ddlbench.predict.hardware import DeviceSheet, Fabric, System
+    from ddlbench.predict.transformer.decoder_layouts import layouts
+
+    system = System(DeviceSheet.load("h100-sxm"), Fabric.load("infiniband-400"), 8, 8)
+    ranked = layouts(load_shape("megatron-7.5b"), system, Software.load("megatron"), 512)
+    assert (ranked["tensor"] * ranked["data"] * ranked["pipeline"] == 64).all()
+    assert (ranked["data"] * ranked["micro_batch"] * ranked["micro_batches"] == 512).all()
+    fit = ranked[ranked["fits"] == "fits"]
+    assert fit["step_s"].is_monotonic_increasing
+    assert (ranked["fits"].iloc[: len(fit)] == "fits").all()
+    assert (fit["low_s"] < fit["step_s"]).all() and (fit["step_s"] < fit["high_s"]).all()
+    assert ranked["equal_to_best"].iloc[0]
+    assert np.all(fit["peak_share"] < 1)

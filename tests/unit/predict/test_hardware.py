@@ -1,0 +1,59 @@
+"""Files of devices, fabrics and software."""
+
+import pytest
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.predict.hardware import DeviceSheet, Fabric, Software, System
+from ddlbench.predict.transformer import decoder_memory, decoder_time
+
+
+@pytest.mark.parametrize("kind", [DeviceSheet, Fabric, Software])
+def test_every_shipped_file_is_read_and_says_its_sources(kind):
+    for name in kind.names():
+        assert kind.load(name).sources, name
+
+
+@pytest.mark.parametrize("name", sorted(set(Software.names()) - {"horovod"}))
+def test_software_has_the_constants_of_the_model(name):
+    software = Software.load(name)
+    software.require((*decoder_time.CONSTANTS, *decoder_memory.CONSTANTS))
+
+
+def test_a_device_is_known_by_the_names_that_tables_use():
+    assert DeviceSheet.called("NVIDIA H100-SXM5-80GB") == DeviceSheet.load("h100-sxm")
+    assert DeviceSheet.called("Nvidia Tesla V100-SXM2-32GB") == DeviceSheet.load("v100-sxm-32gb")
+    assert DeviceSheet.called("abacus") is None
+
+
+def test_no_two_devices_have_the_same_alias():
+    aliases = [a.casefold() for n in DeviceSheet.names() for a in DeviceSheet.load(n).aliases]
+    assert len(aliases) == len(set(aliases))
+
+
+def test_a_device_without_bf16_computes_in_fp16_or_fp32():
+    assert DeviceSheet.load("v100-sxm-16gb").peak("bf16") == 125e12
+    assert DeviceSheet.load("gtx-1080ti").peak("bf16") == 11.3e12
+    with pytest.raises(ConfigError, match="no peak for 'tf32'; write one of fp32"):
+        DeviceSheet.load("gtx-1080ti").peak("tf32")
+
+
+def test_a_fabric_of_devices_and_one_of_nodes():
+    assert Fabric.load("infiniband-400").node_bytes_per_s(8) == 400e9
+    assert Fabric.load("efa-3200").node_bytes_per_s(4) == 400e9
+
+
+def test_wrong_names_end_in_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'h100-sxm'"):
+        DeviceSheet.load("h100-sxn")
+    with pytest.raises(ConfigError, match="2 nodes need a fabric; write one of"):
+        System(DeviceSheet.load("h200"), None, 2, 8)
+    path = tmp_path / "mine.yaml"
+    path.write_text("description: mine\nbytes_per_s: 1.0e+9\n")
+    with pytest.raises(ConfigError, match="mine.yaml"):
+        Fabric.load(str(path))
+
+
+def test_software_is_written_as_it_is_read(tmp_path):
+    software = Software.load("nanotron").with_constants({"hop_s": 0.5})
+    software.write(tmp_path / "mine.yaml")
+    assert Software.load(str(tmp_path / "mine.yaml")) == software
