@@ -23,7 +23,7 @@ from ddlbench.predict.roofline_score import (
 )
 
 
-@click.command("roofline")
+@click.command("roofline", short_help="Score block times by data sheets.")
 @click.argument("runs", type=click.Path(path_type=Path), default=RUNS)
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Fit on all rows and write the constants."

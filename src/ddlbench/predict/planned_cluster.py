@@ -33,13 +33,11 @@ from ddlbench.predict.belief import UNKNOWN, Z90
 from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import LinkTable
-from ddlbench.predict.planned_links import PlannedLinks
+from ddlbench.predict.planned_links import PlannedLinks, links_interval
 from ddlbench.predict.prediction import Prediction
 from ddlbench.predict.roofline import ITEM_BYTES, Layers, passes_s, shipped, update_s
 from ddlbench.predict.transformer.decoder_memory import RESERVED_BYTES
 
-LINKS_RATIO = 1.3
-"""End of the 90 % interval of a collective whose fabric is known by name only (docs/oracle.md)."""
 _FLOAT32_BYTES = 4
 _MOST_SIZES = 64
 
@@ -54,7 +52,7 @@ class Doubt:
     """
 
     compute: float
-    links: float = LINKS_RATIO
+    links: float
 
     def spread(self, prediction: Prediction) -> float:
         """Standard deviation of the logarithm of a step; both errors are independent."""
@@ -144,10 +142,11 @@ class PlannedCluster:
 
     @property
     def doubt(self) -> Doubt:
-        if self.profile is not None:
-            return Doubt(math.exp(Z90 * UNKNOWN))
         held_out = shipped().devices
-        return Doubt(max(1 / held_out.low, held_out.high))
+        compute = _ratio(held_out.low, held_out.high)
+        if self.profile is not None:
+            compute = math.exp(Z90 * UNKNOWN)
+        return Doubt(compute, _ratio(*links_interval()))
 
     def facts(self) -> list[str]:
         """What answers rest on, a sentence each."""
@@ -165,12 +164,17 @@ class PlannedCluster:
             )
         inside = f"{self.device.link.name} of the data sheet"
         links = f"{inside} and fabric {self.fabric_name}" if self.fabric else inside
+        low, high = links_interval()
         return [
             times,
-            f"Links: {links}; a collective known by name only is right to a factor of "
-            f"{LINKS_RATIO:g}.",
-            "Nothing was measured on this cluster; loading of data is taken to be hidden.",
+            f"Links: {links}; measured sums of gradients took {low:.2f} to {high:.2f} of what "
+            "names tell. Loading of data is taken to be hidden.",
         ]
+
+
+def _ratio(low: float, high: float) -> float:
+    """The wider side of an interval round 1."""
+    return max(1 / low, high)
 
 
 def _folder(profile: str) -> Path:
