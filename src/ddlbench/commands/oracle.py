@@ -190,6 +190,8 @@ def oracle() -> None:
 
     CNNs with ParaDL's model; GPTs over tensor x data x pipeline with --workload transformer, which
     best, limits, target, score, calibrate, rows and figure take (add --help for its options).
+    Tables of runs that other people published are told by their columns: score RUNS.csv and
+    calibrate RUNS.csv then predict from data sheets (score RUNS.csv --help), as terms does.
     """
 
 
