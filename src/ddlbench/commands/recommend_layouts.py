@@ -35,7 +35,7 @@ from ddlbench.predict.hardware import Software, System
 from ddlbench.predict.transformer.configurations import load_shape
 from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
 from ddlbench.predict.transformer.decoder_layouts import EQUAL, layouts
-from ddlbench.predict.transformer.decoder_memory import TOO_LARGE
+from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, FITS, TOO_LARGE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,10 +47,12 @@ DEFAULT_SOFTWARE = "nanotron"
 _FEW = 8
 _BILLION = 1e9
 _HEADINGS = (
-    "t x d x p | > ZeRO | recompute /1 | > micro /2 | > predicted | > 90 % | > tokens/s | > memory"
+    "t x d x p | > experts | > ZeRO | > micro /1 | > predicted | > 90 % | > tokens/s | > memory"
     " | fits"
 )
-_MEANINGS = "t x d x p: tensor x data x pipeline. micro: micro-batch x micro-batches of a replica."
+_CUT = "t x d x p: tensor x data x pipeline."
+_MICRO = " micro: micro-batch x micro-batches of a replica; r: recomputes activations."
+_CALLS = {FITS: "fit", TOO_LARGE: "do not", CANNOT_TELL: "cannot be told"}
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,23 @@ def _header(question: LayoutQuestion, geometry: str) -> list[str]:
 
 
 def _layout(rows: Sequence[Any]) -> list[Sequence[str]]:
-    """Tensor x data x pipeline, ZeRO's stage, recomputation, micro-batch x micro-batches."""
+    """Devices, experts, ZeRO's stage, micro-batch x micro-batches."""
+    experts = any(row.expert_parallel > 1 for row in rows)
     return [
         [f"{row.tensor} x {row.data} x {row.pipeline}" for row in rows],
-        [str(row.zero_stage) for row in rows],
-        ["all" if row.recomputation == "full" else "" for row in rows],
-        [f"{row.micro_batch} x {row.micro_batches}" for row in rows],
+        [str(row.expert_parallel) if experts else "" for row in rows],
+        [_zero(row) for row in rows],
+        [f"{row.micro_batch} x {row.micro_batches}{_again(row)}" for row in rows],
     ]
+
+
+def _again(row: Any) -> str:
+    return " r" if row.recomputation == "full" else ""
+
+
+def _zero(row: Any) -> str:
+    """The stage; ``3 / 8`` if groups of eight replicas divide what it divides (HSDP)."""
+    return f"{row.zero_stage} / {row.shards}" if row.shards else str(row.zero_stage)
 
 
 def _columns(rows: Sequence[Any]) -> list[Sequence[str]]:
@@ -177,12 +189,12 @@ def _one_lines(question: LayoutQuestion, answer: LayoutAnswer) -> list[str]:
     lines = _header(question, answer.geometry)
     lines += ranking(_HEADINGS, zip(*columns, strict=True), equal if len(equal) > 1 else ())
     counts = answer.rows["fits"].value_counts()
-    told = ", ".join(f"{count} {word}" for word, count in counts.items())
+    told = ", ".join(f"{counts[call]} {word}" for call, word in _CALLS.items() if call in counts)
     lines += paragraph(
-        f"{counted(len(rows), 'layout')}: {told}. {len(equal)} within {EQUAL:.0%} of the first are "
-        "equally good."
+        f"{counted(len(rows), 'layout')}: {told}. All within {EQUAL:.0%} of the first are equally "
+        f"good: {len(equal)}."
     )
-    return lines + paragraph(_MEANINGS) + _facts(question, [answer])
+    return lines + paragraph(_CUT + _MICRO) + _facts(question, [answer])
 
 
 def _nothing_fits(question: LayoutQuestion, answer: LayoutAnswer) -> list[str]:
@@ -208,7 +220,7 @@ def _all_lines(question: LayoutQuestion, answers: Sequence[LayoutAnswer]) -> lis
         lines
         + table(f"devices | {_HEADINGS}", zip(*columns, strict=True))
         + [
-            *paragraph(_MEANINGS),
+            *paragraph(_CUT),
             *_facts(question, answers),
         ]
     )
