@@ -19,6 +19,7 @@ import click
 from ddlbench.commands import oracle_display as display
 from ddlbench.commands import oracle_transformer_display as transformer_display
 from ddlbench.commands.oracle_read import read_command
+from ddlbench.commands.oracle_roofline import roofline_command
 from ddlbench.commands.oracle_runs import is_published, published, terms_command
 from ddlbench.commands.plan import with_matrix
 from ddlbench.common.document import whole_file
@@ -196,6 +197,7 @@ def oracle() -> None:
 
 transformers = oracle.transformers
 oracle.add_command(terms_command)
+oracle.add_command(roofline_command)
 oracle.add_command(read_command)
 
 

@@ -31,7 +31,6 @@ from ddlbench.predict.prediction import (
     predictor_of,
 )
 from ddlbench.predict.ranking import prediction_interval_s, rank
-from ddlbench.report.choice_tables import choice_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -342,6 +341,8 @@ def accuracy_lines(
             + ("" if every_row else "The best predictor is known after the fact. ")
             + (_FLOOR if rows["noise_floor"].notna().any() else _NO_FLOOR)
         )
+    from ddlbench.report.choice_tables import choice_lines  # noqa: PLC0415 - slow: matplotlib
+
     lines += choice_lines(tables.table_8_1, tables.table_8_2, every_row=every_row)
     pointer = f"{tables_dir(site, experiment)}/accuracy.csv"
     without = int((frame["n"] == 0).sum())

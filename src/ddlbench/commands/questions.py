@@ -134,19 +134,22 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
         if not given[name] and not (name == "batch_size" and given.get("batch_per_device")):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
-    questions = [
-        _question(given, text, experiment, site)
-        for text in dict.fromkeys(part.strip() for part in given["geometry"].split(","))
-    ]
+    questions = [question_of(given, text, experiment, site) for text in geometries(given)]
     for question in questions:
         question.check_names()
         _check_fabric(question, site)
     return Questions(tuple(questions), site, configfile)
 
 
-def _question(
+def geometries(values: dict[str, Any]) -> list[str]:
+    """The parts of ``--geometry``, each once."""
+    return list(dict.fromkeys(part.strip() for part in values["geometry"].split(",")))
+
+
+def question_of(
     values: dict[str, Any], geometry: str, experiment: Experiment | None, site: Site
 ) -> Question:
+    """The question of one geometry; ``values`` are those of the options."""
     nodes, devices_per_node = parse_geometry(geometry, "--geometry")
     settings = {field: values[name] for name, field in _SETTINGS.items() if values[name]}
     return Question(

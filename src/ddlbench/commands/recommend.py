@@ -19,6 +19,8 @@ from ddlbench.commands.questions import (
     measured_cell,
     questions_of,
 )
+from ddlbench.commands.recommend_layouts import layout_answers
+from ddlbench.commands.recommend_planned import PlannedQuestions, planned_questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -33,6 +35,7 @@ from ddlbench.common.screen import (
 )
 from ddlbench.common.screen import ranking as ranking_table
 from ddlbench.common.statistics import BYTES, HOURS, TIMES
+from ddlbench.experiment.registry import known
 from ddlbench.experiment.site import making_command
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.advice import Advice, advise, answer_dict, batch_hint, chance_text, range_text
@@ -40,6 +43,7 @@ from ddlbench.predict.largest_batch import Size, sizes_advice, sizes_dict
 from ddlbench.predict.prediction import DEFAULT_RECOMMENDER
 from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked
+from ddlbench.predict.transformer.configurations import is_shape
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
@@ -68,8 +72,19 @@ if TYPE_CHECKING:
     help="Memory of one device, where profile and site do not say it.",
 )
 @click.option("--why", is_flag=True, help="Also the parts of a step, and every reason in full.")
+@click.option(
+    "--hardware",
+    help="A device of config/hardware in place of a site; --fabric is of config/fabrics then.",
+)
+@click.option("--profile", help="Times of one device of config/accelerators; with --hardware.")
+@click.option(
+    "--software", help="What trains a transformer's shape; with --hardware.  [default: nanotron]"
+)
 def recommend(
     *,
+    hardware: str | None,
+    profile: str | None,
+    software: str | None,
     recommender: str,
     measure: int | None,
     budget_device_hours: float | None,
@@ -81,7 +96,9 @@ def recommend(
 ) -> None:
     """Rank the strategies for a network on so many devices.
 
-    Several geometries, as 1x2,1x4,2x4, are compared with each other.
+    Several geometries, as 1x2,1x4,2x4, are compared with each other. With --hardware the answer
+    rests on data sheets, and needs nothing measured; the network may also be a transformer's shape
+    (gpt-7b, llama-8b, ...) then, whose layouts are ranked.
     """
     if budget_device_hours is not None and measure is None:
         raise ConfigError("--budget-device-hours limits what --measure K measures; give K, too")
@@ -89,7 +106,19 @@ def recommend(
         raise ConfigError(
             f"--measure goes by measurements, --recommender {recommender} does not; leave one out"
         )
-    questions = questions_of(options)
+    network = options["network"]
+    if hardware is None:
+        if given := next((n for n, v in (("profile", profile), ("software", software)) if v), None):
+            raise ConfigError(f"--{given} goes with --hardware; write that, too, or leave it out")
+        questions = questions_of(options)
+    elif measure is not None:
+        raise ConfigError("--measure needs a site, --hardware is none; leave one out")
+    elif network and (software or _is_decoder(network, options["dataset"])):
+        values, lines = layout_answers(options, hardware, software)
+        show(values, lines, as_json=as_json)
+        return
+    else:
+        questions = planned_questions_of(options, hardware, profile)
     fixed = {
         "recommender": recommender,
         "allow_stale": allow_stale,
@@ -101,6 +130,13 @@ def recommend(
         _compare_sizes(questions, fixed, as_json=as_json)
         return
     _answer(questions, fixed, measure, budget_device_hours, as_json=as_json, why=why)
+
+
+def _is_decoder(network: str, dataset: str | None) -> bool:
+    """Whether a name is a shape's, or nothing else that could be trained without a dataset."""
+    return is_shape(network) or (
+        dataset is None and network not in known("ddlbench.networks") and ":" not in network
+    )
 
 
 def _answer(
@@ -127,6 +163,8 @@ def _answer(
     if missing := here.inputs.missing(cells[0]) if cells else ():
         command = making_command(questions.site.name, missing)
         lines += paragraph(f"Make what is missing with: {command}")
+    if isinstance(questions, PlannedQuestions):
+        lines += questions.lines()
     show(answer_dict(question, ranking, advice), lines, as_json=as_json)
 
 
@@ -161,6 +199,9 @@ def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool
 
     sizes = [answered(q) for q in sorted(questions.each, key=lambda q: (q.devices, q.nodes))]
     values = sizes_dict(sizes)
+    if isinstance(questions, PlannedQuestions):
+        show(values, [*sizes_lines(sizes, here), *questions.lines()], as_json=as_json)
+        return
     path = choice_file(questions.site.name, case_id(sizes[-1].question)).with_name("sizes.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     _draw("sizes", path, values)

@@ -141,7 +141,7 @@ def _tied(
         return []
     text = f"These may be faster: {', '.join(_with_speedup(ranking, c) for c in others)}"
     unknown = [c for c in (best, *others) if c.basis == "predicted" and not c.beyond]
-    if not unknown or not known.by_runs:
+    if not unknown or not known.by_runs or known.spread_of is not None:
         return [f"{text}."]
     return [f"{text}; --measure {len(unknown)} would tell."]
 

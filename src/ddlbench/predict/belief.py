@@ -45,8 +45,8 @@ import numpy as np
 
 Basis = Literal["measured", "predicted"]
 
-_Z90 = 1.645  # 90 % of a normal distribution lie within so many standard deviations
-_UNKNOWN = 0.2  # spread of a prediction of which nothing is known
+Z90 = 1.645  # 90 % of a normal distribution lie within so many standard deviations
+UNKNOWN = 0.2  # spread of a prediction of which nothing is known
 _RUN = 0.05  # spread of one run
 _PRIOR_RUNS = 2
 _FEWEST_ERRORS = 3
@@ -72,7 +72,7 @@ class Belief:
     @property
     def interval_s(self) -> tuple[float, float]:
         """Holds the step in 90 % of cases."""
-        ratio = math.exp(_Z90 * self.spread)
+        ratio = math.exp(Z90 * self.spread)
         return self.step_s / ratio, self.step_s * ratio
 
 
@@ -93,9 +93,9 @@ def from_prediction(step_s: float, ratio: float | None, errors: Sequence[float])
         ratio: of its 90 % interval, if it was calibrated.
         errors: signed, relative, of such predictions here; fewer than three only widen it.
     """
-    spread = _UNKNOWN
+    spread = UNKNOWN
     if ratio is not None:
-        spread = math.log(ratio) / _Z90
+        spread = math.log(ratio) / Z90
     elif errors:
         typical = math.sqrt(fmean(math.log1p(error) ** 2 for error in errors))
         # One or two errors may show that a prediction is bad, not that it is good.

@@ -17,6 +17,7 @@ one device over the highest speed-up that the cell can reach
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -72,6 +73,8 @@ class Knowledge:
         device_memory_bytes: memory of one device; None takes that of the profile or the site.
         allow_stale: strategies whose updates use gradients of older weights are candidates, too.
         departures: its measured cells that do not train as one device does.
+        spread_of: standard deviation of the logarithm of a predicted step, where the machine need
+            not exist; what is installed here does not matter then. None for a site.
     """
 
     site: Site
@@ -82,6 +85,7 @@ class Knowledge:
     device_memory_bytes: float | None = None
     allow_stale: bool = False
     departures: tuple[Departure, ...] = ()
+    spread_of: Callable[[Prediction], float] | None = None
 
     @property
     def by_runs(self) -> bool:
@@ -198,6 +202,8 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
     strategy = strategy_of(cell.strategy, site.accelerator)
     candidate = Candidate(cell, strategy.label)
     reason = why_unsupported(cell, site)
+    if known.spread_of is not None and code_of(reason or "") == "package_missing":
+        reason = None
     if reason is not None and site.scales:
         larger = site.grown_to(cell)
         beyond = "" if larger == site else str(site.supports(cell) or "")
@@ -264,6 +270,8 @@ def _with_prediction(
         constants.ratio if constants else None,
         known.errors.get((prediction.predictor, strategy), ()),
     )
+    if known.spread_of is not None:
+        expected = replace(expected, spread=known.spread_of(prediction))
     room = room_of(workload, plan, prediction.memory_bytes, known.site, known.device_memory_bytes)
     reason = ""
     if room is not None and room.fits is False:

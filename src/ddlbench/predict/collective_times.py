@@ -31,7 +31,7 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.predict.hardware import Described, DeviceSheet, Fabric, System
-from ddlbench.predict.measured_steps import Array, Constant, HeldOut, check_columns, fit, refuse
+from ddlbench.predict.platforms import Array, Constant, HeldOut, check_columns, fit, refuse
 from ddlbench.predict.run_tables import ScoreQuestion
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]

@@ -35,7 +35,7 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.measured_steps import Array, Fit, check_columns, fit, refuse
+from ddlbench.predict.platforms import Array, Fit, check_columns, fit, refuse
 from ddlbench.predict.run_tables import ScoreQuestion
 
 PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "mlperf_resnet50.csv")))

@@ -209,10 +209,11 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates of a question, best first."""
+    """The candidates of a question, best first; of a machine that need not exist if ``planned``."""
 
     recommender: str
     candidates: tuple[Candidate, ...]
+    planned: bool = False
 
     @cached_property
     def ranked(self) -> tuple[Candidate, ...]:
@@ -242,9 +243,15 @@ class Ranking:
             return (best,)
         return tuple(c for c in self.ranked if c is best or c.chance_to_win >= TIE)
 
+    @cached_property
+    def reference(self) -> Candidate | None:
+        """One device, which speed-ups are ratios to; of a planned cluster also a too small one."""
+        base = next((c for c in self.candidates if c.strategy == BASE), None)
+        return base if self.planned and base and base.code == "too_large" else self.base
+
     def speedup(self, candidate: Candidate) -> Speedup | None:
         """Its speed-up over one device, measured if both were, else predicted; None if unknown."""
-        base = self.base
+        base = self.reference
         if base is None:
             return None
         if candidate.basis == base.basis == "measured":
@@ -283,17 +290,24 @@ class Ranking:
         return replace(self, candidates=tuple(_ordered(left)))
 
 
-def rank(candidates: Sequence[Candidate], recommender: str, *, by_rule: bool = False) -> Ranking:
+def rank(
+    candidates: Sequence[Candidate],
+    recommender: str,
+    *,
+    by_rule: bool = False,
+    planned: bool = False,
+) -> Ranking:
     """Rank the candidates of one question.
 
     Args:
         candidates: in any order; sequential training, if it is among them, is the base.
         recommender: its name.
         by_rule: Horovod goes first, or GPipe where Horovod cannot; without chances.
+        planned: the machine need not exist.
     """
     base = next((c for c in candidates if c.strategy == BASE), None)
     ordered = _ordered(_with_siblings([c.limited(base) for c in candidates]))
-    return Ranking(recommender, tuple(_by_the_rule(ordered) if by_rule else ordered))
+    return Ranking(recommender, tuple(_by_the_rule(ordered) if by_rule else ordered), planned)
 
 
 def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:

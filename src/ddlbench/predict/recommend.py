@@ -73,7 +73,12 @@ def recommend(question: Question, known_here: Knowledge) -> Ranking:
     candidates = [_candidate(question, name, known_here) for name in known("ddlbench.strategies")]
     if not any(c.belief for c in candidates):
         known_here.inputs.check([candidate.cell for candidate in candidates])
-    return rank(candidates, known_here.recommender, by_rule=known_here.recommender == UNLESS_OOM)
+    return rank(
+        candidates,
+        known_here.recommender,
+        by_rule=known_here.recommender == UNLESS_OOM,
+        planned=known_here.spread_of is not None,
+    )
 
 
 def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Candidate:

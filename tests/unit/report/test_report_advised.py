@@ -81,7 +81,7 @@ def test_a_panel_an_answer_and_six_at_most():
     answers = [vgg(batch_size=16 * place) for place in range(1, 9)]
     figure, plotted, said = drawn(draw_choice, answers_dict("local", answers[:2]))
     assert len(figure.axes) == 2
-    assert "VGG-11, MNIST, 1x2, 32 samples a step" in said
+    assert "VGG-11, MNIST, 1x2, batch 32" in said
     assert footer(figure) == "2 cases. Bold: recommended. Site local."
     assert plotted["case"].nunique() == 2
     figure, plotted, _ = drawn(draw_choice, answers_dict("local", answers))

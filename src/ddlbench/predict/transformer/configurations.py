@@ -306,16 +306,22 @@ class Shape(Form):
         return {**given, "vocabulary": padded}
 
 
+_ANSWERS = ("gated", "tied_embedding")
+
+
 @cache
 def published_shapes() -> dict[str, Shape]:
     """Shapes by name (shapes.csv)."""
     path = Path(str(files("ddlbench.predict.transformer").joinpath("shapes.csv")))
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    counts: dict[str, dict[str, Any]] = {
-        row["name"]: {name: int(row[name]) for name in _GPT} for row in rows
-    }
-    return {name: Shape(**given) for name, given in counts.items()}
+    return {row.pop("name"): Shape(**_counts(row)) for row in rows}
+
+
+def _counts(row: Mapping[str, str]) -> dict[str, Any]:
+    """Values of a row; what it leaves empty has its default."""
+    given = {name: int(text) for name, text in row.items() if name != "source" and text}
+    return {name: bool(n) if name in _ANSWERS else n for name, n in given.items()}
 
 
 def is_shape(name: str) -> bool:

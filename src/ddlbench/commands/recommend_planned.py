@@ -1,0 +1,95 @@
+"""``ddlbench recommend --hardware``: the same questions of a cluster that nobody has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ddlbench.commands.questions import Questions, geometries, question_of
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import paragraph
+from ddlbench.experiment.cell import parse_geometry
+from ddlbench.experiment.paths import enter_project
+from ddlbench.predict.candidate import Knowledge
+from ddlbench.predict.planned_cluster import PlannedCluster, PlannedInputs, batch_ladder
+
+if TYPE_CHECKING:
+    from ddlbench.experiment.site import Site
+    from ddlbench.predict.ranking import Question
+
+_OF_SITES = {"site_name": "--site", "configfile": "--configfile", "threads": "--threads"}
+
+
+@dataclass(frozen=True)
+class PlannedQuestions(Questions):
+    """Questions about hardware; what is known of it comes from its data sheets.
+
+    Args:
+        cluster: the hardware.
+    """
+
+    cluster: PlannedCluster | None = None
+
+    def knowledge(self, **settings: Any) -> Knowledge:
+        """What data sheets say of the questions; ``settings`` are fields of the knowledge."""
+        assert self.cluster is not None
+        batch = self.each[0].batch_size
+        inputs = PlannedInputs(self.cluster, batch_ladder(batch, (q.devices for q in self.each)))
+        known = Knowledge(self.site, inputs, spread_of=self.cluster.doubt.spread)
+        return replace(known, **settings)
+
+    def lines(self) -> list[str]:
+        """What the answers rest on."""
+        assert self.cluster is not None
+        return [line for fact in self.cluster.facts() for line in paragraph(fact)]
+
+
+def planned_questions_of(
+    values: dict[str, Any], hardware: str, profile: str | None
+) -> PlannedQuestions:
+    """The questions that the options of ``recommend`` ask about hardware.
+
+    Args:
+        values: of the options.
+        hardware: name of a device.
+        profile: of one device, in place of the roofline; None for none.
+
+    Raises:
+        ConfigError: something is missing, unknown, or of sites only.
+    """
+    enter_project()
+    refuse_site_options(values)
+    check_given(values)
+    cluster = planned_cluster(values, hardware, profile)
+    here = {**values, "fabric": None}
+    site: Site = cluster.site
+    questions: Sequence[Question] = [
+        question_of(here, text, None, site) for text in geometries(values)
+    ]
+    for question in questions:
+        question.check_names()
+    cluster.device.peak(str(questions[0].all_settings().get("precision", "fp32")))
+    return PlannedQuestions(tuple(questions), site, cluster=cluster)
+
+
+def planned_cluster(
+    values: dict[str, Any], hardware: str, profile: str | None = None
+) -> PlannedCluster:
+    """The cluster that the options describe."""
+    shapes = [parse_geometry(text, "--geometry") for text in geometries(values)]
+    return PlannedCluster.named(hardware, values["fabric"], shapes, profile)
+
+
+def refuse_site_options(values: dict[str, Any]) -> None:
+    """Raise ConfigError for an option that only sites have."""
+    for name, option in _OF_SITES.items():
+        if values.get(name) is not None:
+            raise ConfigError(f"{option} is of measured sites, --hardware of none; leave one out")
+
+
+def check_given(values: dict[str, Any], names: Sequence[str] = ("network", "dataset")) -> None:
+    """Raise ConfigError for an option that is missing."""
+    for name in (*names, "geometry", "batch_size"):
+        if not values.get(name):
+            raise ConfigError(f"--{name.replace('_', '-')} is missing; write it")

@@ -1,0 +1,173 @@
+"""What the blocks of a network do in a forward pass, operation by operation, on no device.
+
+::
+
+    block      kind       operations    items read, written    weights
+    layer1_0   pointwise      25.7 M      0.2 M     0.2 M       16 k
+               norm                0      0.2 M     0.2 M        128
+               ...
+
+Operations run on the device "meta": shapes only. Views cost nothing and are left out. Equal
+operations of a block are one row with their count. ``make tables`` writes those of built-in
+networks to ``planning/layer_table.csv``; others are traced when they are wanted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ddlbench.common.document import csv_text
+from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
+from ddlbench.experiment.registry import pairs
+from ddlbench.networks.factory import skeleton
+from ddlbench.networks.inputs import input_dtype
+from ddlbench.planning.layer_table import LAYER_COLUMNS
+
+_SAMPLES = 2  # batch norm refuses a single value per channel
+_FEW_CHANNELS = 4
+"""Channels of images; a convolution of so few reads an image."""
+_NORMS = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
+_SHAPES_ONLY = ("alias", "view", "detach", "empty", "expand", "reshape", "permute", "transpose")
+
+
+class _Operations(TorchDispatchMode):
+    """Notes every operation that runs: kind, operations, items read and written, weights.
+
+    Args:
+        network: whose weights are known by their storage.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self._weights = {_storage(tensor) for tensor in network.parameters()}
+        self._weights |= {_storage(tensor) for tensor in network.buffers()}
+        self.rows: list[tuple[str, int, int, int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        if func.is_view or packet.__name__.startswith(_SHAPES_ONLY):
+            return outputs
+        given = list(_tensors((args, kwargs or {})))
+        made = list(_tensors(outputs))
+        if max((one.numel() for one in made), default=0) < _SAMPLES:  # counters, random states
+            return outputs
+        weights = [one for one in given if _storage(one) in self._weights]
+        passing = [one for one in given if _storage(one) not in self._weights]
+        count = flop_registry.get(packet)
+        operations = count(*args, **(kwargs or {}), out_val=outputs) if count else 0
+        self.rows.append(
+            (
+                _kind(packet.__name__, args, operations),
+                operations // _SAMPLES,
+                sum(one.numel() for one in passing) // _SAMPLES,
+                max(one.numel() for one in made) // _SAMPLES,
+                sum(one.numel() for one in weights),
+            )
+        )
+        return outputs
+
+
+def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...]]:
+    """Rows of a network on the device "meta", without its name and its dataset's.
+
+    The first row of a block has its tensors, buffers, output and saved bytes; a block that computes
+    nothing has a row of kind "none". Operations and items are of one sample.
+    """
+    passing = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
+    fixed = {_storage(tensor) for tensor in chain(network.parameters(), network.buffers())}
+    found: list[tuple[Any, ...]] = []
+    for name, block in network.named_children():
+        saved: dict[int, int] = {}
+
+        def keep(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
+            if _storage(tensor) not in fixed:
+                saved[_storage(tensor)] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        passing = passing.detach()
+        if passing.is_floating_point() and found:
+            passing.requires_grad_()
+        kept = saved_tensors_hooks(keep, lambda tensor: tensor)
+        with torch.enable_grad(), _Operations(network) as seen, kept:
+            passing = block(passing)
+        held = (passing.nbytes // _SAMPLES, sum(saved.values()) // _SAMPLES)
+        found += _rows_of_block(name, block, seen.rows, held)
+    return found
+
+
+def _rows_of_block(
+    name: str, block: nn.Module, rows: Sequence[tuple[Any, ...]], held: tuple[int, int]
+) -> Iterator[tuple[Any, ...]]:
+    tensors = " ".join(str(one.numel() * 4) for one in block.parameters())
+    buffers = sum(one.numel() * one.element_size() for one in block.buffers())
+    facts: tuple[Any, ...] = (tensors, buffers, *held)
+    for row, times in (Counter(rows) or {("none", 0, 0, 0, 0): 1}).items():
+        yield (name, *row, times, *facts)
+        facts = ("", 0, 0, 0)
+
+
+def table() -> str:
+    """All built-in networks on all datasets, as CSV."""
+    rows = [
+        (name, spec.name, *row)
+        for name, spec in pairs()
+        for row in layer_rows(skeleton(name, spec), spec)
+    ]
+    return csv_text([LAYER_COLUMNS, *rows])
+
+
+def _kind(name: str, args: Sequence[Any], operations: int) -> str:
+    if "convolution" in name:
+        return _convolution(args[1], args[8])
+    if operations:
+        return "linear" if name in ("mm", "addmm") else "attention"
+    if any(word in name for word in _NORMS):
+        return "norm"
+    return "elementwise"
+
+
+def _convolution(weight: Tensor, groups: int) -> str:
+    channels, *window = weight.shape[1:]
+    if groups > 1 and channels == 1:
+        return "depthwise"
+    if channels * groups <= _FEW_CHANNELS:
+        return "first"
+    return "pointwise" if prod(window) == 1 else "spatial"
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict):
+        yield from _tensors(tuple(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def main(network: str, dataset: str) -> None:
+    """Print the rows of a network, for a process that has no torch."""
+    DATASETS.check(dataset)
+    spec = DATASETS[dataset]
+    rows = layer_rows(skeleton(network, spec), spec)
+    print(csv_text([LAYER_COLUMNS, *((network, dataset, *row) for row in rows)]), end="")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,147 @@
+"""What the blocks of a network compute, move and keep, without torch.
+
+``layer_table.csv`` holds those of the built-in networks: one row an operation of a block, or
+several equal ones (``times``). Operations and items are of one sample's forward pass, items of the
+tensors that pass (not of weights). Tensors (bytes of each weight), buffers, output and saved bytes
+are of the block, in its first row, as float32; saved bytes are what autograd keeps of one sample.
+
+======================= ==========================================================================
+kind                    operation
+======================= ==========================================================================
+first                   convolution that reads an image (up to 4 channels)
+pointwise, spatial      convolution of 1 x 1; of a larger window
+depthwise               convolution of a channel a group
+linear                  product of activations and weights
+attention               product of activations and activations
+norm                    batch norm, layer norm, group norm
+elementwise             all else that moves memory: activations, pools, sums, copies
+none                    the block computes nothing
+======================= ==========================================================================
+
+Another network is traced by torch in a process of its own
+(:mod:`ddlbench.networks.operations`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ddlbench.common.errors import ConfigError
+
+LAYER_COLUMNS = (
+    "network", "dataset", "block", "kind", "operations", "read_items", "written_items", "weights",
+    "times", "tensor_bytes", "buffer_bytes", "output_bytes", "saved_bytes",
+)  # fmt: skip
+KINDS = ("first", "pointwise", "spatial", "depthwise", "linear", "attention", "norm", "elementwise")
+_FILE = Path(__file__).with_name("layer_table.csv")
+_TRACED_S = 300
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Equal operations of a block, forward, of one sample.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        operations: of floating point, two a multiplication with its sum.
+        read_items, written_items: of the tensors that pass.
+        weights: values of the weights that it reads.
+        times: how many of them there are.
+    """
+
+    kind: str
+    operations: int
+    read_items: int
+    written_items: int
+    weights: int
+    times: int
+
+
+@dataclass(frozen=True)
+class LayerBlock:
+    """A block and its operations; bytes as float32.
+
+    Args:
+        name: in the network.
+        operations: in forward order, equal ones together.
+        tensor_bytes: of each of its weights.
+        buffer_bytes: of statistics and the like.
+        output_bytes: of one sample.
+        saved_bytes: that autograd keeps of one sample.
+    """
+
+    name: str
+    operations: tuple[Operation, ...]
+    tensor_bytes: tuple[int, ...]
+    buffer_bytes: int
+    output_bytes: int
+    saved_bytes: int
+
+
+def layers_of(network: str, dataset: str) -> tuple[LayerBlock, ...]:
+    """The blocks of a network, in order; one that is not built in is traced.
+
+    Raises:
+        ConfigError: it cannot be built, or not run on shapes alone.
+    """
+    built_in = _table().get((network, dataset))
+    return _traced(network, dataset) if built_in is None else built_in
+
+
+@cache
+def _table() -> Mapping[tuple[str, str], tuple[LayerBlock, ...]]:
+    with _FILE.open(encoding="utf-8", newline="") as file:
+        return _read(csv.DictReader(file))
+
+
+@cache
+def _traced(network: str, dataset: str) -> tuple[LayerBlock, ...]:
+    command = [sys.executable, "-m", "ddlbench.networks.operations", network, dataset]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TRACED_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"network {network}: its operations were not counted within {_TRACED_S} s; profile it "
+            "on a device (--profile)"
+        ) from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        raise ConfigError(
+            f"network {network}: its operations cannot be counted without running it ({last}); "
+            "profile it on a device (--profile)"
+        )
+    return _read(csv.DictReader(io.StringIO(done.stdout)))[network, dataset]
+
+
+def _read(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], tuple[LayerBlock, ...]]:
+    blocks: defaultdict[tuple[str, str], dict[str, list[Mapping[str, str]]]] = defaultdict(dict)
+    for row in rows:
+        blocks[row["network"], row["dataset"]].setdefault(row["block"], []).append(row)
+    return {
+        key: tuple(_block(name, own) for name, own in named.items())
+        for key, named in blocks.items()
+    }
+
+
+def _block(name: str, rows: list[Mapping[str, str]]) -> LayerBlock:
+    first = rows[0]
+    return LayerBlock(
+        name,
+        tuple(
+            Operation(row["kind"], *(int(row[column]) for column in LAYER_COLUMNS[4:9]))
+            for row in rows
+            if row["kind"] != "none"
+        ),
+        tuple(map(int, first["tensor_bytes"].split())),
+        *(int(first[column]) for column in LAYER_COLUMNS[10:]),
+    )

@@ -1,0 +1,375 @@
+"""A cluster that need not exist, as the inputs that rankings read: a site, profiles, links.
+
+::
+
+    hardware   data sheet  --roofline-->  profile of the network      or --profile: of one device
+    fabric     latency, rate  --------->  links
+    geometry                ----------->  site
+
+Nothing is read from results or written there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import project_root
+from ddlbench.experiment.profile import InvalidProfile, ProfileKey
+from ddlbench.experiment.site import Site
+from ddlbench.planning.device_folder import read_device
+from ddlbench.planning.device_table import DeviceTable, read_table
+from ddlbench.planning.layer_table import layers_of
+from ddlbench.planning.workload import Block, Workload
+from ddlbench.predict.belief import UNKNOWN, Z90
+from ddlbench.predict.hardware import DeviceSheet, Fabric, System
+from ddlbench.predict.inputs import Inputs
+from ddlbench.predict.links import LinkTable
+from ddlbench.predict.planned_links import PlannedLinks, links_interval
+from ddlbench.predict.prediction import Prediction
+from ddlbench.predict.roofline import ITEM_BYTES, Layers, passes_s, shipped, update_s
+from ddlbench.predict.transformer.decoder_memory import RESERVED_BYTES
+
+_FLOAT32_BYTES = 4
+_MOST_SIZES = 64
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """How wrong predictions of an unmeasured cluster are.
+
+    Args:
+        compute: ratio of both ends of the 90 % interval to the middle, of one device's step.
+        links: the same of messages.
+    """
+
+    compute: float
+    links: float
+
+    def spread(self, prediction: Prediction) -> float:
+        """Standard deviation of the logarithm of a step; both errors are independent."""
+        waits = prediction.exposed_communication_s / prediction.step_s
+        return math.hypot((1 - waits) * math.log(self.compute), waits * math.log(self.links)) / Z90
+
+
+@dataclass(frozen=True)
+class PlannedCluster:
+    """The question's hardware.
+
+    Args:
+        hardware: name of its data sheet.
+        device: the data sheet.
+        fabric_name: of the fabric between nodes; empty for one node.
+        fabric: the same, read.
+        nodes, devices_per_node: of the largest geometry.
+        profile: folder of a device whose times replace the roofline's; None for none.
+    """
+
+    hardware: str
+    device: DeviceSheet
+    fabric_name: str
+    fabric: Fabric | None
+    nodes: int
+    devices_per_node: int
+    profile: Path | None = None
+
+    @classmethod
+    def named(
+        cls,
+        hardware: str,
+        fabric: str | None,
+        geometries: Iterable[tuple[int, int]],
+        profile: str | None = None,
+    ) -> PlannedCluster:
+        """Read the files of the names.
+
+        Args:
+            hardware: name in ``config/hardware``, another name of such a device, or a file.
+            fabric: name in ``config/fabrics``, or a file.
+            geometries: nodes and devices per node of each.
+            profile: name in ``config/accelerators``, or a folder.
+
+        Raises:
+            ConfigError: there is no such file, or several nodes have no fabric.
+        """
+        device = DeviceSheet.called(hardware) or DeviceSheet.load(hardware)
+        shapes = list(geometries)
+        nodes = max(nodes for nodes, _ in shapes)
+        if nodes > 1 and fabric is None:
+            raise ConfigError(
+                f"--geometry has {nodes} nodes, and --fabric does not say what links them; "
+                f"write one of {', '.join(Fabric.names())}"
+            )
+        network = None if fabric is None or nodes == 1 else Fabric.load(fabric)
+        folder = None if profile is None else _folder(profile)
+        return cls(
+            Path(hardware).stem,
+            device,
+            Path(fabric).stem if network and fabric else "",
+            network,
+            nodes,
+            max(devices for _, devices in shapes),
+            folder,
+        )
+
+    @property
+    def name(self) -> str:
+        return f"{self.hardware}-{self.fabric_name}" if self.fabric_name else self.hardware
+
+    @property
+    def site(self) -> Site:
+        """A site of that many such devices; nothing is started there."""
+        return Site(
+            name=self.name,
+            description=self.device.description,
+            device="cuda",
+            launcher="slurm",
+            nodes=self.nodes,
+            devices_per_node=self.devices_per_node,
+        )
+
+    @property
+    def system(self) -> System:
+        return System(self.device, self.fabric, self.nodes, self.devices_per_node)
+
+    @property
+    def doubt(self) -> Doubt:
+        held_out = shipped().devices
+        compute = _ratio(held_out.low, held_out.high)
+        if self.profile is not None:
+            compute = math.exp(Z90 * UNKNOWN)
+        return Doubt(compute, _ratio(*links_interval()))
+
+    def facts(self) -> list[str]:
+        """What answers rest on, a sentence each."""
+        held_out = shipped().devices
+        if self.profile is None:
+            times = (
+                "Block times: a roofline of each layer by the data sheet of "
+                f"{self.device.description}; measured steps were {held_out.low:.2f} to "
+                f"{held_out.high:.2f} of it on {held_out.source}."
+            )
+        else:
+            times = (
+                f"Block times: profile of one device, {self.profile.name} "
+                f"({read_device(self.profile).description})."
+            )
+        inside = f"{self.device.link.name} of the data sheet"
+        links = f"{inside} and fabric {self.fabric_name}" if self.fabric else inside
+        low, high = links_interval()
+        return [
+            times,
+            f"Links: {links}; measured sums of gradients took {low:.2f} to {high:.2f} of what "
+            "names tell. Loading of data is taken to be hidden.",
+        ]
+
+
+def _ratio(low: float, high: float) -> float:
+    """The wider side of an interval round 1."""
+    return max(1 / low, high)
+
+
+def _folder(profile: str) -> Path:
+    known = sorted((project_root() / "config" / "accelerators").glob("*/device.yaml"))
+    named = {path.parent.name: path.parent for path in known}
+    folder = named.get(profile, Path(profile))
+    if not (folder / "device.yaml").is_file():
+        raise ConfigError(
+            f"--profile {profile!r} is no folder of a device; write one of {', '.join(named)}, or "
+            "a folder that `ddlbench accelerator` has made"
+        )
+    return folder
+
+
+class PlannedInputs(Inputs):
+    """Profiles and links of a planned cluster.
+
+    Args:
+        cluster: what is planned.
+        batch_sizes: samples that devices may get: the batch and its parts.
+    """
+
+    def __init__(self, cluster: PlannedCluster, batch_sizes: Iterable[int]) -> None:
+        super().__init__(cluster.name, calibrated=False)
+        self._cluster = cluster
+        self._batch_sizes = sorted(set(batch_sizes))
+
+    def missing(self, cell: Cell) -> list[Path]:
+        """None: all is computed."""
+        return []
+
+    def links(self, cell: Cell) -> LinkTable:
+        """Those of the data sheets, whatever the fabric."""
+        return self._links_of_sheets
+
+    @cached_property
+    def _links_of_sheets(self) -> PlannedLinks:
+        return PlannedLinks(self._cluster.system)
+
+    def _workload(self, key: ProfileKey) -> Workload:
+        if self._cluster.profile is None:
+            made = roofline_profile(self._cluster.device, key, self._batch_sizes)
+        else:
+            made = self._of_device(self._cluster.profile, key)
+        return Workload(made, f"profile of {key.network} on {self._cluster.hardware}")
+
+    def _of_device(self, folder: Path, key: ProfileKey) -> dict[str, Any]:
+        precision = read_device(folder).precision
+        if key.precision != precision:
+            raise InvalidProfile(
+                f"profile {folder.name} was timed in {precision}, not {key.precision}; write "
+                f"--precision {precision}"
+            )
+        path = folder / key.dataset / f"{key.network}.csv"
+        if not path.is_file():
+            raise InvalidProfile(
+                f"profile {folder.name} has no {key.network} on {key.dataset}; leave --profile out"
+            )
+        return table_profile(self._cluster.device, key, read_table(path, key.dataset))
+
+
+def batch_ladder(batch_size: int, devices: Iterable[int]) -> set[int]:
+    """Samples of a pass that strategies may ask for: shares of a batch, and halves of them."""
+    sizes = {1, batch_size}
+    for count in devices:
+        for parts in range(1, count + 1):
+            if count % parts == 0 and batch_size % parts == 0:
+                sizes.add(batch_size // parts)
+    halves = {size >> times for size in sizes for times in range(size.bit_length())}
+    return sizes | set(sorted(halves - sizes)[:_MOST_SIZES])
+
+
+def roofline_profile(
+    device: DeviceSheet, key: ProfileKey, batch_sizes: Iterable[int]
+) -> dict[str, Any]:
+    """A profile as profile.json holds it, by the roofline.
+
+    Args:
+        device: data sheet.
+        key: network, dataset, precision.
+        batch_sizes: ascending.
+
+    Raises:
+        ConfigError: the device has no such precision, or the network cannot be counted.
+    """
+    device.peak(key.precision)
+    constants = shipped()
+    blocks = layers_of(key.network, key.dataset)
+    layers = Layers.of(blocks)
+    sizes = list(batch_sizes)
+    passes = {size: passes_s(layers, device, key.precision, size, constants) for size in sizes}
+    shrunk = ITEM_BYTES[key.precision] / _FLOAT32_BYTES  # of activations; weights stay float32
+    entering = float(DATASETS[key.dataset].input_bytes)
+    entries = []
+    for place, block in enumerate(blocks):
+        output_bytes = block.output_bytes * shrunk
+        entries.append(
+            {
+                "block": place,
+                "name": block.name,
+                "parameter_bytes": sum(block.tensor_bytes),
+                "buffer_bytes": block.buffer_bytes,
+                "input_bytes_per_sample": entering,
+                "output_bytes_per_sample": output_bytes,
+                "saved_bytes_per_sample": block.saved_bytes * shrunk,
+                "forward": _times((size, passes[size][0][place]) for size in sizes),
+                "backward": _times((size, passes[size][1][place]) for size in sizes),
+            }
+        )
+        entering = output_bytes
+    tensors = [block.tensor_bytes for block in blocks]
+    backward_s = passes[sizes[-1]][1]
+    return _profile(device, key, entries, _ready(tensors, backward_s), sizes)
+
+
+def table_profile(device: DeviceSheet, key: ProfileKey, table: DeviceTable) -> dict[str, Any]:
+    """The same of a device's table (:mod:`ddlbench.planning.device_table`)."""
+    sizes = list(table.batch_sizes)
+    entries = [_of_table(place, block, sizes) for place, block in enumerate(table.blocks)]
+    tensors = [tuple(own.values()) for own in table.parameters]
+    backward_s = [block.backward.at(sizes[-1]) for block in table.blocks]
+    return _profile(device, key, entries, _ready(tensors, backward_s), sizes)
+
+
+def _of_table(place: int, block: Block, sizes: list[int]) -> dict[str, Any]:
+    return {
+        "block": place,
+        "name": block.name,
+        "parameter_bytes": block.parameter_bytes,
+        "buffer_bytes": block.buffer_bytes,
+        "input_bytes_per_sample": block.input_bytes,
+        "output_bytes_per_sample": block.output_bytes,
+        "saved_bytes_per_sample": block.saved_bytes,
+        "forward": _times((size, block.forward.at(size)) for size in sizes),
+        "backward": _times((size, block.backward.at(size)) for size in sizes),
+    }
+
+
+def _times(points: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
+    return [{"batch_size": size, "time_s": float(s), "interval_s": None} for size, s in points]
+
+
+def _ready(tensors: list[tuple[int, ...]], backward_s: Iterable[float]) -> list[dict[str, Any]]:
+    """Weights in the order of a backward pass, each ready when its block is done."""
+    done = list(accumulate(reversed(list(backward_s))))
+    whole = done[-1] or 1.0
+    return [
+        {
+            "name": f"{place}.{index}",
+            "block": place,
+            "bytes": size,
+            "ready_fraction": min(1.0, done[len(tensors) - 1 - place] / whole),
+        }
+        for place in reversed(range(len(tensors)))
+        for index, size in reversed(list(enumerate(tensors[place])))
+    ]
+
+
+def _profile(
+    device: DeviceSheet,
+    key: ProfileKey,
+    blocks: list[dict[str, Any]],
+    tensors: list[dict[str, Any]],
+    sizes: list[int],
+) -> dict[str, Any]:
+    weights = sum(block["parameter_bytes"] for block in blocks)
+    optimizer_s = update_s(device, weights, shipped())
+    return {
+        "network": key.network,
+        "dataset": key.dataset,
+        "device_kind": "cuda",
+        "fixed_memory_bytes": RESERVED_BYTES,
+        "device_memory_bytes": round(device.memory_bytes),
+        "blocks": blocks,
+        "layers": [],
+        "tensors": tensors,
+        "node_slowdown": [],
+        "steps": [_step(blocks, place, size, optimizer_s) for place, size in enumerate(sizes)],
+    }
+
+
+def _step(
+    blocks: list[dict[str, Any]], place: int, size: int, optimizer_s: float
+) -> Mapping[str, Any]:
+    forward_s, backward_s = (
+        sum(block[name][place]["time_s"] for block in blocks) for name in ("forward", "backward")
+    )
+    return {
+        "batch_size": size,
+        "count": 1,
+        "step_s": forward_s + backward_s + optimizer_s,
+        "interval_s": None,
+        "load_s": 0.0,
+        "forward_s": forward_s,
+        "backward_s": backward_s,
+        "optimizer_s": optimizer_s,
+        "peak_bytes": None,
+    }

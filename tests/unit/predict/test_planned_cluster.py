@@ -1,0 +1,126 @@
+"""Hardware that nobody measured as profile, links and site."""
+
+import numpy as np
+import pytest
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.profile import ProfileKey
+from ddlbench.planning.network_tables import block_costs
+from ddlbench.planning.workload import Workload
+from ddlbench.predict.candidate import Knowledge
+from ddlbench.predict.collective_times import Groups, seconds
+from ddlbench.predict.hardware import DeviceSheet, Fabric, System
+from ddlbench.predict.planned_cluster import (
+    PlannedCluster,
+    PlannedInputs,
+    batch_ladder,
+    roofline_profile,
+)
+from ddlbench.predict.planned_links import PlannedLinks, library
+from ddlbench.predict.ranking import Question
+from ddlbench.predict.recommend import recommend
+
+H100, NDR = DeviceSheet.load("h100-sxm"), Fabric.load("infiniband-400")
+LINKS = PlannedLinks(System(H100, NDR, 64, 8))
+
+
+def test_sums_are_those_of_the_collectives_module():
+    groups = Groups.of_system(System(H100, NDR, 8, 8))
+    expected = seconds(groups, np.array([1e9]), library())[0]
+    assert LINKS.all_reduce(8, 8, "nccl").time_s(1e9) == pytest.approx(expected)
+    assert expected == pytest.approx(2 * 63 / 64 * 1e9 / (8 * 50e9), rel=0.2)
+
+
+def test_a_switch_that_sums_is_faster_than_a_ring():
+    inside = [LINKS.all_reduce(1, count, None).time_s(1e9) for count in (4, 8)]
+    assert inside[1] < inside[0] * 1.75 / 1.5
+
+
+def test_a_gather_counts_the_part_of_one_rank():
+    gather = LINKS.collective("all_gather", 1, 8, None).time_s(1e8)
+    scatter = LINKS.collective("reduce_scatter", 1, 8, None).time_s(8e8)
+    assert gather == pytest.approx(scatter)
+
+
+def test_hops():
+    within, _ = LINKS.hop("p2p", (0, 0), (0, 5))
+    between, _ = LINKS.hop("p2p", (0, 0), (1, 0))
+    assert within.bandwidth_bytes_per_s == pytest.approx(library().value("ring_share") * 450e9)
+    assert between.bandwidth_bytes_per_s == pytest.approx(library().value("network_share") * 50e9)
+
+
+@pytest.fixture
+def cluster():
+    return PlannedCluster.named("h100-sxm", "infiniband-400", [(1, 8), (8, 8)])
+
+
+def test_the_profile_has_the_blocks_of_the_network():
+    profile = roofline_profile(H100, ProfileKey("imagenet", "resnet50"), [16, 64])
+    workload = Workload(profile)
+    costs = block_costs("resnet50", "imagenet")
+    assert [block.name for block in workload.blocks] == [cost.name for cost in costs]
+    assert workload.parameter_bytes == sum(cost.parameter_bytes for cost in costs)
+    step = workload.step(64)
+    assert step.step_s == pytest.approx(step.forward_s + step.backward_s + step.optimizer_s)
+    ready = [tensor.ready_fraction for tensor in workload.tensors]
+    assert ready == sorted(ready)
+    assert ready[-1] == 1
+
+
+def test_half_precision_halves_activations_not_weights():
+    key = ProfileKey("imagenet", "vgg16", "bf16")
+    half = Workload(roofline_profile(H100, key, [8]))
+    whole = Workload(roofline_profile(H100, ProfileKey("imagenet", "vgg16"), [8]))
+    assert half.parameter_bytes == whole.parameter_bytes
+    saved = [sum(block.saved_bytes for block in one.blocks) for one in (half, whole)]
+    assert saved[0] == saved[1] / 2
+    assert half.step(8).step_s < whole.step(8).step_s
+
+
+def test_a_ladder_has_every_share_and_its_halves():
+    ladder = batch_ladder(96, [8])
+    assert {1, 96, 48, 24, 12} <= ladder
+    assert {6, 3} <= ladder
+
+
+def test_strategies_are_ranked_without_a_file(cluster, tmp_path, monkeypatch):
+    inputs = PlannedInputs(cluster, batch_ladder(4096, [64]))
+    question = Question("resnet50", "imagenet", 8, 8, 4096, {}, {})
+    known = Knowledge(cluster.site, inputs, spread_of=cluster.doubt.spread)
+    assert inputs.missing(question.cell("ddp")) == []
+    ranking = recommend(question, known)
+    ddp = next(c for c in ranking.ranked if c.strategy == "ddp")
+    assert ddp.fits
+    speedup = ranking.speedup(ddp).ratio  # though one device has no room for the whole batch
+    assert 32 < speedup <= 64
+    low, high = ranking.interval_s(ddp)
+    assert low < ddp.predicted_s < high
+    assert high / ddp.predicted_s < 1.6
+
+
+def test_a_profile_of_one_device_replaces_the_roofline():
+    cluster = PlannedCluster.named("v100-sxm-16gb", None, [(1, 4)], "pipedream")
+    cell = Cell(dataset="imagenet", network="vgg16", strategy="sequential", batch_size=128)
+    workload = PlannedInputs(cluster, [128]).workload(cell)
+    assert workload.step(128).forward_s == pytest.approx(0.2339, rel=0.01)
+    assert "profile of one device" in cluster.facts()[0]
+
+
+def test_several_nodes_need_a_fabric():
+    with pytest.raises(ConfigError, match="--fabric does not say"):
+        PlannedCluster.named("h100-sxm", None, [(2, 8)])
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("h100-sxn", None), "did you mean 'h100-sxm'"),
+        (("h100-sxm", "infiniband-40"), "did you mean 'infiniband-400'"),
+        (("h100-sxm", None, "nothing"), "is no folder of a device"),
+    ],
+)
+def test_unknown_names_end_in_one_sentence(names, sentence):
+    hardware, fabric, *profile = names
+    with pytest.raises(ConfigError, match=sentence):
+        PlannedCluster.named(hardware, fabric, [(1 + bool(fabric), 8)], *profile)
