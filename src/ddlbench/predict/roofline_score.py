@@ -7,8 +7,8 @@
 
 PipeDream's release does not name its GPU. Of the three kinds in its paper (V100, Titan X, 1080 Ti)
 only a V100 moves 740 GB/s, as its profile of VGG-16 does in the first ReLU; so it is taken as one.
-Its profile times each layer by itself with the host's wait, ``timed_call_s``, and the first layer
-with the copy of its input.
+Its profile times each layer by itself with the host's wait, ``timed_call_s``. The first layer takes
+several times what its operations tell, perhaps with the copy of its input.
 
 A network is held out of PipeDream's. A device is held out with all of its generation (V100, A100,
 H100) of MLPerf's, whose V100 runs are not PipeDream's: other precision, software and machine.
