@@ -48,7 +48,7 @@ COMMANDS = {
     "Cluster": {
         "init": "Write a site file from what SLURM says of this cluster.",
         "doctor": "Check a site inside a small job, and say what to change.",
-        "interconnect": "Read the output of link tests, and show measured links.",
+        "interconnect": "Read and show measured links, and say whether they are normal.",
         "link": "Emulate slow links between nodes on this machine.",
         "accelerator": "Make a device that sites can emulate, from its measured times.",
     },

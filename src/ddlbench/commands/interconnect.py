@@ -27,7 +27,7 @@ _FILE = click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 
 @click.group()
 def interconnect() -> None:
-    """Read the output of link tests, show measured links, and say whether they are normal."""
+    """Read and show measured links, and say whether they are normal."""
 
 
 interconnect.add_command(compare)

@@ -14,6 +14,7 @@ import click
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import duration_text, paragraph, size_text, table
+from ddlbench.common.statistics import GB
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
@@ -214,4 +215,4 @@ def _lines(answers: Sequence[tuple[Measured, System, list[Judged]]], fabric: str
 
 
 def _rate_text(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:,.0f} GB/s"
+    return GB.text(bytes_per_s, ",.0f") + "/s"
