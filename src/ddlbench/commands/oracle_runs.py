@@ -23,7 +23,7 @@ from ddlbench.predict.run_tables import (
     HoldOut,
     ScoreQuestion,
     kind_of,
-    kind_of_columns,
+    nearest_kind,
     score_file,
 )
 from ddlbench.predict.transformer.decoder_fit import FEW_ROWS, proposals
@@ -54,21 +54,30 @@ HARDWARE = click.option("--hardware", help="Device: its name in config/hardware,
 _SHOWN = ("model", "devices", "tensor", "pipeline", "accelerator")
 _MOST_VALUES = 8
 
+_ONLY_PUBLISHED = {"--geometry", "--kind", "--software", "--hardware", "--fabric"}
+
+_OF_CNNS = "seconds_per_iteration"
+"""A column of every table of the other commands."""
+
 published = click.Group()
 """Commands that stand for those of the same name where a table is of a known kind."""
 
 
 def is_published(name: str | None, arguments: Sequence[str]) -> bool:
-    """Whether a command of :data:`published` answers: by the columns of the first table given."""
+    """Whether a command of :data:`published` answers: by the columns of the first table given.
+
+    Options that only this command has decide, too, so that a table without a column is named.
+    """
     if name not in published.commands:
         return False
-    if "--geometry" in (word.partition("=")[0] for word in arguments):
+    options = {word.partition("=")[0] for word in arguments}
+    if options & _ONLY_PUBLISHED or (name == "score" and "--hold-out" in options):
         return True
-    for word in arguments:
-        path = Path(word)
-        if not word.startswith("-") and path.suffix == ".csv" and path.is_file():
-            return kind_of_columns(list(read_table(path, ()).columns)) is not None
-    return False
+    path = next((Path(word) for word in arguments if Path(word).is_file()), None)
+    if path is None:
+        return False
+    columns = list(read_table(path, ()).columns)
+    return nearest_kind(columns) is not None and _OF_CNNS not in columns
 
 
 def kinds(text: str) -> dict[str, str]:

@@ -9,7 +9,7 @@
      "choice": {"cases": n, "mean_regret": share, "best_of_three_regret": share},
      "by": {name: {value: errors}}}
 
-A part is absent or null where a table has no such column.
+A part is null where a table has no such column.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class ScoreQuestion:
     fabric: str | None = None
 
 
+_PARTS = (
+    "rows", "mean_absolute_error", "median_absolute_error", "within_20_percent",
+    "memory_mean_absolute_error", "memory_median_absolute_error", "fit", "choice", "by",
+)  # fmt: skip
 Scorer = Callable[[pd.DataFrame, ScoreQuestion], dict[str, Any]]
 
 
@@ -68,7 +72,7 @@ class TableKind:
         """Score the table's predictions."""
         module, _, function = self.scorer.partition(":")
         scorer = cast(Scorer, getattr(importlib.import_module(module), function))
-        return scorer(table, question)
+        return dict.fromkeys(_PARTS) | scorer(table, question)
 
 
 _PREDICT = "ddlbench.predict"
@@ -91,11 +95,18 @@ def kind_of(path: Path) -> TableKind:
     Raises:
         ConfigError: it is unreadable, or its columns are of no kind.
     """
-    kind = kind_of_columns(list(read_table(path, ()).columns))
+    columns = list(read_table(path, ()).columns)
+    if kind := kind_of_columns(columns):
+        return kind
+    kind = nearest_kind(columns)
     if kind is None:
-        known = "; ".join(f"{one.name}: {', '.join(one.marks)}" for one in TABLES.values())
+        known = "; ".join(f"{kind.name}: {', '.join(kind.marks)}" for kind in TABLES.values())
         raise ConfigError(f"{path}: its columns are of no known table of runs; marks are {known}")
-    return kind
+    missing = next(name for name in kind.marks if name not in columns)
+    raise ConfigError(
+        f"{path}: column {missing!r} is missing; a table like {kind.name}.csv has "
+        f"{' and '.join(kind.marks)}"
+    )
 
 
 def kind_of_columns(columns: Sequence[str]) -> TableKind | None:
@@ -104,6 +115,11 @@ def kind_of_columns(columns: Sequence[str]) -> TableKind | None:
         if set(kind.marks) <= set(columns):
             return kind
     return None
+
+
+def nearest_kind(columns: Sequence[str]) -> TableKind | None:
+    """The first kind that has a mark among these columns; None if none has any."""
+    return next((kind for kind in TABLES.values() if set(kind.marks) & set(columns)), None)
 
 
 def score_file(path: Path, question: ScoreQuestion) -> dict[str, Any]:
