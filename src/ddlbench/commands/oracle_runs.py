@@ -20,6 +20,7 @@ from ddlbench.predict.hardware import Software
 from ddlbench.predict.platforms import Fit, read_table
 from ddlbench.predict.run_tables import (
     HOLD_OUTS,
+    TABLES,
     HoldOut,
     ScoreQuestion,
     kind_of,
@@ -67,7 +68,10 @@ def is_published(name: str | None, arguments: Sequence[str]) -> bool:
     for word in arguments:
         path = Path(word)
         if not word.startswith("-") and path.suffix == ".csv" and path.is_file():
-            return kind_of_columns(list(read_table(path, ()).columns)) is not None
+            columns = list(read_table(path, ()).columns)
+            return kind_of_columns(columns) is not None or any(
+                mark in columns for kind in TABLES.values() for mark in kind.marks
+            )
     return False
 
 

@@ -95,7 +95,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     Raises:
         ConfigError: a value of the table or of the question is wrong.
     """
-    runs = training_runs(table, question)
+    runs = training_runs(table, question, question.where)
     known = shipped(origin_name(runs))
     filters = _checked(question.kind)
     compared = replace(runs, step_s=cleaned_s(runs, known))
