@@ -136,3 +136,11 @@ def test_a_missing_mark_is_named(tmp_path):
     pd.read_csv(FOUNDRY).drop(columns="sharding").to_csv(path, index=False)
     with pytest.raises(ConfigError, match="runs.csv: column 'sharding' is missing"):
         run("score", path)
+
+
+@pytest.mark.parametrize(("chosen", "rows"), [("status == 'failed'", 0), ("step_s > 0", 1)])
+def test_own_rows_need_rows_with_a_step(chosen, rows, tmp_path):
+    path = tmp_path / "runs.csv"
+    playbook(400).query(chosen)[: rows or 20].to_csv(path, index=False)
+    with pytest.raises(ConfigError, match=f"has {rows} rows with a step; give 2 or more"):
+        run("score", path, "--kind", "own_rows=3")

@@ -331,6 +331,10 @@ def _of_own_rows(runs: TrainingRuns, software: Software, count: int) -> dict[str
     if not 1 <= count <= FEW_ROWS:
         raise ConfigError(f"--kind own_rows={count}; write 1 to {FEW_ROWS}")
     runs = runs.take(runs.timed)
+    if len(runs) < 2:
+        raise ConfigError(
+            f"--kind own_rows={count} has {len(runs)} rows with a step; give 2 or more"
+        )
     priors = with_priors(software)
     random, errors = np.random.default_rng(0), []
     for _ in range(DRAWS):
