@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from ddlbench.predict.ranking import Question
 
 _OF_SITES = {"site_name": "--site", "configfile": "--configfile", "threads": "--threads"}
-_OF_NETWORKS = ("profile", "allow_stale", "device_memory_bytes", "options")
+_OF_NETWORKS = {
+    "profile": "--profile",
+    "allow_stale": "--allow-stale",
+    "device_memory_bytes": "--device-memory-bytes",
+    "options": "--option",
+}
 SHAPES_PRECISION = "bf16"
 """Of steps that software of transformers was fitted to."""
 
@@ -97,10 +102,9 @@ def refuse_options_of_networks(values: dict[str, Any]) -> None:
         raise ConfigError(
             f"--precision {values['precision']}: shapes are counted in {SHAPES_PRECISION} only"
         )
-    for name in _OF_NETWORKS:
+    for name, option in _OF_NETWORKS.items():
         if values.get(name):
-            option = name.rstrip("s").replace("_", "-")
-            raise ConfigError(f"--{option} decides nothing of a transformer's shape; leave it out")
+            raise ConfigError(f"{option} decides nothing of a transformer's shape; leave it out")
 
 
 def check_given(values: dict[str, Any], names: Sequence[str] = ("network", "dataset")) -> None:
