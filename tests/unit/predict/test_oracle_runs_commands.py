@@ -9,6 +9,7 @@ import yaml
 from click.testing import CliRunner
 from decoder_factory import playbook
 
+from ddlbench.commands.interconnect import interconnect
 from ddlbench.commands.oracle import oracle
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict import collective_times, horovod_scaling
@@ -144,3 +145,18 @@ def test_own_rows_need_rows_with_a_step(chosen, rows, tmp_path):
     playbook(400).query(chosen)[: rows or 20].to_csv(path, index=False)
     with pytest.raises(ConfigError, match=f"has {rows} rows with a step; give 2 or more"):
         run("score", path, "--kind", "own_rows=3")
+
+
+def test_a_sweep_of_one_rank_is_refused(tmp_path):
+    path = tmp_path / "sweep.txt"
+    path.write_text(
+        "# nThread 1 nGpus 1 minBytes 8 maxBytes 8\n"
+        "# Rank  0 Group  0 Pid  1 on host0 device  0 [0x00] NVIDIA H100 80GB HBM3\n"
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+        "    33554432       8388608     float     sum      -1    200.1  167.69  0.00      0"
+        "    199.1  168.53  0.00      0\n"
+    )
+    words = ["compare", str(path), "--operation", "all_reduce", "--hardware", "h100-sxm"]
+    result = CliRunner().invoke(interconnect, words)
+    assert isinstance(result.exception, ConfigError)
+    assert "one rank sends nothing" in str(result.exception)
