@@ -114,6 +114,8 @@ def _read(
                 f"{path}: {test.ranks} ranks are not {count} nodes of {devices} devices; give "
                 "--nodes and --devices-per-node as they were"
             )
+        if count * devices < 2:
+            raise ConfigError(f"{path}: one rank sends nothing; give a test of two or more")
         swept = Measured(
             test.operation,
             count,

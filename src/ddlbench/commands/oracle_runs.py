@@ -20,10 +20,11 @@ from ddlbench.predict.hardware import Software
 from ddlbench.predict.platforms import Fit, read_table
 from ddlbench.predict.run_tables import (
     HOLD_OUTS,
+    TABLES,
     HoldOut,
     ScoreQuestion,
     kind_of,
-    nearest_kind,
+    kind_of_columns,
     score_file,
 )
 from ddlbench.predict.transformer.decoder_fit import FEW_ROWS, proposals
@@ -54,30 +55,24 @@ HARDWARE = click.option("--hardware", help="Device: its name in config/hardware,
 _SHOWN = ("model", "devices", "tensor", "pipeline", "accelerator")
 _MOST_VALUES = 8
 
-_ONLY_PUBLISHED = {"--geometry", "--kind", "--software", "--hardware", "--fabric"}
-
-_OF_CNNS = "seconds_per_iteration"
-"""A column of every table of the other commands."""
-
 published = click.Group()
 """Commands that stand for those of the same name where a table is of a known kind."""
 
 
 def is_published(name: str | None, arguments: Sequence[str]) -> bool:
-    """Whether a command of :data:`published` answers: by the columns of the first table given.
-
-    Options that only this command has decide, too, so that a table without a column is named.
-    """
+    """Whether a command of :data:`published` answers: by the columns of the first table given."""
     if name not in published.commands:
         return False
-    options = {word.partition("=")[0] for word in arguments}
-    if options & _ONLY_PUBLISHED or (name == "score" and "--hold-out" in options):
+    if "--geometry" in (word.partition("=")[0] for word in arguments):
         return True
-    path = next((Path(word) for word in arguments if Path(word).is_file()), None)
-    if path is None:
-        return False
-    columns = list(read_table(path, ()).columns)
-    return nearest_kind(columns) is not None and _OF_CNNS not in columns
+    for word in arguments:
+        path = Path(word)
+        if not word.startswith("-") and path.suffix == ".csv" and path.is_file():
+            columns = list(read_table(path, ()).columns)
+            return kind_of_columns(columns) is not None or any(
+                mark in columns for kind in TABLES.values() for mark in kind.marks
+            )
+    return False
 
 
 def kinds(text: str) -> dict[str, str]:

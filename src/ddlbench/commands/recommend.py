@@ -114,7 +114,12 @@ def recommend(
     elif measure is not None:
         raise ConfigError("--measure needs a site, --hardware is none; leave one out")
     elif network and (software or _is_decoder(network, options["dataset"])):
-        values, lines = layout_answers(options, hardware, software)
+        of_networks = {
+            "profile": profile,
+            "allow_stale": allow_stale,
+            "device_memory_bytes": device_memory_bytes,
+        }
+        values, lines = layout_answers({**options, **of_networks}, hardware, software)
         show(values, lines, as_json=as_json)
         return
     else:

@@ -16,6 +16,7 @@ from ddlbench.commands.questions import geometries
 from ddlbench.commands.recommend_planned import (
     check_given,
     planned_cluster,
+    refuse_options_of_networks,
     refuse_site_options,
 )
 from ddlbench.common.screen import (
@@ -114,6 +115,7 @@ def layout_answers(
     """
     enter_project()
     refuse_site_options(values)
+    refuse_options_of_networks(values)
     check_given(values, ("network",))
     named = software or DEFAULT_SOFTWARE
     question = LayoutQuestion(

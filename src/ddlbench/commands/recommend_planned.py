@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from ddlbench.predict.ranking import Question
 
 _OF_SITES = {"site_name": "--site", "configfile": "--configfile", "threads": "--threads"}
+_OF_NETWORKS = {
+    "profile": "--profile",
+    "allow_stale": "--allow-stale",
+    "device_memory_bytes": "--device-memory-bytes",
+    "options": "--option",
+}
+SHAPES_PRECISION = "bf16"
+"""Of steps that software of transformers was fitted to."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,17 @@ def refuse_site_options(values: dict[str, Any]) -> None:
     for name, option in _OF_SITES.items():
         if values.get(name) is not None:
             raise ConfigError(f"{option} is of measured sites, --hardware of none; leave one out")
+
+
+def refuse_options_of_networks(values: dict[str, Any]) -> None:
+    """Raise ConfigError for an option that decides nothing of a transformer's shape."""
+    if values.get("precision") not in (None, SHAPES_PRECISION):
+        raise ConfigError(
+            f"--precision {values['precision']}: shapes are counted in {SHAPES_PRECISION} only"
+        )
+    for name, option in _OF_NETWORKS.items():
+        if values.get(name):
+            raise ConfigError(f"{option} decides nothing of a transformer's shape; leave it out")
 
 
 def check_given(values: dict[str, Any], names: Sequence[str] = ("network", "dataset")) -> None:

@@ -225,6 +225,8 @@ def read_points(
         ConfigError: a column is missing, or a value is wrong.
     """
     check_columns(table, _NEEDED, where)
+    if table.empty:
+        raise ConfigError(f"{where}: has no row; write at least one point")
     table = table.reset_index(drop=True).copy()
     names = table["collective"].astype(str).str.replace("-", "_")
     refuse(names != "all_reduce", table["collective"], where, "{!r} is no all-reduce; leave it out")
@@ -400,7 +402,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
         ConfigError: a value of the table or of the question is wrong.
     """
     fabric = Fabric.load(question.fabric) if question.fabric else None
-    given = read_points(table, fabric=fabric)
+    given = read_points(table, question.where, fabric)
     chosen = _chosen(given, question.kind)
     points = given.take(chosen)
     if not len(points):

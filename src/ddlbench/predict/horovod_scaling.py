@@ -326,7 +326,7 @@ def term_gains(table: pd.DataFrame, question: ScoreQuestion) -> Iterator[dict[st
     Yields:
         ``term``, and the mean and median error of all steps and of those on several nodes.
     """
-    everything = scalings(table)
+    everything = scalings(table, question.where)
     software = Software.load(question.software or "horovod")
     hold_out = "submitter" if question.hold_out == "none" else question.hold_out
     for term, without in TERMS.items():
@@ -346,7 +346,9 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     Raises:
         ConfigError: a value of the table or of the question is wrong, or no row can be predicted.
     """
-    everything = scalings(table)
+    if table.empty:
+        raise ConfigError(f"{question.where}: has no row; write at least one run")
+    everything = scalings(table, question.where)
     chosen = everything.take(_chosen(everything.rows, question.kind))
     if not len(chosen):
         reasons = "; ".join(f"{reason}: {count}" for reason, count in everything.left_out.items())

@@ -9,14 +9,14 @@
      "choice": {"cases": n, "mean_regret": share, "best_of_three_regret": share},
      "by": {name: {value: errors}}}
 
-A part is null where a table has no such column.
+A value is null where a table cannot tell it.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -38,6 +38,7 @@ class ScoreQuestion:
             the shipped constants as they are.
         kind: which rows count, as ``pipeline=no``, ``max_gpus=256``, ``tensor_max=8``.
         software, device, fabric: names of files that stand for those which the table's rows name.
+        where: the table's name, for messages.
     """
 
     hold_out: HoldOut = "none"
@@ -45,12 +46,23 @@ class ScoreQuestion:
     software: str | None = None
     device: str | None = None
     fabric: str | None = None
+    where: str = "the table"
 
 
-_PARTS = (
-    "rows", "mean_absolute_error", "median_absolute_error", "within_20_percent",
-    "memory_mean_absolute_error", "memory_median_absolute_error", "fit", "choice", "by",
-)  # fmt: skip
+_EMPTY: Mapping[str, Any] = {
+    "rows": 0,
+    "mean_absolute_error": None,
+    "median_absolute_error": None,
+    "within_20_percent": None,
+    "memory_mean_absolute_error": None,
+    "memory_median_absolute_error": None,
+    "fit": {"survivors_refused": None, "failures_refused_or_cannot_tell": None},
+    "choice": {"cases": 0, "mean_regret": None, "best_of_three_regret": None},
+    "by": {},
+}
+"""What every score has."""
+
+
 Scorer = Callable[[pd.DataFrame, ScoreQuestion], dict[str, Any]]
 
 
@@ -72,7 +84,10 @@ class TableKind:
         """Score the table's predictions."""
         module, _, function = self.scorer.partition(":")
         scorer = cast(Scorer, getattr(importlib.import_module(module), function))
-        return dict.fromkeys(_PARTS) | scorer(table, question)
+        scored = scorer(table, question)
+        return {**_EMPTY, **scored} | {
+            name: {**_EMPTY[name], **(scored.get(name) or {})} for name in ("fit", "choice")
+        }
 
 
 _PREDICT = "ddlbench.predict"
@@ -96,17 +111,17 @@ def kind_of(path: Path) -> TableKind:
         ConfigError: it is unreadable, or its columns are of no kind.
     """
     columns = list(read_table(path, ()).columns)
-    if kind := kind_of_columns(columns):
-        return kind
-    kind = nearest_kind(columns)
+    kind = kind_of_columns(columns)
     if kind is None:
-        known = "; ".join(f"{kind.name}: {', '.join(kind.marks)}" for kind in TABLES.values())
+        for near in TABLES.values():
+            missing = [name for name in near.marks if name not in columns]
+            if len(missing) < len(near.marks):
+                raise ConfigError(
+                    f"{path}: column {missing[0]!r} is missing, if it is a table like {near.name}"
+                )
+        known = "; ".join(f"{one.name}: {', '.join(one.marks)}" for one in TABLES.values())
         raise ConfigError(f"{path}: its columns are of no known table of runs; marks are {known}")
-    missing = next(name for name in kind.marks if name not in columns)
-    raise ConfigError(
-        f"{path}: column {missing!r} is missing; a table like {kind.name}.csv has "
-        f"{' and '.join(kind.marks)}"
-    )
+    return kind
 
 
 def kind_of_columns(columns: Sequence[str]) -> TableKind | None:
@@ -117,15 +132,10 @@ def kind_of_columns(columns: Sequence[str]) -> TableKind | None:
     return None
 
 
-def nearest_kind(columns: Sequence[str]) -> TableKind | None:
-    """The first kind that has a mark among these columns; None if none has any."""
-    return next((kind for kind in TABLES.values() if set(kind.marks) & set(columns)), None)
-
-
 def score_file(path: Path, question: ScoreQuestion) -> dict[str, Any]:
     """Score a table, whichever kind it is of.
 
     Raises:
         ConfigError: as :func:`kind_of`, or a value is wrong.
     """
-    return kind_of(path).score(read_table(path, ()), question)
+    return kind_of(path).score(read_table(path, ()), replace(question, where=str(path)))

@@ -79,3 +79,20 @@ def test_an_unknown_shape_names_the_nearest():
 def test_options_of_hardware_need_it(option):
     found = ask(option, "pipedream", *RESNET, "--geometry", "1x8")
     assert "goes with --hardware" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--precision", "fp32"),
+        ("--profile", "one-core"),
+        ("--option", "gpipe.chunks=8"),
+        ("--allow-stale",),
+        ("--device-memory-bytes", "1000"),
+    ],
+)
+def test_what_decides_nothing_of_a_shape_is_refused(words):
+    shape = ("--hardware", "h100-sxm", "--network", "gpt-7b", "--geometry", "1x8")
+    error = ask(*shape, "--batch-size", "64", *words).exception
+    assert isinstance(error, ConfigError)
+    assert words[0] in str(error)

@@ -1,14 +1,18 @@
 """``ddlbench oracle score|calibrate|terms`` of tables that other people published."""
 
 import json
+from pathlib import PurePath
 
+import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
 from decoder_factory import playbook
 
+from ddlbench.commands.interconnect import interconnect
 from ddlbench.commands.oracle import oracle
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict import collective_times, horovod_scaling
 from ddlbench.predict.transformer.runs import MANY_NODES
 from ddlbench.predict.transformer.training_runs import PUBLISHED
 
@@ -77,3 +81,82 @@ def test_terms_are_listed_for_a_terminal():
 def test_wrong_options_end_in_one_sentence(runs):
     with pytest.raises(ConfigError, match="has no value; write as pipeline=no"):
         run("score", runs, "--kind", "pipeline")
+
+
+KEYS = {
+    "rows", "mean_absolute_error", "median_absolute_error", "within_20_percent",
+    "memory_mean_absolute_error", "fit", "choice", "by",
+}  # fmt: skip
+KINDS = ["playbook.csv", "foundry.csv", MANY_NODES]
+KINDS += [horovod_scaling.PUBLISHED, collective_times.PUBLISHED]
+
+
+@pytest.mark.parametrize("path", KINDS, ids=lambda path: PurePath(path).name)
+def test_every_kind_of_table_has_the_same_keys(path):
+    values = json.loads(run("score", PUBLISHED / path, "--json"))
+    assert set(values) >= KEYS
+    assert set(values["fit"]) >= {"survivors_refused", "failures_refused_or_cannot_tell"}
+    assert set(values["choice"]) >= {"cases", "mean_regret", "best_of_three_regret"}
+
+
+@pytest.mark.parametrize("chosen", ["own_rows=3", "max_gpus=8"])
+def test_every_question_has_the_same_keys(chosen):
+    values = json.loads(run("score", FOUNDRY, "--kind", chosen, "--json"))
+    assert set(values) >= KEYS
+
+
+def test_only_failures_are_scored(tmp_path):
+    failed = tmp_path / "failed.csv"
+    playbook(400).query("status == 'failed'").to_csv(failed, index=False)
+    values = json.loads(run("score", failed, "--json"))
+    assert set(values) >= KEYS
+    assert values["mean_absolute_error"] is None
+    assert values["fit"]["failures_refused_or_cannot_tell"] is not None
+
+
+@pytest.mark.parametrize("column", ["model", "accelerator"])
+def test_an_empty_name_is_refused_with_the_file_and_line(column, tmp_path):
+    path = tmp_path / "runs.csv"
+    table = pd.read_csv(FOUNDRY)
+    table.loc[3, column] = None
+    table.to_csv(path, index=False)
+    with pytest.raises(ConfigError, match=f"runs.csv line 5: {column} is empty"):
+        run("score", path)
+
+
+@pytest.mark.parametrize("path", KINDS, ids=lambda path: PurePath(path).name)
+def test_an_empty_table_is_refused_by_its_name(path, tmp_path):
+    empty = tmp_path / "empty.csv"
+    pd.read_csv(PUBLISHED / path)[:0].to_csv(empty, index=False)
+    with pytest.raises(ConfigError, match="empty.csv: has no row"):
+        run("score", empty)
+
+
+def test_a_missing_mark_is_named(tmp_path):
+    path = tmp_path / "runs.csv"
+    pd.read_csv(FOUNDRY).drop(columns="sharding").to_csv(path, index=False)
+    with pytest.raises(ConfigError, match="runs.csv: column 'sharding' is missing"):
+        run("score", path)
+
+
+@pytest.mark.parametrize(("chosen", "rows"), [("status == 'failed'", 0), ("step_s > 0", 1)])
+def test_own_rows_need_rows_with_a_step(chosen, rows, tmp_path):
+    path = tmp_path / "runs.csv"
+    playbook(400).query(chosen)[: rows or 20].to_csv(path, index=False)
+    with pytest.raises(ConfigError, match=f"has {rows} rows with a step; give 2 or more"):
+        run("score", path, "--kind", "own_rows=3")
+
+
+def test_a_sweep_of_one_rank_is_refused(tmp_path):
+    path = tmp_path / "sweep.txt"
+    path.write_text(
+        "# nThread 1 nGpus 1 minBytes 8 maxBytes 8\n"
+        "# Rank  0 Group  0 Pid  1 on host0 device  0 [0x00] NVIDIA H100 80GB HBM3\n"
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+        "    33554432       8388608     float     sum      -1    200.1  167.69  0.00      0"
+        "    199.1  168.53  0.00      0\n"
+    )
+    words = ["compare", str(path), "--operation", "all_reduce", "--hardware", "h100-sxm"]
+    result = CliRunner().invoke(interconnect, words)
+    assert isinstance(result.exception, ConfigError)
+    assert "one rank sends nothing" in str(result.exception)

@@ -95,7 +95,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     Raises:
         ConfigError: a value of the table or of the question is wrong.
     """
-    runs = training_runs(table, question)
+    runs = training_runs(table, question, question.where)
     known = shipped(origin_name(runs))
     filters = _checked(question.kind)
     compared = replace(runs, step_s=cleaned_s(runs, known))
@@ -331,6 +331,10 @@ def _of_own_rows(runs: TrainingRuns, software: Software, count: int) -> dict[str
     if not 1 <= count <= FEW_ROWS:
         raise ConfigError(f"--kind own_rows={count}; write 1 to {FEW_ROWS}")
     runs = runs.take(runs.timed)
+    if len(runs) < 2:
+        raise ConfigError(
+            f"--kind own_rows={count} has {len(runs)} rows with a step; give 2 or more"
+        )
     priors = with_priors(software)
     random, errors = np.random.default_rng(0), []
     for _ in range(DRAWS):
