@@ -199,8 +199,7 @@ def test_unknown_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "network",
-    [n for n in IMAGE_NETWORKS if n not in ("mlp", "stack") and not n.startswith("vit-")],
+    "network", [n for n in IMAGE_NETWORKS if ".convolutional:" in NETWORKS[n].build]
 )
 def test_large_images_have_three_channels(network: str) -> None:
     gray = DatasetSpec("gray", "Gray", 10, 1, 224, 224, 10, 10, "raw")

@@ -9,9 +9,13 @@ from ddlbench.report.terminal import telling_apart, with_telling_options
 
 
 def test_every_strategy_of_ours_has_a_look_of_its_own():
-    looks = [strategy_look(name) for name in STRATEGIES]
-    assert len({look.colour for look in looks}) == len(looks)
-    assert len({look.marker for look in looks}) == len(looks)
+    looks = {name: strategy_look(name) for name in STRATEGIES}
+    for part in ("colour", "marker"):
+        users: dict[str, list[str]] = {}
+        for name, look in looks.items():
+            users.setdefault(getattr(look, part), []).append(name)
+        shared = [names for names in users.values() if len(names) > 1]
+        assert not shared, f"give the descriptor of one of them a {part} of its own"
 
 
 def test_a_strategy_from_elsewhere_has_always_the_same_look():
