@@ -361,14 +361,14 @@ def intervals_of(ratios: Array, points: Points) -> dict[str, tuple[float, float]
     """
     classes = np.array([size_class(size) for size in points.payload_bytes])
     sweeps = points.rows["sweep"]
-    found = {}
+    intervals = {}
     for name in _CLASSES:
         of = classes == name
         if of.any():
             counts = sweeps[of].map(sweeps[of].value_counts()).to_numpy(dtype=float)
             low, high = (_percentile(ratios[of], 1 / counts, share) for share in (0.05, 0.95))
-            found[name] = (low, high)
-    return found
+            intervals[name] = (low, high)
+    return intervals
 
 
 def _percentile(values: Array, weights: Array, share: float) -> float:
@@ -461,7 +461,7 @@ def _nested(
 
 def _by_own_points(held: Points, library: Library) -> Array:
     """Seconds of each group's other sizes if 16 MB and 1 GB were measured; nan for these two."""
-    found = np.full(len(held), np.nan)
+    expected_s = np.full(len(held), np.nan)
     columns = [name for name in ("sweep", "ranks", _CARDS, "source") if name in held.rows]
     numbers = held.rows.groupby(columns, dropna=False).ngroup().to_numpy()
     for number in np.unique(numbers):
@@ -470,8 +470,8 @@ def _by_own_points(held: Points, library: Library) -> Array:
         if measured.sum() >= len(_OWN_SIZES):
             own = measured_at(held.take(measured), library)
             rest = at & ~measured
-            found[rest] = held.take(rest).expected_s(own)
-    return found
+            expected_s[rest] = held.take(rest).expected_s(own)
+    return expected_s
 
 
 def _inside(points: Points, ratios: Array, ends: Mapping[str, tuple[float, float]]) -> Array:

@@ -16,14 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-import yaml
-
-from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Name, Positive
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.experiment.paths import project_root
-from ddlbench.predict.platforms import Constant, HeldOut
+from ddlbench.predict.platforms import Constant, HeldOut, write_last
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 _WITHOUT_BF16 = ("fp16", "fp32")
@@ -246,15 +243,7 @@ class Software(Described):
         Raises:
             ConfigError: the path cannot be written.
         """
-        values = self.to_dict(without_defaults=True)
-        constants = values.pop("constants")
-        text = yaml.safe_dump(
-            values | {"constants": constants}, sort_keys=False, allow_unicode=True, width=100
-        )
-        try:
-            write_text(path, _HEADER + text)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+        write_last(self, "constants", path, _HEADER)
 
 
 @dataclass(frozen=True)

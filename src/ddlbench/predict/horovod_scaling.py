@@ -151,17 +151,17 @@ def scalings(table: pd.DataFrame, where: str = "the table") -> Scalings:
     usable = given[given["is_horovod"] & (given["accelerators"] > 0) & (given["nodes"] > 0)]
     left_out = Counter({"other software, or no number of nodes": len(given) - len(usable)})
     smallest = _smallest_systems(pd.concat([usable, shipped], ignore_index=True))
-    found = []
+    pairs = []
     for row in _records(usable):
         base = smallest.get(_family(row))
         reason = _why_not(row, base)
         if reason or base is None:
             left_out[reason or "no step"] += 1
         else:
-            found.append(_scaling(row, base))
+            pairs.append(_scaling(row, base))
     example = _records(shipped.head(1))[0]
     names = list(_scaling(example, example))
-    return Scalings(pd.DataFrame(found, columns=names), {k: n for k, n in left_out.items() if n})
+    return Scalings(pd.DataFrame(pairs, columns=names), {k: n for k, n in left_out.items() if n})
 
 
 def _checked(table: pd.DataFrame, where: str) -> pd.DataFrame:

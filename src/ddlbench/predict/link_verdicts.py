@@ -92,17 +92,17 @@ def judged_sweep(sweep: Measured, system: System, library: Library) -> list[Judg
     payload = np.array(sweep.payload_bytes, dtype=float)
     expected_s = seconds(groups, payload, library, cast(Operation, sweep.operation))
     known = why_not(system) == ""
-    found = []
+    verdicts = []
     for size, measured, expected in zip(payload, sweep.time_s, expected_s, strict=True):
         interval = library.intervals.get(size_class(float(size)))
         low, high = (interval.low, interval.high) if interval else (0.0, np.inf)
         ends = float(expected * low), float(expected * high)
         tells = known and interval is not None
         verdict = _verdict(float(measured), *ends, tells=tells)
-        found.append(
+        verdicts.append(
             Judged(sweep.operation, float(size), float(measured), float(expected), *ends, verdict)
         )
-    return found
+    return verdicts
 
 
 def judged_pairs(
@@ -119,13 +119,13 @@ def judged_pairs(
     low = ring / interval.high if interval else 0.0
     tells = sheet.all_to_all and interval is not None
     high = sheet.bytes_per_s * _OVER_SHEET
-    found = []
+    verdicts = []
     for name, rate in rates:
         verdict: Verdict = "cannot tell"
         if tells:
             verdict = "slow" if rate < low else "fast" if rate > high else "normal"
-        found.append(Judged(name, None, rate, ring, low, sheet.bytes_per_s, verdict))
-    return found
+        verdicts.append(Judged(name, None, rate, ring, low, sheet.bytes_per_s, verdict))
+    return verdicts
 
 
 def _verdict(measured: float, low: float, high: float, *, tells: bool) -> Verdict:

@@ -60,6 +60,21 @@ class Constant(Form):
         return math.inf if self.at_most is None else self.at_most
 
 
+def write_last(form: Form, last: str, path: Path, header: str) -> None:
+    """Write a form as YAML atomically, without defaults, with its key ``last`` at the end.
+
+    Raises:
+        ConfigError: the path cannot be written.
+    """
+    values = form.to_dict(without_defaults=True)
+    values[last] = values.pop(last)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+    try:
+        write_text(path, header + text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlatformFile(Form):
     """What both kinds of platform file have.
@@ -133,15 +148,7 @@ class PlatformFile(Form):
         Raises:
             ConfigError: the path cannot be written.
         """
-        values = self.to_dict(without_defaults=True)
-        fitted = values.pop("fitted")
-        text = yaml.safe_dump(
-            values | {"fitted": fitted}, sort_keys=False, allow_unicode=True, width=100
-        )
-        try:
-            write_text(path, _HEADER + text)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+        write_last(self, "fitted", path, _HEADER)
 
 
 @dataclass(frozen=True, kw_only=True)

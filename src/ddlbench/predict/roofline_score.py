@@ -240,7 +240,7 @@ def fitted(
         names |= {*_OF_PROFILE, *_OF_EAGER} - {"timed_call_s"}
     seconds = np.concatenate([part[1] for part in parts])
     timed = seconds > 0
-    found = fit(
+    fitted = fit(
         constants,
         lambda tried: np.concatenate([part[0](tried) for part in parts])[timed],
         seconds[timed],
@@ -249,7 +249,7 @@ def fitted(
         weights=np.concatenate([part[2] for part in parts])[timed],
         names=[name for name in constants.fitted if name in names],
     )
-    return _with(constants, found.constants, found.intervals)
+    return _with(constants, fitted.constants, fitted.intervals)
 
 
 def _with(

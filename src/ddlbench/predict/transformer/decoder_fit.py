@@ -11,7 +11,7 @@ bound by three different things: products, the host, and the latency of further 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,18 +74,9 @@ def fit_time(runs: TrainingRuns, software: Software, names: Sequence[str] | None
     Raises:
         ConfigError: there are fewer runs than constants.
     """
-    names = names or time_names(software)
     runs = runs.take(runs.timed)
-    return fit(
-        software,
-        lambda tried: predicted_s(runs, tried),
-        runs.step_s,
-        soft=SOFT,
-        pull=PULL * SOFT * math.sqrt(max(len(runs), 1) / len(names)),
-        groups=_groups(runs),
-        loss=cauchy,
-        names=names,
-    )
+    names = names or time_names(software)
+    return _fit(runs, software, names, lambda tried: predicted_s(runs, tried), runs.step_s)
 
 
 def fit_memory(runs: TrainingRuns, software: Software) -> Fit:
@@ -94,12 +85,23 @@ def fit_memory(runs: TrainingRuns, software: Software) -> Fit:
     Raises:
         ConfigError: there are fewer runs than constants.
     """
-    names = memory_names(software)
     runs = runs.take(np.isfinite(runs.memory_bytes))
+    names = memory_names(software)
+    return _fit(runs, software, names, lambda tried: nearer_bytes(runs, tried), runs.memory_bytes)
+
+
+def _fit(
+    runs: TrainingRuns,
+    software: Software,
+    names: Sequence[str],
+    predicted: Callable[[Software], Array],
+    measured: Array,
+) -> Fit:
+    """Fit constants of these names to measured seconds or bytes of ``runs``, (n,)."""
     return fit(
         software,
-        lambda tried: nearer_bytes(runs, tried),
-        runs.memory_bytes,
+        predicted,
+        measured,
         soft=SOFT,
         pull=PULL * SOFT * math.sqrt(max(len(runs), 1) / len(names)),
         groups=_groups(runs),
