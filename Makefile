@@ -2,6 +2,7 @@
 # make report   makes tables, figures and the HTML report of what is measured so far
 # make check   formatting, types and quick unit tests (minutes): before every commit
 # make test   check, whole cells and the workflow: all that needs no SLURM and no GPU
+# make test-toolchains   what other people's tools read and write, with the real tools
 # make test-cluster   the workflow on a real SLURM of virtual nodes (root and SLURM's packages)
 # make test-exhaustive   full-size networks and further cases of the same tests, minutes each
 # make tables   writes every table anew that is made from the code (planning/*.csv, documents)
@@ -27,11 +28,11 @@ GPU_OPTIONS ?=
 export DDLBENCH_ENV
 export PATH := $(abspath $(DDLBENCH_ENV))/bin:$(PATH)
 
-.PHONY: help setup demo report check test test-exhaustive lint unit integration test-cluster tables \
-	docs p2p validate validate-gpu bench clean
+.PHONY: help setup demo report check test test-exhaustive lint unit integration test-toolchains \
+	test-cluster tables docs p2p validate validate-gpu bench clean
 
 help:
-	@sed -n '1,12s/^# //p' Makefile
+	@sed -n '1,13s/^# //p' Makefile
 
 setup:
 	@bash envs/setup.sh
@@ -67,6 +68,9 @@ integration: setup
 test-exhaustive: setup
 	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration tests/workflow plugins -m "exhaustive or hypothesis"
 	pytest tests/cluster -m exhaustive
+
+test-toolchains: setup
+	pytest tests/toolchains
 
 test-cluster: setup
 	pytest tests/cluster -m "not exhaustive"
