@@ -1,30 +1,26 @@
-# One cell: one measurement, one job. Its path says everything that it is. A shell command, as
-# Snakemake opens the file of every `script` that it only plans to run: seconds for large matrices.
+# One cell: its data on its nodes, then one measurement, in one job. Its path says everything that it
+# is. A shell command, as Snakemake opens the file of every `script` that it only plans to run. One
+# rule, one output, one log and few functions a cell: each costs milliseconds, times all cells.
 rule cell:
     input:
-        staged=rules.stage.output[0],
+        # What the plan is made from, before the data: a profile uses the same scratch. Measured again
+        # it repeats no cell that is done, as that is shown as stale.
+        measured=ancient(RUN.measured_inputs),
     output:
         result=str(result_file(SITE.name, "{cell}")),
     log:
         str(CELL / "supervisor.log"),
     priority: RUN.base_first
-    group:
-        "cell"
     conda:
         "../envs/environment.yaml"
-    threads: RUN.threads(RUN.cell_request)
+    threads: RUN.threads()
     resources:
-        **resources(RUN.cell_request),
+        **RUN.resources(RUN.cell_request),
         attempt=lambda w, attempt: attempt,
     params:
-        python=sys.executable,
-        site=EXPERIMENT.site,
-        real_data=RUN.real_data,
-    message:
-        "measuring {wildcards.cell}"
+        program=RUN.program("run_cell.py"),
     shell:
-        "{params.python:q} workflow/scripts/run_cell.py {params.site:q} {params.real_data:q} {wildcards.cell:q}"
-        " {input.staged:q} {output.result:q} {log:q} {resources.attempt}"
+        "{params.program} {wildcards.cell:q} {output.result:q} {log:q} {resources.attempt}"
 
 
 # All cells of the experiment, without the report.

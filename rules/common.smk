@@ -4,7 +4,7 @@ import sys
 
 from ddlbench.experiment.paths import cell_dir, links_file, profile_file, result_file
 from ddlbench.report.registry import caption_of, heading_of
-from ddlbench.workflow.run import Run, resources
+from ddlbench.workflow.run import Run
 
 RUN = Run(config, workflow)
 EXPERIMENT, SITE = RUN.experiment, RUN.site

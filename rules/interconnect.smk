@@ -24,9 +24,9 @@ rule links_of_fabric:
         str(LINKS.with_name("links.log")),
     conda:
         "../envs/environment.yaml"
-    threads: RUN.threads(RUN.links_request)
+    threads: RUN.threads()
     resources:
-        **resources(RUN.links_request),
+        **RUN.resources(RUN.links_request),
     params:
         python=sys.executable,
         site=EXPERIMENT.site,

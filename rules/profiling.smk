@@ -6,9 +6,9 @@ rule profile:
         str(profile_file(SITE.name, "{measured}").with_name("profile.log")),
     conda:
         "../envs/environment.yaml"
-    threads: RUN.threads(RUN.profile_request)
+    threads: RUN.threads()
     resources:
-        **resources(RUN.profile_request),
+        **RUN.resources(RUN.profile_request),
     params:
         python=sys.executable,
         site=EXPERIMENT.site,

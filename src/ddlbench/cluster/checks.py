@@ -41,9 +41,9 @@ from ddlbench.experiment.site import Site
 from ddlbench.interconnect.nvidia_programs import state_of_p2p
 from ddlbench.planning.budget import (
     SPARE_MINUTES,
+    data_minutes,
     job_minutes,
     request,
-    stage_minutes,
     timeouts_within,
 )
 from ddlbench.runtime.launch import address_of
@@ -251,7 +251,7 @@ def _time_limit(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     if limit_s < SHORTEST_JOB_S:
         remedy = "write another slurm.partition"
     parts = (
-        f"{stage_minutes(site)} to make its data, {asked - stage_minutes(site) - SPARE_MINUTES} "
+        f"{data_minutes(site)} to make its data, {asked - data_minutes(site) - SPARE_MINUTES} "
         f"to run, {SPARE_MINUTES} to spare"
     )
     says = f"{_name(kinds)} ends jobs after {limit_s / 60:g} min, a cell asks for {asked} ({parts})"

@@ -1,8 +1,9 @@
 """Snakemake's SLURM executor, as a run needs it: no job waits for ever, and each failure is told.
 
-The plugin submits jobs; this class submits through it and follows the jobs itself::
+The plugin submits jobs; this class submits through it and follows the jobs itself. Jobs of one
+shape that are ready at once are one array (``job_array.py``), whose tasks are followed as jobs::
 
-    sbatch refuses -- a limit on jobs in the queue --> wait, and submit again
+    sbatch refuses -- a limit on jobs in the queue --> wait, and submit again, half of an array
          |          '- anything else --------------> the job fails with sbatch's words
          v
     follow: one squeue for all jobs
@@ -23,6 +24,7 @@ import shlex
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
+from ddlbench.cluster import job_array
 from ddlbench.cluster.job_files import JobFiles
 from ddlbench.experiment.status import Reason
 from ddlbench.slurm import jobs as slurm
@@ -81,9 +84,69 @@ class SlurmExecutor(plugin.Executor):
         self._refused = threading.local()
         self._silent_since_s: float | None = None
         self._shown: dict[str, float] = {}
+        self._pace = _Pace()
         super().__init__(workflow, logger)
 
     # -- submission ------------------------------------------------------------------------------
+
+    def run_jobs(self, jobs: list[JobExecutorInterface]) -> None:
+        """Submit all jobs that are ready, those of one shape together."""
+        if self._main_event_loop is None:
+            with suppress(RuntimeError):
+                self._main_event_loop = asyncio.get_running_loop()
+        for alike in job_array.arrays_of(jobs, _array_tasks):
+            for job in alike:
+                self.run_job_pre(job)
+            self._job_submission_executor.submit(self._run_alike, alike)
+
+    def _run_alike(self, jobs: list[JobExecutorInterface]) -> None:
+        """Submit jobs of one shape; called in a thread of the plugin, whose errors nobody reads."""
+        self._pace.wait(self._stopping)
+        if len(jobs) == 1:
+            self.run_job(jobs[0])
+            return
+        try:
+            self._run_array(jobs)
+        except Exception as error:
+            reason = Reason("not_submitted", f"it was not submitted: {_in_words(error)}")
+            for job in jobs:
+                self._fail(SubmittedJobInfo(job), reason)
+
+    def _run_array(self, jobs: list[JobExecutorInterface]) -> None:
+        """Submit an array; by halves where sbatch does not take as many jobs."""
+        begin_s = time.monotonic()
+        while not self._stopping.is_set():
+            words = self._submit_array(jobs)
+            if words is None:
+                return
+            if words == job_array.TOO_LONG or partitions.limits_jobs(words):
+                half = len(jobs) // 2
+                self._run_alike(jobs[:half])
+                self._run_alike(jobs[half:])
+                return
+            if not partitions.is_busy(words) or time.monotonic() - begin_s > _BUSY_LIMIT_S:
+                for job in jobs:
+                    self._fail(SubmittedJobInfo(job), _not_taken(words))
+                return
+            self._show(f"sbatch does not take jobs now ({words}); they are submitted later")
+            self._stopping.wait(_LIMIT_PAUSE_S)
+
+    def _submit_array(self, jobs: list[JobExecutorInterface]) -> str | None:
+        """Submit an array once; returns why sbatch does not take it, or None."""
+        me = threading.get_ident()
+        self._submitting[me] = time.monotonic()
+        try:
+            tasks = job_array.submit(self, jobs)
+        except job_array.ArrayRefused as refused:
+            return refusal(str(refused)) or "sbatch failed and gave no reason"
+        finally:
+            self._submitting.pop(me, None)
+        for job, (task, log) in zip(jobs, tasks, strict=True):
+            info = SubmittedJobInfo(job, external_jobid=task, aux={"slurm_logfile": log})
+            self._report_job_submission_threadsafe(info)
+        array = tasks[0][0].partition("_")[0]
+        self.logger.info(f"Submitted {len(jobs)} jobs as SLURM job array {array}.")
+        return None
 
     def run_job(self, job: JobExecutorInterface) -> None:
         """Submit a job; called in a thread of the plugin, whose errors nobody reads."""
@@ -104,9 +167,7 @@ class SlurmExecutor(plugin.Executor):
             waited_s = time.monotonic() - begin_s
             busy = partitions.is_busy(words)  # SLURM does not answer; else other jobs may end
             if not (waited_s < _BUSY_LIMIT_S if busy else partitions.may_pass(words)):
-                key = None if partitions.limits_jobs(words) else partitions.key_of(words)
-                change = f"; change {key} in the site's file" if key else ""
-                return Reason("not_submitted", f"SLURM did not take the job: {words}{change}")
+                return _not_taken(words)
             self._show(f"sbatch does not take a job now ({words}); it is submitted later")
             self._stopping.wait(_LIMIT_PAUSE_S)
         return None
@@ -384,8 +445,16 @@ _SILENT = (
 )
 
 
-def install() -> None:
-    """Have Snakemake use this executor in place of the plugin's."""
+_array_tasks = 1  # most in one sbatch
+
+
+def install(array_tasks: int = 1) -> None:
+    """Have Snakemake use this executor in place of the plugin's.
+
+    Args:
+        array_tasks: most jobs of one shape that one sbatch submits; 1 submits each alone.
+    """
+    global _array_tasks  # noqa: PLW0603 - Snakemake makes the executor
     registered = ExecutorPluginRegistry().get_plugin("slurm")
     if registered.executor is SlurmExecutor:
         return
@@ -393,8 +462,36 @@ def install() -> None:
     # A site without job arrays is refused by the plugin, though no array is submitted.
     largest: Callable[[], int] = plugin.get_max_array_size
     plugin.get_max_array_size = lambda: max(largest(), 1000)
+    # Tasks are counted from 1, and MaxArraySize is one more than the largest number.
+    _array_tasks = max(1, min(array_tasks, largest() - 1)) if array_tasks > 1 else 1
+    # A cell's path may be longer than a folder's name can be, and there are thousands of them.
+    wildcards: Callable[[Any], str] = plugin.get_job_wildcards
+    plugin.get_job_wildcards = lambda job: "" if job.name == "cell" else wildcards(job)
     # It advises on how the plugin would follow jobs.
     plugin.validate_status_command_settings = lambda *_: None
+
+
+class _Pace:
+    """At most some calls of sbatch a minute, so that the controller is not flooded."""
+
+    def __init__(self, calls: int = 10, period_s: float = 60.0) -> None:
+        self._period_s = period_s
+        self._recent = deque[float](maxlen=calls)
+        self._lock = threading.Lock()
+
+    def wait(self, stopping: threading.Event) -> None:
+        """Wait until one more call is allowed, or the run ends."""
+        with self._lock:
+            if len(self._recent) == self._recent.maxlen:
+                stopping.wait(max(0.0, self._recent[0] + self._period_s - time.monotonic()))
+            self._recent.append(time.monotonic())
+
+
+def _not_taken(words: str) -> Reason:
+    """Why a job failed that sbatch does not take."""
+    key = None if partitions.limits_jobs(words) else partitions.key_of(words)
+    change = f"; change {key} in the site's file" if key else ""
+    return Reason("not_submitted", f"SLURM did not take the job: {words}{change}")
 
 
 def _in_words(error: BaseException) -> str:

@@ -3,8 +3,8 @@
 ::
 
     queued.json      while the job waits or runs: its number, for `ddlbench status`
-    staged.json      rule stage, a temporary output
-    *.log            of each rule; the first line names the job
+    stage.log        of making the cell's data
+    *.log            of each rule; the first line of a log names the job
     failure.json     why a cell has no result, by the cell itself or written here
     result.json      made since the job was submitted: its work is done, whatever SLURM says of it
 """
@@ -23,7 +23,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from ddlbench.common.document import UnreadableJson, write_json
 from ddlbench.common.owner import Writer
 from ddlbench.experiment.cell import Cell, short_names
-from ddlbench.experiment.paths import QUEUED_FILE
+from ddlbench.experiment.paths import QUEUED_FILE, STAGE_LOG
 from ddlbench.experiment.status import Failure, Reason
 from ddlbench.slurm.jobs import ENDED_FOR_MEMORY, ENDED_FOR_TIME, JobState, telling_line
 
@@ -148,8 +148,8 @@ class JobFiles:
                 return failure.reason
         ending = _ENDINGS.get(job.state, f"job {{job}} ended as {job.state}")
         sentence = ending.format(job=self.job_id, nodes=job.nodes or "of unknown name")
-        started = [rule for rule, log in self._logs() if self._wrote(log)]
-        if job.state == ENDED_FOR_TIME and started == ["stage"]:
+        started = [part for part, log in self._logs() if self._wrote(log)]
+        if job.state == ENDED_FOR_TIME and started == ["data"]:
             sentence += " while the data were made; raise stage_timeout_s"
         line = telling_line(_text(self._slurm_log))
         if job.state in ("FAILED", None) and not started and not line:
@@ -175,7 +175,10 @@ class JobFiles:
         return None
 
     def _logs(self) -> list[tuple[str, Path]]:
-        return [(member.rule.name, Path(log)) for member in self._members for log in member.log]
+        """What a job does in turn, each with its log."""
+        data = [("data", folder / STAGE_LOG) for folder in self._cells]
+        rules = [(member.rule.name, Path(log)) for member in self._members for log in member.log]
+        return data + rules
 
     def _wrote(self, log: Path) -> bool:
         """Whether a rule's log is of this job, and not of an earlier one."""

@@ -158,6 +158,9 @@ def _extra(site: Site) -> list[Finding]:
         shlex.split(extra)
     except ValueError as error:
         return [Finding("extra", False, f"{extra!r} has {error}; close the quote")]
+    if site.slurm.exclude and re.search(r"--exclude\b|(^|\s)-x", extra):
+        says = "excludes nodes beside slurm.exclude, of which sbatch takes one; write all in that"
+        return [Finding("extra", False, f"{extra!r} {says}")]
     # The plugin's patterns hold anywhere in the text.
     patterns = {**_refused_by_plugin(), **_NOT_FOLLOWED}
     names = [name for pattern, name in patterns.items() if re.search(pattern, submitted)]

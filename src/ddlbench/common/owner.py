@@ -11,7 +11,7 @@ clocks say.
 
 A file that one job writes and another one reads names its writer: the run, its job, the attempt::
 
-    snakemake (run) --+-- SLURM job 12, attempt 1 --> staged.json, failure.json, *.log
+    snakemake (run) --+-- SLURM job 12, attempt 1 --> failure.json, queued.json, *.log
                       +-- SLURM job 15, attempt 2 --> ...
 
 Files of one cell stay in its folder when a job dies. The next job must not take them for its own:
@@ -133,6 +133,15 @@ def owner_in(path: Path) -> Owner | None:
         return NOBODY
 
 
+def slurm_job_id() -> str | None:
+    """Id of the SLURM job of this process; of an array's task ``<array>_<task>``, as in squeue.
+
+    ``SLURM_JOB_ID`` of a task is another number, which nobody knows before it starts.
+    """
+    array, task = (os.environ.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+
+
 def boot_id() -> str:
     """What names the last start of this machine; empty where there is no such thing."""
     with suppress(OSError):
@@ -218,7 +227,7 @@ class Writer:
     @classmethod
     def here(cls, attempt: int = 1) -> Self:
         """This process."""
-        return cls(os.environ.get(RUN), os.environ.get("SLURM_JOB_ID"), attempt)
+        return cls(os.environ.get(RUN), slurm_job_id(), attempt)
 
     @classmethod
     def of(cls, document: Any) -> Self | None:

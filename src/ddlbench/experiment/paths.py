@@ -26,8 +26,9 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from ddlbench.common.errors import ConfigError, obstacle, shown
@@ -36,7 +37,7 @@ RESULTS = Path("results")
 LINKS_FILE = "links.json"
 PROGRESS_FILE = "progress.json"
 QUEUED_FILE = "queued.json"
-STAGED_FILE = "staged.json"
+STAGE_LOG = "stage.log"
 LOG_HEADING = "# "  # begins the line of a log that names its job
 
 # Keys of a site file that are paths on a node, and an example for messages.
@@ -57,11 +58,20 @@ def check_results(site: str, files: Iterable[Path] = ()) -> None:
     Raises:
         ConfigError: a link leads nowhere, or a file lies where a folder should be.
     """
-    for folder in dict.fromkeys(file.parent for file in (result_file(site, "any"), *files)):
-        # Of thousands of folders most are there, or none.
-        in_the_way = None if folder.is_dir() else obstacle(folder / "any file")
+    is_dir = cache(Path.is_dir)
+    folders = dict.fromkeys(file.parent for file in (result_file(site, "any"), *files))
+    missing = dict.fromkeys(folder for folder in folders if not is_dir(folder))
+    # Of thousands of folders none may be there, and what keeps one from being made is above all.
+    for folder in dict.fromkeys(_highest_missing(folder, is_dir) for folder in missing):
+        in_the_way = obstacle(folder / "any file")
         if in_the_way is not None:
             raise ConfigError(in_the_way)
+
+
+def _highest_missing(folder: Path, is_dir: Callable[[Path], bool]) -> Path:
+    while folder.parent != folder and not is_dir(folder.parent):
+        folder = folder.parent
+    return folder
 
 
 def cell_dir(site: str, cell_id: str) -> Path:

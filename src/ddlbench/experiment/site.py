@@ -173,6 +173,10 @@ class Slurm(Form):
     """Options of every srun inside a job, of ranks and of staging, for example --cpu-bind=cores."""
     mpi: str | None = None
     """srun's --mpi, for example pmix; Horovod then meets by MPI, if it was built with it."""
+    exclude: tuple[Name, ...] = ()
+    """Nodes that no job may use, for example [n3, n17]; `ddlbench report` names slow ones."""
+    array_tasks: Count = 500
+    """At most so many cells of one shape go to SLURM as one job array; 1 submits each alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,15 +21,16 @@ N x D       srun       -               D              ``gres=gpu:D``
 the ranks itself. A cell of N x D over an emulated fabric requests what one of 1 x ND does, and its
 ranks start without srun.
 
-Rules ``stage`` and ``cell`` are one group. They run one after the other, so Snakemake adds up
-their minutes. The spare minutes start and end the processes and write the result::
+A job makes its data, then measures. The spare minutes start and end the processes and write the
+result::
 
-    one SLURM job   | stage: stage_timeout_s | cell: cell_timeout_s | spare |
+    one SLURM job   | data: stage_timeout_s | cell: cell_timeout_s | spare |
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -59,19 +60,14 @@ from ddlbench.planning.planner import measured_inputs, request_of
 SPARE_MINUTES = 5
 
 
-def stage_minutes(site: Site) -> int:
-    """Minutes that rule ``stage`` requests."""
+def data_minutes(site: Site) -> int:
+    """Minutes of that job to make its data."""
     return math.ceil(site.stage_timeout_s / 60)
 
 
-def cell_minutes(site: Site) -> int:
-    """Minutes that rule ``cell`` requests."""
-    return math.ceil(site.cell_timeout_s / 60) + SPARE_MINUTES
-
-
 def job_minutes(site: Site) -> int:
-    """Minutes of the job of a cell: both rules."""
-    return stage_minutes(site) + cell_minutes(site)
+    """Minutes of the job of a cell: its data, the cell, and the spare ones."""
+    return data_minutes(site) + math.ceil(site.cell_timeout_s / 60) + SPARE_MINUTES
 
 
 def timeouts_within(
@@ -104,7 +100,6 @@ class SchedulerRequest:
     gres: str | None
     mem_mb: int
     runtime_min: int
-    stage_runtime_min: int
     account: str | None
     partition: str | None
     qos: str | None
@@ -127,6 +122,8 @@ def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
     extra = [slurm.extra]
     if slurm.exclusive:
         extra.append("--exclusive")
+    if slurm.exclude:
+        extra.append(f"--exclude={shlex.quote(','.join(slurm.exclude))}")
     return SchedulerRequest(
         nodes=nodes,
         mpi=None if alone or site.launcher == "local" else "srun",
@@ -136,14 +133,25 @@ def request(nodes: int, devices_per_node: int, site: Site) -> SchedulerRequest:
         cpus_per_task=site.cpus_per_device,
         gres=gres,
         mem_mb=(site.memory_per_device_mb or 0) * devices,
-        runtime_min=cell_minutes(site),
-        stage_runtime_min=stage_minutes(site),
+        runtime_min=job_minutes(site),
         account=slurm.account,
         partition=slurm.partition,
         qos=slurm.qos,
         constraint=slurm.constraint,
         extra=" ".join(part for part in extra if part),
     )
+
+
+_BY_GEOMETRY = {"nodes", "mpi", "tasks", "tasks_per_node", "gres", "mem_mb"}
+
+
+def same_for_all(site: Site) -> dict[str, Any]:
+    """Fields of a request that have one value for all geometries of a site."""
+    fields = vars(request(1, 1, site))
+    none = {"mpi", "gres"} if site.launcher == "local" else set()
+    none |= set() if site.memory_per_device_mb else {"mem_mb"}
+    none |= set() if site.slurm.gres else {"gres"}
+    return {name: fields[name] for name in fields if name not in _BY_GEOMETRY - none}
 
 
 def _held_devices(cell: Cell, site: Site) -> int:

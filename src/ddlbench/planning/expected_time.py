@@ -265,6 +265,8 @@ def finished_of(cell_ids: Iterable[str], site: str, results_root: Path = RESULTS
     left: dict[str, str] = {}
     for cell_id in cell_ids:
         path = result_file(site, cell_id, results_root)
+        if _absent(path):
+            continue
         try:
             result = cell_result(path, site, cell_id)
         except InvalidResult as error:
@@ -278,6 +280,17 @@ def finished_of(cell_ids: Iterable[str], site: str, results_root: Path = RESULTS
         else:
             invalid[cell_id] = f"it is of an attempt that {result.status}"
     return Finished(results, invalid, left)
+
+
+def _absent(path: Path) -> bool:
+    """Whether nothing is there, as for most of thousands of cells; a broken link is something."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # whoever reads it says what is wrong
+        return False
+    return False
 
 
 def _stays(error: InvalidResult) -> bool:

@@ -4,8 +4,6 @@
 
     local site, or a job of one device    in this process
     job of several devices                with srun, one task a node; each leaves a report
-
-The report on the shared disk stands for data on the nodes of one job, so it names the job.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddlbench.common.document import UnreadableJson, read_json, read_object, write_json
+from ddlbench.common.document import read_json, write_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.owner import Writer
 from ddlbench.datasets import StagingError, remove, stage
@@ -84,18 +82,6 @@ def stage_cell(cell: Cell, site: Site, cell_folder: Path, attempt: int = 1) -> d
         "per_node": reports,
         "writer": writer.to_dict(),
     }
-
-
-def staged_by_this_job(report: Path, attempt: int) -> dict[str, Any] | None:
-    """What ``stage_cell`` of this job wrote; None if there is nothing, or another job's.
-
-    Another job's data lie on other nodes: its report was left by a job that was killed.
-    """
-    try:
-        staging = read_object(report)
-    except (OSError, UnreadableJson):
-        return None
-    return staging if Writer.here(attempt).is_same_job(Writer.of(staging)) else None
 
 
 def unstage_cell(cell: Cell, site: Site, cell_folder: Path) -> None:

@@ -46,6 +46,7 @@ from datetime import datetime
 from textwrap import shorten
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.owner import slurm_job_id
 
 _PREFIXES = (
     "SACCT_",
@@ -245,8 +246,8 @@ class JobState:
 
 
 def own_job_id() -> str | None:
-    """Id of the SLURM job that this process runs in."""
-    return os.environ.get("SLURM_JOB_ID")
+    """Id of the SLURM job that this process runs in; of an array's task, ``<array>_<task>``."""
+    return slurm_job_id()
 
 
 def may_live(state: str | None) -> bool:
@@ -326,7 +327,8 @@ def pending_in_words(reason: str) -> tuple[str, bool]:
 
 def _queue(job_ids: list[str]) -> dict[str, JobState] | None:
     """Squeue's jobs; None if it does not answer."""
-    command = ["squeue", "--noheader", "--states=all", "--format=%i|%T|%N|%P|%r"]
+    # Waiting tasks of an array are one line without --array.
+    command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%N|%P|%r"]
     try:
         text = ask([*command, "--jobs", ",".join(job_ids)], patience_s=_QUEUE_PATIENCE_S)
     except SlurmError as error:
@@ -337,7 +339,7 @@ def _queue(job_ids: list[str]) -> dict[str, JobState] | None:
 
 def _accounting(job_ids: list[str]) -> dict[str, JobState]:
     """Sacct's jobs; those that it does not know are left out."""
-    command = ["sacct", "-X", "--noheader", "--parsable2", "--format=JobIDRaw,State,NodeList"]
+    command = ["sacct", "-X", "--noheader", "--parsable2", "--format=JobID,State,NodeList"]
     try:
         listed = ask([*command, "--jobs", ",".join(job_ids)], patience_s=_QUEUE_PATIENCE_S)
         return _jobs_in(listed)

@@ -13,18 +13,17 @@ import fcntl
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import IO
 
-from ddlbench.common.document import UnreadableJson, read_object
 from ddlbench.common.errors import ConfigError, file_fault
-from ddlbench.common.owner import Writer, begin_run
+from ddlbench.common.owner import begin_run
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.paths import RESULTS, STAGED_FILE, cell_dir
+from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import Site
-from ddlbench.slurm.jobs import drop_user_defaults, states
+from ddlbench.slurm.jobs import drop_user_defaults
 
 # Sites that this process measures on, with the open lock of this machine; a cluster has none.
 _held: dict[str, IO[str] | None] = {}
@@ -93,12 +92,11 @@ def _in_folder_of_start(arguments: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def begin(site: Site, cells: Iterable[str]) -> None:
+def begin(site: Site) -> None:
     """Prepare this process for a run: its name, its environment, and who submits its jobs.
 
     Args:
         site: of the experiment.
-        cells: ids of its cells.
 
     Raises:
         ConfigError: nothing can be written here.
@@ -110,28 +108,10 @@ def begin(site: Site, cells: Iterable[str]) -> None:
     if site.launcher != "slurm":
         return
     _shell.update(drop_user_defaults())
-    _forget_left_staging(cell_dir(site.name, cell) / STAGED_FILE for cell in cells)
     if "snakemake_executor_plugin_slurm" in sys.modules:
         from ddlbench.cluster.executor import install  # noqa: PLC0415 - it loads the plugin
 
-        install()
-
-
-def _forget_left_staging(reports: Iterable[Path]) -> None:
-    """Delete reports of staged data whose job is gone: Snakemake would take them for data."""
-    writers: dict[Path, Writer | None] = {}
-    for report in reports:
-        try:
-            writers[report] = Writer.of(read_object(report))
-        except FileNotFoundError:
-            continue
-        except UnreadableJson:
-            writers[report] = None
-    known = states(writer.job_id for writer in writers.values() if writer and writer.job_id)
-    for report, writer in writers.items():
-        job = known.get(writer.job_id or "") if writer else None
-        if job is None or not job.may_live:
-            report.unlink(missing_ok=True)
+        install(site.slurm.array_tasks)
 
 
 # Defaults of the user's shell for SLURM's commands, which were dropped.
@@ -153,8 +133,8 @@ def check_cluster(site: Site, cells: Sequence[Cell], arrays: str | None = None) 
         return
     if arrays:
         raise ConfigError(
-            "--slurm-array-jobs: a cell is a group of two rules (its data, then training), which "
-            "SLURM's job arrays cannot hold; leave the option out"
+            "--slurm-array-jobs: leave the option out; cells of one shape are a job array without "
+            "it (slurm.array_tasks in the site's file)"
         )
 
     from ddlbench.cluster import preflight  # noqa: PLC0415 - no measured cell needs it

@@ -16,13 +16,14 @@ What fails in a rule is in its log, and the user reads one sentence.
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,13 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect.time_plan import links_plan, links_request
 from ddlbench.own_parts import try_own_parts
-from ddlbench.planning.budget import SchedulerRequest, faulty_inputs, request
+from ddlbench.planning.budget import SchedulerRequest, faulty_inputs, request, same_for_all
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.matrix import cell_of, expand
 from ddlbench.planning.planner import measured_inputs
 from ddlbench.planning.profiles import needs_of, profiles_of
 from ddlbench.report import run_screen
+from ddlbench.workflow.graph import inspected, plan_quickly, planned
 from ddlbench.workflow.guards import (
     begin,
     check_cluster,
@@ -76,6 +78,7 @@ class Run:
 
     def __init__(self, config: Mapping[str, Any], workflow: Any) -> None:
         self._workflow = workflow
+        self._request = cache(lambda nodes, devices: request(nodes, devices, self.site))
         self.config_files = [relpath(file) for file in workflow.configfiles]
         with _ending_in_a_sentence():
             where = ", ".join(self.config_files) or "the configuration"
@@ -83,6 +86,7 @@ class Run:
             self.site = load_site(self.experiment.site, real_data=self.experiment.real_data)
             check_results(self.site.name)
             if workflow.is_main_process:
+                plan_quickly()
                 check_profile(self.site, sys.argv[1:])
             self.rows = expand(self.experiment, self.site)
         experiment, site = self.experiment.name, self.site.name
@@ -110,7 +114,7 @@ class Run:
         check_results(site.name, written)
         parts = try_own_parts(site, self.rows)
         _remark(*parts.data, *parts.remarks)
-        begin(site, self.cells)
+        begin(site)
         finished = finished_of(self.cells, site.name)
         waiting = [self.cells[cell_id] for cell_id in finished.waiting(self.cells)]
         _remark(*finished.left_remarks())
@@ -119,6 +123,7 @@ class Run:
 
     def ready_to_measure(self) -> None:
         """Take this machine for one run; on a cluster, check that jobs can run as they ask."""
+        planned()
         jobs = [job for job in self._workflow.dag.needrun_jobs() if not job.is_local]
         cells = [self._cell(job.wildcards) for job in jobs if job.rule.name == "cell"]
         with _ending_in_a_sentence():
@@ -177,13 +182,11 @@ class Run:
         """Predictions and their figures where the experiment says `predict: true`."""
         return self.prediction_files(wildcards) if self.experiment.predict else []
 
-    def checked(self, wildcards: Any) -> list[str]:
-        """No input: a wrong path on the command line ends here, before any job runs."""
-        self._cell(wildcards)
-        return []
-
     def measured_inputs(self, wildcards: Any) -> list[str]:
-        """Profile and links that the cell's plan is made from, so that they are made before it."""
+        """Profile and links that the cell's plan is made from, so that they are made before it.
+
+        A wrong path on the command line ends here, before any job runs.
+        """
         return [*map(str, measured_inputs(self._cell(wildcards), self.site.name))]
 
     def profile_runs(self, wildcards: Any) -> list[Path]:
@@ -199,18 +202,12 @@ class Run:
 
     def cell_request(self, wildcards: Any) -> SchedulerRequest:
         """What a cell asks of the scheduler."""
-        return request(*self.site.held_geometry(self._cell(wildcards)), self.site)
-
-    def stage_request(self, wildcards: Any) -> SchedulerRequest:
-        """The same job, and the time that the cell's data take."""
-        cell = self.cell_request(wildcards)
-        return replace(cell, runtime_min=cell.stage_runtime_min)
+        return self._request(*self.site.held_geometry(self._cell(wildcards)))
 
     def profile_request(self, wildcards: Any) -> SchedulerRequest:
         """All devices of one node, as replicas share it without talking; its data and the rest."""
         self.profile_needs(wildcards)  # a wrong path is one sentence
-        node = request(1, self.site.devices_per_node, self.site)
-        return replace(node, runtime_min=node.runtime_min + node.stage_runtime_min)
+        return request(1, self.site.devices_per_node, self.site)
 
     def links_request(self, wildcards: Any) -> SchedulerRequest:
         """What the links of a fabric ask of the scheduler."""
@@ -223,17 +220,35 @@ class Run:
             needs = needs_of(key, self.rows, self.experiment.profile, self.site)
         return json.dumps(needs.to_dict())
 
-    def threads(self, request_for: Callable[[Any], SchedulerRequest]) -> Callable[[Any], int]:
+    def threads(self) -> int | Callable[[Any], int]:
         """All cores of this machine, so that nothing runs beside a measurement.
 
-        On a cluster, what one task of the job needs.
+        On a cluster, what one task of a job needs.
         """
+        if self.site.launcher != "local":
+            return self.site.cpus_per_device
+        return lambda _wildcards: int(self._workflow.cores or 1)
 
-        def threads_of(wildcards: Any) -> int:
-            here = self.site.launcher == "local"
-            return int(self._workflow.cores or 1) if here else request_for(wildcards).cpus_per_task
+    def resources(self, request_for: Callable[[Any], SchedulerRequest]) -> dict[str, Any]:
+        """Snakemake's resources of a rule.
 
-        return threads_of
+        What no geometry changes is a constant: Snakemake inspects and calls each function for each
+        job.
+        """
+        constant, absent = same_for_all(self.site), object()
+        found: dict[str, Any] = {}
+        for name, field in _RESOURCES.items():
+            value = constant.get(field, absent)
+            if value is absent:
+                found[name] = _field_of(request_for, field)
+            elif value is not None:
+                found[name] = value
+        return found
+
+    def program(self, script: str) -> str:
+        """The beginning of a job's command: Python, a script, the site, and folders of data."""
+        path = f"workflow/scripts/{script}"
+        return shlex.join([sys.executable, "-P", path, self.experiment.site, self.real_data])
 
     # What Snakemake's own report says.
 
@@ -290,13 +305,8 @@ _RESOURCES = {
 }
 
 
-def resources(request_for: Callable[[Any], SchedulerRequest]) -> dict[str, Callable[[Any], Any]]:
-    """Snakemake's resources of a rule, each a function of its wildcards."""
-
-    def of(field: str) -> Callable[[Any], Any]:
-        return lambda wildcards: getattr(request_for(wildcards), field)
-
-    return {name: of(field) for name, field in _RESOURCES.items()}
+def _field_of(request_for: Callable[[Any], SchedulerRequest], field: str) -> Callable[[Any], Any]:
+    return inspected(lambda wildcards: getattr(request_for(wildcards), field))
 
 
 @contextmanager
