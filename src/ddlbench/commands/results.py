@@ -20,6 +20,7 @@ from ddlbench.own_parts import look
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.measurements import records_of
 from ddlbench.report.products import compare_sites, make_page, make_report
+from ddlbench.report.slow_ranks import slow_lines, slow_of
 from ddlbench.report.terminal import advice_lines, states, status_lines, summary_lines
 
 
@@ -144,6 +145,8 @@ def report(
     ):
         for place in [place for place in places if place.is_file()][:1]:
             click.echo(f"{name} {place}")
+    for line in slow_lines(slow_of(rows, site), site):
+        click.echo(line)
     if also_site:
         given = click.get_current_context().params
         configfile = enter_project(given["configfile"])

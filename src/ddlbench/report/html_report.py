@@ -50,6 +50,7 @@ from ddlbench.report.registry import (
     names_of,
     prediction_figures_for,
 )
+from ddlbench.report.slow_ranks import facts, slow_of
 from ddlbench.report.style import variant_labels, workers_label
 from ddlbench.report.tables import Tables, read_tables
 from ddlbench.report.terminal import advice, answers_at, numbers_of, speedup_table, telling_apart
@@ -156,6 +157,7 @@ def make_html_report(
         measured=_measured(read.summary),
         unfinished=_unfinished(read.measurements),
         facts=_facts(read.summary),
+        slow=facts(slow_of(rows, site, results)),
         advice=advice(tables),
         columns=columns,
         speedups=speedups,

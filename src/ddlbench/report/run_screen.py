@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,9 @@ def follow(
     shared = [at for at, values in enumerate(first) if len(values) == 1]
     _shared = " ".join(names[0].split(" ")[at] for at in shared) if names else ""
     _cells.clear()
+    base_of = cache(lambda cell_id: result_file(site, cell_id))  # a path is large, bases are few
     for row, name in zip(runnable, names, strict=True):
-        base = result_file(site, row.base_id) if row.base_id else None
+        base = base_of(row.base_id) if row.base_id else None
         words = [word for at, word in enumerate(name.split(" ")) if at not in shared]
         _cells[row.cell.id] = _Listed(name, " ".join(words), base)
 
