@@ -7,7 +7,6 @@ With ``DDLBENCH_SHIPPED_PAUSES=1`` the runs keep the pauses of the shipped profi
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -187,21 +186,6 @@ def test_defaults_of_the_shell_change_nothing(site):
     assert second.end(180) == 0, second.text
     assert set(site.jobs()) == {str(job)}  # the second run's job waits, and adopts
     site.report("defaults of the shell for squeue, sbatch ...", "trains on", "ok: result adopted")
-
-
-def test_staged_data_of_another_job_is_not_believed(site, bed):
-    for node in bed.nodes:
-        bed.run(node, "sh", "-c", "rm -rf /scratch/ddlbench-data-*")
-    site.project.configure(plain())
-    settings = "batch_size=4+warmup_steps=0+data_scale=0.0008"
-    cell = f"mnist/cluster_network@plain/ddp/2x1/{settings}/rep0"
-    folder = site.folder / "results/testbed/cells" / cell
-    folder.mkdir(parents=True)
-    left = {"writer": {"run": "an-earlier-one", "job_id": "1", "attempt": 1}}
-    (folder / "staged.json").write_text(json.dumps(left))
-    assert site.run_again()["status"] == "ok"
-    assert site.cell == folder
-    site.report("staged.json of a job that died is left", "not run", "data made anew, ok")
 
 
 def test_a_suspended_cell_is_marked(site):

@@ -108,7 +108,7 @@ def test_a_shipped_experiment_plans_the_jobs_of_its_matrix(workflow, name):
         assert jobs.pop("links_of_fabric") == len({cell.fabric for cell in cells})
         assert jobs.pop("predict") == 1
     assert experiment.predict == (experiment.name not in ("smoke", "demo-gpus", "networking-gpus"))
-    assert jobs == {"stage": len(cells), "cell": len(cells), "tables": 1, "page": 1, "all": 1}
+    assert jobs == {"cell": len(cells), "tables": 1, "page": 1, "all": 1}
 
 
 def test_the_workflow_is_lint_clean(workflow):

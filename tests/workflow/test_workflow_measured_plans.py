@@ -66,7 +66,7 @@ def planned(workflow: Workflow, *arguments: str, config: str) -> dict[str, int]:
 def test_a_measured_balance_asks_for_the_profile_and_the_links(workflow):
     jobs = planned(workflow, "cells", config=experiment(workflow, "profile"))
     assert jobs == {
-        "profile": 1, "links_of_fabric": 1, "stage": 4, "cell": 4, "cells": 1, "total": 11
+        "profile": 1, "links_of_fabric": 1, "cell": 4, "cells": 1, "total": 7
     }  # fmt: skip
 
 
@@ -81,13 +81,13 @@ def test_a_profile_of_several_runs_pools_a_job_each(workflow):
 @pytest.mark.parametrize("strategy", ["gpipe", "pipe-gpipe", "model-parallel-p2p"])
 def test_links_only_where_the_partitioner_needs_them(workflow, strategy):
     jobs = planned(workflow, "cells", config=experiment(workflow, "profile", [strategy]))
-    assert jobs == {"profile": 1, "stage": 1, "cell": 1, "cells": 1, "total": 4}
+    assert jobs == {"profile": 1, "cell": 1, "cells": 1, "total": 3}
 
 
 def test_other_balances_ask_for_nothing(workflow):
     config = experiment(workflow, "1+3")
     jobs = planned(workflow, "cells", config=config)
-    assert jobs == {"stage": 4, "cell": 4, "cells": 1, "total": 9}
+    assert jobs == {"cell": 4, "cells": 1, "total": 5}
 
 
 def test_a_profile_measured_again_repeats_no_cell(workflow):
@@ -113,6 +113,6 @@ def test_a_profile_measured_again_repeats_no_cell(workflow):
     assert planned(workflow, "cells", config=config).keys() <= {"cells", "total"}
     result.unlink()
     jobs = planned(workflow, "cells", config=config)
-    assert jobs == {"stage": 1, "cell": 1, "cells": 1, "total": 3}
+    assert jobs == {"cell": 1, "cells": 1, "total": 2}
     profile.unlink()
     assert planned(workflow, "cells", config=config)["profile"] == 1

@@ -44,7 +44,7 @@ def test_one_rule_asks_for_every_geometry(geometry, asked):
     assert found.tasks_per_gpu == 0
     assert found.cpus_per_task == 6
     assert found.mem_mb == 45000 * int(geometry.split("x")[1])
-    assert found.runtime_min == 86400 / 60 + 5
+    assert found.runtime_min == 30 + 86400 / 60 + 5
     assert found.extra == "--exclusive"
 
 

@@ -30,12 +30,11 @@ def first(workflow):
 
 def test_first_run_measures_every_cell(workflow, first):
     _, ended = first
-    assert ended.jobs == {"stage": 3, "cell": 3, "tables": 1, "figure": DRAWN, "page": 1, "all": 1}
+    assert ended.jobs == {"cell": 3, "tables": 1, "figure": DRAWN, "page": 1, "all": 1}
     for cell in CELLS:
         assert workflow.result(*cell)["status"] == "ok"
         assert (workflow.cell(*cell) / "steps.csv").is_file()
         left = {path.name for path in workflow.cell(*cell).iterdir()}
-        assert "staged.json" not in left
         assert not any(name.startswith(".run-") for name in left)
 
 
@@ -106,7 +105,7 @@ def test_a_new_network_adds_its_own_cells_only(workflow, first):
         "grown.yaml", matrix={"network": ["tiny_networks:plain", "tiny_networks:other"]}
     )
     jobs = workflow.snakemake("-n", "--quiet", "reason", config=grown)
-    assert jobs.jobs == {"stage": 3, "cell": 3, "tables": 1, "figure": DRAWN, "page": 1, "all": 1}
+    assert jobs.jobs == {"cell": 3, "tables": 1, "figure": DRAWN, "page": 1, "all": 1}
     assert "would measure  mnist tiny_networks:other ddp 1x2" in jobs.text
     assert "tiny_networks:plain" not in jobs.text
 
@@ -130,10 +129,10 @@ def test_a_deleted_result_is_measured_again_alone(workflow, first):
     gone = workflow.cell("plain", "ddp") / "result.json"
     gone.unlink()
     plan = workflow.snakemake("-n", "--quiet", "rules", config="experiment.yaml")
-    assert plan.jobs == {"stage": 1, "cell": 1, "tables": 1, "figure": DRAWN, "page": 1, "all": 1}
+    assert plan.jobs == {"cell": 1, "tables": 1, "figure": DRAWN, "page": 1, "all": 1}
     ended = workflow.snakemake("cells", config="experiment.yaml")
     assert ended.code == 0, ended.text
-    assert ended.jobs == {"stage": 1, "cell": 1, "cells": 1}
+    assert ended.jobs == {"cell": 1, "cells": 1}
     after = workflow.results()
     again = str(gone.relative_to(workflow.folder))
     assert after.keys() == before.keys()
@@ -167,7 +166,7 @@ def test_any_cell_can_be_asked_for_by_its_path(workflow, first):
     before = workflow.results()
     ended = workflow.snakemake(target, config="experiment.yaml")
     assert ended.code == 0, ended.text
-    assert ended.jobs == {"stage": 1, "cell": 1}
+    assert ended.jobs == {"cell": 1}
     assert workflow.results().keys() - before.keys() == {target}
 
 

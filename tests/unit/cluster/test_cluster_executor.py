@@ -57,11 +57,10 @@ class RuleJob:
 
 
 class Group:
-    """A cell and its data as one job; it has no rule, as Snakemake's has none."""
+    """A cell as a group of rules; it has no rule, as Snakemake's has none."""
 
     def __init__(self, folder: Path) -> None:
-        self.jobs = [RuleJob("stage", folder), RuleJob("cell", folder)]
-        self.jobs[0].output = []  # a temporary file, which is gone when the cell is done
+        self.jobs = [RuleJob("cell", folder)]
         self.name, self.jobid = "cell_with_data", 8
         self.resources = Resources(mem_mb=1, runtime=1)
         self.errors: list[tuple[str | None, dict[str, Any]]] = []

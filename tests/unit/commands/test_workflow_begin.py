@@ -1,4 +1,4 @@
-"""The start of a run: logs that name their job, a clean shell, no data of a job that is gone."""
+"""The start of a run: logs that name their job, a clean shell, options that are refused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import sys
 
 import pytest
 
-from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.owner import RUN, Writer
-from ddlbench.experiment.paths import STAGED_FILE, cell_dir
+from ddlbench.common.owner import RUN
 from ddlbench.experiment.site import load_site
-from ddlbench.slurm.jobs import NO_ANSWER, JobState
 from ddlbench.workflow import guards
 from ddlbench.workflow.guards import begin, check_cluster
 from ddlbench.workflow.run import logged
@@ -57,56 +54,30 @@ def test_a_log_of_an_earlier_job_is_replaced(job, tmp_path):
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """A cluster's site, and what SLURM says of its jobs."""
+    """A cluster's site."""
     site = load_site("slurm-example", as_example=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RUN, "")
     monkeypatch.setattr(guards, "_shell", {})
     monkeypatch.delitem(sys.modules, "snakemake_executor_plugin_slurm", raising=False)
-    states: dict[str, JobState] = {}
-    monkeypatch.setattr(guards, "states", lambda ids: {job: states[job] for job in ids})
-    return site, states
+    return site
 
 
 def test_a_run_has_a_name_on_every_site(cluster):
-    begin(load_site("local"), [])
+    begin(load_site("local"))
     assert os.environ[RUN]
 
 
 def test_a_cluster_decides_and_not_the_users_shell(cluster, monkeypatch):
-    site, _ = cluster
+    site = cluster
     monkeypatch.setenv("SBATCH_ACCOUNT", "lab")
-    begin(site, [])
+    begin(site)
     assert "SBATCH_ACCOUNT" not in os.environ
     assert guards._shell["SBATCH_ACCOUNT"] == "lab"  # so that the check can tell of it
 
 
-@pytest.mark.parametrize(
-    ("state", "kept"),
-    [("RUNNING", True), ("PENDING", True), (NO_ANSWER, True), ("CANCELLED", False), (None, False)],
-)
-def test_data_of_a_job_that_is_gone_are_none(state, kept, cluster):
-    site, states = cluster
-    report = cell_dir(site.name, CELL) / STAGED_FILE
-    report.parent.mkdir(parents=True)
-    write_json(report, {"writer": Writer("run-a", "12").to_dict()})
-    states["12"] = JobState(state)
-    begin(site, [CELL])
-    assert report.exists() == kept
-
-
-@pytest.mark.parametrize("text", ["{", "{}", '{"writer": null}'])
-def test_a_report_that_names_no_job_is_none(text, cluster):
-    site, _ = cluster
-    report = cell_dir(site.name, CELL) / STAGED_FILE
-    report.parent.mkdir(parents=True)
-    report.write_text(text)
-    begin(site, [CELL])
-    assert not report.exists()
-
-
 def test_job_arrays_are_refused(cluster):
-    site, _ = cluster
-    with pytest.raises(ConfigError, match="--slurm-array-jobs: a cell is a group of two rules"):
+    site = cluster
+    with pytest.raises(ConfigError, match="--slurm-array-jobs: leave the option out"):
         check_cluster(site, ["a cell"], "all")
     check_cluster(site, [], "all")  # nothing is submitted

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.common.document import write_json
 from ddlbench.common.owner import RUN, Writer
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Failure, Reason
 from ddlbench.runtime import supervise
-from ddlbench.runtime.staging import staged_by_this_job
 from ddlbench.runtime.supervise import CellFailed, run_cell
 
 CELL = Cell("mnist", "vgg11", "ddp", batch_size=8, devices_per_node=2)
@@ -79,27 +77,3 @@ def test_the_first_attempt_is_never_refused(job, tmp_path):
     job("run-a", "13")
     with pytest.raises(Measured):
         run_cell(CELL, load_site("local"), tmp_path, None, 1)
-
-
-@pytest.mark.parametrize(
-    ("writer", "job_id", "mine"),
-    [
-        (Writer("run-a", "12", 1), "12", True),
-        (Writer("run-a", "11", 1), "12", False),  # its data lie on other nodes
-        (Writer("run-a", None, 1), "12", False),
-        (Writer("run-a", None, 1), None, True),
-        (Writer("run-b", None, 1), None, False),
-    ],
-)
-def test_staged_data_are_believed_if_this_job_made_them(writer, job_id, mine, job, tmp_path):
-    report = {"digest": "d", "writer": writer.to_dict()}
-    write_json(tmp_path / "staged.json", report)
-    job("run-a", job_id)
-    assert staged_by_this_job(tmp_path / "staged.json", 1) == (report if mine else None)
-
-
-@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
-def test_a_report_that_tells_no_job_is_none(text, job, tmp_path):
-    if text is not None:
-        (tmp_path / "staged.json").write_text(text)
-    assert staged_by_this_job(tmp_path / "staged.json", 1) is None
