@@ -4,8 +4,8 @@
 
 Two workflows of the same graph, each timed as `snakemake -n --quiet` in a process of its own:
 
-    stage -> cell -> one aggregate        ours     this project: matrix, checks, resources, groups
-     (one chain a cell)                   minimal  nothing but names and shell commands
+    cell -> one aggregate        ours     this project: matrix, checks, resources
+    (one job a cell)             minimal  nothing but names and shell commands
 
 They take turns, each round in the other order than the one before, and only ratios within a
 round are summarised. CPU time is shown beside wall time: other work on the machine changes it less.
@@ -54,12 +54,7 @@ CELLS = [f"cell{{number}}" for number in range({cells})]
 rule all:
     input: "all.txt"
 
-rule stage:
-    output: temp("cells/{{cell}}/staged.json")
-    shell: "touch {{output}}"
-
 rule cell:
-    input: "cells/{{cell}}/staged.json"
     output: "cells/{{cell}}/result.json"
     shell: "touch {{output}}"
 

@@ -299,6 +299,8 @@ def options_of(site: Site, nodes: int, devices_per_node: int) -> list[Option]:
         listed += [Option("slurm.extra", text) for text in extra]
     if site.slurm.exclusive:
         listed.append(Option("slurm.exclusive", "--exclusive"))
+    if site.slurm.exclude:
+        listed.append(Option("slurm.exclude", f"--exclude={','.join(site.slurm.exclude)}"))
     return listed
 
 

@@ -68,7 +68,7 @@ def test_stages_and_processors_of_other_kinds_are_not_compared(result):
 
 
 def test_waits_of_the_measured_region_tell_where_no_trace_is(result):
-    epoch = {"epoch": 1, "steps": 8, "samples": 400, "elapsed_s": 20.0, "samples_per_s": 20.0}
+    epoch = {"epoch": 1, "steps": 8, "samples": 400, "elapsed_s": 20.0, "load_s": 0.0}
     values = result().to_dict()
     values["timing"]["epochs"] = [epoch]
     for rank, wait_s in zip(values["ranks"], (10.0, 5.0, 10.0, 10.0), strict=True):
