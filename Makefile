@@ -21,7 +21,7 @@ TEST_PROCESSES ?= 2
 # Unit tests that take over three seconds lie in these.
 SLOW := $(shell grep -rl 'mark\.slow' tests/unit plugins/*/tests/unit)
 # Not the modules that you keep beside them.
-OURS := src plugins tests workflow validation benchmarks
+OURS := src plugins tests workflow validation benchmarks envs/reframe
 GPU_PYTHON ?= python3
 GPU_RESULTS ?= gpu-results
 GPU_OPTIONS ?=
