@@ -255,6 +255,9 @@ class Site:
     """What a worker computes on. A site that says cuda and finds no GPU is an error."""
     launcher: Literal["local", "slurm"]
     """How processes start; local on this machine, slurm with srun inside the job."""
+    starter: Literal["auto", "torchrun"] = "auto"
+    """What starts the ranks: auto is ddlbench itself or srun, torchrun is PyTorch's launcher, once
+    on each node. Nodes of emulated fabrics are always started by ddlbench itself."""
     nodes: Count = 1
     """Largest number of nodes one cell may use."""
     devices_per_node: Annotated[int, InFile(_AUTO)]
@@ -481,6 +484,11 @@ def parse_site(
         raise ConfigError(
             f"{where}: devices_share_gpu is for device: cuda; CPU devices share their node anyway, "
             "so leave it out"
+        )
+    if keys.get("starter") == "torchrun" and (keys.get("slurm") or {}).get("mpi"):
+        raise ConfigError(
+            f"{where}: slurm.mpi needs ranks that srun starts; leave out starter: torchrun, or "
+            "leave out slurm.mpi: Horovod then meets over gloo"
         )
     devices = keys.setdefault("devices_per_node", _AUTO["default"])
     keys["fabrics"] = _conditions(keys.get("fabrics", {}), f"{where}: fabrics")

@@ -40,7 +40,10 @@ _PACKAGES = (
 )
 _LIBRARIES = ("driver", "cuda", "nccl")
 # Only these variables are recorded: they change how fast, or where, a run computes.
-_PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TORCH_", "CUBLAS_")
+_PREFIXES = (
+    *("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TORCH_", "CUBLAS_"),
+    *("TORCHELASTIC_", "HIP_", "HSA_", "ROCR_", "RCCL_", "MIOPEN_"),
+)
 
 
 def driver_provenance(seed: int) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""Cells whose processes torchrun starts: what they train, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from threading import Thread
+
+import psutil
+import pytest
+from local_cells import DDP, HOROVOD, PARAMETER_SERVER, local_site, odd_cell, run_one, running
+
+from ddlbench.runtime.supervise import CellFailed
+
+TORCHRUN = {"starter": "torchrun"}
+
+
+@pytest.mark.parametrize("cell", [DDP, HOROVOD, PARAMETER_SERVER], ids=lambda cell: cell.strategy)
+def test_it_trains_what_other_starters_train(cell, tmp_path, shared_cells):
+    found, _ = run_one(cell, local_site(tmp_path, cell.devices, **TORCHRUN), tmp_path)
+    assert found["status"] == "ok", found["reason"]
+    known = shared_cells.run(cell).result
+    assert found["processes"] == known["processes"]
+    assert found["loss"]["first"] == pytest.approx(known["loss"]["first"], rel=1e-6)
+    if cell.strategy != "parameter-server":  # whose workers update in any order
+        assert found["loss"] == pytest.approx(known["loss"], rel=1e-6)
+    environment = found["provenance"]["environment"]
+    assert "TORCHELASTIC_RUN_ID" in environment
+    assert "TORCHELASTIC_RUN_ID" not in known["provenance"]["environment"]
+
+
+def test_a_killed_rank_ends_all_others_and_is_a_failure(tmp_path):
+    class Killer(Thread):
+        """Kills rank 1 as soon as it trains, and notes every process of the cell."""
+
+        seen: set[psutil.Process] = set()  # noqa: RUF012
+
+        def run(self) -> None:
+            while len(ranks := running("-m ddlbench.runtime.worker")) < 2:
+                self.seen.update(running())
+            self.seen.update(running())
+            os.kill(max(ranks, key=lambda rank: rank.environ()["RANK"]).pid, signal.SIGKILL)
+
+    killer = Killer(daemon=True)
+    killer.start()
+    cell = odd_cell("plain", "ddp", epochs=2000)
+    with pytest.raises(CellFailed, match="rank 1: killed by signal 9"):
+        run_one(cell, local_site(tmp_path, **TORCHRUN), tmp_path)
+    killer.join()
+    _, alive = psutil.wait_procs(killer.seen, timeout=10)
+    assert not alive
