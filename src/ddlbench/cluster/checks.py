@@ -46,7 +46,7 @@ from ddlbench.planning.budget import (
     stage_minutes,
     timeouts_within,
 )
-from ddlbench.runtime.launch import address_of
+from ddlbench.runtime.launch import address_of, visible_devices
 from ddlbench.slurm import partitions
 from ddlbench.slurm.jobs import SlurmError, ask
 from ddlbench.slurm.partitions import (
@@ -482,7 +482,8 @@ def _node(request: dict[str, Any]) -> dict[str, Any]:
         report["address_error"] = str(error)
     with suppress(OSError):
         report["own_name_is"] = socket.gethostbyname(socket.gethostname())
-    report["visible_gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    _, visible = visible_devices()
+    report["visible_gpus"] = None if visible is None else ",".join(visible)
     if request["device"] == "cuda":
         report["p2p_state"], report["p2p"] = state_of_p2p(request["interconnect"])
     return {**report, **_torch(request["device"]), **_scratch(request["scratch"])}
@@ -494,7 +495,9 @@ def _torch(device: str) -> dict[str, Any]:
     import torch  # noqa: PLC0415 - the report says if it is absent
 
     gpus = visible_gpus() if device == "cuda" else []
-    return {"torch": torch.__version__, "torch_cuda": torch.version.cuda, "gpus": gpus}
+    # Of AMD's GPUs, which torch calls cuda, too.
+    computes = torch.version.cuda or getattr(torch.version, "hip", None)
+    return {"torch": torch.__version__, "torch_cuda": computes, "gpus": gpus}
 
 
 def _scratch(template: str) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class Slurm(Form):
     constraint: str | None = None
     """Node features to ask for."""
     gpu_type: str | None = None
-    """GRES type, for example a100."""
+    """GRES type, for example a100 or mi250x."""
     gres: str = "gpu"
     """GRES name of a device; empty asks for none."""
     exclusive: bool = True

@@ -233,7 +233,7 @@ def _versions(provenance: Provenance) -> Iterator[tuple[str, str]]:
     for name, version in (provenance.packages or {}).items():
         if name not in _OF_THE_WORKFLOW:
             yield name, version
-    for name in ("driver", "cuda", "nccl"):
+    for name in ("driver", "cuda", "nccl", "rocm", "rccl"):
         if (said := getattr(provenance, name)) is not None:
             yield name, said
 

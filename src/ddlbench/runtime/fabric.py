@@ -34,7 +34,15 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import DeviceKind
-from ddlbench.runtime.launch import Launch, LocalLaunch, Step, launch, listen, rendezvous_address
+from ddlbench.runtime.launch import (
+    Launch,
+    LocalLaunch,
+    Step,
+    launch,
+    listen,
+    rendezvous_address,
+    visible_devices,
+)
 from ddlbench.runtime.torchrun import TorchrunLaunch
 from ddlbench.runtime.watchdog import phase_in
 
@@ -324,11 +332,11 @@ class _Inside:
         if self.share_gpu:
             return sockets
         first = process.node * self.devices_per_node
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if visible == [""]:
+        name, visible = visible_devices()
+        if visible is None:
             visible = [str(index) for index in range(first + self.devices_per_node)]
         devices = visible[first : first + self.devices_per_node]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(devices), **sockets}
+        return {name: ",".join(devices), **sockets}
 
 
 @contextmanager

@@ -119,9 +119,22 @@ def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device
 
 def gpu_models(devices: Sequence[torch.device]) -> list[str]:
     """Model of each GPU, in the order of ``devices``; empty for CPU devices."""
-    import torch  # noqa: PLC0415 - see own_devices
+    from ddlbench.runtime.gpus import model_of  # noqa: PLC0415 - it needs torch, see own_devices
 
-    return [torch.cuda.get_device_name(d) for d in devices if d.type == "cuda"]
+    return [model_of(device) for device in devices if device.type == "cuda"]
+
+
+# HIP looks at its variable first, and at CUDA's where it is not set. What ROCR_VISIBLE_DEVICES
+# hides, neither of them counts.
+_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+
+
+def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, list[str] | None]:
+    """The variable that chooses GPUs here, and its list; None for a list that is not set."""
+    for name in _VISIBLE:
+        if listed := environment.get(name, "").strip():
+            return name, listed.split(",")
+    return _VISIBLE[-1], None
 
 
 def own_cores() -> str:

@@ -322,7 +322,7 @@ COMPILE_RULE = (
     "three steps before warm-up, less three times the last of them, with empty caches of "
     "torch.compile; slowest rank"
 )
-_COVERS = {"nvml": "gpu", "rapl": "host"}
+_COVERS = {"nvml": "gpu", "amdsmi": "gpu", "rapl": "host"}
 
 
 def efficiency(cell: Cell, reports: Sequence[RankReport], timing: Timing) -> Efficiency:
