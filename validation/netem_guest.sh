@@ -55,7 +55,8 @@ cp "$source"/modules.* "$root/lib/modules/$release/"
     printf 'cd %q\n' "$PWD"
     for name in PATH PYTHONPATH HOME; do printf 'export %s=%q\n' "$name" "${!name:-}"; done
     printf '%q ' "$@"
-    printf '\necho "netem-guest: exit status $?"\nsync\n/netem-guest-busybox poweroff -f\n'
+    # The console is no terminal to show bars on.
+    printf ' 2>&1 | cat\necho "netem-guest: exit status ${PIPESTATUS[0]}"\nsync\n/netem-guest-busybox poweroff -f\n'
 } > "$root/command.sh"
 cat > "$root/init" <<'INIT'
 #!/bin/busybox sh

@@ -10,6 +10,8 @@ import psutil
 import pytest
 from local_cells import DDP, HOROVOD, PARAMETER_SERVER, local_site, odd_cell, run_one, running
 
+from ddlbench.common.errors import ConfigError
+from ddlbench.runtime.launch import rendezvous_address
 from ddlbench.runtime.supervise import CellFailed
 
 TORCHRUN = {"starter": "torchrun"}
@@ -49,3 +51,40 @@ def test_a_killed_rank_ends_all_others_and_is_a_failure(tmp_path):
     killer.join()
     _, alive = psutil.wait_procs(killer.seen, timeout=10)
     assert not alive
+
+
+SRUN = """#!/usr/bin/env python3
+import os, subprocess, sys
+words = sys.argv[1:]
+options = {}
+while words[0].startswith("--"):
+    name, _, value = words.pop(0).partition("=")
+    options[name] = value
+each = int(options["--ntasks-per-node"])
+running = []
+for rank in range(int(options["--ntasks"])):
+    place = {"SLURM_NODEID": rank // each, "SLURM_LOCALID": rank % each, "SLURM_PROCID": rank}
+    environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
+    running.append(subprocess.Popen(words, env=environment))
+sys.exit(max(process.wait() for process in running))
+"""
+
+
+def test_one_torchrun_on_each_node_meet(tmp_path, monkeypatch, shared_cells):
+    """Real torchruns over real sockets; an srun that starts its tasks on this machine."""
+    program = tmp_path / "bin/srun"
+    program.parent.mkdir()
+    program.write_text(SRUN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    site = local_site(tmp_path, 1, launcher="slurm", nodes=2, **TORCHRUN)
+    try:
+        rendezvous_address(site, 2)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    cell = odd_cell("plain", "ddp", nodes=2).with_(devices_per_node=1)
+    found, _ = run_one(cell, site, tmp_path)
+    assert found["status"] == "ok", found["reason"]
+    known = shared_cells.run(cell.with_(nodes=1, devices_per_node=2)).result
+    assert found["loss"] == pytest.approx(known["loss"], rel=1e-6)
+    assert found["processes"] == 2
