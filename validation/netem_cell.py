@@ -37,7 +37,7 @@ def main() -> None:
             result = run_cell(cell, site, folder, stage_cell(cell, site, Path(scratch)))
             found = result.to_dict()
             link = (found.get("link") or {}).get("probe")
-            steps = found["steps"] if "steps" in found else None
+            steps = found["timing"]["step_s"] if found["status"] == "ok" else None
             print(json.dumps({"fabric": fabric, "status": found["status"], "loss": found["loss"]}))
             print(json.dumps({"reason": found["reason"], "probe": link, "steps": steps}))
 

@@ -75,6 +75,8 @@ class DdlbenchSmoke(rfm.RunOnlyRegressionTest):
         is_file = self.site.endswith((".yaml", ".yml"))
         site_file = _found(self.site) if is_file else PROJECT / f"config/sites/{self.site}.yaml"
         launcher = yaml.safe_load(site_file.read_text(encoding="utf-8"))["launcher"]
+        if self.references:  # ReFrame leaves the working folder later
+            self.references = str(_found(self.references))
         activate = Path(self.environment) / "bin/activate"
         self.prerun_cmds = [
             *(f"ln -sfn '{PROJECT / part}' ." for part in PARTS),
@@ -139,7 +141,7 @@ class DdlbenchSmoke(rfm.RunOnlyRegressionTest):
     def _references(self) -> dict[str, float]:
         if not self.references:
             return {}
-        path = _found(self.references)
+        path = Path(self.references)
         known = yaml.safe_load(path.read_text(encoding="utf-8"))
         speeds = (known.get(self.site_name) or {}) if isinstance(known, dict) else None
         if not isinstance(speeds, dict) or any(not _is_speed(each) for each in speeds.values()):
