@@ -56,7 +56,7 @@ cp "$source"/modules.* "$root/lib/modules/$release/"
     for name in PATH PYTHONPATH HOME; do printf 'export %s=%q\n' "$name" "${!name:-}"; done
     printf '%q ' "$@"
     # The console is no terminal to show bars on.
-    printf ' 2>&1 | cat\necho "netem-guest: exit status ${PIPESTATUS[0]}"\nsync\n/netem-guest-busybox poweroff -f\n'
+    printf ' 2>&1 | cat\necho "netem-guest: exit status ${PIPESTATUS[0]}"\nsync\n/netem-guest/busybox poweroff -f\n'
 } > "$root/command.sh"
 cat > "$root/init" <<'INIT'
 #!/bin/busybox sh
@@ -72,8 +72,9 @@ mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=1048576 root /
 mount -t tmpfs -o size=80% upper /upper
 mkdir /upper/files /upper/work
 mount -t overlay -o lowerdir=/lower,upperdir=/upper/files,workdir=/upper/work root /new
-cp /command.sh /new/netem-guest-command.sh
-cp /bin/busybox /new/netem-guest-busybox
+mkdir /new/netem-guest
+cp /command.sh /new/netem-guest/command.sh
+cp /bin/busybox /new/netem-guest/busybox
 mount -t proc proc /new/proc
 mount -t sysfs sys /new/sys
 mount -t devtmpfs dev /new/dev
@@ -84,7 +85,7 @@ mount -t tmpfs run /new/run
 ip link set lo up
 echo "netem-guest: $(uname -r)"
 # Not chroot: who enters a mount namespace starts at its real root.
-exec switch_root /new /bin/bash /netem-guest-command.sh
+exec switch_root /new /bin/bash /netem-guest/command.sh
 INIT
 chmod +x "$root/init"
 (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1) > "$work/initramfs.gz"
