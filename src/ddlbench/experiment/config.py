@@ -294,7 +294,15 @@ class PaperFile(PaperKeys):
             ConfigError: a key is unknown or wrong.
         """
         keys = {key: values[key] for key in _KEYS if key in values}
-        return cls(**vars(read_checked(PaperKeys, keys, where)), values=values)
+        file = cls(**vars(read_checked(PaperKeys, keys, where)), values=values)
+        for name, scale in file.scales.items():
+            base = scale.get("like")
+            if base is not None and (base == name or "like" in file.scales.get(base, {"like": ""})):
+                raise ConfigError(
+                    f"{where}: scales.{name}.like: no scale {base} has keys of its own here; write "
+                    f"scales.{base}, or leave like out"
+                )
+        return file
 
     def site(self, scale: str) -> str | None:
         """Where the cells of a scale run, unless the user says otherwise; None: on a cluster."""

@@ -100,7 +100,7 @@ class PlannedCluster:
         Raises:
             ConfigError: there is no such file, or several nodes have no fabric.
         """
-        device = DeviceSheet.called(hardware) or DeviceSheet.load(hardware)
+        device = DeviceSheet.named(hardware)
         shapes = list(geometries)
         nodes = max(nodes for nodes, _ in shapes)
         if nodes > 1 and fabric is None:
