@@ -20,7 +20,11 @@ from ddlbench.commands.questions import (
     questions_of,
 )
 from ddlbench.commands.recommend_layouts import layout_answers
-from ddlbench.commands.recommend_planned import PlannedQuestions, planned_questions_of
+from ddlbench.commands.recommend_planned import (
+    PlannedQuestions,
+    planned_questions_of,
+    with_experiment,
+)
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -106,24 +110,25 @@ def recommend(
         raise ConfigError(
             f"--measure goes by measurements, --recommender {recommender} does not; leave one out"
         )
-    network = options["network"]
     if hardware is None:
         if given := next((n for n, v in (("profile", profile), ("software", software)) if v), None):
             raise ConfigError(f"--{given} goes with --hardware; write that, too, or leave it out")
         questions = questions_of(options)
     elif measure is not None:
         raise ConfigError("--measure needs a site, --hardware is none; leave one out")
-    elif network and (software or _is_decoder(network, options["dataset"])):
-        of_networks = {
-            "profile": profile,
-            "allow_stale": allow_stale,
-            "device_memory_bytes": device_memory_bytes,
-        }
-        values, lines = layout_answers({**options, **of_networks}, hardware, software)
-        show(values, lines, as_json=as_json)
-        return
     else:
-        questions = planned_questions_of(options, hardware, profile)
+        options, experiment = with_experiment(options)
+        network = options["network"]
+        if network and (software or _is_decoder(network, options["dataset"])):
+            of_networks = {
+                "profile": profile,
+                "allow_stale": allow_stale,
+                "device_memory_bytes": device_memory_bytes,
+            }
+            values, lines = layout_answers({**options, **of_networks}, hardware, software)
+            show(values, lines, as_json=as_json)
+            return
+        questions = planned_questions_of(options, hardware, profile, experiment)
     fixed = {
         "recommender": recommender,
         "allow_stale": allow_stale,
