@@ -48,6 +48,7 @@ from ddlbench.predict.prediction import DEFAULT_RECOMMENDER
 from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked
 from ddlbench.predict.transformer.configurations import is_shape
+from ddlbench.predict.transformer.hf_shapes import is_configuration
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
@@ -84,6 +85,13 @@ if TYPE_CHECKING:
 @click.option(
     "--software", help="What trains a transformer's shape; with --hardware.  [default: nanotron]"
 )
+@click.option(
+    "--sequence-length",
+    "--context",
+    "sequence_length",
+    type=click.IntRange(1),
+    help="Tokens of a sample of a transformer's shape; with --hardware.  [default: its own]",
+)
 def recommend(
     *,
     hardware: str | None,
@@ -102,7 +110,7 @@ def recommend(
 
     Several geometries, as 1x2,1x4,2x4, are compared with each other. With --hardware the answer
     rests on data sheets, and needs nothing measured; the network may also be a transformer's shape
-    (gpt-7b, llama-8b, ...) then, whose layouts are ranked.
+    then (gpt-7b, hf:llama?hidden_size=2048, hf:FOLDER/config.json), whose layouts are ranked.
     """
     if budget_device_hours is not None and measure is None:
         raise ConfigError("--budget-device-hours limits what --measure K measures; give K, too")
@@ -111,7 +119,12 @@ def recommend(
             f"--measure goes by measurements, --recommender {recommender} does not; leave one out"
         )
     if hardware is None:
-        if given := next((n for n, v in (("profile", profile), ("software", software)) if v), None):
+        of_hardware = {
+            "profile": profile,
+            "software": software,
+            "sequence-length": options["sequence_length"],
+        }
+        if given := next((name for name, value in of_hardware.items() if value), None):
             raise ConfigError(f"--{given} goes with --hardware; write that, too, or leave it out")
         questions = questions_of(options)
     elif measure is not None:
@@ -128,6 +141,8 @@ def recommend(
             values, lines = layout_answers({**options, **of_networks}, hardware, software)
             show(values, lines, as_json=as_json)
             return
+        if options["sequence_length"]:
+            raise ConfigError("--sequence-length is of a transformer's shape; leave it out")
         questions = planned_questions_of(options, hardware, profile, experiment)
     fixed = {
         "recommender": recommender,
@@ -144,6 +159,8 @@ def recommend(
 
 def _is_decoder(network: str, dataset: str | None) -> bool:
     """Whether a name is a shape's, or nothing else that could be trained without a dataset."""
+    if dataset is None and is_configuration(network):
+        return True
     return is_shape(network) or (
         dataset is None and network not in known("ddlbench.networks") and ":" not in network
     )

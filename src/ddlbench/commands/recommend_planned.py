@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ddlbench.commands.plan import matrix_at
 from ddlbench.commands.questions import Questions, completed, geometries, question_of
@@ -15,6 +15,7 @@ from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.paths import enter_project
 from ddlbench.planning.layer_table import layers_of
 from ddlbench.predict.candidate import Knowledge
+from ddlbench.predict.hardware import Precision
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedInputs, batch_ladder
 
 if TYPE_CHECKING:
@@ -122,10 +123,9 @@ def refuse_site_options(values: dict[str, Any]) -> None:
 
 def refuse_options_of_networks(values: dict[str, Any]) -> None:
     """Raise ConfigError for an option that decides nothing of a transformer's shape."""
-    if values.get("precision") not in (None, SHAPES_PRECISION):
-        raise ConfigError(
-            f"--precision {values['precision']}: shapes are counted in {SHAPES_PRECISION} only"
-        )
+    if values.get("precision") not in (None, *get_args(Precision)):
+        known = ", ".join(get_args(Precision))
+        raise ConfigError(f"--precision {values['precision']}: write one of {known}")
     for name, option in _OF_NETWORKS.items():
         if values.get(name):
             raise ConfigError(f"{option} decides nothing of a transformer's shape; leave it out")

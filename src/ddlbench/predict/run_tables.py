@@ -51,6 +51,7 @@ class ScoreQuestion:
 
 
 _LIMITS = ("max", "min")
+_FEW = 12
 _LAYOUT: Mapping[str, float | str] = {"pipeline": "no", "tensor": 1.0}
 """Of rows whose table has no layouts: all are data-parallel."""
 
@@ -82,7 +83,11 @@ def rows_of_kind(kind: Mapping[str, str], columns: Mapping[str, Array], rows: in
         if values.dtype.kind in "OU":
             if limit:
                 raise ConfigError(f"--kind {name}={value}: {column} is a word; write {column}=...")
-            chosen &= _is_word(values.astype(str), value, part=column == "accelerator")
+            same = _is_word(values.astype(str), value, part=column == "accelerator")
+            if not same.any():
+                known = ", ".join(sorted(set(values.astype(str)))[:_FEW])
+                raise ConfigError(f"--kind {name}={value}: no row has it; write {known}")
+            chosen &= same
             continue
         if not value.isdigit():
             raise ConfigError(f"--kind {name}={value}; write a whole number")

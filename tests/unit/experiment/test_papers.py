@@ -465,3 +465,10 @@ def test_a_file_that_points_nowhere_is_one_sentence(tmp_path, monkeypatch, chang
     monkeypatch.setattr("ddlbench.experiment.config.project_root", lambda: tmp_path)
     with pytest.raises(ConfigError, match=says):
         read_papers()
+
+
+@pytest.mark.parametrize("scales", [{"small": {"like": "laptop"}}, {"laptop": {"like": "laptop"}}])
+def test_a_scale_like_one_that_is_not_there_is_refused(scales: dict[str, Any]) -> None:
+    values = read_yaml(next((project_root() / "config/papers/ddlbench").glob("fig5.yaml")))
+    with pytest.raises(ConfigError, match="no scale laptop has keys of its own"):
+        PaperFile.of_values({**values, "scales": scales}, "mine.yaml")

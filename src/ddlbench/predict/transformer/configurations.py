@@ -264,6 +264,13 @@ class Shape(Form):
     """Feed-forward layers side by side (mixture of experts)."""
     active_experts: Count = 1
     """That each token goes through."""
+    head_size: Count | None = None
+    """Items of a head; all heads together are as wide as the network if left out."""
+
+    @property
+    def attention_width(self) -> int:
+        """Items of all heads of queries."""
+        return self.attention_heads * self.head_size if self.head_size else self.hidden_size
 
     @property
     def groups(self) -> float:
@@ -278,7 +285,7 @@ class Shape(Form):
     @property
     def is_gpt(self) -> bool:
         """Whether Megatron-LM's formulas count it."""
-        same = self.groups == 1 and self.wide == 4 * self.hidden_size
+        same = self.groups == 1 and self.wide == 4 * self.hidden_size == 4 * self.attention_width
         return same and not self.gated and self.tied_embedding and self.experts == 1
 
     @property
@@ -287,7 +294,8 @@ class Shape(Form):
         if self.is_gpt:
             return float(parameters(self.layers, hidden, self.vocabulary, self.sequence_length))
         expert = (2 + self.gated) * hidden * self.wide
-        layer = 2 * hidden**2 * (1 + self.groups) + self.experts * expert
+        attention = 2 * hidden * self.attention_width * (1 + self.groups)
+        layer = attention + self.experts * expert
         return float(self.layers * layer + (2 - self.tied_embedding) * self.vocabulary * hidden)
 
     def columns(self) -> dict[str, int]:
@@ -354,7 +362,7 @@ def load_shape(name: str) -> Shape:
         )
     path = Path(name)
     shape = read_checked(Shape, read_yaml(path), str(path))
-    if shape.hidden_size % shape.attention_heads:
+    if shape.head_size is None and shape.hidden_size % shape.attention_heads:
         raise ConfigError(
             f"{path}: hidden_size {shape.hidden_size} does not divide by attention_heads "
             f"{shape.attention_heads}; write a multiple"
