@@ -26,6 +26,7 @@ from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.config import (
     FULL,
     LAPTOP,
+    PaperFile,
     at_scale,
     parse_experiment,
     read_paper,
