@@ -192,8 +192,8 @@ oracle.add_command(read_command)
 def best_command(question: cnn.Question, devices: int) -> Said:
     """Rank the strategies for NETWORK on so many devices at one global batch."""
     answers = cnn.best(question, devices)
-    ranking = [display.answer(one) for one in answers]
-    chosen = next((one["strategy"] for one in ranking if one["runs"]), None)
+    ranking = [display.answer(answer) for answer in answers]
+    chosen = next((answer["strategy"] for answer in ranking if answer["runs"]), None)
     lines = display.best_lines(answers, question, devices)
     return {"best": chosen, "ranking": ranking}, lines
 
@@ -210,9 +210,9 @@ def best_command(question: cnn.Question, devices: int) -> Said:
 @of_network(GROUP_SAMPLES)
 def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> Said:
     """Say how far each strategy scales, what bounds an iteration from where on, what ends it."""
-    reaches = [cnn.reach(question, one) for one in strategy or STRATEGIES]
+    reaches = [cnn.reach(question, each) for each in strategy or STRATEGIES]
     lines = display.limits_lines(reaches, question)
-    return [display.reach(one) for one in reaches], lines
+    return [display.reach(each) for each in reaches], lines
 
 
 @oracle.command("target", short_help="Say which devices end an epoch in a given time.")
@@ -222,7 +222,7 @@ def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> Said:
 def target_command(question: cnn.Question, epoch_s: float) -> Said:
     """Say with how many devices each strategy ends an epoch of NETWORK in time."""
     answers = cnn.fewest(question, epoch_s)
-    values = {key: display.answer(one) if one else None for key, one in answers.items()}
+    values = {key: display.answer(answer) if answer else None for key, answer in answers.items()}
     lines = display.target_lines(answers, question, epoch_s)
     return {"epoch_s": epoch_s, "strategies": values}, lines
 

@@ -68,12 +68,12 @@ def calibration_lines(value: Mapping[str, Any], platform: Accelerators) -> list[
     rows = [
         (
             name,
-            f"{one['value']:.3g}",
-            f"{one['low']:.2g} to {one['high']:.2g}",
-            f"{one['prior']:.3g}",
-            str(one["unit"]),
+            f"{constant['value']:.3g}",
+            f"{constant['low']:.2g} to {constant['high']:.2g}",
+            f"{constant['prior']:.3g}",
+            str(constant["unit"]),
         )
-        for name, one in value["constants"].items()
+        for name, constant in value["constants"].items()
     ]
     lines = paragraph(
         f"{len(rows)} constants from {value['rows']:,} runs: {platform.description}; mean absolute "
