@@ -29,227 +29,27 @@ Source: github.com/facebookresearch/HolisticTraceAnalysis, hta/analyzers and hta
 
 from __future__ import annotations
 
-import re
-from array import array
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlbench.report.traces.kineto_file import InvalidTrace, TraceFile
-
-_COMMUNICATION = re.compile(r"nccl.*Kernel")
-_MEMORY = re.compile(r"Memcpy|Memset|dma")
-_NO_COMPUTATION = re.compile(r"(nccl.*Kernel)|(.*(Memcpy)|(Memset))|(.*Sync)")
-# Libraries of collectives whose kernels HTA takes for computation.
-_OTHER_COMMUNICATION = re.compile(r"(void )?(rccl|msccl|oneccl|hccl|nvshmem|deep_ep)")
-_ON_HOST = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl):|c10d::|record_param_comms")
-_SYNCHRONISATIONS = ("Event Sync", "Context Sync")
-_STEP = "ProfilerStep"
-_IDLE_CATEGORIES = frozenset(
-    ("kernel", "Kernel", "gpu_memset", "Memset", "gpu_memcpy", "Memcpy", "mtia_ccp_events")
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import duration_text, paragraph, table
+from ddlbench.report.traces.kineto_events import (
+    COMMUNICATION,
+    COMPUTE,
+    MEMORY,
+    Times,
+    Trace,
+    read_trace,
 )
-_OPERATORS = frozenset(("cpu_op", "operator", "Operator", "user_annotation", "cpu_instant_event"))
+from ddlbench.report.traces.kineto_file import InvalidTrace
+
 _LAUNCH_DELAY_US = 30
-_MOST_EVENTS = 100_000_000
-COMPUTE, COMMUNICATION, MEMORY, OTHER = range(4)
 _US = 1e-6
-
-Times = np.ndarray[Any, np.dtype[np.float64]]
-
-
-class _Lines:
-    """Events of one sort, as columns."""
-
-    def __init__(self, *names: str) -> None:
-        self._columns = {name: array("d") for name in names}
-        self._appends = tuple(column.append for column in self._columns.values())
-
-    def add(self, *values: float) -> None:
-        for append, value in zip(self._appends, values, strict=True):
-            append(value)
-
-    def __getitem__(self, name: str) -> Times:
-        return np.frombuffer(self._columns[name], dtype=np.float64)
-
-    def __len__(self) -> int:
-        return len(next(iter(self._columns.values())))
-
-
-@dataclass
-class Trace:
-    """The events of one file that an analysis needs.
-
-    Args:
-        path: of the file.
-        rank: that it names, or None.
-        world_size, backend: that it names.
-        work: on devices: begin, end (us), stream, correlation, kind, counted as HTA counts idle.
-        launches: on the host: begin, correlation.
-        operators: on the host: begin, end, kind; only of a trace without work.
-        steps: begin and end of each annotated step; ``step_names``: their names.
-        devices: numbers of the devices of the work.
-        renamed: events of libraries that HTA takes for computation.
-        notes: what was mended or left out, one sentence each.
-    """
-
-    path: Path
-    rank: int | None = None
-    world_size: int | None = None
-    backend: str = ""
-    work: _Lines = field(
-        default_factory=lambda: _Lines("begin", "end", "stream", "link", "kind", "gap")
-    )
-    launches: _Lines = field(default_factory=lambda: _Lines("begin", "link"))
-    operators: _Lines = field(default_factory=lambda: _Lines("begin", "end", "kind"))
-    steps: _Lines = field(default_factory=lambda: _Lines("begin", "end"))
-    step_names: set[str] = field(default_factory=set)
-    devices: set[Any] = field(default_factory=set)
-    events: int = 0
-    renamed: int = 0
-    rounded: bool = False
-    notes: list[str] = field(default_factory=list)
-
-
-def read_trace(path: Path, *, exact: bool = False) -> Trace:
-    """Read a trace.
-
-    Args:
-        path: of the file, plain or gzip.
-        exact: do not round times to microseconds, as HTA does not with HTA_DISABLE_NS_ROUNDING=1.
-
-    Raises:
-        InvalidTrace: it is no trace, or has no event with a duration.
-        OSError: it cannot be read.
-    """
-    file, trace = TraceFile(path), Trace(path)
-    reader = _Reader(trace)
-    fractional = reader.read(file)
-    trace.rounded = fractional and not exact
-    _describe(trace, file, reader)
-    return trace
-
-
-class _Reader:
-    """Sorts events into the columns of a trace."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._kinds: dict[str, int] = {}
-        self._on_host: dict[str, int] = {}
-        self.odd = 0
-
-    def read(self, file: TraceFile) -> bool:
-        """Read all events; whether HTA rounds their times: one is a fraction or missing."""
-        fractional = False
-        for event in file.events():
-            begin = event.get("ts")
-            if type(begin) is not int:
-                fractional = True
-            length = event.get("dur")
-            category = event.get("cat")
-            if length is None or category is None or category == "Trace":
-                continue
-            try:
-                begin, length = float(begin), float(length)  # type: ignore[arg-type]
-            except (TypeError, ValueError, OverflowError):
-                self.odd += 1
-                continue
-            if not -1e18 < begin < 1e18 or not -1e18 < length < 1e18:  # NaN fails, too
-                self.odd += length == length
-                continue
-            self._add(event, category, str(event.get("name", "")), begin, begin + length)
-        return fractional
-
-    def _add(
-        self, event: dict[str, Any], category: object, name: str, begin: float, end: float
-    ) -> None:
-        trace = self._trace
-        trace.events += 1
-        if trace.events > _MOST_EVENTS:
-            raise InvalidTrace(f"{trace.path}: more than {_MOST_EVENTS} events; trace fewer steps")
-        arguments = event.get("args")
-        stream = link = -1
-        if type(arguments) is dict and arguments:
-            stream = _whole(arguments.get("stream", -1))
-            link = _whole(arguments.get("correlation", -1))
-        if stream != -1:
-            kind = self._kinds.get(name)
-            if kind is None:
-                kind = self._kinds[name] = _kind_of(name)
-            if kind == COMMUNICATION and not _COMMUNICATION.match(name):
-                trace.renamed += 1
-            counted = isinstance(category, str) and category in _IDLE_CATEGORIES
-            trace.work.add(begin, end, stream, link, kind, counted)
-            device = arguments.get("device") if isinstance(arguments, dict) else None
-            if isinstance(device, int):
-                trace.devices.add(device)
-            return
-        if name in _SYNCHRONISATIONS:
-            return
-        if link != -1:
-            trace.launches.add(begin, link)
-        if _STEP in name:
-            trace.step_names.add(name)
-            trace.steps.add(begin, end)
-        elif not len(trace.work) and isinstance(category, str) and category in _OPERATORS:
-            kind = self._on_host.get(name)
-            if kind is None:
-                communicates = _ON_HOST.match(name) is not None
-                kind = self._on_host[name] = COMMUNICATION if communicates else COMPUTE
-            # An annotation of the user covers operators and the time between them.
-            if kind == COMMUNICATION or "annotation" not in category:
-                trace.operators.add(begin, end, kind)
-
-
-def _whole(value: object) -> int:
-    """A stream or correlation; -1 of what is none, as HTA takes it."""
-    if type(value) is int:
-        return value if -(2**52) < value < 2**52 else -1
-    try:
-        return int(value)  # type: ignore[call-overload, no-any-return]
-    except (TypeError, ValueError, OverflowError):
-        return -1
-
-
-def _kind_of(name: str) -> int:
-    if _COMMUNICATION.match(name) or _OTHER_COMMUNICATION.match(name):
-        return COMMUNICATION
-    if _MEMORY.match(name):
-        return MEMORY
-    return OTHER if _NO_COMPUTATION.match(name) else COMPUTE
-
-
-def _describe(trace: Trace, file: TraceFile, reader: _Reader) -> None:
-    """Take what the file says of its rank, and note what was wrong with it."""
-    about = file.metadata.get("distributedInfo")
-    about = about if isinstance(about, dict) else {}
-    rank, size = about.get("rank"), about.get("world_size")
-    trace.rank = rank if type(rank) is int and 0 <= rank < 2**31 else None
-    trace.world_size = size if type(size) is int and 0 < size < 2**31 else None
-    trace.backend = about["backend"] if isinstance(about.get("backend"), str) else ""
-    if not trace.events:
-        cut = ", as its tail is cut off" if file.truncated else ""
-        raise InvalidTrace(
-            f"{trace.path}: no event with a category and a duration{cut}; name a trace that "
-            "torch.profiler's export_chrome_trace wrote"
-        )
-    if file.truncated:
-        trace.notes.append("the file is cut off: events after its end are missing")
-    if file.unreadable:
-        trace.notes.append(f"{file.unreadable} events are no JSON and were left out")
-    if reader.odd:
-        trace.notes.append(f"{reader.odd} events have no number for a time and were left out")
-    if len(trace.devices) > 1:
-        trace.notes.append(f"{len(trace.devices)} devices are in one trace and count as one")
-    if trace.renamed:
-        trace.notes.append(
-            f"{trace.renamed} kernels of other libraries than NCCL count as communication; HTA "
-            "takes them for computation"
-        )
 
 
 class Intervals(NamedTuple):
@@ -490,12 +290,11 @@ def _breakdown(
 ) -> Breakdown:
     exposed = time.communication - time.hidden
     rest = time.kernel - time.idle - time.compute - exposed - time.copies
-    counts = Counter(trace.step_names)
     return Breakdown(
         file=trace.path.name,
         rank=trace.rank,
         devices=devices,
-        steps=len(counts) - cut if counts else 0,
+        steps=max(0, len(trace.step_names) - cut),
         kernel_s=time.kernel * _US,
         compute_s=time.compute * _US,
         communication_s=time.communication * _US,
@@ -511,3 +310,109 @@ def _breakdown(
         streams=streams,
         notes=tuple(notes),
     )
+
+
+_TRACE_NAMES = (".json", ".json.gz", ".gz")
+
+
+def trace_files(paths: Iterable[Path]) -> list[Path]:
+    """The files of traces: those named, and those in folders that are named.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        inside = [file for file in sorted(path.iterdir()) if file.name.endswith(_TRACE_NAMES)]
+        inside = [file for file in inside if file.is_file()]
+        if not inside:
+            raise ConfigError(
+                f"{path}: no .json or .json.gz in this folder; name one with a trace a rank"
+            )
+        files += inside
+    return files
+
+
+def breakdowns_of(
+    paths: Iterable[Path], *, last_step: bool = False, exact: bool = False
+) -> list[Breakdown]:
+    """Read the traces of a run and break their time down, in the order of ranks.
+
+    Args:
+        paths: files, or folders of files; several may be of one rank.
+        last_step: as :func:`break_down`.
+        exact: as :func:`~ddlbench.report.traces.kineto_events.read_trace`.
+
+    Raises:
+        InvalidTrace: a file is no trace, or has nothing to analyse.
+    """
+    traces = [read_trace(path, exact=exact) for path in trace_files(paths)]
+    traces.sort(key=lambda trace: (trace.rank is None, trace.rank or 0))
+    return break_down(traces, last_step=last_step)
+
+
+def values_of(breakdown: Breakdown) -> dict[str, Any]:
+    """The breakdown as JSON."""
+    values = asdict(breakdown)
+    values["overlap"] = breakdown.overlap
+    values["streams"] = [stream._asdict() for stream in breakdown.streams]
+    return values
+
+
+def lines_of(breakdowns: Sequence[Breakdown]) -> list[str]:
+    """The breakdowns for a terminal: shares of the kernel time, then what to know of them."""
+    ranks = [breakdown.rank for breakdown in breakdowns]
+    several = len(set(ranks)) < len(ranks) or None in ranks
+    lines = table(
+        "rank | > time | > compute | > exposed | > copies /2 | > idle | > host /3 | > launch /4 | "
+        "> waits /3 | > overlap | file /5",
+        [_row(breakdown, several) for breakdown in breakdowns],
+    )
+    cpus = all(breakdown.devices == "CPU" for breakdown in breakdowns)
+    steps = {breakdown.steps for breakdown in breakdowns}
+    lines += ["", *paragraph(_steps_text(steps))]
+    if not cpus:
+        lines += paragraph(
+            "exposed: communication that no computation hides; overlap: the share of it that is "
+            "hidden; idle: host (launched late) + launch (below 30 us) + waits."
+        )
+    notes: dict[str, list[str]] = {}
+    for breakdown in breakdowns:
+        for note in breakdown.notes:
+            notes.setdefault(note, []).append(breakdown.file)
+    for note, files in notes.items():
+        where = "" if len(files) == len(breakdowns) else f"{', '.join(files[:3])}: "
+        lines += paragraph(f"{where}{note}.", hanging="  ")
+    return lines
+
+
+def _steps_text(steps: set[int]) -> str:
+    if steps == {0}:
+        return "The trace names no steps (ProfilerStep#): all of it counts."
+    least, most = min(steps), max(steps)
+    count = f"{least}" if least == most else f"{least} to {most}"
+    return f"Work of {count} step{'' if most == 1 else 's'} counts."
+
+
+def _row(breakdown: Breakdown, several: bool) -> list[str]:
+    def share(seconds: float) -> str:
+        return f"{100 * seconds / breakdown.kernel_s:.1f} %" if breakdown.kernel_s else "-"
+
+    gpu = breakdown.devices == "GPU"
+    overlap = breakdown.overlap
+    return [
+        "-" if breakdown.rank is None else str(breakdown.rank),
+        duration_text(breakdown.kernel_s),
+        share(breakdown.compute_s),
+        share(breakdown.exposed_s),
+        share(breakdown.copies_s + breakdown.other_s) if gpu else "",
+        share(breakdown.idle_s),
+        share(breakdown.idle_host_s) if gpu else "",
+        share(breakdown.idle_launch_s) if gpu else "",
+        share(breakdown.idle_other_s) if gpu else "",
+        "no messages" if overlap is None else f"{100 * overlap:.1f} %",
+        breakdown.file if several else "",
+    ]
