@@ -110,6 +110,7 @@ _OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json
 @click.pass_context
 def timeline(
     context: click.Context,
+    *,
     paths: tuple[Path, ...],
     out: Path | None,
     steps: int | None,

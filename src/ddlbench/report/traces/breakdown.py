@@ -16,8 +16,8 @@ The definitions are those of Holistic Trace Analysis (HTA 0.5, ``get_temporal_br
   the last of them began: kernels of the last one may be missing. Launches are tied to work by
   ``correlation``.
 * Overlapping events of one kind are merged, over all streams.
-* Times with fractions of microseconds are rounded inwards to whole ones: a kernel loses up to two.
-* Idle is what no event covers. HTA's causes are those of a stream: of an event that begins late, its
+* Times with fractions of microseconds are rounded inwards to whole ones.
+* Idle is what no event covers. HTA names causes of a gap before an event of a stream: its
   launch came after the event before it had ended (host), or less than 30 us lie between (launch
   delay), or else (waits for another stream, a copy, another rank).
 
@@ -171,14 +171,21 @@ def _of_trace(trace: Trace, cut: bool, last_step: bool) -> Breakdown:
     begin, end = _times(trace, chosen)
     kinds, links = trace.work["kind"][chosen], trace.work["link"][chosen]
     launched = _launches(trace, links)
-    breakdown = _whole_time(begin, end, kinds)
     counted = trace.work["gap"][chosen] > 0
     streams = tuple(
         _stream_idle(int(stream), begin[of], end[of], launched[of])
         for stream in np.unique(trace.work["stream"][chosen])
         if (of := counted & (trace.work["stream"][chosen] == stream)).any()
     )
-    return _breakdown(trace, "GPU", cut, breakdown, _causes(begin, end, launched), streams, notes)
+    return _breakdown(
+        trace,
+        _whole_time(begin, end, kinds),
+        devices="GPU",
+        cut=cut,
+        causes=_causes(begin, end, launched),
+        streams=streams,
+        notes=notes,
+    )
 
 
 def _launched_in_steps(trace: Trace, cut: bool, last_step: bool) -> Any:
@@ -276,14 +283,16 @@ def _of_operators(trace: Trace, cut: bool, notes: list[str]) -> Breakdown:
         chosen = np.ones(len(lines), bool)
     begin, end = lines["begin"][chosen], lines["end"][chosen]
     time = _whole_time(begin, end, lines["kind"][chosen])
-    return _breakdown(trace, "CPU", cut, time, (0.0, 0.0, time.idle), (), notes)
+    causes = (0.0, 0.0, time.idle)
+    return _breakdown(trace, time, devices="CPU", cut=cut, causes=causes, streams=(), notes=notes)
 
 
 def _breakdown(
     trace: Trace,
+    time: _Time,
+    *,
     devices: str,
     cut: bool,
-    time: _Time,
     causes: tuple[float, float, float],
     streams: tuple[StreamIdle, ...],
     notes: list[str],

@@ -104,6 +104,7 @@ class Graph:
         kind: Collective,
         after: Iterable[int],
         size: tuple[float, str] | None,
+        *,
         among: Sequence[int] = (),
         box: Box | None = None,
     ) -> int:
@@ -125,6 +126,7 @@ class Graph:
         kind: NodeType,
         after: Iterable[int],
         size: tuple[float, str] | None,
+        *,
         ends: tuple[int, int],
         tag: int,
     ) -> int:
@@ -253,7 +255,7 @@ class _Pipeline:
                 ends = (rank, action.peer) if sends else (action.peer, rank)
                 kind = NodeType.SEND if sends else NodeType.RECEIVE
                 size, tag = self._message(action, sends)
-                number = graph.message(str(action), kind, before, size, ends, tag)
+                number = graph.message(str(action), kind, before, size, ends=ends, tag=tag)
                 if not sends:
                     awaited.append(number)
             elif action.kind == "all_reduce":
@@ -261,7 +263,7 @@ class _Pipeline:
                 size = self._weights(action.stage)
                 kind_of_sum = Collective.ALL_REDUCE
                 awaited.append(
-                    graph.collective(str(action), kind_of_sum, before, size, tuple(among))
+                    graph.collective(str(action), kind_of_sum, before, size, among=among)
                 )
             else:
                 name = f"{self._schedule.kind_of(action)} stage {action.stage} {action.micro_batch}"
@@ -374,10 +376,10 @@ def _swap(graph: Graph, plan: StrategyPlan, rank: int, box: Box, last: Sequence[
     for process in plan.processes:
         if process.replica == replica and abs(process.rank - rank) == 1:
             ends = (rank, process.rank)
-            graph.message(f"{_name(box)} send", NodeType.SEND, last, None, ends, tag)
+            graph.message(f"{_name(box)} send", NodeType.SEND, last, None, ends=ends, tag=tag)
             received.append(
                 graph.message(
-                    f"{_name(box)} receive", NodeType.RECEIVE, last, None, ends[::-1], tag
+                    f"{_name(box)} receive", NodeType.RECEIVE, last, None, ends=ends[::-1], tag=tag
                 )
             )
     return received or list(last)

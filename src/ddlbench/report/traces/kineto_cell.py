@@ -1,4 +1,4 @@
-"""A cell's recorded step as Kineto traces, one a device, which HTA and other readers of Kineto open.
+"""A cell's recorded step as Kineto traces, one a device, which HTA and others open.
 
 ::
 
@@ -175,24 +175,30 @@ class _Writer:
         ]
 
     def step(self, number: int, start_s: float, end_s: float) -> None:
-        self._add("user_annotation", f"ProfilerStep#{number}", start_s, end_s, {})
+        self._add("user_annotation", f"ProfilerStep#{number}", start_s, end_s, arguments={})
 
     def operator(self, box: Box) -> None:
         if self.on_host:
-            self._add("cpu_op", _label(box), box.start_s, box.end_s, _numbers(box))
+            self._add("cpu_op", _label(box), box.start_s, box.end_s, arguments=_numbers(box))
 
     def kernel(self, box: Box, stream: int, launched_s: float) -> None:
         self._links += 1
         link = {"External id": self._links, "correlation": self._links}
-        self._add("cuda_runtime", "launch", launched_s, launched_s, link)
+        self._add("cuda_runtime", "launch", launched_s, launched_s, arguments=link)
         label = _label(box)
         self._add(
             "kernel",
             f"ncclKernel_{label.replace(' ', '_')}" if box.kind in MESSAGES else label,
             box.start_s,
             box.end_s,
-            {**_numbers(box), **link, "device": self.number, "context": 1, "stream": stream},
-            (self.number, stream),
+            arguments={
+                **_numbers(box),
+                **link,
+                "device": self.number,
+                "context": 1,
+                "stream": stream,
+            },
+            place=(self.number, stream),
         )
 
     def _add(
@@ -201,6 +207,7 @@ class _Writer:
         name: str,
         start_s: float,
         end_s: float,
+        *,
         arguments: Event,
         place: tuple[int, int] | None = None,
     ) -> None:

@@ -13,6 +13,7 @@ hta/common/trace_filter.py.
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ class _Reader:
                 self.odd += 1
                 continue
             if not -1e18 < begin < 1e18 or not -1e18 < length < 1e18:  # NaN fails, too
-                self.odd += length == length
+                self.odd += not math.isnan(length)
                 continue
             self._add(event, category, str(event.get("name", "")), begin, begin + length)
         return fractional
@@ -190,7 +191,7 @@ def _whole(value: object) -> int:
     if type(value) is int:
         return value if -(2**52) < value < 2**52 else -1
     try:
-        return int(value)  # type: ignore[call-overload, no-any-return]
+        return int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
         return -1
 

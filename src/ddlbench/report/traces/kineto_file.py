@@ -17,11 +17,10 @@ does not grow with the file. What Kineto is known to write wrong is mended where
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +32,7 @@ _LONGEST_EVENT = 2**20  # characters; a longer one is taken for damage
 _LONGEST_METADATA = 16 * 2**20
 _MOST_CHARACTERS = 2**37  # 128 GiB of text: a file that unpacks to more is no trace
 _GZIP = b"\x1f\x8b"
+_GZIP_FORMAT = 31  # of zlib
 _EVENTS = "traceEvents"
 _DECODER = json.JSONDecoder(strict=False)
 _BETWEEN = re.compile(r"[\s,]*")
@@ -74,8 +74,8 @@ class TraceFile:
         with self.path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
             raw.seek(0)
-            source: Any = gzip.GzipFile(fileobj=raw) if packed else raw
-            yield from self._of(_Window(source, self.path))
+            read = _Unpacked(raw).read if packed else raw.read
+            yield from self._of(_Window(read, self.path))
 
     def _of(self, text: _Window) -> Iterator[dict[str, Any]]:
         text.skip(_SPACE)
@@ -87,7 +87,7 @@ class TraceFile:
         if opening != "{":
             begins = shown(text.text[text.at : text.at + 20]) if opening else "nothing"
             raise InvalidTrace(
-                f"{self.path}: a trace is JSON and begins with {{ or [, this file with {begins}; "
+                f"{self.path}: a trace is JSON and begins with {{ or [; this file begins with {begins}; "
                 "name a file that torch.profiler's export_chrome_trace wrote"
             )
         text.at += 1
@@ -157,14 +157,36 @@ class TraceFile:
         return False
 
 
+class _Unpacked:
+    """The content of a gzip file; of one that is cut off, all that is there."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._packed = b""
+        self._unpack = zlib.decompressobj(_GZIP_FORMAT)
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes; none at the end of the file."""
+        while True:
+            self._packed = self._packed or self._source.read(size)
+            if not self._packed:
+                return b""
+            if self._unpack.eof:  # another member follows
+                self._unpack = zlib.decompressobj(_GZIP_FORMAT)
+            content = self._unpack.decompress(self._packed, size)
+            self._packed = self._unpack.unused_data or self._unpack.unconsumed_tail
+            if content:
+                return content
+
+
 _UNREADABLE = object()
 
 
 class _Window:
     """A part of a text that moves through a file; ``at`` is the place that is read next."""
 
-    def __init__(self, source: IO[bytes], path: Path) -> None:
-        self._source, self._path = source, path
+    def __init__(self, read: Callable[[int], bytes], path: Path) -> None:
+        self._read, self._path = read, path
         self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
         self._ended = False
         self._characters = 0
@@ -176,11 +198,11 @@ class _Window:
         if self._ended:
             return False
         try:
-            chunk = self._source.read(_CHUNK)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            chunk = self._read(_CHUNK)
+        except zlib.error as error:
             if not self._characters:
                 raise InvalidTrace(f"{self._path}: not a readable gzip file: {error}") from error
-            chunk = b""  # a tail that is cut off
+            chunk = b""  # a tail that is damaged
         self._ended = not chunk
         self.text = self.text[self.at :] + self._decode(chunk, final=self._ended)
         self._characters += len(chunk)
