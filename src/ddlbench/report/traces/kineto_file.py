@@ -87,8 +87,8 @@ class TraceFile:
         if opening != "{":
             begins = shown(text.text[text.at : text.at + 20]) if opening else "nothing"
             raise InvalidTrace(
-                f"{self.path}: a trace is JSON and begins with {{ or [; this file begins with {begins}; "
-                "name a file that torch.profiler's export_chrome_trace wrote"
+                f"{self.path}: a trace is JSON and begins with {{ or [; this file begins with "
+                f"{begins}; name a file that torch.profiler's export_chrome_trace wrote"
             )
         text.at += 1
         while (key := self._key(text)) is not None:
