@@ -89,7 +89,7 @@ def test_a_wait_is_idle_and_blames_no_host(tmp_path):
 
 
 def test_kineto_says_what_hta_looks_for(ddp, tmp_path):
-    first, second = write_cell(ddp, "kineto", tmp_path / "out")
+    _, second = write_cell(ddp, "kineto", tmp_path / "out")
     trace = json.loads(second.read_text())
     assert trace["distributedInfo"] == {"backend": "gloo", "rank": 1, "world_size": 2}
     assert '"rank": 1' in second.read_text().splitlines()[0]
