@@ -171,7 +171,7 @@ def _only(subject: str, options: Sequence[str]) -> None:
 def _are_traces(paths: Sequence[Path]) -> bool:
     """Whether files are named, or folders of traces, which have no plan.json."""
     if any(not path.is_dir() for path in paths):
-        return any(path.exists() for path in paths)
+        return any(path.exists() or path.suffix in (".json", ".gz") for path in paths)
     return not any((path / "plan.json").is_file() for path in paths) and any(
         path.glob("*.json*") or path.glob("*.gz") for path in paths
     )

@@ -6,6 +6,7 @@ import gzip
 import json
 
 import pytest
+import torch
 from cases.kineto_traces import ALL_REDUCE, COPY, GEMM, TWO_STEPS, kernel, trace_text, write
 
 from ddlbench.common.errors import ConfigError
@@ -177,3 +178,24 @@ def test_a_folder_gives_its_files_in_the_order_of_ranks(tmp_path):
 def test_a_folder_without_traces_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no .json"):
         trace_files([tmp_path])
+
+
+def test_what_torch_writes_is_read(tmp_path):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(3):
+            torch.nn.functional.linear(torch.ones(8, 8), torch.ones(8, 8))
+            profiler.step()
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    found = breakdowns_of([path])[0]
+    assert found.devices == "CPU"
+    assert 0 < found.compute_s <= found.kernel_s
+
+
+def test_a_file_of_a_cell_and_one_that_is_missing_are_refused(tmp_path):
+    (tmp_path / "trace.json").write_text('{"traceEvents": [{"ph": "X", "cat": "forward", "dur": 1, '
+                                         '"ts": 0, "name": "forward 9", "tid": 0}]}')  # fmt: skip
+    with pytest.raises(ConfigError, match="of a cell name the folder"):
+        breakdowns_of([tmp_path / "trace.json"])
+    with pytest.raises(ConfigError, match="no such file"):
+        breakdowns_of([tmp_path / "missing.json"])

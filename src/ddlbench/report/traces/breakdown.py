@@ -271,7 +271,8 @@ def _of_operators(trace: Trace, cut: bool, notes: list[str]) -> Breakdown:
     if not len(lines):
         raise InvalidTrace(
             f"{trace.path}: neither kernels of a GPU nor operators of a CPU; profile with "
-            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and of a cell name the "
+            "folder, not a file"
         )
     notes.append("no kernels of a GPU: operators of the CPU's threads are taken instead")
     chosen = np.ones(len(lines), bool)
@@ -332,6 +333,8 @@ def trace_files(paths: Iterable[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file or folder; name a trace of torch.profiler")
         if not path.is_dir():
             files.append(path)
             continue

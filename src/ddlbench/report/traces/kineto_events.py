@@ -157,33 +157,38 @@ class _Reader:
         if type(arguments) is dict and arguments:
             stream = _whole(arguments.get("stream", -1))
             link = _whole(arguments.get("correlation", -1))
+        if _STEP in name:
+            trace.step_names.add(name)
+            if stream < 0 or link < 0:
+                trace.steps.add(begin, end)
         if stream != -1:
-            kind = self._kinds.get(name)
-            if kind is None:
-                kind = self._kinds[name] = _kind_of(name)
-            if kind == COMMUNICATION and not _COMMUNICATION.match(name):
-                trace.renamed += 1
-            counted = isinstance(category, str) and category in _IDLE_CATEGORIES
-            trace.work.add(begin, end, stream, link, kind, counted)
+            self._add_work(name, category, (begin, end, stream, link))
             device = arguments.get("device") if isinstance(arguments, dict) else None
             if isinstance(device, int):
                 trace.devices.add(device)
-            return
-        if name in _SYNCHRONISATIONS:
-            return
-        if link != -1:
-            trace.launches.add(begin, link)
-        if _STEP in name:
-            trace.step_names.add(name)
-            trace.steps.add(begin, end)
-        elif not len(trace.work) and isinstance(category, str) and category in _OPERATORS:
-            kind = self._on_host.get(name)
-            if kind is None:
-                communicates = _ON_HOST.match(name) is not None
-                kind = self._on_host[name] = COMMUNICATION if communicates else COMPUTE
-            # An annotation of the user covers operators and the time between them.
-            if kind == COMMUNICATION or "annotation" not in category:
-                trace.operators.add(begin, end, kind)
+        elif name not in _SYNCHRONISATIONS:
+            if link != -1:
+                trace.launches.add(begin, link)
+            if not len(trace.work) and isinstance(category, str) and category in _OPERATORS:
+                self._add_operator(name, category, begin, end)
+
+    def _add_work(self, name: str, category: object, place: tuple[float, float, int, int]) -> None:
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = _kind_of(name)
+        if kind == COMMUNICATION and not _COMMUNICATION.match(name):
+            self._trace.renamed += 1
+        counted = isinstance(category, str) and category in _IDLE_CATEGORIES
+        self._trace.work.add(*place, kind, counted)
+
+    def _add_operator(self, name: str, category: str, begin: float, end: float) -> None:
+        kind = self._on_host.get(name)
+        if kind is None:
+            communicates = _ON_HOST.match(name) is not None
+            kind = self._on_host[name] = COMMUNICATION if communicates else COMPUTE
+        # An annotation of the user, as a step's, covers operators and the time between them.
+        if kind == COMMUNICATION or "annotation" not in category:
+            self._trace.operators.add(begin, end, kind)
 
 
 def _whole(value: object) -> int:
