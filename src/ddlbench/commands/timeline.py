@@ -157,6 +157,7 @@ def timeline(
     if len(paths) > 1:
         raise ConfigError(f"timeline: {len(paths)} folders; name one cell, or files of traces")
     if written is not None:
+        _only("a picture", given({"out": "--out", "steps": "--steps"}))
         click.echo("\n".join(map(str, write_cell(paths[0], written[0], Path(written[1])))))
         return
     made = _of_cell(paths[0], out or paths[0], steps)

@@ -129,6 +129,9 @@ def test_the_command_names_the_files_that_it_wrote(ddp, tmp_path):
     assert ended.output.split() == [str(out / "step.0.et"), str(out / "step.1.et")]
     ended = CliRunner().invoke(timeline, [str(ddp), "--write", "svg", str(out)])
     assert "kineto, chakra, mllog" in str(ended.exception)
+    picture = ["--out", str(out), "--steps", "2"]
+    ended = CliRunner().invoke(timeline, [str(ddp), "--write", "chakra", str(out), *picture])
+    assert "--out, --steps: only for a picture" in str(ended.exception)
 
 
 # A reader of the wire format, for what these tests ask.
