@@ -39,6 +39,7 @@ from ddlbench.report.timeline.cell import read_cell_plan, read_cell_result, read
 
 MESSAGES = frozenset((*BESIDE, "all_reduce", "gather", "scatter", "halo"))
 _COMPUTING_STREAM, _FIRST_LINK_STREAM = 7, 20
+_FIRST_LINK = 2**16  # HTA with pandas 3 keeps indices in the type of links, and int8 is too short
 _US_PER_S = 1e6
 Event = dict[str, Any]
 
@@ -165,7 +166,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self._process = 1000 + self.number  # of the host; devices have the numbers from 0
-        self._links = 0
+        self._links = _FIRST_LINK
         device = f"rank {self.number}: {self.row.label}"
         self.events: list[Event] = [
             _named("process_name", self._process, 0, f"{device}, host"),
