@@ -28,6 +28,8 @@ COMMANDS = {
         "check": "Train tiny steps with each strategy, and compare with one device.",
         "check-data": "Open every file of your own data once, and name all bad ones.",
         "status": "Say what runs, what failed, and why.",
+        "compare": "Compare two results, and fail where one became slower.",
+        "reference": "Keep a small file of what results should reach.",
         "report": "Make tables, figures and an HTML report of the results so far.",
         "forget": "Delete results, so that the next run measures them again.",
     },
@@ -57,6 +59,7 @@ COMMANDS = {
 _MODULES = {
     "check-data": "check",
     "status": "results",
+    "reference": "compare",
     "report": "results",
     "forget": "results",
     "accuracy": "predict",

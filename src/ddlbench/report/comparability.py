@@ -144,13 +144,18 @@ class Note:
             return ""
         return Code.OTHER_DATA if self.about == "own_data" else self.code
 
+    @property
+    def clause(self) -> str:
+        """In what measurements differ, as ``ran with different software``; empty if in nothing."""
+        return next((kind.clause for kind in _KINDS if kind.name == self.about), "")
+
     def sentence(self, data: str = "") -> str:
         """The note in words, of this data or its own."""
         of_a_repeat = self.about == _A_REPEAT
         return self.code.sentence.format(
             cell="a repeat " if of_a_repeat else "a cell ",
             has="a repeat has " if of_a_repeat else "",
-            clause=next((kind.clause for kind in _KINDS if kind.name == self.about), ""),
+            clause=self.clause,
             data=data or self.data,
         )
 
