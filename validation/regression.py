@@ -2,19 +2,24 @@
 
     python validation/regression.py
 
-Five configurations on emulated accelerators, three repeats a tree of results. Five trees are of one
-device, so that each of ten pairs of them compares five configurations without a change. In two more
-the device is 10 % and 1 % slower. Trees stay in validation/.work/regression: what is missing is
-measured (forty minutes at first), then verdicts are counted.
+Five configurations on emulated accelerators, three repeats a tree of results. Four trees are of one
+device: each of their six pairs compares five configurations without a change. In two more trees the
+device is 10 % and 1 % slower. Trees stay in validation/.work/regression. What is missing is
+measured (forty minutes at first), then the verdicts are counted.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Accelerator, Site, load_site
+from ddlbench.report.regression_texts import lines_of, verdicts
+from ddlbench.report.regressions import Verdict, compare_trees
+from ddlbench.report.run_trees import Tree, read_tree
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import run_cell
 
@@ -22,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREES = ROOT / "validation" / ".work" / "regression"
 SLOW_DOWN = 2.0
 REPEATS = 3
-UNCHANGED = [f"unchanged-{number}" for number in range(1, 6)]
+UNCHANGED = [f"unchanged-{number}" for number in range(1, 5)]
 CHANGED = {"slower-by-10": 1.10, "slower-by-1": 1.01}
 FIRST = Cell(
     dataset="cifar10",
@@ -44,16 +49,31 @@ CELLS = [
 
 
 def main() -> None:
-    """Measure what is missing."""
-    for tree in (UNCHANGED[0], *CHANGED, *UNCHANGED[1:]):
-        measure(tree, CHANGED.get(tree, 1.0))
+    """Measure what is missing, then compare."""
+    for name in (UNCHANGED[0], *CHANGED, *UNCHANGED[1:]):
+        measure(name, CHANGED.get(name, 1.0))
+    unchanged = [tree(name) for name in UNCHANGED]
+    counts: Counter[Verdict] = Counter()
+    for first, second in combinations(unchanged, 2):
+        counts.update(compare_trees(first, second).counts)
+    print(f"unchanged, {len(unchanged)} trees in pairs: {dict(counts)}")
+    for name in CHANGED:
+        changed = tree(name)
+        print("\n".join(["", *lines_of(compare_trees(unchanged[0], changed))]))
+        for first in unchanged[1:]:
+            print(f"against {first.name}: {verdicts(compare_trees(first, changed))}")
 
 
-def measure(tree: str, slower: float) -> None:
+def tree(name: str) -> Tree:
+    """The results of a tree, with a short name."""
+    return dataclasses.replace(read_tree(TREES / name), name=name)
+
+
+def measure(name: str, slower: float) -> None:
     """Measure the cells of a tree that have no result, on a device so many times slower."""
     for repeat in range(REPEATS):
         for cell in (one.with_(repeat=repeat) for one in CELLS):
-            folder = TREES / tree / "accelerators" / "cells" / cell.id
+            folder = TREES / name / "accelerators" / "cells" / cell.id
             if not (folder / "result.json").is_file():
                 where = site(slower)
                 run_cell(cell, where, folder, stage_cell(cell, where, folder))

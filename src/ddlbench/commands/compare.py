@@ -8,21 +8,22 @@ import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, file_fault, shown
 from ddlbench.common.screen import counted
+from ddlbench.experiment.reference import write_reference
+from ddlbench.report.drawing import draw_figure
+from ddlbench.report.regression_texts import lines_of, markdown_of, values_of
 from ddlbench.report.regressions import (
     DEFAULT_MARGIN,
     SPREAD_COMPUTED,
     SPREAD_EMULATED,
+    Comparison,
     compare_trees,
 )
-
-if TYPE_CHECKING:
-    from ddlbench.report.regressions import Comparison
+from ddlbench.report.run_trees import Tree, read_tree, reference_of
 
 _SHARE = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?) *(%?)", re.IGNORECASE)
 
@@ -94,11 +95,11 @@ def compare(
     as_markdown: bool,
     figure: Path | None,
 ) -> None:
-    """Compare the steps of results B with those of A.
+    """Compare two results, and fail where one became slower.
 
     A and B are folders of results (results/, a site's, any other), or files of
-    `ddlbench reference`. Cells with the same settings are compared, whatever their site, repeat
-    and code. Exit status: 0; 1 for a regression; 2 for wrong input.
+    `ddlbench reference`. The median steps of cells with the same settings are compared, whatever
+    their site, repeat and code. Exit status: 0; 1 for a regression; 2 for wrong input.
 
     \b
     slower       the whole 95 % interval of B/A is above the margin
@@ -113,9 +114,6 @@ def compare(
     ddlbench compare results/one-site results/other-site --figure ratios.png
     ddlbench compare results results.bf16 --across precision
     """  # noqa: D301 - click takes \b for a paragraph that is not wrapped
-    from ddlbench.report.regression_texts import lines_of, markdown_of, values_of  # noqa: PLC0415
-    from ddlbench.report.run_trees import read_tree  # noqa: PLC0415 - pandas takes its time
-
     margin = share_of(fail_over, "--fail-over")
     stated = None if spread is None else share_of(spread, "--spread")
     if as_json and as_markdown:
@@ -123,8 +121,8 @@ def compare(
     if figure is not None and figure.suffix != ".png":
         raise ConfigError(f"--figure {shown(str(figure))}: write a name that ends in .png")
     comparison = compare_trees(
-        read_tree(first),
-        read_tree(second),
+        _read(first),
+        _read(second),
         margin=margin,
         across=across,
         stated=stated,
@@ -142,10 +140,19 @@ def compare(
         sys.exit(1)
 
 
-def _draw(comparison: Comparison, figure: Path, *, quiet: bool) -> None:
-    from ddlbench.report.drawing import draw_figure  # noqa: PLC0415 - pandas takes its time
+def _read(path: Path) -> Tree:
+    """The tree; a folder that may not be read is wrong input, as status 1 is a regression."""
+    try:
+        return read_tree(path)
+    except OSError as error:
+        raise ConfigError(file_fault(error) or f"{path}: {error}") from None
 
-    draw_figure("ratios", figure, comparison)
+
+def _draw(comparison: Comparison, figure: Path, *, quiet: bool) -> None:
+    try:
+        draw_figure("ratios", figure, comparison)
+    except OSError as error:
+        raise ConfigError(file_fault(error) or f"{figure}: {error}") from None
     click.echo(f"figure: {figure}", err=quiet)
 
 
@@ -160,21 +167,18 @@ def _draw(comparison: Comparison, figure: Path, *, quiet: bool) -> None:
 )
 @click.option("--overwrite", is_flag=True, help="Replace a file that is there.")
 def reference(*, results: Path, out: Path, overwrite: bool) -> None:
-    """Keep what each configuration of RESULTS reached, in a small file.
+    """Keep a small file of what results should reach.
 
-    The file has a row a configuration: median step, spread from run to run, number of runs; and
+    It has a row a configuration: median step, spread from run to run, number of runs; and
     when, where and with what they were measured. `ddlbench compare` takes it in place of a folder.
 
     \b
     ddlbench reference results/mysite --out reference.yaml
     ddlbench compare reference.yaml results/mysite
     """  # noqa: D301 - click takes \b for a paragraph that is not wrapped
-    from ddlbench.experiment.reference import write_reference  # noqa: PLC0415
-    from ddlbench.report.run_trees import read_tree, reference_of  # noqa: PLC0415
-
     if out.exists() and not overwrite:
         raise ConfigError(f"{out} is there; write --overwrite to replace it, or another name")
-    tree = read_tree(results)
+    tree = _read(results)
     if tree.is_reference:
         raise ConfigError(f"{results} is a reference file already; give a folder of results")
     made = reference_of(tree, datetime.now(UTC).isoformat(timespec="seconds"))

@@ -14,8 +14,9 @@ t interval. Its variance comes from, in this order:
 * repeats of other configurations, where it has none;
 * a spread that somebody states, where nothing has repeats.
 
-It is never smaller than what the steps within the runs tell (circular block bootstrap, Politis and
-Romano 1992; length of a block by Carlstein 1986 for a first-order autoregression).
+Where a tree has a single run, the error of its median step is added, from the steps within it
+(circular block bootstrap, Politis and Romano 1992; length of a block by Carlstein 1986 for a
+first-order autoregression).
 """
 
 from __future__ import annotations
@@ -188,14 +189,13 @@ class RunNoise:
             # One tree may be noisier than the other (Welch 1947).
             own = [one.weight * (one.spread or 0.0) ** 2 for one in pair]
             variance = max(variance, sum(own))
-        steps = [one.weight * (one.step_error or 0.0) ** 2 for one in pair]
-        single = sum(error for one, error in zip(pair, steps, strict=True) if one.runs == 1)
-        variance = max(variance + single, sum(steps))
-        half = _quantile(noise.freedom) * math.sqrt(variance)
+        # A single run is off by what its steps tell, too: those of the others may have been more.
+        single = sum((one.step_error or 0.0) ** 2 for one in pair if one.runs == 1)
+        half = _quantile(noise.freedom) * math.sqrt(variance + single)
         if noise.source == "repeats" and noise.variance <= self._stated**2:
             # Few repeats that agree tell no less than the spread that is stated for none.
             stated = self._stated**2 * (first.weight + second.weight) + single
-            half = min(half, _quantile(math.inf) * math.sqrt(max(stated, sum(steps))))
+            half = min(half, _quantile(math.inf) * math.sqrt(stated))
         middle = math.log(second.median_s / first.median_s)
         low, high = (math.exp(middle + sign * half) for sign in (-1, 1))
         return Ratio(math.exp(middle), low, high, noise)

@@ -14,6 +14,7 @@ It is small, so that it can be kept in a repository beside the code that it judg
       step_s: 0.2012
       runs: 5
       spread: 0.0041
+    complete: true
 
 People may edit it, so that a mistake in it is one sentence.
 """
@@ -28,7 +29,7 @@ from typing import Annotated, Literal
 import yaml
 from annotated_types import Ge, Le, MinLen
 
-from ddlbench.common.document import MOST_BYTES, write_text
+from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Amount, Form, Name, Natural, Positive
 from ddlbench.common.schema import read_checked, read_yaml
@@ -39,6 +40,8 @@ from ddlbench.experiment.status import Status
 SCHEMA_VERSION = 1
 _HEADER = "# What `ddlbench compare` holds results against; written by `ddlbench reference`.\n"
 _DIGITS = 6
+MOST_BYTES = 16 * 2**20
+"""Of a reference file, as YAML is slow to read: some 40,000 rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,8 @@ class ReferenceRow(Form):
     """Devices were emulated accelerators."""
     processors: tuple[Name, ...] = ()
     """Models of its devices."""
+    digest: str | None = None
+    """Of its runs: they are the same as themselves, whatever their noise."""
 
     @property
     def cell(self) -> Cell:
@@ -99,6 +104,8 @@ class Reference(Form):
     """Packages and drivers that ran steps."""
     configurations: Annotated[tuple[ReferenceRow, ...], MinLen(1)]
     """A row each."""
+    complete: Literal[True] = True
+    """Write true at the end, by which a file is seen that was cut."""
 
 
 def read_reference(path: Path) -> Reference:
@@ -107,18 +114,18 @@ def read_reference(path: Path) -> Reference:
     Raises:
         ConfigError: it is missing, no YAML, not of its form, or a row contradicts itself.
     """
-    try:
-        size = path.stat().st_size if path.is_file() else 0
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if size > MOST_BYTES:
-        raise ConfigError(f"{path}: {size} bytes are more than a reference file has")
+    if not path.is_file():
+        raise ConfigError(f"{path}: is neither a file nor a folder of results")
+    if path.stat().st_size > MOST_BYTES:
+        raise ConfigError(f"{path}: is larger than any reference file; give one, or a folder")
     values = read_yaml(path)
     if "schema_version" not in values or "configurations" not in values:
         raise ConfigError(
             f"{path}: is no reference file; give one that `ddlbench reference` wrote, or a folder "
             "of results"
         )
+    if "complete" not in values:
+        raise ConfigError(f"{path}: was cut, as it does not end with complete: true; write it anew")
     reference = read_checked(Reference, values, str(path))
     for row in reference.configurations:
         _check(row, str(path))
@@ -153,6 +160,7 @@ def write_reference(path: Path, reference: Reference) -> None:
     values["configurations"] = [
         {name: _rounded(value) for name, value in row.items()} for row in values["configurations"]
     ]
+    values["complete"] = True
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)
     write_text(path, _HEADER + text)
 

@@ -27,15 +27,19 @@ def percent(share: float) -> str:
 
 
 def summary(comparison: Comparison) -> str:
-    """One sentence on all configurations."""
+    """One sentence on all configurations, without a full stop."""
+    return f"{comparison.second.name} against {comparison.first.name}: {verdicts(comparison)}"
+
+
+def verdicts(comparison: Comparison) -> str:
+    """How many configurations have each verdict, and the middle of the ratios."""
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts.items())
     middle = comparison.middle
-    said = "no ratio" if middle is None else f"median ratio {middle:.3f}"
-    what = "time of a sample" if comparison.per_sample else "step"
+    said = "" if middle is None else f"; median ratio {middle:.3f}"
+    what = "of the time of a sample, " if comparison.per_sample and said else ""
     return (
-        f"{comparison.second.name} against {comparison.first.name}: {counts} of "
-        f"{counted(len(comparison.rows), 'configuration')}; {said} of the {what}, margin "
-        f"{percent(comparison.margin)}"
+        f"{counts} of {counted(len(comparison.rows), 'configuration')}{said} {what}"
+        f"(margin {percent(comparison.margin)})"
     )
 
 

@@ -167,8 +167,8 @@ def compare_trees(
     other = _keyed(second, across, sites_match)
     shared = [key for key in own if key in other]
     both = set(shared)
-    lone = [[tree[key] for key in tree if key not in both] for tree in (own, other)]
-    hint = _hint(*lone, sites_match)
+    lone = tuple([tree[key] for key in tree if key not in both] for tree in (own, other))
+    hint = _hint(lone[0], lone[1], sites_match)
     if not shared:
         raise ConfigError(
             f"no configuration is both in {first.name} and in {second.name}"
@@ -376,7 +376,7 @@ def _verdict(
 
 
 def _ratio(one: Configuration, other: Configuration, samples: Pair, noise: RunNoise) -> Ratio:
-    if one.made and one.made == other.made:  # a tree against itself, or against its copy
+    if one.digest and one.digest == other.digest:  # a tree against itself, or against its copy
         ratio = samples[1].median_s / samples[0].median_s
         return Ratio(ratio, ratio, ratio)
     return noise.ratio(samples)
@@ -408,7 +408,7 @@ def _notes(
     yield from (text for text, _ in most)
     if len(found) > len(most):
         yield f"{counted(len(found) - len(most), 'difference')} more in what runs ran on or with"
-    same = sum(bool(one.made) and one.made == other.made for one, other in pairs)
+    same = sum(bool(one.digest) and one.digest == other.digest for one, other in pairs)
     if same:
         yield f"{counted(same, 'configuration')} are of the same runs in both"
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from ddlbench.common.document import UnreadableJson
+from ddlbench.common.document import UnreadableJson, digest_of
 from ddlbench.common.errors import ConfigError, printable
 from ddlbench.common.run_noise import Sample, median_error
 from ddlbench.common.statistics import round_means
@@ -82,7 +82,7 @@ class Configuration:
         reason: of a run without a step, the gravest; empty if there is none.
         circumstances: of the first run that has a step, else of any.
         device_kind, emulated: as of :class:`Run`.
-        made: times at which its runs were written, and their steps; tells the same runs.
+        digest: of when its runs were written, and of their steps; empty if unknown.
     """
 
     cell: Cell
@@ -94,7 +94,7 @@ class Configuration:
     circumstances: Circumstances
     device_kind: str
     emulated: bool
-    made: frozenset[tuple[str, float]] = frozenset()
+    digest: str = ""
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Configuration:
@@ -118,15 +118,19 @@ class Configuration:
             circumstances=first.circumstances,
             device_kind=first.device_kind,
             emulated=first.emulated,
-            made=frozenset(
-                (run.created, run.step_s) for run in timed if run.created and run.step_s
-            ),
+            digest=_digest(timed),
         )
 
     @property
     def runs(self) -> int:
         """Runs that have a step."""
         return 0 if self.sample is None else self.sample.runs
+
+
+def _digest(runs: Sequence[Run]) -> str:
+    """What tells the same runs from others; empty unless all say when they were written."""
+    made = [(run.created, run.step_s) for run in runs]
+    return digest_of(sorted(made)) if made and all(created for created, _ in made) else ""
 
 
 @dataclass(frozen=True)
@@ -175,9 +179,17 @@ def read_tree(path: Path) -> Tree:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """A file for each cell below: its result, else its failure; links are followed once."""
+    """A file for each cell below: its result, else its failure; links are followed once.
+
+    Raises:
+        OSError: a folder may not be read, so that results would be left out in silence.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
     seen: set[tuple[int, int]] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         status = Path(place).stat()
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()
@@ -355,6 +367,7 @@ def _of_row(row: ReferenceRow, reference: Reference) -> Configuration:
         Circumstances(processors=row.processors, versions=one_version, commit=one_commit),
         row.device_kind or "",
         row.emulated,
+        row.digest or "",
     )
 
 
@@ -408,4 +421,5 @@ def _row_of(one: Configuration) -> ReferenceRow:
         device_kind="cuda" if one.device_kind == "cuda" else "cpu" if one.device_kind else None,
         emulated=one.emulated,
         processors=one.circumstances.processors,
+        digest=one.digest or None,
     )

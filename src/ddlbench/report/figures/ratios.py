@@ -20,12 +20,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from ddlbench.common.screen import shortened
 from ddlbench.report.bars import label_rows, write_in_row
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.regression_texts import percent, remarks, summary
+from ddlbench.report.regression_texts import percent, remarks, verdicts
 from ddlbench.report.regressions import Compared, Comparison, Verdict
 from ddlbench.report.style import GREY, text_width_mm
 
@@ -55,14 +55,14 @@ def draw(comparison: Comparison) -> tuple[Figure, pd.DataFrame]:
     shown = comparison.rows[:_MOST_ROWS]
     labels = [shortened(row.name, _LONGEST_NAME) for row in shown]
     left = max(map(text_width_mm, labels), default=0.0) + 5
-    verdicts = max(text_width_mm(_beside(row)) for row in shown)
+    right = max(text_width_mm(_beside(row)) for row in shown) + 4
     height = _ROW_MM * len(shown) + 2
     page = lay_out(
-        f"{summary(comparison)}.",
+        f"B against A: {verdicts(comparison)}",
         _legend(comparison),
         [Section("", [Panel(comparison.common)], height=height)],
         footer=_footer(comparison),
-        size=PanelSize(70, 0, left=left, between=left, right=verdicts + 4, max_width=100),
+        size=PanelSize(70, 0, left=left, between=left, right=right, max_width=100),
     )
     ((axes,),) = page.axes
     label_rows(axes, labels)
@@ -102,11 +102,19 @@ def _ends(comparison: Comparison) -> tuple[float, float]:
 
 
 def _ticks(axes: Axes) -> None:
-    low, high = axes.get_xlim()
-    ticks = [tick for tick in MaxNLocator(7).tick_values(low, high) if low <= tick <= high]
-    axes.set_xticks(ticks)
+    """At 1, and in equal steps on both sides."""
+    high = axes.get_xlim()[1]
+    step = next((step for step in _STEPS if (high - 1) / step < _MOST_TICKS), _STEPS[-1])
+    count = int((high - 1) / step)
+    low = axes.get_xlim()[0]
+    ticks = [1 + step * place for place in range(-count, count + 1)]
+    axes.set_xticks([tick for tick in ticks if low <= tick])
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+
+
+_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_MOST_TICKS = 5
 
 
 def _row(axes: Axes, place: int, row: Compared, right: float) -> None:
@@ -136,4 +144,5 @@ def _footer(comparison: Comparison) -> list[str]:
     hidden = [f"{more} configurations more are not drawn."] if more > 0 else []
     reasons = sum(bool(row.reason) for row in comparison.rows)
     said = list(remarks(comparison))[min(reasons, 9) :]  # reasons stand in their rows
-    return [*hidden, *said]
+    names = f"A: {comparison.first.name}. B: {comparison.second.name}."
+    return [names, *hidden, *said]
