@@ -11,7 +11,7 @@ from ddlbench.common.screen import counted, duration_text, paragraph, shortened,
 from ddlbench.report.regressions import Compared, Comparison, Verdict, few
 from ddlbench.report.run_trees import Tree
 
-_MOST_ROWS = 40
+_MOST_ROWS = 20
 _MOST_REASONS = 8
 _LONGEST_REASON = 200
 _SOURCES = {
@@ -45,11 +45,12 @@ def verdicts(comparison: Comparison) -> str:
 
 def lines_of(comparison: Comparison, *, every_row: bool = False) -> list[str]:
     """Lines of a terminal: the summary, a row a configuration with the worst first, remarks."""
-    rows = comparison.rows if every_row else comparison.rows[:_MOST_ROWS]
+    most = max(_MOST_ROWS, comparison.regressions)
+    rows = comparison.rows if every_row else comparison.rows[:most]
     lines = paragraph(f"{summary(comparison)}.")
     first = comparison.common or "configuration"
     lines += table(
-        f"{first} | > ratio | > 95 % | verdict | > A /2 | > B /2 | > runs /1",
+        f"{first} | > ratio | > 95 % | verdict | > A, B /1 | > runs /2",
         [(row.name, *_numbers(row)) for row in rows],
     )
     if len(rows) < len(comparison.rows):
@@ -59,7 +60,7 @@ def lines_of(comparison: Comparison, *, every_row: bool = False) -> list[str]:
     return lines
 
 
-def _numbers(row: Compared) -> tuple[str, str, str, str, str, str]:
+def _numbers(row: Compared) -> tuple[str, str, str, str, str]:
     """Ratio, interval, verdict, steps of both, runs of both."""
     ratio = row.ratio
     samples = [row.first.sample, row.second.sample if row.second else None]
@@ -67,7 +68,7 @@ def _numbers(row: Compared) -> tuple[str, str, str, str, str, str]:
         "" if ratio is None else f"{ratio.ratio:.3f}",
         "" if ratio is None else f"{ratio.low:.3f}-{ratio.high:.3f}",
         str(row.verdict),
-        *("" if one is None else duration_text(one.median_s) for one in samples),  # type: ignore[return-value]
+        ", ".join("-" if one is None else duration_text(one.median_s) for one in samples),
         f"{row.first.runs}, {row.second.runs if row.second else 0}",
     )
 
@@ -164,8 +165,8 @@ def markdown_of(comparison: Comparison) -> str:
 def _markdown_table(comparison: Comparison, rows: Sequence[Compared]) -> str:
     first = _escaped(comparison.common or "configuration")
     lines = [
-        f"| {first} | ratio | 95 % | verdict | A | B | runs |",
-        "|---|---:|---:|---|---:|---:|---:|",
+        f"| {first} | ratio | 95 % | verdict | A, B | runs |",
+        "|---|---:|---:|---|---:|---:|",
     ]
     for row in rows:
         ratio, interval, verdict, *others = _numbers(row)

@@ -278,7 +278,8 @@ def _hint(own: list[Configuration], other: list[Configuration], sites_match: boo
         return ""
     names, count = found.most_common(1)[0]
     options = " ".join(f"--across {name}" for name in names)
-    return f"{counted(count, 'configuration')} differ only in {' and '.join(names)} ({options})"
+    verb = "differs" if count == 1 else "differ"
+    return f"{count:,} of A {verb} only in {' and '.join(names)} ({options})"
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
@@ -410,7 +411,7 @@ def _notes(
         yield f"{counted(len(found) - len(most), 'difference')} more in what runs ran on or with"
     same = sum(bool(one.digest) and one.digest == other.digest for one, other in pairs)
     if same:
-        yield f"{counted(same, 'configuration')} are of the same runs in both"
+        yield f"A and B hold the same runs of {counted(same, 'configuration')}"
 
 
 def _listed(names: Sequence[str]) -> str:
