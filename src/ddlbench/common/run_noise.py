@@ -30,7 +30,7 @@ import numpy as np
 
 from ddlbench.common.statistics import CONFIDENCE
 
-_RESAMPLES = 999
+_RESAMPLES = 399  # of a standard error, which is known within 4 % then
 _SEED = 20_200_501
 _MOST_AT_ONCE = 2_000_000  # steps of resamples in memory
 _LARGEST_CORRELATION = 0.97
@@ -87,7 +87,7 @@ class Sample:
         median_s: median of the runs' steps, in seconds.
         runs: how many.
         spread: standard deviation of the logarithms of the runs' steps; None for a single run.
-        step_error: relative standard error of one run's step from its steps; None if unknown.
+        step_error: relative standard error of a single run's step from its steps; None if unknown.
     """
 
     median_s: float

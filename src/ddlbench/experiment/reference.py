@@ -66,7 +66,8 @@ class ReferenceRow(Form):
     """Standard deviation of the logarithms of the runs' steps, so a share of a step; of two runs or
     more."""
     step_error: Amount | None = None
-    """Relative standard error of one run's step, from its steps; empty where they are too few."""
+    """Relative standard error of a single run's step, from its steps; empty for several runs, and
+    where steps are too few."""
     device_kind: Literal["cpu", "cuda"] | None = None
     """What kind of device computed."""
     emulated: bool = False

@@ -218,6 +218,7 @@ def _row(row: Compared) -> dict[str, Any]:
     samples = {"a": row.first.sample, "b": row.second.sample if row.second else None}
     return {
         "configuration": row.first.cell.id.removesuffix("/rep0"),
+        "b_configuration": row.second.cell.id.removesuffix("/rep0") if row.second else None,
         "verdict": str(row.verdict),
         "regression": row.verdict.is_regression,
         "ratio": None if ratio is None else ratio.ratio,

@@ -177,9 +177,14 @@ def compare_trees(
     per_sample = "batch_size" in across
     pairs = [(own[key], other[key]) for key in shared]
     rows = _judged(pairs, margin, stated, per_sample)
-    common, names = _names([*(pair[0] for pair in pairs), *lone[0], *lone[1]], sites_match)
-    rows = [replace(row, name=name) for row, name in zip(rows, names, strict=False)]
-    names = names[len(rows) :]
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    common, names = _names([*sides[0], *sides[1], *lone[0], *lone[1]], sites_match)
+    count = len(rows)
+    rows = [
+        replace(row, name=_both(name, other_name))
+        for row, name, other_name in zip(rows, names[:count], names[count : 2 * count], strict=True)
+    ]
+    names = names[2 * count :]
     alone = tuple(names[: len(lone[0])]), tuple(names[len(lone[0]) :])
     if require_all:
         lacking = zip(alone[0], lone[0], strict=True)
@@ -302,6 +307,15 @@ def _names(configurations: Sequence[Configuration], with_sites: bool) -> tuple[s
         while shared < _PLACED and len({own[shared] for own in words}) == 1:
             shared += 1
     return " ".join(words[0][:shared]), [" ".join(own[shared:]) for own in words]
+
+
+def _both(name: str, other: str) -> str:
+    """The name of a pair; words that differ, as they need not match, are both there."""
+    words, theirs = name.split(" "), other.split(" ")
+    if len(words) != len(theirs):
+        return f"{name}, {other}"
+    pairs = zip(words, theirs, strict=True)
+    return " ".join(one if one == their else f"{one}/{their}" for one, their in pairs)
 
 
 _PLACED = 3  # dataset, network, strategy; the geometry always stays

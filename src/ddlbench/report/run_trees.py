@@ -28,7 +28,7 @@ from ddlbench.common.run_noise import Sample, median_error
 from ddlbench.common.statistics import round_means
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.reference import Reference, ReferenceRow, read_reference
-from ddlbench.experiment.result import FEWEST_STEPS, InvalidResult, Result, read_result
+from ddlbench.experiment.result import FEWEST_STEPS, InvalidResult, Result, StepSummary, read_result
 from ddlbench.experiment.status import FAILURE_FILE, Failure, Status
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.comparability import Circumstances
@@ -50,7 +50,8 @@ class Run:
         status: how it ended.
         reason: why it has no step; empty if it has one.
         step_s: its median step.
-        step_error: relative standard error of that, from its steps; None if they are too few.
+        summary_error: relative standard error of that by the result's summary; None if unknown.
+        folder: in which its steps.csv may lie.
         created: when the result was written.
         circumstances: what it was measured on and with.
         device_kind: ``cpu`` or ``cuda``; empty if it does not tell.
@@ -62,11 +63,18 @@ class Run:
     status: Status
     reason: str = ""
     step_s: float | None = None
-    step_error: float | None = None
+    summary_error: float | None = None
+    folder: Path | None = None
     created: str | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
     device_kind: str = ""
     emulated: bool = False
+
+    @cached_property
+    def step_error(self) -> float | None:
+        """Relative standard error of its median step, best from the steps themselves."""
+        error = None if self.folder is None else _error_of_steps(self.cell, self.folder)
+        return self.summary_error if error is None else error
 
 
 @dataclass(frozen=True)
@@ -107,11 +115,7 @@ class Configuration:
         return cls(
             cell=first.cell.again(0),
             site=first.site,
-            sample=Sample.of(
-                [run.step_s for run in timed if run.step_s], [run.step_error for run in timed]
-            )
-            if timed
-            else None,
+            sample=_sample(timed) if timed else None,
             failed=sum(run.status != Status.OK for run in others),
             status=Status.OK if timed else gravest,
             reason=reasons[0] if reasons else "",
@@ -125,6 +129,12 @@ class Configuration:
     def runs(self) -> int:
         """Runs that have a step."""
         return 0 if self.sample is None else self.sample.runs
+
+
+def _sample(timed: Sequence[Run]) -> Sample:
+    """The sample of runs; steps are read of a single one, as repeats tell more than they do."""
+    errors = [timed[0].step_error] if len(timed) == 1 else []
+    return Sample.of([run.step_s for run in timed if run.step_s], errors)
 
 
 def _digest(runs: Sequence[Run]) -> str:
@@ -308,12 +318,20 @@ def _of_result(result: Result, folder: Path) -> Run:
     if timing.disturbed:
         said = f"disturbed: {_in_one_line(timing.disturbed)}"
         return replace(run, reason=said)
-    summary = timing.step_s
-    error = _error_of_steps(run.cell, folder)
-    known = summary.low_s and summary.high_s and summary.count >= FEWEST_STEPS
-    if error is None and known and 0 < (summary.low_s or 0) <= (summary.high_s or 0):
-        error = math.log((summary.high_s or 0) / (summary.low_s or 1)) / (2 * _NORMAL_95)
-    return replace(run, step_s=summary.median_s, step_error=error)
+    return replace(
+        run,
+        step_s=timing.step_s.median_s,
+        summary_error=_error_of_summary(timing.step_s),
+        folder=folder,
+    )
+
+
+def _error_of_summary(steps: StepSummary) -> float | None:
+    """From the interval of the median; None for few steps."""
+    low_s, high_s = steps.low_s, steps.high_s
+    if steps.count < FEWEST_STEPS or not low_s or not high_s or high_s < low_s:
+        return None
+    return math.log(high_s / low_s) / (2 * _NORMAL_95)
 
 
 def _error_of_steps(cell: Cell, folder: Path) -> float | None:
