@@ -176,6 +176,8 @@ def reference(*, results: Path, out: Path, overwrite: bool) -> None:
     ddlbench reference results/mysite --out reference.yaml
     ddlbench compare reference.yaml results/mysite
     """  # noqa: D301 - click takes \b for a paragraph that is not wrapped
+    if out.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--out {shown(str(out))}: write a name that ends in .yaml")
     if out.exists() and not overwrite:
         raise ConfigError(f"{out} is there; write --overwrite to replace it, or another name")
     tree = _read(results)

@@ -14,6 +14,7 @@ from ddlbench.report.run_trees import Tree
 _MOST_ROWS = 20
 _MOST_REASONS = 8
 _LONGEST_REASON = 200
+_OLD_NEWS = Verdict.BOTH_FAILED
 _SOURCES = {
     "repeats": "repeats of the configuration",
     "other repeats": "repeats of other configurations",
@@ -73,13 +74,10 @@ def _numbers(row: Compared) -> tuple[str, str, str, str, str]:
     )
 
 
-def remarks(comparison: Comparison) -> Iterator[str]:
+def remarks(comparison: Comparison, *, with_reasons: bool = True) -> Iterator[str]:
     """Sentences below the table."""
-    reasons = [row for row in comparison.rows if row.reason]
-    for row in reasons[:_MOST_REASONS]:
-        yield f"{row.name}, {row.verdict}: {shortened(row.reason, _LONGEST_REASON)}"
-    if len(reasons) > _MOST_REASONS:
-        yield f"{len(reasons) - _MOST_REASONS} more reasons: --json"
+    if with_reasons:
+        yield from _reasons(comparison)
     if said := _alone(comparison):
         yield said
     yield from _unreadable(comparison)
@@ -88,6 +86,15 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     if said := _repeats(comparison):
         yield said
     yield from (f"{note}." for note in comparison.notes)
+
+
+def _reasons(comparison: Comparison) -> Iterator[str]:
+    """Why configurations failed, or have no ratio."""
+    reasons = [row for row in comparison.rows if row.reason and row.verdict != _OLD_NEWS]
+    for row in reasons[:_MOST_REASONS]:
+        yield f"{row.name}, {row.verdict}: {shortened(row.reason, _LONGEST_REASON)}"
+    if len(reasons) > _MOST_REASONS:
+        yield f"{len(reasons) - _MOST_REASONS} more reasons: --json"
 
 
 def _alone(comparison: Comparison) -> str:

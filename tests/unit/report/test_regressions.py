@@ -197,6 +197,29 @@ def test_one_site_each_is_compared_and_of_several_sites_those_of_one_name(tree, 
     assert "holds both site=" in refused("compare", a, b, "--across", "site")
 
 
+def test_settings_that_need_not_match_are_both_named(tree, tmp_path):
+    a, b = tree("a"), tmp_path / "b"
+    for repeat in range(3):
+        write_run(b, FIRST.with_(strategy="fsdp", precision="bf16", repeat=repeat), 0.05)
+    values = compared(a, b, "--across", "precision")
+    assert values["rows"]["fsdp"]["verdict"] == "faster"
+    assert "precision=bf16" in values["rows"]["fsdp"]["b_configuration"]
+    assert "precision=bf16" in call("compare", a, b, "--across", "precision").output
+    assert "--across precision" in refused("compare", a, b)
+
+
+def test_what_failed_in_both_is_no_news(tree):
+    a, b = tree("a", repeats=1), tree("b", repeats=1)
+    for side in (a, b):
+        path = result_file("local", FIRST.with_(strategy="fsdp").id, side)
+        failed = {**json.loads(path.read_text()), "status": "unsupported", "timing": None}
+        path.write_text(json.dumps({**failed, "reason": "needs more devices"}))
+    assert compared(a, b)["rows"]["fsdp"]["verdict"] == "failed in both"
+    text = call("compare", a, b).output
+    assert "failed in both" in text
+    assert "needs more devices" not in text
+
+
 def test_emulated_and_computed_cells_have_no_ratio(tree):
     a, b = tree("a"), tree("b")
     for path in b.rglob("result.json"):
@@ -216,6 +239,7 @@ def test_a_reference_file_takes_the_place_of_its_tree(tree, tmp_path):
     assert compared(kept, a)["counts"] == {"same": 3}
     assert compared(b, kept)["rows"]["fsdp"]["verdict"] == "faster"
     assert "--overwrite" in refused("reference", a, "--out", kept)
+    assert "ends in .yaml" in refused("reference", a, "--out", tmp_path / "reference.json")
     row = yaml.safe_load(kept.read_text())["configurations"][0]
     assert row["runs"] == 3
     assert row["spread"] == pytest.approx(SPREAD, rel=0.01)

@@ -142,7 +142,6 @@ def _legend(comparison: Comparison) -> list[tuple[Artist, str]]:
 def _footer(comparison: Comparison) -> list[str]:
     more = len(comparison.rows) - _MOST_ROWS
     hidden = [f"{more} configurations more are not drawn."] if more > 0 else []
-    reasons = sum(bool(row.reason) for row in comparison.rows)
-    said = list(remarks(comparison))[min(reasons, 9) :]  # reasons stand in their rows
+    said = list(remarks(comparison, with_reasons=False))  # those stand in their rows
     names = f"A: {comparison.first.name}. B: {comparison.second.name}."
     return [names, *hidden, *said]
