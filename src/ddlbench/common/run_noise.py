@@ -42,8 +42,9 @@ _FEWEST_FOR_PRIOR = 3
 def block_length(values: np.ndarray) -> int:
     """Length of blocks that keep most of the correlation of neighbouring values.
 
-    Carlstein (1986), for a first-order autoregression. The estimated correlation is corrected for
-    its bias in short series (Kendall 1954).
+    Carlstein (1986), for a first-order autoregression; blocks that overlap are longer by the third
+    root of 3/2 (Künsch 1989). The estimated correlation is corrected for its bias in short series
+    (Kendall 1954).
     """
     count = len(values)
     apart = values - values.mean()
@@ -120,8 +121,8 @@ class Sample:
     def weight(self) -> float:
         """Variance of the median of the runs, in variances of one run.
 
-        Exact for one run and for many, within 3 % for odd numbers between, too large by up to a
-        fifth for even ones (Chu 1955).
+        Of normal ones: exact for one, two and many, within 3 % for odd numbers between, too large
+        by up to a fifth for even ones.
         """
         half_pi = math.pi / 2
         return half_pi / (self.runs + half_pi - 1) if self.runs > 2 else 1 / self.runs

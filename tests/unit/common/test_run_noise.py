@@ -127,6 +127,13 @@ def test_blocks_are_longer_the_more_neighbours_are_alike():
     assert block_length(np.ones(9)) == 1
 
 
+@pytest.mark.parametrize("runs", [1, 2, 3, 4, 5, 8])
+def test_the_weight_of_a_median_is_its_variance(runs):
+    draws = np.random.default_rng(15).normal(size=(40_000, runs))
+    true = np.median(draws, axis=1).var()
+    assert 0.95 * true < Sample.of([1.0] * runs).weight < 1.22 * true
+
+
 def test_few_steps_have_no_error():
     assert median_error([0.1, 0.1, 0.2]) is None
     assert median_error([0.1, 0.0, 0.2, 0.1]) is None
