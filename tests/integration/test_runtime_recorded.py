@@ -44,7 +44,7 @@ def test_buckets_are_under_way_during_backward_and_done_before_the_update(shared
             assert one.end_s == pytest.approx(other.start_s, abs=1e-8)
         _, backward, wait, update = own
         buckets = [box for box in boxes if box.kind in BESIDE]
-        # Horovod's own thread decides what it fuses: on a slow machine all gradients are one message.
+        # Horovod fuses by time: on a slow machine all gradients are one message.
         assert len(buckets) > (0 if cell is HOROVOD else 1)
         for bucket in buckets:
             assert bucket.start_s >= backward.start_s

@@ -10,9 +10,9 @@ job of a cell is known before one is submitted::
 So one mistake does not hide the next. Where sbatch only says that no node fits, each option is
 added alone to what it takes.
 
-``python -m ddlbench.cluster.checks`` checks what a worker needs on a node, for `ddlbench doctor`.
-srun starts one task a node. Each writes a report into a shared folder. Once all reports exist, it
-tries to connect to every other node.
+``python -m ddlbench.cluster.checks`` checks what a worker needs on a node, for
+`ddlbench site doctor`. srun starts one task a node. Each writes a report into a shared folder.
+Once all reports exist, it tries to connect to every other node.
 """
 
 from __future__ import annotations

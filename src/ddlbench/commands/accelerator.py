@@ -1,4 +1,4 @@
-"""``ddlbench accelerator``: make a device that sites can emulate, from its measured times."""
+"""``ddlbench site accelerator``: make a device that sites can emulate, from its measured times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddlbench partition``: cut a profiled network into pipeline stages."""
+"""``ddlbench oracle partition``: cut a profiled network into pipeline stages."""
 
 from __future__ import annotations
 

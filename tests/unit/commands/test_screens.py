@@ -51,7 +51,7 @@ SCREENS = [
     (["oracle", "limits", "megatron-3.6b", "--batch-size", "512"], "efficiency"),
     (["oracle", "score", MANY_NODES, "--workload", "transformer"], "worst rows"),
     (["oracle", "calibrate", MANY_NODES, "--workload", "transformer"], "fitted"),
-    (["partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),
+    (["oracle", "partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),
 ]
 
 
@@ -220,7 +220,7 @@ def test_a_site_that_is_not_filled_in_is_refused(project):
 
 def test_doctor_takes_the_site_of_the_experiment(project):
     with pytest.raises(ConfigError, match="site local starts its cells on this machine"):
-        printed("doctor")
+        printed("site", "doctor")
 
 
 @pytest.mark.parametrize(("terminal", "most"), [(True, 80), (False, 400)])

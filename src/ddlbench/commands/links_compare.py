@@ -1,4 +1,4 @@
-"""``ddlbench interconnect compare``: whether measured links are normal for what they are."""
+"""``ddlbench links compare``: whether measured links are normal for what they are."""
 
 from __future__ import annotations
 
