@@ -201,14 +201,14 @@ def probe(
     condition = LinkCondition.from_mapping(given, "links probe")
     try:
         with EmulatedNodes(condition, nodes, devices) as emulated:
-            found = emulated.probe(compare)
+            report = emulated.probe(compare)
     except EmulationFailed as error:
         raise ConfigError(f"links probe: {error}") from error
     if as_json:
-        click.echo(json.dumps(found, indent=1, allow_nan=False))
+        click.echo(json.dumps(report, indent=1, allow_nan=False))
     else:
-        _show_probe(found)
-    if not found["ok"]:
+        _show_probe(report)
+    if not report["ok"]:
         sys.exit(1)
 
 
@@ -216,8 +216,8 @@ def _known(values: dict[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _show_probe(found: dict[str, Any]) -> None:
-    setting, measured = found["setting"], found["measured"]
+def _show_probe(report: dict[str, Any]) -> None:
+    setting, measured = report["setting"], report["measured"]
     rows = _link_rows(setting, measured) if setting["nodes"] > 1 else []
     if "inside" in measured:
         rows += _link_rows(setting["inside"], measured["inside"], " inside a node")
@@ -231,7 +231,7 @@ def _show_probe(found: dict[str, Any]) -> None:
     ]
     lines = [*table("link | > set | > measured", rows), f"made by {measured['links']['backend']}"]
     lines += [f"no goodput of TCP: {tcp['failure']}" for tcp in tests if tcp["failure"]]
-    click.echo("\n".join([*lines, *(f"missed: {sentence}" for sentence in found["misses"])]))
+    click.echo("\n".join([*lines, *(f"missed: {sentence}" for sentence in report["misses"])]))
 
 
 def _link_rows(
