@@ -16,7 +16,7 @@ import click
 
 from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.screen import paragraph, shortened
+from ddlbench.common.screen import examples, paragraph, shortened
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import CONFIG, enter_project
@@ -40,7 +40,13 @@ _NAME_WIDTH = 18
 _VERDICT_WIDTH = len("unsupported")
 
 
-@click.command("check")
+@click.command(
+    "check",
+    epilog=examples(
+        "ddlbench check --network torchvision:resnet18 --dataset cifar10 --strategy ddp,fsdp",
+        "ddlbench check --data --configfile mine.yaml",
+    ),
+)
 @click.option("--network", "networks", multiple=True, help="Name, or package.module:callable.")
 @click.option("--dataset", "datasets", multiple=True, help="What the networks read.")
 @click.option("--strategy", "strategies", multiple=True, help="Only these; all if left out.")

@@ -12,7 +12,7 @@ import click
 
 from ddlbench.commands.links_compare import compare
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, paragraph, table
+from ddlbench.common.screen import duration_text, examples, paragraph, table
 from ddlbench.common.statistics import MB, MBIT_PER_S, MS
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
 from ddlbench.experiment.fabric import Backend, LinkCondition
@@ -33,7 +33,11 @@ def links() -> None:
 links.add_command(compare)
 
 
-@links.command("parse-p2p", short_help="Print p2pBandwidthLatencyTest's output as JSON.")
+@links.command(
+    "parse-p2p",
+    short_help="Print p2pBandwidthLatencyTest's output as JSON.",
+    epilog=examples("ddlbench links parse-p2p p2p.txt"),
+)
 @_FILE
 def parse_p2p_file(file: Path) -> None:
     """Print the matrices of p2pBandwidthLatencyTest's output as JSON (bytes per second, seconds).
@@ -44,7 +48,11 @@ def parse_p2p_file(file: Path) -> None:
     _print_parsed(file, parse_p2p)
 
 
-@links.command("parse-nvbandwidth", short_help="Print `nvbandwidth -j` output as JSON.")
+@links.command(
+    "parse-nvbandwidth",
+    short_help="Print `nvbandwidth -j` output as JSON.",
+    epilog=examples("ddlbench links parse-nvbandwidth nvbandwidth.json"),
+)
 @_FILE
 def parse_nvbandwidth_file(file: Path) -> None:
     """Print the device-to-device matrices of `nvbandwidth -j` as JSON (bytes per second, seconds).
@@ -55,7 +63,7 @@ def parse_nvbandwidth_file(file: Path) -> None:
     _print_parsed(file, parse_nvbandwidth)
 
 
-@links.command()
+@links.command(epilog=examples("ddlbench links show results/mycluster/links/default/links.json"))
 @click.argument("links_json", type=click.Path(path_type=Path))
 def show(links_json: Path) -> None:
     """Show the fits and the slow pairs of a links.json."""
@@ -154,7 +162,10 @@ def _pair_lines(links: Links) -> list[str]:
     return [title, *table(headings, rows)] if rows else [f"{title}: none"]
 
 
-@links.command(short_help="Emulate links of a condition, and measure them.")
+@links.command(
+    short_help="Emulate links of a condition, and measure them.",
+    epilog=examples("ddlbench links probe --latency-ms 10 --bandwidth-mbit 500 --loss-percent 1"),
+)
 @click.option("--latency-ms", type=float, help="Delay from node to node, one way.")
 @click.option("--bandwidth-mbit", type=float, help="Rate of each node's link, each direction.")
 @click.option("--loss-percent", type=float, default=0.0, show_default=True, help="Lost packets.")

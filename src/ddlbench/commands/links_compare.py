@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, paragraph, size_text, table
+from ddlbench.common.screen import duration_text, examples, paragraph, size_text, table
 from ddlbench.common.statistics import GB
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
@@ -43,7 +43,13 @@ class _Read:
     remarks: Sequence[str] = ()
 
 
-@click.command("compare", short_help="Say whether measured links are normal.")
+@click.command(
+    "compare",
+    short_help="Say whether measured links are normal.",
+    epilog=examples(
+        "ddlbench links compare all_reduce.txt --hardware h100-sxm --fabric efa-3200 --nodes 2"
+    ),
+)
 @click.argument("sweep", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--hardware", required=True, help="Device: its name in config/hardware, or a file.")
 @click.option("--fabric", help="Its name in config/fabrics, or a file; of several nodes.")

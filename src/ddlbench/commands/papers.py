@@ -17,7 +17,7 @@ from ddlbench import __version__
 from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import duration_text, named_lines, paragraph, table
+from ddlbench.common.screen import duration_text, examples, named_lines, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import (
     EXAMPLE_SITE,
@@ -81,7 +81,9 @@ class Row:
     same_as: str = ""
 
 
-@click.command()
+@click.command(
+    epilog=examples("ddlbench papers", "ddlbench papers ddlbench/fig4", "ddlbench papers --all")
+)
 @click.argument("figure", required=False)
 @click.option(
     "--scale", type=click.Choice(SCALES), default=LAPTOP, show_default=True, help="Of the cells."

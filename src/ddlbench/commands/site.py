@@ -12,7 +12,7 @@ from ddlbench.cluster.doctor import examine
 from ddlbench.cluster.init import free_site_file, interview, link_test_remarks, write_site
 from ddlbench.commands.accelerator import accelerator
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import counted, paragraph
+from ddlbench.common.screen import counted, examples, paragraph
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import Site, load_site
 
@@ -28,7 +28,12 @@ def site() -> None:
 site.add_command(accelerator)
 
 
-@site.command()
+@site.command(
+    epilog=examples(
+        "ddlbench site init mycluster",
+        "ddlbench site init mycluster --partition gpu --gpu a100 --yes",
+    )
+)
 @click.argument("name")
 @click.option("--partition", "partition_name", help="Partition; asked for if left out.")
 @click.option("--gpu", help="Type of GPU, for example a100; asked for where there are several.")
@@ -55,7 +60,11 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
     click.echo(f"Next: ddlbench site doctor --site {name}")
 
 
-@site.command()
+@site.command(
+    epilog=examples(
+        "ddlbench site doctor --site mycluster", "ddlbench site doctor --site mycluster --nodes 4"
+    )
+)
 @click.option("--site", "site_name", help="A file in config/sites/; the experiment's if left out.")
 @click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="Of the job.")
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,26 @@ def test_the_help_of_a_command_begins_with_its_line_in_the_list():
     context = click.Context(cli.commands)
     for name, sentence in (pair for group in cli.COMMANDS.values() for pair in group.items()):
         assert cli.commands.get_command(context, name).get_short_help_str(200) == sentence
+
+
+def test_examples_of_help_have_options_that_exist():
+    for words in every_command(cli.commands):
+        command = command_of(words)
+        text = (command.epilog or "").replace("\\\n", " ")
+        for line in text.splitlines()[2:]:
+            name, *arguments = shlex.split(line)
+            assert (name, arguments[: len(words)]) == ("ddlbench", [*words])
+            command.make_context("example", arguments[len(words) :], resilient_parsing=True)
+            known = {option for each in command.params for option in each.opts}
+            assert {word for word in arguments if word.startswith("--")} <= known
+
+
+def command_of(words: tuple[str, ...]) -> click.Command:
+    command: click.Command = cli.commands
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
+    return command
 
 
 def every_command(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
