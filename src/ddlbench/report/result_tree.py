@@ -32,6 +32,8 @@ from ddlbench.experiment.status import FAILURE_FILE, Failure
 from ddlbench.planning.matrix import MatrixRow
 
 RESULT_FILE = "result.json"
+EXPORT_MARK = ".ddlbench-export"
+"""Lies in a folder that ``ddlbench export`` wrote: copies of results in it are no further cells."""
 _TABLE = "measurements.csv"
 _LOG = logging.getLogger(__name__)
 _PARTS_OF_ID = 6
@@ -185,8 +187,10 @@ def _folders(
     if RESULT_FILE in files or FAILURE_FILE in files:
         return
     for entry in found:
-        if entry.name not in files and not entry.name.startswith("."):
-            yield from _folders(Path(entry.path), seen, faults)
+        below = Path(entry.path)
+        if entry.name in files or entry.name.startswith(".") or (below / EXPORT_MARK).exists():
+            continue
+        yield from _folders(below, seen, faults)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -199,6 +203,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def _cell(tree: str, folder: Path, faults: list[str]) -> list[TreeCell]:
     """The cell in a folder; none, and a fault, where nothing tells which it is."""
     path = folder / RESULT_FILE
+    found: Result | InvalidResult | None
     try:
         site, cell_id = _placed(folder) or _said(folder)
         cell = Cell.from_id(cell_id)
