@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ddlbench.common.screen import counted, paragraph
+from ddlbench.common.screen import counted, examples, paragraph
 from ddlbench.experiment.paths import RESULTS, enter_project
 from ddlbench.report.exports.registry import EXPORTS, FOLDER, Study
 from ddlbench.report.result_tree import read_tree
@@ -23,7 +23,13 @@ def _formats() -> str:
     )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ddlbench export --to duckdb",
+        "ddlbench export --to openmetrics --out /var/lib/node_exporter",
+        "ddlbench export --to ro-crate --author 'Ada Lovelace' --licence CC-BY-4.0",
+    )
+)
 @click.argument("results", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--to", "name", required=True, metavar="FORMAT", help=f"{_formats()}.")
 @click.option(
@@ -51,7 +57,7 @@ def export(
     licence: str,
     configs: tuple[Path, ...],
 ) -> None:
-    """Write results for other people's tools.
+    """Write results for DuckDB, MLflow, Prometheus and others.
 
     RESULTS are folders of results, of a site or of one cell; without any, those of this repository.
     Whatever was measured is in it, failed cells too.

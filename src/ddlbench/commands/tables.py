@@ -31,7 +31,18 @@ from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import REASON_CODES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.documents import PredictedCell
-from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, VALIDATION, Column
+from ddlbench.report.status_document import StatusDocument
+from ddlbench.report.tables import (
+    CELLS,
+    LINKS,
+    MEASUREMENTS,
+    RANKS,
+    STEPS,
+    SUMMARY,
+    VALIDATION,
+    Column,
+)
+from ddlbench.report.tree_tables import rank_columns, setting_columns
 
 _PLANNING = "src/ddlbench/planning"
 _END = "<!-- end of table -->"
@@ -261,17 +272,15 @@ def results_page() -> str:
         _table("summary.csv: one row a cell configuration, over its repeats", SUMMARY),
         _table("steps.csv: one row a step of every cell", STEPS),
         _table("validation.csv: one row an epoch of every cell with `validate`", VALIDATION),
-        "## result.json\n\n| field | type | meaning |\n|---|---|---|\n"
-        + "".join(
-            f"| `{name}` | {kind} | {meaning} |\n" for name, kind, meaning in schema_fields()
-        ),
+        "## result.json\n\n| field | type | meaning |\n|---|---|---|\n" + _fields(schema_fields()),
         text["reason_codes"]
         + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in REASON_CODES.items()),
         text["partitions"],
-        text["predictions"]
-        + "".join(
-            f"| `{name}` | {kind} | {meaning} |\n" for name, kind, meaning in _predicted_fields()
-        ),
+        text["predictions"] + _fields(_predicted_fields()),
+        text["tree"] + _rows(_of_trees_only()),
+        text["tree_ranks"] + _rows((*RANKS, *rank_columns())),
+        text["tree_links"] + _rows(LINKS),
+        text["status"] + _fields(_status_fields()),
     ]
     return "\n".join(parts)
 
@@ -287,13 +296,31 @@ def _predicted_fields() -> list[tuple[str, str, str]]:
     return list(_walk("", schema, {}))
 
 
+def _status_fields() -> list[tuple[str, str, str]]:
+    schema = schema_of(StatusDocument)
+    return list(_walk("", schema, schema["$defs"]))
+
+
+def _of_trees_only() -> list[Column]:
+    """Columns of ``ddlbench.load`` that ``measurements.csv`` lacks."""
+    known = {column.name for column in MEASUREMENTS} - {"experiment"}
+    return [column for column in (*CELLS, *setting_columns()) if column.name not in known]
+
+
 def _table(title: str, columns: Sequence[Column]) -> str:
-    meanings = [column.description.replace("|", r"\|") for column in columns]
-    lines = [
+    return f"## {title}\n\n| column | kind | unit | meaning |\n|---|---|---|---|\n{_rows(columns)}"
+
+
+def _rows(columns: Iterable[Column]) -> str:
+    meanings = [(column, column.description.replace("|", r"\|")) for column in columns]
+    return "".join(
         f"| `{column.name}` | {column.kind} | {column.unit} | {meaning} |\n"
-        for column, meaning in zip(columns, meanings, strict=True)
-    ]
-    return f"## {title}\n\n| column | kind | unit | meaning |\n|---|---|---|---|\n{''.join(lines)}"
+        for column, meaning in meanings
+    )
+
+
+def _fields(found: Iterable[tuple[str, str, str]]) -> str:
+    return "".join(f"| `{name}` | {kind} | {meaning} |\n" for name, kind, meaning in found)
 
 
 def _walk(

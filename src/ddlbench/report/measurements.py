@@ -412,8 +412,10 @@ def collect_steps(
             continue
         count = len(columns["step"])
         for name, values in fields.items():
-            same = [field_of_cell(row.cell, name)] * count
-            values.extend(columns[name] if name in columns else same)
+            if name in columns:
+                values.extend(columns[name])
+            else:
+                values.extend([field_of_cell(row.cell, name)] * count)
     return typed_frame(fields, STEPS)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _MOST_PLAN_COLUMNS = 200
 _MOST_NAME = 60
+_LINK = re.compile(r"\s*\(\[[^\]]*\]\([^)]*\)\)")  # of Markdown, in brackets
 _KINDS: dict[str, Kind] = {
     "integer": "integer", "number": "number", "string": "text", "boolean": "flag or unknown",
     "array": "text",
@@ -164,7 +166,10 @@ def _memory_fields() -> Mapping[str, Mapping[str, Any]]:
 def _column(name: str, schema: Mapping[str, Any]) -> Column:
     kinds = schema.get("type", "string")
     kind = kinds if isinstance(kinds, str) else next(one for one in kinds if one != "null")
-    return Column(name, _KINDS[kind], unit_of(name), schema.get("description", "").rstrip("."))
+    meaning = _LINK.sub("", schema.get("description", "")).rstrip(".")
+    if not meaning[1:2].isupper():  # as in CPU
+        meaning = meaning[:1].lower() + meaning[1:]
+    return Column(name, _KINDS[kind], unit_of(name), meaning)
 
 
 def unit_of(name: str) -> str:
