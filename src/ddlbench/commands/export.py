@@ -66,6 +66,8 @@ def export(
     chosen = EXPORTS[name]
     chosen.check(name)
     out = out or FOLDER / chosen.out
+    if out.is_dir() and Path(chosen.out).suffix:  # a file, and a folder for it
+        out /= chosen.out
     study = Study(author or _login(), licence, tuple(path.absolute() for path in configs))
     place = out.absolute()
     if not results:

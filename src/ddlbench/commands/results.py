@@ -26,7 +26,9 @@ from ddlbench.report.status_document import status_document
 from ddlbench.report.terminal import advice_lines, states, status_lines, summary_lines
 
 
-@click.command(epilog=examples("ddlbench status", "ddlbench status --all", "ddlbench status --json"))
+@click.command(
+    epilog=examples("ddlbench status", "ddlbench status --all", "ddlbench status --json")
+)
 @with_matrix
 @click.option(
     "--state",

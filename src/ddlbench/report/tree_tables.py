@@ -78,13 +78,16 @@ class TreeTables:
         fields: dict[str, list[Any]] = {column.name: [] for column in TREE_STEPS}
         for one in self.tree.cells:
             own = {} if one.result is None else steps_of(one.folder)
-            count = len(own.get("step", ()))
-            known = {"results": one.tree, "site": one.site}
+            if not own:
+                continue
+            count = len(own["step"])
+            of_tree = {"results": one.tree, "site": one.site}
             for name, values in fields.items():
                 if name in own:
                     values.extend(own[name])
                 else:
-                    values.extend([known.get(name) or field_of_cell(one.cell, name)] * count)
+                    same = of_tree[name] if name in of_tree else field_of_cell(one.cell, name)
+                    values.extend([same] * count)
         return TreeTable("steps", TREE_STEPS, typed_frame(fields, TREE_STEPS))
 
     @cached_property

@@ -85,10 +85,6 @@ class _Store:
         for row in tables.cells.frame.to_dict("records"):
             key = (row["results"], row["site"], row["cell_id"])
             self._write_run(row, columns, params, curves.get(key, {}))
-        for meta in self._folder.glob("*/meta.yaml"):  # of MLflow's own experiment
-            text = meta.read_text(encoding="utf-8")
-            text = text.replace(self._folder.as_uri(), self._final.as_uri())
-            meta.write_text(text, encoding="utf-8")
 
     def _write_run(
         self,
@@ -127,7 +123,11 @@ class _Store:
             for name, (one, value) in known.items()
             if name not in params and one.kind not in ("integer", "number")
         }
-        tags |= {"mlflow.user": self._study.author, "mlflow.source.name": f"ddlbench {__version__}"}
+        tags |= {
+            "mlflow.user": self._study.author,
+            "mlflow.source.name": f"ddlbench {__version__}",
+            "mlflow.source.git.commit": str(row["commit"]).removesuffix("-dirty"),
+        }
         if row["reason"]:
             tags["mlflow.note.content"] = str(row["reason"])[:_LONGEST_TAG]
         run_id = run.info.run_id
