@@ -19,7 +19,10 @@ from ddlbench.report.tree_tables import TreeTables
 
 def _formats() -> str:
     return "; ".join(
-        [*(f"{name}: {one.holds}" for name, one in EXPORTS.built_in.items()), *EXPORTS.third_party]
+        [
+            *(f"{name}: {entry.holds}" for name, entry in EXPORTS.built_in.items()),
+            *EXPORTS.third_party,
+        ]
     )
 
 

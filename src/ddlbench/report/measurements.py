@@ -112,10 +112,10 @@ def records_of(
 
 def _record_at(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) -> dict[str, Any]:
     path = result_file(site, row.cell.id, root)
-    return record_of(row, path, found_result(path, site, row.cell.id), plans)
+    return record_of(row, path, result_or_fault(path, site, row.cell.id), plans)
 
 
-def found_result(path: Path, site: str, cell_id: str) -> Result | InvalidResult | None:
+def result_or_fault(path: Path, site: str, cell_id: str) -> Result | InvalidResult | None:
     """The result of a cell, or what is wrong with its file; None without one."""
     try:
         return cell_result(path, site, cell_id)
@@ -126,7 +126,7 @@ def found_result(path: Path, site: str, cell_id: str) -> Result | InvalidResult 
 def record_of(
     row: MatrixRow,
     path: Path,
-    found: Result | InvalidResult | None,
+    outcome: Result | InvalidResult | None,
     plans: CurrentPlans | None = None,
 ) -> dict[str, Any]:
     """What is known of a cell by itself.
@@ -134,14 +134,14 @@ def record_of(
     Args:
         row: the cell.
         path: where its result lies, or would lie.
-        found: there.
+        outcome: its result, or what is wrong with that file; None without one.
         plans: to say what is stale; None says nothing of it.
     """
     return {
         "base_cell_id": row.base_id,
         **_identity(row.cell),
         **_condition(row.condition),
-        **_outcome(row, path, found, plans),
+        **_outcome(row, path, outcome, plans),
     }
 
 

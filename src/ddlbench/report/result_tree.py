@@ -30,12 +30,15 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import InvalidResult, Result, cell_result, read_result
 from ddlbench.experiment.status import FAILURE_FILE, Failure
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.tables import MEASUREMENTS, read_columns
 
 RESULT_FILE = "result.json"
 EXPORT_MARK = ".ddlbench-export"
 """Lies in a folder that ``ddlbench export`` wrote: copies of results in it are no further cells."""
 _TABLE = "measurements.csv"
 _LOG = logging.getLogger(__name__)
+_NAMES = ("site", "experiment", "cell_id", "base_cell_id")
+_SELECTING = [column for name in _NAMES for column in MEASUREMENTS if column.name == name]
 _PARTS_OF_ID = 6
 _MOST_WARNINGS = 5
 
@@ -51,7 +54,7 @@ class TreeCell:
         site: whose cell it is; empty where nothing tells.
         cell: what was measured.
         folder: that holds its files.
-        found: its result, or what is wrong with that file; None where it has failed.
+        outcome: its result, or what is wrong with that file; None where it has failed.
         base_id: id of the cell of one device that its speed-up is against; None without one.
         experiments: those of the tree that select it.
     """
@@ -60,14 +63,14 @@ class TreeCell:
     site: str
     cell: Cell
     folder: Path
-    found: Result | InvalidResult | None
+    outcome: Result | InvalidResult | None
     base_id: str | None = None
     experiments: tuple[str, ...] = ()
 
     @property
     def result(self) -> Result | None:
         """The result; None without a readable one."""
-        return self.found if isinstance(self.found, Result) else None
+        return self.outcome if isinstance(self.outcome, Result) else None
 
     @property
     def row(self) -> MatrixRow:
@@ -147,7 +150,7 @@ def _paths(results: Given | Iterable[Given]) -> list[Path]:
     """The folders that were given, a file of a cell as its folder."""
     try:
         many = [results] if isinstance(results, str | os.PathLike) else list(results)
-        paths = [Path(one) for one in many]
+        paths = [Path(place) for place in many]
     except TypeError:
         raise ConfigError(
             f"{shown(results)} is no place of results; give a folder, or a list of folders"
@@ -175,18 +178,18 @@ def _folders(
     try:
         about = top.stat()
         with os.scandir(top) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
+            children = sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         faults.append(f"{top} is left out: {file_fault(error) or error}")
         return
     if (about.st_dev, about.st_ino) in seen:
         return
     seen.add((about.st_dev, about.st_ino))
-    files = {entry.name for entry in found if not _is_folder(entry)}
+    files = {entry.name for entry in children if not _is_folder(entry)}
     yield top, files
     if RESULT_FILE in files or FAILURE_FILE in files:
         return
-    for entry in found:
+    for entry in children:
         below = Path(entry.path)
         if entry.name in files or entry.name.startswith(".") or (below / EXPORT_MARK).exists():
             continue
@@ -203,20 +206,20 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def _cell(tree: str, folder: Path, faults: list[str]) -> list[TreeCell]:
     """The cell in a folder; none, and a fault, where nothing tells which it is."""
     path = folder / RESULT_FILE
-    found: Result | InvalidResult | None
+    outcome: Result | InvalidResult | None
     try:
         site, cell_id = _placed(folder) or _said(folder)
         cell = Cell.from_id(cell_id)
-        found = cell_result(path, site, cell_id)
+        outcome = cell_result(path, site, cell_id)
     except InvalidResult as error:
         faults.append(str(error))
         if _placed(folder) is None:
             return []
-        found = error
+        outcome = error
     except (ConfigError, UnreadableJson) as error:
         faults.append(f"{folder} is left out: {error}")
         return []
-    return [TreeCell(tree, site, cell, folder, found)]
+    return [TreeCell(tree, site, cell, folder, outcome)]
 
 
 def _placed(folder: Path) -> tuple[str, str] | None:
@@ -246,16 +249,18 @@ _Selections = dict[tuple[str, str, str], list[tuple[str, str]]]
 
 def _selections(tables: Iterable[tuple[str, Path]], faults: list[str]) -> _Selections:
     """Experiments of each cell (tree, site, id), each with the base that it has there."""
-    found: _Selections = {}
+    selections: _Selections = {}
     for tree, path in tables:
         try:
             with path.open(encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file, strict=True):
-                    key = (tree, row["site"], row["cell_id"])
-                    found.setdefault(key, []).append((row["experiment"], row["base_cell_id"] or ""))
-        except (OSError, ValueError, KeyError, csv.Error) as error:
-            faults.append(f"{path} is left out: {type(error).__name__}: {error}")
-    return found
+                columns = read_columns(file, _SELECTING)
+        except (OSError, ValueError, csv.Error) as error:
+            faults.append(f"{path} is left out: {error}")
+            continue
+        rows = zip(*(columns[column.name] for column in _SELECTING), strict=True)
+        for site, experiment, cell_id, base_id in rows:
+            selections.setdefault((tree, site, cell_id), []).append((experiment, base_id))
+    return selections
 
 
 def _with_bases(cells: list[TreeCell], selected: _Selections) -> Iterator[TreeCell]:
@@ -265,25 +270,29 @@ def _with_bases(cells: list[TreeCell], selected: _Selections) -> Iterator[TreeCe
     same data, network and settings; where there is none, the only one that differs in nothing but
     how long it was measured.
     """
-    bases = {(one.tree, one.site, one.cell.id) for one in cells if one.cell.strategy == BASE}
+    bases = {
+        (tree_cell.tree, tree_cell.site, tree_cell.cell.id)
+        for tree_cell in cells
+        if tree_cell.cell.strategy == BASE
+    }
     alike: dict[tuple[str, str, Cell], set[str]] = {}
-    for one in cells:
-        if one.cell.strategy == BASE:
-            key = (one.tree, one.site, _of_any_length(one.cell))
-            alike.setdefault(key, set()).add(one.cell.id)
-    for one in cells:
-        named = selected.get((one.tree, one.site, one.cell.id), ())
-        said = {base for _, base in named if (one.tree, one.site, base) in bases}
-        base = one.cell.with_(
+    for tree_cell in cells:
+        if tree_cell.cell.strategy == BASE:
+            key = (tree_cell.tree, tree_cell.site, _of_any_length(tree_cell.cell))
+            alike.setdefault(key, set()).add(tree_cell.cell.id)
+    for tree_cell in cells:
+        named = selected.get((tree_cell.tree, tree_cell.site, tree_cell.cell.id), ())
+        candidates = {base for _, base in named if (tree_cell.tree, tree_cell.site, base) in bases}
+        base = tree_cell.cell.with_(
             strategy=BASE, options=(), nodes=1, devices_per_node=1, fabric="default"
         )
-        if len(said) != 1:
-            said = {base.id} if (one.tree, one.site, base.id) in bases else set()
-        if len(said) != 1:
-            said = alike.get((one.tree, one.site, _of_any_length(base)), set())
+        if len(candidates) != 1:
+            candidates = {base.id} if (tree_cell.tree, tree_cell.site, base.id) in bases else set()
+        if len(candidates) != 1:
+            candidates = alike.get((tree_cell.tree, tree_cell.site, _of_any_length(base)), set())
         yield replace(
-            one,
-            base_id=next(iter(said)) if len(said) == 1 else None,
+            tree_cell,
+            base_id=next(iter(candidates)) if len(candidates) == 1 else None,
             experiments=tuple(dict.fromkeys(name for name, _ in named)),
         )
 

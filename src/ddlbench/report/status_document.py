@@ -36,7 +36,7 @@ class CellStatus(Form):
     reason: str | None
     """Why it is not ok, or why its number is wrong; of a running cell, who runs it; else null."""
     reason_code: str | None
-    """What to count reasons by; null without one."""
+    """What to count reasons by; null without state."""
     finished: str | None
     """When its result was written, in ISO 8601; null unless it is ok."""
     step_median_s: Amount | None
@@ -77,8 +77,8 @@ def status_document(experiment: str, site: str, cells: Sequence[CellState]) -> S
     )
 
 
-def _status(site: str, one: CellState) -> CellStatus:
-    cell, finished_s = one.cell, one.finished_s
+def _status(site: str, state: CellState) -> CellStatus:
+    cell, finished_s = state.cell, state.finished_s
     made = None if finished_s is None else datetime.fromtimestamp(finished_s, UTC)
     return CellStatus(
         cell_id=cell.id,
@@ -87,11 +87,11 @@ def _status(site: str, one: CellState) -> CellStatus:
         strategy=cell.strategy,
         geometry=cell.geometry,
         repeat=cell.repeat,
-        state=one.state,
-        reason=one.reason or None,
-        reason_code=one.code or None,
+        state=state.state,
+        reason=state.reason or None,
+        reason_code=state.code or None,
         finished=None if made is None else made.isoformat(timespec="seconds"),
-        step_median_s=one.step_s,
-        speedup=one.speedup,
+        step_median_s=state.step_s,
+        speedup=state.speedup,
         result=str(result_file(site, cell.id)),
     )

@@ -76,17 +76,17 @@ class TreeTables:
     def steps(self) -> TreeTable:
         """One row a step."""
         fields: dict[str, list[Any]] = {column.name: [] for column in TREE_STEPS}
-        for one in self.tree.cells:
-            own = {} if one.result is None else steps_of(one.folder)
-            if not own:
+        for tree_cell in self.tree.cells:
+            of_steps = {} if tree_cell.result is None else steps_of(tree_cell.folder)
+            if not of_steps:
                 continue
-            count = len(own["step"])
-            of_tree = {"results": one.tree, "site": one.site}
+            count = len(of_steps["step"])
+            of_tree = {"results": tree_cell.tree, "site": tree_cell.site}
             for name, values in fields.items():
-                if name in own:
-                    values.extend(own[name])
+                if name in of_steps:
+                    values.extend(of_steps[name])
                 else:
-                    same = of_tree[name] if name in of_tree else field_of_cell(one.cell, name)
+                    same = of_tree[name] if name in of_tree else field_of_cell(tree_cell.cell, name)
                     values.extend([same] * count)
         return TreeTable("steps", TREE_STEPS, typed_frame(fields, TREE_STEPS))
 
@@ -94,7 +94,7 @@ class TreeTables:
     def ranks(self) -> TreeTable:
         """One row a rank that wrote a report."""
         columns = (*RANKS, *rank_columns())
-        records = (record for one in self.tree.cells for record in _ranks(one))
+        records = (record for tree_cell in self.tree.cells for record in _ranks(tree_cell))
         return TreeTable("ranks", columns, frame_of(records, columns))
 
     @cached_property
@@ -111,12 +111,12 @@ class TreeTables:
     def _records(self) -> list[dict[str, Any]]:
         by_site: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
         records = []
-        for one in self.tree.cells:
+        for tree_cell in self.tree.cells:
             record = {
-                **record_of(one.row, one.folder / RESULT_FILE, one.found),
-                **_further(one),
+                **record_of(tree_cell.row, tree_cell.folder / RESULT_FILE, tree_cell.outcome),
+                **_further(tree_cell),
             }
-            by_site.setdefault((one.tree, one.site), {})[one.cell.id] = record
+            by_site.setdefault((tree_cell.tree, tree_cell.site), {})[tree_cell.cell.id] = record
             records.append(record)
         for of_site in by_site.values():
             compare(of_site)
@@ -168,7 +168,7 @@ def _memory_fields() -> Mapping[str, Mapping[str, Any]]:
 
 def _column(name: str, schema: Mapping[str, Any]) -> Column:
     kinds = schema.get("type", "string")
-    kind = kinds if isinstance(kinds, str) else next(one for one in kinds if one != "null")
+    kind = kinds if isinstance(kinds, str) else next(each for each in kinds if each != "null")
     meaning = _LINK.sub("", schema.get("description", "")).rstrip(".")
     if not meaning[1:2].isupper():  # as in CPU
         meaning = meaning[:1].lower() + meaning[1:]
@@ -180,34 +180,34 @@ def unit_of(name: str) -> str:
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
 
 
-def _further(one: TreeCell) -> dict[str, Any]:
+def _further(tree_cell: TreeCell) -> dict[str, Any]:
     """What a row of a tree has beside the columns of ``measurements.csv``."""
-    found = {
-        "results": one.tree,
-        "site": one.site,
-        "experiment": NOTE_BREAK.join(one.experiments),
-        "folder": str(one.folder),
-        "devices": one.cell.devices,
-        **{column.name: getattr(one.cell, column.name) for column in setting_columns()},
-        **{f"option_{name}": value for name, value in one.cell.options},
+    fields = {
+        "results": tree_cell.tree,
+        "site": tree_cell.site,
+        "experiment": NOTE_BREAK.join(tree_cell.experiments),
+        "folder": str(tree_cell.folder),
+        "devices": tree_cell.cell.devices,
+        **{column.name: getattr(tree_cell.cell, column.name) for column in setting_columns()},
+        **{f"option_{name}": value for name, value in tree_cell.cell.options},
     }
-    return found if one.result is None else {**found, **_of_result(one.result)}
+    return fields if tree_cell.result is None else {**fields, **_of_result(tree_cell.result)}
 
 
 def _of_result(result: Result) -> dict[str, Any]:
-    timing, said = result.timing, result.provenance
-    found: dict[str, Any] = {
+    timing, provenance = result.timing, result.provenance
+    fields: dict[str, Any] = {
         "devices": result.devices,
         "elapsed_s": result.elapsed_s,
         "staging_s": None if result.staging is None else result.staging.seconds,
         "mean_power_w": None if result.energy is None else result.energy.mean_power_w,
-        "hosts": NOTE_BREAK.join(map(printable, said.hosts)),
-        "python": said.python,
-        "slurm_job_id": said.slurm_job_id,
+        "hosts": NOTE_BREAK.join(map(printable, provenance.hosts)),
+        "python": provenance.python,
+        "slurm_job_id": provenance.slurm_job_id,
         **dict(_plan(result.plan_details)),
     }
     if timing is not None:
-        found |= {
+        fields |= {
             "steps": timing.step_s.count,
             "step_mean_s": timing.step_s.mean_s,
             "step_p95_s": timing.step_s.p95_s,
@@ -215,7 +215,7 @@ def _of_result(result: Result) -> dict[str, Any]:
             "step_spread": timing.step_spread,
             "prepare_s": timing.prepare_s,
         }
-    return found
+    return fields
 
 
 def _plan(details: Mapping[str, Any], prefix: str = "plan_") -> Iterator[tuple[str, Any]]:
@@ -231,12 +231,12 @@ def _plan(details: Mapping[str, Any], prefix: str = "plan_") -> Iterator[tuple[s
 
 def _own_columns(records: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Columns of the options and plans that the cells have, each of the kind of its values."""
-    known = {"option_": "option of the strategy, where it is not the default",
+    meanings = {"option_": "option of the strategy, where it is not the default",
              "plan_": "what the strategy fixed when it ran; a list is JSON"}  # fmt: skip
     values: dict[str, list[Any]] = {}
     for record in records:
         for name, value in record.items():
-            if name.startswith(tuple(known)):
+            if name.startswith(tuple(meanings)):
                 values.setdefault(name, []).append(value)
     if len(values) > _MOST_PLAN_COLUMNS:
         _LOG.warning(
@@ -244,7 +244,7 @@ def _own_columns(records: Sequence[Mapping[str, Any]]) -> list[Column]:
             len(values), _MOST_PLAN_COLUMNS,
         )  # fmt: skip
     return [
-        Column(name, _kind_of(values[name]), unit_of(name), known[f"{name.partition('_')[0]}_"])
+        Column(name, _kind_of(values[name]), unit_of(name), meanings[f"{name.partition('_')[0]}_"])
         for name in sorted(values)[:_MOST_PLAN_COLUMNS]
     ]
 
@@ -258,22 +258,22 @@ def _kind_of(values: Iterable[Any]) -> Kind:
     return "number" if kinds and kinds <= {int, float} else "text"
 
 
-def _ranks(one: TreeCell) -> Iterator[dict[str, Any]]:
-    if one.result is None:
+def _ranks(tree_cell: TreeCell) -> Iterator[dict[str, Any]]:
+    if tree_cell.result is None:
         return
-    counted = one.result.communication
+    counted = tree_cell.result.communication
     traffic = {} if counted is None else {entry.rank: entry for entry in counted.ranks}
-    for rank in one.result.ranks:
+    for rank in tree_cell.result.ranks:
         values = {name: _as_field(value) for name, value in vars(rank).items()}
         for part in _memory_fields():
             numbers = [getattr(device, part) for device in rank.memory]
-            known = [number for number in numbers if number is not None]
-            values[f"memory_{part}"] = max(known, default=None)
+            measured = [number for number in numbers if number is not None]
+            values[f"memory_{part}"] = max(measured, default=None)
         sent = traffic.get(rank.rank)
         yield {
-            "results": one.tree,
-            "site": one.site,
-            "cell_id": one.cell.id,
+            "results": tree_cell.tree,
+            "site": tree_cell.site,
+            "cell_id": tree_cell.cell.id,
             "sent_bytes_per_step": None if sent is None else sent.sent_bytes_per_step,
             "received_bytes_per_step": None if sent is None else sent.received_bytes_per_step,
             **values,

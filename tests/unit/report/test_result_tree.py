@@ -198,15 +198,15 @@ def test_steps_ranks_and_links_are_tables(tmp_path, rows, results):
     links.write_text(json.dumps(LINKS))
     read_links(links)  # it is valid
     tables = TreeTables(read_tree(results))
-    ok = [one for one in tables.tree.cells if one.result and one.result.timing]
+    ok = [cell for cell in tables.tree.cells if cell.result and cell.result.timing]
     assert len(tables.steps.frame) == 26 * len(ok)
-    assert set(tables.steps.frame["cell_id"]) == {one.cell.id for one in ok}
+    assert set(tables.steps.frame["cell_id"]) == {cell.cell.id for cell in ok}
     ranks = tables.ranks.frame
-    assert len(ranks) == sum(len(one.result.ranks) for one in ok)
+    assert len(ranks) == sum(len(cell.result.ranks) for cell in ok)
     assert {column.name for column in rank_columns()} <= set(ranks.columns)
     two = ranks[ranks["cell_id"] == next(o.cell.id for o in ok if o.cell.devices == 2)]
     assert list(two["rank"]) == [0, 1]
-    first = next(one for one in ok if one.cell.devices == 2).result
+    first = next(cell for cell in ok if cell.cell.devices == 2).result
     assert list(two["memory_peak_bytes"]) == [r.memory[0].peak_bytes for r in first.ranks]
     assert list(tables.links.frame["latency_s"]) == [1e-5, 2e-5]
     assert list(tables.links.frame["bandwidth_bytes_per_s"]) == [1e9, 2e9]
@@ -244,3 +244,12 @@ def test_importing_the_package_imports_no_library():
         env={**os.environ, "PYTHONPATH": str(Path(ddlbench.__file__).parents[1])},
     )  # fmt: skip
     assert ended.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("text", ["", "site,cell_id\na\n", "\0", "a" * 200_000, '"', "\xff"])
+def test_a_damaged_table_of_an_experiment_is_one_warning(results, caplog, text):
+    path = results / "local" / "demo" / "tables" / "measurements.csv"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(text.encode("latin-1"))
+    assert ddlbench.load(results)["speedup"].notna().any()
+    assert [str(path) in message for message in caplog.messages] == [True]

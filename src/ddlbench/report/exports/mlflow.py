@@ -80,7 +80,9 @@ class _Store:
         setting_names = [column.name for column in setting_columns()]
         columns = tables.cells.columns
         params = {*_PARAMS, *setting_names}
-        params |= {one.name for one in columns if one.name.startswith(("option_", "plan_"))}
+        params |= {
+            column.name for column in columns if column.name.startswith(("option_", "plan_"))
+        }
         curves = _curves(tables)
         for row in tables.cells.frame.to_dict("records"):
             key = (row["results"], row["site"], row["cell_id"])
@@ -101,11 +103,15 @@ class _Store:
             start_time=began_ms,
             run_name=f"{row['network']} {row['strategy']} {row['geometry']} rep{row['repeat']}",
         )
-        known = {one.name: (one, row[one.name]) for one in columns if _is_known(row[one.name])}
+        known_fields = {
+            column.name: (column, row[column.name])
+            for column in columns
+            if _is_known(row[column.name])
+        }
         metrics = [
             Metric(_name(name), float(value), ended_ms, 0)
-            for name, (one, value) in known.items()
-            if name not in params and one.kind in ("integer", "number")
+            for name, (column, value) in known_fields.items()
+            if name not in params and column.kind in ("integer", "number")
         ]
         for name, values in curves.items():
             metrics += [
@@ -113,15 +119,15 @@ class _Store:
                 for step, value in enumerate(values)
                 if math.isfinite(value)
             ]
-        said = [
+        parameters = [
             Param(_name(name), _text(value)[:_LONGEST_PARAM])
-            for name, (_, value) in known.items()
+            for name, (_, value) in known_fields.items()
             if name in params
         ]
         tags = {
             _name(name): _text(value)[:_LONGEST_TAG]
-            for name, (one, value) in known.items()
-            if name not in params and one.kind not in ("integer", "number")
+            for name, (column, value) in known_fields.items()
+            if name not in params and column.kind not in ("integer", "number")
         }
         tags |= {
             "mlflow.user": self._study.author,
@@ -133,7 +139,7 @@ class _Store:
         run_id = run.info.run_id
         for some in _parts(metrics, _MOST_METRICS):
             self._client.log_batch(run_id, metrics=some)
-        for some in _parts(said, _MOST_PARAMS):
+        for some in _parts(parameters, _MOST_PARAMS):
             self._client.log_batch(run_id, params=some)
         for some in _parts([RunTag(*pair) for pair in tags.items()], _MOST_PARAMS):
             self._client.log_batch(run_id, tags=some)

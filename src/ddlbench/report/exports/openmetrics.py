@@ -115,8 +115,8 @@ def _family(name: str, about: str, unit: str, samples: list[Sample]) -> Iterator
     if not samples:
         return
     # A quote in a help is escaped in one of the two formats only.
-    told = about.replace('"', "'").replace("\\", "/").replace("\n", " ")
-    yield f"# HELP {name} {told}"
+    meaning = about.replace('"', "'").replace("\\", "/").replace("\n", " ")
+    yield f"# HELP {name} {meaning}"
     yield f"# TYPE {name} gauge"
     if unit:
         yield f"# UNIT {name} {unit}"

@@ -127,7 +127,7 @@ class _Crate:
 
     def add_configs(self, root: Path, given: Sequence[Path]) -> None:
         """Copy the files of the experiments and sites whose results these are."""
-        experiments = {name for one in self._tables.tree.cells for name in one.experiments}
+        experiments = {name for cell in self._tables.tree.cells for name in cell.experiments}
         configs = list(given) or _configs_of(root, experiments)
         if not configs:
             _LOG.warning("the crate has no configuration: name it with --configfile")
@@ -220,7 +220,7 @@ class _Crate:
 
     def _named(self) -> tuple[str, str]:
         """Name and description of the study."""
-        names = dict.fromkeys(e for one in self._tables.tree.cells for e in one.experiments)
+        names = dict.fromkeys(name for cell in self._tables.tree.cells for name in cell.experiments)
         frame = self._tables.cells.frame
         networks = ", ".join(sorted(set(frame["network"])))
         measured = int((frame["status"] == "ok").sum())
@@ -272,14 +272,14 @@ class _Crate:
                 (self._folder / _WORKFLOW).stat().st_mtime, UTC
             ).isoformat(timespec="seconds"),
             "encodingFormat": "text/x-python",
-            "softwareRequirements": [_ref(one["@id"]) for one in packages],
-            "hasPart": [_ref(one) for one in self._beside],
+            "softwareRequirements": [_ref(package["@id"]) for package in packages],
+            "hasPart": [_ref(place) for place in self._beside],
             "input": [_ref(_parameter("configuration"))] if self._taken else [],
             "output": [_ref(_parameter(kind)) for kind in self._made],
         }
 
     def _run(self, began: str, ended: str) -> Entity:
-        made = [_ref(one) for some in self._made.values() for one in some]
+        made = [_ref(place) for places in self._made.values() for place in places]
         return {
             "@id": "#run",
             "@type": "CreateAction",
@@ -290,7 +290,7 @@ class _Crate:
             "startTime": began,
             "endTime": ended,
             "actionStatus": "http://schema.org/CompletedActionStatus",
-            "object": [_ref(one) for one in self._taken],
+            "object": [_ref(place) for place in self._taken],
             "result": made,
         }
 
@@ -349,7 +349,7 @@ def _compact(entity: Entity) -> Entity:
 
 def _configs_of(root: Path, experiments: set[str]) -> list[Path]:
     """Files below config/ that declare one of these experiments."""
-    found = []
+    configs = []
     folder = root / "config"
     for path in (*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))):
         try:
@@ -357,8 +357,8 @@ def _configs_of(root: Path, experiments: set[str]) -> list[Path]:
         except ConfigError:
             continue
         if declared in experiments:
-            found.append(path)
-    return found
+            configs.append(path)
+    return configs
 
 
 def _period(cells: Iterable[TreeCell]) -> tuple[str, str]:
@@ -376,19 +376,19 @@ def _period(cells: Iterable[TreeCell]) -> tuple[str, str]:
         began.append(end - timedelta(seconds=cell.result.elapsed_s))
     now = datetime.now(UTC)
     return tuple(
-        one.isoformat(timespec="seconds")
-        for one in (min(began, default=now), max(ended, default=now))
+        end.isoformat(timespec="seconds")
+        for end in (min(began, default=now), max(ended, default=now))
     )  # type: ignore[return-value]
 
 
 def _packages(provenances: Iterable[Provenance]) -> Iterator[Entity]:
     """Each version of each package that measured a cell."""
-    known = {
+    versions = {
         (printable(name), printable(version))
         for provenance in provenances
         for name, version in (provenance.packages or {}).items()
     }
-    for name, version in sorted(known):
+    for name, version in sorted(versions):
         home = _HOMES.get(name) or f"https://pypi.org/project/{quote(name)}/"
         yield {
             "@id": f"#{quote(name)}-{quote(version)}",
@@ -418,7 +418,7 @@ def _formal(kind: str, about: str, files: Sequence[str]) -> Entity:
         "name": kind,
         "description": about,
         "multipleValues": "True",
-        "workExample": [_ref(one) for one in files],
+        "workExample": [_ref(place) for place in files],
     }
 
 
