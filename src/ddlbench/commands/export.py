@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ddlbench.common.screen import counted, examples, paragraph
+from ddlbench.common.screen import counted, examples
 from ddlbench.experiment.paths import RESULTS, enter_project
 from ddlbench.report.exports.registry import EXPORTS, FOLDER, Study
 from ddlbench.report.result_tree import read_tree
@@ -82,7 +82,7 @@ def export(
     failed = int((tables.cells.frame["status"] != "ok").sum())
     without = f", {failed} without a measurement" if failed else ""
     click.echo(f"{out}: {counted(cells, 'cell')}{without}")
-    click.echo("\n".join(paragraph(f"Open it: {opens.replace(str(place), str(out))}")))
+    click.echo(f"Open it:\n  {opens.replace(str(place), str(out))}")  # to be copied as it is
 
 
 def _login() -> str:

@@ -25,7 +25,7 @@ def write(tables: TreeTables, out: Path, study: Study) -> str:
         with duckdb.connect(beside) as database:
             for table in tables.all:
                 _write_table(database, table)
-    return f'duckdb {out} "FROM cells SELECT strategy, median(speedup) GROUP BY ALL"'
+    return f'duckdb {out} "FROM cells"'
 
 
 def _write_table(database: Any, table: TreeTable) -> None:

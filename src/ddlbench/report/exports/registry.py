@@ -38,7 +38,7 @@ class Study:
 
 
 Write = Callable[["TreeTables", Path, Study], str]
-"""Writes the tables to a path, whole or not at all, and returns a sentence on how to open it."""
+"""Writes the tables to a path, whole or not at all, and returns a command that opens it."""
 
 
 @dataclass(frozen=True)
