@@ -1,7 +1,7 @@
 """Whether a cell waits for its data: a step's mean wait for data beside its mean length.
 
-A cell is input-bound when a fifth of its step is waiting for data. It is where TensorFlow's profiler
-says "highly input-bound" (``op_stats_to_input_pipeline_analysis.cc``,
+A cell is input-bound when a fifth of its step is waiting for data. There TensorFlow's profiler says
+"highly input-bound" (``op_stats_to_input_pipeline_analysis.cc``,
 ``kHighlyInfeedBoundThresholdInPercent``).
 
 On CUDA the host waits. Its device may compute meanwhile, so the words are others there.

@@ -81,6 +81,7 @@ _ADVISED = (
     Column("Train with"), Column("Step", right=True), Column("90 %", right=True),
     Column("Speed-up", right=True), Column("Fastest", right=True), Column("By"),
 )  # fmt: skip
+_CASE = 4  # columns that name the case; those in which all cases are equal are left out
 
 
 def advised(inputs: PageInputs) -> PageTable | None:
@@ -92,6 +93,8 @@ def advised(inputs: PageInputs) -> PageTable | None:
         "90 %: holds the step with this probability. Fastest: the chance to be the fastest of all "
         "strategies. By: whether the step is measured or predicted."
     )
+    told = [at < _CASE and len({row[at] for row in rows}) == 1 for at in range(len(_ADVISED))]
+    rows = [tuple("" if told[at] else text for at, text in enumerate(row)) for row in rows]
     return PageTable("advised-cases", *_shown(_ADVISED, rows), notes=[note], count="cases")
 
 
