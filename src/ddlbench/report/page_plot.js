@@ -58,7 +58,8 @@
   const across = choose("Across", axes, of("peak_memory_bytes"));
 
   // Rows of the table of configurations are in the order of the data.
-  const lines = document.querySelectorAll("#configurations tbody tr");
+  const table = document.getElementById("configurations");
+  const lines = table.tBodies[0].rows;
   let rows = [], points = [], chosen = -1, pinned = false;
   const filter = () => {
     rows = [];
@@ -191,6 +192,32 @@
     event.preventDefault();
     choosePoint((chosen + by + points.length) % points.length);
   });
+  // The rows of a very long table are made when it is opened.
+  for (const source of document.querySelectorAll("script[data-rows]")) {
+    source.closest("details").addEventListener("toggle", () => {
+      const body = document.getElementById(source.dataset.rows).tBodies[0];
+      const heads = body.parentElement.tHead.rows[0].cells;
+      for (const texts of JSON.parse(source.textContent)) {
+        const line = body.insertRow();
+        texts.forEach((text, at) => {
+          const cell = line.insertCell();
+          cell.textContent = text;
+          cell.className = heads[at].className;
+        });
+      }
+      filter();
+      draw();
+    }, { once: true });
+  }
+  // A link opens what is folded around its target.
+  const unfold = () => {
+    const target = document.getElementById(location.hash.slice(1));
+    for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+    target?.querySelector(":scope > details")?.setAttribute("open", "");
+    target?.scrollIntoView();
+  };
+  if (location.hash) unfold();
+  addEventListener("hashchange", unfold);
   new ResizeObserver(draw).observe(plot);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   filter();

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from markupsafe import Markup
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.report.looks import strategy_look
-from ddlbench.report.page_tables import state_of
+from ddlbench.report.page_tables import embedded_json, state_of
 from ddlbench.report.style import variant_labels
 
 SCRIPT = Path(__file__).with_suffix(".js")
@@ -86,11 +85,7 @@ def plot_data(summary: pd.DataFrame) -> Markup:
         ],
         "colours": colours,
     }
-    # No text can end the element, or begin another.
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Markup(text)
+    return embedded_json(content)
 
 
 def _each(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
+from markupsafe import Markup
 
 from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import Column, duration_text
@@ -26,6 +28,7 @@ from ddlbench.report.terminal import advice, answers_at, numbers_of, speedup_tab
 
 _FEW_NAMES = 12
 _FEW_ROWS = 20
+_MANY_ROWS = 1000
 _NOT_YET = "not measured yet"
 
 
@@ -68,6 +71,24 @@ class PageTable:
     def is_long(self) -> bool:
         """Whether the reader opens it."""
         return len(self.rows) > _FEW_ROWS
+
+    @property
+    def is_huge(self) -> bool:
+        """Whether its elements are made when the reader opens it, as a browser takes long."""
+        return len(self.rows) > _MANY_ROWS
+
+    @property
+    def json(self) -> Markup:
+        """The rows, to make elements of."""
+        return embedded_json(list(self.rows))
+
+
+def embedded_json(content: Any) -> Markup:
+    """JSON that can stand in a script element: no text of it ends the element or begins another."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
 
 
 def advice_text(inputs: PageInputs) -> list[str]:
