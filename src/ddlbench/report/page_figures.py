@@ -35,6 +35,7 @@ _HEAD = struct.Struct(">8s8xII")  # signature, length and name of IHDR, width an
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PIXELS_EACH = 0.6  # of the page for one of a figure: 180 mm are 850
 _MOST_BYTES = 2_000_000  # of a picture in the page; a larger one is linked
+_TALL_PX = 900  # a taller one is scrolled
 _WIDE_PX = 480  # a phone shrinks a wider figure until its letters cannot be read
 
 
@@ -84,6 +85,11 @@ class Picture:
     def is_wide(self) -> bool:
         """Whether a phone should be able to enlarge it."""
         return self.png.width > _WIDE_PX
+
+    @property
+    def is_tall(self) -> bool:
+        """Whether the page shows a part of it at first."""
+        return self.png.height > _TALL_PX
 
 
 @dataclass(frozen=True)

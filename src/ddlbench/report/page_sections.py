@@ -66,8 +66,11 @@ SECTIONS = (
     PageSection("Ranking of strategies", "choice", figures=("choice",)),
     PageSection("Scaling and pipelines", "scaling", figures=("scaling", "pipelines")),
     PageSection("Time", "time", texts=("waiting",), figures=("steps",)),
-    PageSection("Memory and traffic", "memory-and-traffic", figures=("memory", "traffic")),
-    PageSection("Utilisation of devices", "utilisation", figures=("utilisation",)),
+    PageSection(
+        "Memory, traffic, utilisation",
+        "memory-traffic-utilisation",
+        figures=("memory", "traffic", "utilisation"),
+    ),
     PageSection("Timelines", "timelines", figures=("timelines",)),
     PageSection("Loss and accuracy", "learning", figures=("loss", "time_to_accuracy")),
     PageSection("Slower links", "links", figures=("latency", "bandwidth", "packet_loss")),

@@ -28,6 +28,7 @@ from ddlbench.report.terminal import advice, answers_at, numbers_of, speedup_tab
 
 _FEW_NAMES = 12
 _FEW_ROWS = 20
+_BELOW_A_PLOT = 6
 _MANY_ROWS = 1000
 _NOT_YET = "not measured yet"
 
@@ -58,6 +59,7 @@ class PageTable:
         notes: sentences below it.
         state: the last column is a state with a reason, which may be long.
         count: what a row is, in the plural: ``configurations``.
+        most_rows: that are shown before the reader opens it.
     """
 
     name: str
@@ -66,11 +68,12 @@ class PageTable:
     notes: Sequence[str] = ()
     state: bool = False
     count: str = "rows"
+    most_rows: int = _FEW_ROWS
 
     @property
     def is_long(self) -> bool:
         """Whether the reader opens it."""
-        return len(self.rows) > _FEW_ROWS
+        return len(self.rows) > self.most_rows
 
     @property
     def is_huge(self) -> bool:
@@ -99,8 +102,8 @@ def advice_text(inputs: PageInputs) -> list[str]:
 
 _ADVISED = (
     Column("Dataset"), Column("Network"), Column("Devices"), Column("Batch", right=True),
-    Column("Train with"), Column("Step", right=True), Column("90 %", right=True),
-    Column("Speed-up", right=True), Column("Fastest", right=True), Column("By"),
+    Column("Train with"), Column("Fastest", right=True), Column("Speed-up", right=True),
+    Column("Step", right=True), Column("90 %", right=True), Column("By"),
 )  # fmt: skip
 _CASE = 4  # columns that name the case; those in which all cases are equal are left out
 
@@ -111,8 +114,8 @@ def advised(inputs: PageInputs) -> PageTable | None:
     if not rows:
         return None
     note = (
-        "90 %: holds the step with this probability. Fastest: the chance to be the fastest of all "
-        "strategies. By: whether the step is measured or predicted."
+        "Fastest: the chance to be the fastest of all strategies. 90 %: holds the step with this "
+        "probability. By: whether the step is measured or predicted."
     )
     told = [at < _CASE and len({row[at] for row in rows}) == 1 for at in range(len(_ADVISED))]
     rows = [tuple("" if told[at] else text for at, text in enumerate(row)) for row in rows]
@@ -131,10 +134,10 @@ def _advised(answer: Answer) -> tuple[str, ...] | None:
         f"{case['nodes']}x{case['devices_per_node']}",
         str(case["batch_size"]),
         chosen["label"],
+        "" if chosen["chance"] is None else f"{chosen['chance']:.0%}",
+        "" if chosen["speedup"] is None else f"{chosen['speedup']:.2f}",
         duration_text(chosen["step_s"]),
         f"{duration_text(low_s)} to {duration_text(high_s)}",
-        "" if chosen["speedup"] is None else f"{chosen['speedup']:.2f}",
-        "" if chosen["chance"] is None else f"{chosen['chance']:.0%}",
         chosen["basis"],
     )
 
@@ -190,8 +193,9 @@ def configurations(inputs: PageInputs) -> PageTable:
     words = interval_words(summary, ratio=True)
     notes = [*([f"In brackets: {words}."] if words else []), *marks(summary)]
     return PageTable(
-        "configurations", _CONFIGURATIONS, rows, notes, state=True, count="configurations"
-    )
+        "configurations", _CONFIGURATIONS, rows, notes, state=True, count="configurations",
+        most_rows=_BELOW_A_PLOT,
+    )  # fmt: skip
 
 
 _MARKS = ("noisy", "unsteady", "stale", "disturbed")

@@ -141,7 +141,7 @@ def test_sections_come_by_what_a_reader_asks_first(reported):
     page = Page(reported(figures=figures, predicted=("accuracy",), answers=[STAY]).read_text())
     titles = [section.title for section in SECTIONS]
     assert [one for one in page.headings if one in titles] == [
-        "What to train with", "Speed-up", "Ranking of strategies", "Time", "Memory and traffic",
+        "What to train with", "Speed-up", "Ranking of strategies", "Time", "Memory, traffic, utilisation",
         "Timelines", "Every configuration", "How good are the predictions?", "What was measured",
         "Files",
     ]  # fmt: skip
@@ -150,7 +150,7 @@ def test_sections_come_by_what_a_reader_asks_first(reported):
 def test_the_advice_says_how_sure_it_is_and_the_table_of_speedups_follows(reported):
     page = Page(reported(answers=[STAY]).read_text())
     assert "VGG-11, MNIST, 1x2, batch 16: Train with sequential." in page.text
-    assert page.rows[0][:3] == ["Train with", "Step", "90 %"]
+    assert page.rows[0][:3] == ["Train with", "Fastest", "Speed-up"]
     assert page.rows[1][0] == "Sequential"
     assert page.rows[2] == ["dataset", "network", "1 device", "DDP", "GPipe", "Horovod"]
     assert page.rows[3] == ["MNIST", "VGG-11", "75/s", "2.00", "0.80", "0.80"]
@@ -178,7 +178,7 @@ def test_anchors_can_be_read_are_unique_and_lead_somewhere(reported):
     assert len(set(page.anchors)) == len(page.anchors)
     assert all(re.fullmatch(r"[a-z]+(-[a-z0-9]+)*", anchor) for anchor in page.anchors)
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.anchors)
-    assert {"speed-up", "memory-and-traffic", "figure-parts-ddp"} <= set(page.anchors)
+    assert {"speed-up", "memory-traffic-utilisation", "figure-parts-ddp"} <= set(page.anchors)
 
 
 def test_sections_name_what_there_is():
