@@ -213,7 +213,7 @@
   const unfold = () => {
     const target = document.getElementById(location.hash.slice(1));
     for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
-    target?.querySelector(":scope > details")?.setAttribute("open", "");
+    target?.querySelector(":scope > details:has(> summary > h2)")?.setAttribute("open", "");
     target?.scrollIntoView();
   };
   if (location.hash) unfold();

@@ -24,10 +24,18 @@ from ddlbench.report.footer import interval_words, is_set, marks
 from ddlbench.report.loading import input_bound
 from ddlbench.report.style import variant_labels
 from ddlbench.report.tables import Tables
-from ddlbench.report.terminal import advice, answers_at, numbers_of, speedup_table, telling_apart
+from ddlbench.report.terminal import (
+    advice,
+    answers_at,
+    numbers_of,
+    speedup_table,
+    telling_apart,
+    with_telling_options,
+)
 
 _FEW_NAMES = 12
 _FEW_ROWS = 20
+_FEW_WAITS = 5
 _BELOW_A_PLOT = 6
 _MANY_ROWS = 1000
 _NOT_YET = "not measured yet"
@@ -127,17 +135,18 @@ def _advised(answer: Answer) -> tuple[str, ...] | None:
     if chosen is None:
         return None
     case = answer["case"]
-    low_s, high_s = chosen["interval_s"]
+    from ddlbench.predict.advice import chance_text, range_text  # noqa: PLC0415 - slow to import
+
     return (
         dataset_label(case["dataset"]),
         network_label(case["network"]),
         f"{case['nodes']}x{case['devices_per_node']}",
         str(case["batch_size"]),
         chosen["label"],
-        "" if chosen["chance"] is None else f"{chosen['chance']:.0%}",
+        chance_text(chosen["chance"]),
         "" if chosen["speedup"] is None else f"{chosen['speedup']:.2f}",
         duration_text(chosen["step_s"]),
-        f"{duration_text(low_s)} to {duration_text(high_s)}",
+        range_text(*chosen["interval_s"]),
         chosen["basis"],
     )
 
@@ -145,7 +154,8 @@ def _advised(answer: Answer) -> tuple[str, ...] | None:
 def speedups(inputs: PageInputs) -> PageTable:
     """A row a network, a column a strategy."""
     summary = inputs.tables.summary
-    columns, rows = speedup_table(summary.to_dict("records"), telling_apart(summary))
+    records = with_telling_options(summary).to_dict("records")
+    columns, rows = speedup_table(records, telling_apart(summary))
     notes = [
         "1 device: samples a second of sequential training. Above 1 is faster than that.",
         *not_advised(answers_at(inputs.tables_dir), summary),
@@ -162,9 +172,10 @@ def waiting_for_data(inputs: PageInputs) -> list[str]:
     listed = "; ".join(
         f"{strategy_label(str(row['strategy']))} of {network_label(str(row['network']))} on "
         f"{dataset_label(str(row['dataset']))}, {row['geometry']}: {text}"
-        for row, text in waits[:_FEW_ROWS]
+        for row, text in waits[:_FEW_WAITS]
     )
-    more = f"; and {len(waits) - _FEW_ROWS} more" if len(waits) > _FEW_ROWS else ""
+    left = len(waits) - _FEW_WAITS
+    more = f"; and {left} more, which the table of configurations names" if left > 0 else ""
     return [f"Waiting for data: {listed}{more}."]
 
 

@@ -141,9 +141,9 @@ def test_sections_come_by_what_a_reader_asks_first(reported):
     page = Page(reported(figures=figures, predicted=("accuracy",), answers=[STAY]).read_text())
     titles = [section.title for section in SECTIONS]
     assert [one for one in page.headings if one in titles] == [
-        "What to train with", "Speed-up", "Ranking of strategies", "Time", "Memory, traffic, utilisation",
-        "Timelines", "Every configuration", "How good are the predictions?", "What was measured",
-        "Files",
+        "What to train with", "Speed-up", "Ranking of strategies", "Time",
+        "Memory, traffic, utilisation", "Timelines", "Every configuration",
+        "How good are the predictions?", "What was measured", "Files",
     ]  # fmt: skip
 
 
