@@ -74,19 +74,19 @@ class OwnFolders:
 
     def described(self) -> tuple[str, ...]:
         """A line for each dataset: samples, classes, and what is left out."""
-        return tuple(f"{dataset}: {own.described()}" for (dataset, _), own in self.seen.items())
+        return tuple(f"{dataset}: {seen.described()}" for (dataset, _), seen in self.seen.items())
 
     def measured_with_others(self, site: Site, cells: Iterable[Cell]) -> list[Cell]:
         """Cells with a result of other data than lies there now."""
         return [cell for cell in cells if self._is_of_others(site, cell)]
 
     def _is_of_others(self, site: Site, cell: Cell) -> bool:
-        own = self.seen.get(_key(cell))
-        if own is None:
+        seen = self.seen.get(_key(cell))
+        if seen is None:
             return False
         with suppress(InvalidResult, OSError):
             digest = read_result(result_file(site.name, cell.id)).own_data
-            return digest not in (None, own.digest)
+            return digest not in (None, seen.digest)
         return False
 
     def others_remark(self, site: Site, cells: Iterable[Cell]) -> list[str]:
@@ -214,14 +214,14 @@ def try_own_parts(site: Site, rows: Sequence[MatrixRow]) -> OwnParts:
         ConfigError: a network or a folder of data cannot work; the sentence says why.
     """
     cells = [row.cell for row in rows if row.unsupported is None]
-    own = {(c.network, c.dataset) for c in cells if c.network not in NETWORKS.built_in}
+    pairs = {(c.network, c.dataset) for c in cells if c.network not in NETWORKS.built_in}
     real = [cell for cell in cells if cell.data_source == "real"]
-    if not own and not real:
+    if not pairs and not real:
         return OwnParts()
     waiting = finished_of((c.id for c in cells), site.name).waiting(c.id for c in cells)
     used = {(cell.network, cell.dataset) for cell in cells if cell.id in waiting}
     remarks: dict[str, None] = {}
-    tried = _try_networks(sorted(own & used), site, remarks)
+    tried = _try_networks(sorted(pairs & used), site, remarks)
     # Of some networks they cannot be counted.
     counted = {pair: int(answer["operations"]) for pair, answer in tried.items()}
     operations = {pair: count for pair, count in counted.items() if count}
@@ -332,6 +332,6 @@ def _answers(pairs: list[_Pair]) -> list[dict[str, Any]]:
             answers: list[dict[str, Any]] = json.loads(answers_at.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             status = f"exit status {tried.returncode}"
-            said = (tried.stderr.strip().splitlines() or [status])[-1]
-            raise ConfigError(f"{names}: the process that builds it ended: {said}") from None
+            last_line = (tried.stderr.strip().splitlines() or [status])[-1]
+            raise ConfigError(f"{names}: the process that builds it ended: {last_line}") from None
     return answers

@@ -224,16 +224,18 @@ def _kinds_of_node(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
 def _remedy(site: Site, kinds: Sequence[NodeKind]) -> str:
     """What to write, so that all cells run on one of several kinds of node."""
     types = sorted({name for kind in kinds for name, _ in kind.gpus if name})
-    one = "so that all cells run on one kind"
+    choose_one = "so that all cells run on one kind"
     if len(types) > 1 and not site.slurm.gpu_type:
-        return f"write slurm.gpu_type: one of {', '.join(types)}, {one}"
-    told = [
+        return f"write slurm.gpu_type: one of {', '.join(types)}, {choose_one}"
+    constraints_of_types = [
         telling(kind.features, [other.features for other in kinds if other != kind])
         for kind in kinds
     ]
-    constraints = list(dict.fromkeys(found for found in told if found))
+    constraints = list(
+        dict.fromkeys(constraint for constraint in constraints_of_types if constraint)
+    )
     if constraints:
-        return f"write slurm.constraint: {' or '.join(constraints)}, {one}"
+        return f"write slurm.constraint: {' or '.join(constraints)}, {choose_one}"
     return "no feature tells them apart, so cells may run on either"
 
 
@@ -241,8 +243,8 @@ def _time_limit(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     limits = [kind.time_limit_s for kind in kinds]
     # Of several partitions, the one that gives most.
     limit_s = None if None in limits else max((s for s in limits if s is not None), default=None)
-    asked = job_minutes(site)
-    if limit_s is None or asked * 60 <= limit_s:
+    wanted_minutes = job_minutes(site)
+    if limit_s is None or wanted_minutes * 60 <= limit_s:
         return []
     stage_s, cell_s = timeouts_within(limit_s, site.stage_timeout_s, site.cell_timeout_s)
     remedy = f"write cell_timeout_s: {cell_s}"
@@ -251,10 +253,10 @@ def _time_limit(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     if limit_s < SHORTEST_JOB_S:
         remedy = "write another slurm.partition"
     parts = (
-        f"{stage_minutes(site)} to make its data, {asked - stage_minutes(site) - SPARE_MINUTES} "
+        f"{stage_minutes(site)} to make its data, {wanted_minutes - stage_minutes(site) - SPARE_MINUTES} "
         f"to run, {SPARE_MINUTES} to spare"
     )
-    says = f"{_name(kinds)} ends jobs after {limit_s / 60:g} min, a cell asks for {asked} ({parts})"
+    says = f"{_name(kinds)} ends jobs after {limit_s / 60:g} min, a cell asks for {wanted_minutes} ({parts})"
     return [Finding("time limit", False, f"{says}; {remedy}")]
 
 

@@ -76,9 +76,9 @@ class JobFiles:
     @property
     def log(self) -> Path | None:
         """The log that tells most of this job; None if it wrote none."""
-        own = [log for _, log in self._logs() if self._wrote(log)]
+        written = [log for _, log in self._logs() if self._wrote(log)]
         kept = [self._slurm_log] if self._slurm_log.is_file() else []
-        return next(iter([*own[-1:], *kept]), None)
+        return next(iter([*written[-1:], *kept]), None)
 
     def changed(self) -> dict[str, int | None]:
         """When each result was changed, in nanoseconds; None of one that is not there."""

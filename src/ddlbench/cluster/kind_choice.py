@@ -295,10 +295,10 @@ def _of_rivals(
 ) -> list[str]:
     """Remarks on other kinds of node that have the same GPUs, or cores for the same workers."""
     remarks = []
-    told = [rival for rival in rivals if rival not in left]
+    shown_rivals = [rival for rival in rivals if rival not in left]
     name = offer.gpu_type or ("GPUs" if offer.gpus else "cores")
-    if constraint and told:
-        count = sum(each.nodes for each in told)
+    if constraint and shown_rivals:
+        count = sum(each.nodes for each in shown_rivals)
         remarks.append(
             f"slurm.constraint: {constraint} leaves out {nodes_text(count)} of partition "
             f"{offer.kind.partition} with {name} too, but other features; take it out if these "

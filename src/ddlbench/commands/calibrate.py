@@ -53,16 +53,16 @@ def calibrate(
         show(paths, _chosen_lines(chosen), as_json=as_json)
         return
     measured = [cell for cell in cells if cell.measured_s is not None]
-    found = calibration.calibrate(site.name, measured)
-    if not found.strategies:
+    calibrated = calibration.calibrate(site.name, measured)
+    if not calibrated.strategies:
         raise ConfigError(
             f"{experiment.where}: no strategy has three measured cells at site {site.name}, which "
             "calibration needs; `ddlbench calibrate --choose 6` names those that tell most"
         )
-    path = calibration.write_calibration(found)
+    path = calibration.write_calibration(calibrated)
     scores = calibration.scores(measured)
-    values = {**found.to_dict(), "scores": records(scores)}
-    show(values, _score_lines(found, scores, path), as_json=as_json)
+    values = {**calibrated.to_dict(), "scores": records(scores)}
+    show(values, _score_lines(calibrated, scores, path), as_json=as_json)
 
 
 def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:
@@ -84,14 +84,14 @@ def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:
     ]
 
 
-def _score_lines(found: Calibration, scores: pd.DataFrame, path: Path) -> list[str]:
+def _score_lines(calibrated: Calibration, scores: pd.DataFrame, path: Path) -> list[str]:
     headings = (
         "strategy | > n | > before | > networks | > geometries | > covered | > work"
         " | > messages | > step"
     )
     rows = []
     for score in scores.to_dict("records"):
-        constants = found.of(str(score["strategy"]))
+        constants = calibrated.of(str(score["strategy"]))
         learnt = ("too few", "", "")
         if constants is not None and not constants.teaches:
             learnt = ("no gain", "", "")

@@ -60,9 +60,9 @@ def largest_batch(
             "or memory_per_device_mb in the site file"
         )
     memory = MemoryOfBatches(cell, site, workload, capacity)
-    measure = by_workflow(questions, lambda one: f"{one.strategy} with {one.batch_size} samples")
-    found = search(
-        memory, None if dry_run else measure, lambda one: result_of(one, site.name), trials
+    measure = by_workflow(questions, lambda each: f"{each.strategy} with {each.batch_size} samples")
+    largest = search(
+        memory, None if dry_run else measure, lambda each: result_of(each, site.name), trials
     )
-    told = [part for line in batch_advice(found, memory) for part in paragraph(line)]
-    show(asdict(found), told, as_json=as_json)
+    lines = [part for line in batch_advice(largest, memory) for part in paragraph(line)]
+    show(asdict(largest), lines, as_json=as_json)

@@ -207,8 +207,8 @@ oracle.add_command(read_command)
 def best_command(question: cnn.Question, devices: int) -> Said:
     """Rank the strategies for NETWORK on so many devices at one global batch."""
     answers = cnn.best(question, devices)
-    ranking = [display.answer(one) for one in answers]
-    chosen = next((one["strategy"] for one in ranking if one["runs"]), None)
+    ranking = [display.answer(answer) for answer in answers]
+    chosen = next((answer["strategy"] for answer in ranking if answer["runs"]), None)
     lines = display.best_lines(answers, question, devices)
     return {"best": chosen, "ranking": ranking}, lines
 
@@ -223,7 +223,7 @@ def best_cuts_command(question: gpt.Question, devices: int) -> Said:
     hidden_size, attention_heads, sequence_length and vocabulary.
     """
     answers = gpt.best(question, devices)
-    ranking = [transformer_display.answer(one) for one in answers]
+    ranking = [transformer_display.answer(answer) for answer in answers]
     values = {"best": ranking[0], "next": ranking[1:2], "ranking": ranking}
     return values, transformer_display.best_lines(answers, question)
 
@@ -240,9 +240,9 @@ def best_cuts_command(question: gpt.Question, devices: int) -> Said:
 @of_network(GROUP_SAMPLES)
 def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> Said:
     """Say how far each strategy scales, what bounds an iteration from where on, what ends it."""
-    reaches = [cnn.reach(question, one) for one in strategy or STRATEGIES]
+    reaches = [cnn.reach(question, each) for each in strategy or STRATEGIES]
     lines = display.limits_lines(reaches, question)
-    return [display.reach(one) for one in reaches], lines
+    return [display.reach(each) for each in reaches], lines
 
 
 @transformers.command("limits", short_help="Say how far a transformer scales.")
@@ -252,8 +252,8 @@ def scaling_command(question: gpt.Question) -> Said:
     """Say how SHAPE scales at one global batch, and from where on efficiency is under a half."""
     answers = gpt.scaling(question)
     sizes = [
-        {**transformer_display.answer(one), "efficiency": share}
-        for one, share in zip(answers, gpt.efficiencies(answers), strict=True)
+        {**transformer_display.answer(answer), "efficiency": share}
+        for answer, share in zip(answers, gpt.efficiencies(answers), strict=True)
     ]
     values = {"below_half_from": gpt.below_half(answers), "sizes": sizes}
     return values, transformer_display.limits_lines(answers, question)
@@ -266,7 +266,7 @@ def scaling_command(question: gpt.Question) -> Said:
 def target_command(question: cnn.Question, epoch_s: float) -> Said:
     """Say with how many devices each strategy ends an epoch of NETWORK in time."""
     answers = cnn.fewest(question, epoch_s)
-    values = {key: display.answer(one) if one else None for key, one in answers.items()}
+    values = {key: display.answer(answer) if answer else None for key, answer in answers.items()}
     lines = display.target_lines(answers, question, epoch_s)
     return {"epoch_s": epoch_s, "strategies": values}, lines
 

@@ -32,34 +32,34 @@ _FEW_NAMES = 2
 _LOOSE = 0.5
 
 
-def answer(one: Answer) -> dict[str, Any]:
+def answer(projected: Answer) -> dict[str, Any]:
     """A strategy on some devices as JSON values."""
-    projection = one.projection
+    projection = projected.projection
     return {
-        "strategy": one.strategy,
-        "devices": one.devices,
+        "strategy": projected.strategy,
+        "devices": projected.devices,
         "batch_size": projection.configuration.batch,
         "iteration_s": projection.iteration_s,
         "computation_s": dict(projection.computation),
         "communication_s": dict(projection.communication),
-        "epoch_s": one.epoch_s,
+        "epoch_s": projected.epoch_s,
         "memory_bytes": projection.memory_bytes,
         "max_devices": projection.max_devices,
         "limiting_layer": projection.limiting_layer,
         "bottleneck": projection.bottleneck,
-        "runs": not one.why,
-        "why": one.why,
+        "runs": not projected.why,
+        "why": projected.why,
     }
 
 
-def reach(one: Reach) -> dict[str, Any]:
+def reach(scaling: Reach) -> dict[str, Any]:
     """How a strategy scales, as JSON values."""
     return {
-        "strategy": one.strategy,
-        "sizes": [answer(size) for size in one.sizes],
-        "regimes": [{"from_devices": devices, "term": term} for devices, term in one.regimes],
-        "communication_outweighs_from": one.communication_from,
-        "stops": one.stops,
+        "strategy": scaling.strategy,
+        "sizes": [answer(size) for size in scaling.sizes],
+        "regimes": [{"from_devices": devices, "term": term} for devices, term in scaling.regimes],
+        "communication_outweighs_from": scaling.communication_from,
+        "stops": scaling.stops,
     }
 
 
@@ -96,7 +96,7 @@ def score_lines(values: Mapping[str, Any], platform: Platform) -> list[str]:
         )
         rows = []
         for groups in (score["strategies"], score["networks"]):
-            for name in _highest_first({name: one["accuracy"] for name, one in groups.items()}):
+            for name in _highest_first({name: group["accuracy"] for name, group in groups.items()}):
                 numbers = (_percent(groups[name][key]) for key in ACCURACIES)
                 rows.append((name, *numbers, str(groups[name]["cells"])))
         lines += table(headings, rows)
@@ -128,27 +128,29 @@ def calibration_lines(value: Mapping[str, Any], platform: Platform) -> list[str]
     rows = [
         (
             name,
-            _constant(name, one["value"]),
-            f"{one['relative_error']:.0%}",
-            _constant(name, one["prior"]),
+            _constant(name, constant["value"]),
+            f"{constant['relative_error']:.0%}",
+            _constant(name, constant["prior"]),
         )
-        for name, one in fitted.items()
+        for name, constant in fitted.items()
     ]
     lines = paragraph(
         f"{len(fitted)} constants from {value['rows']} iterations: {platform.description}"
     )
     lines += table(headings, rows)
-    loose = [name for name, one in fitted.items() if one["relative_error"] > _LOOSE]
+    loose = [name for name, constant in fitted.items() if constant["relative_error"] > _LOOSE]
     if loose:
         lines += paragraph(
             f"Hardly known from these rows, over {_LOOSE:.0%} uncertain: {', '.join(loose)}.",
             hanging="  ",
         )
-    lines += named_lines((name, str(one["meaning"])) for name, one in fitted.items())
+    lines += named_lines((name, str(constant["meaning"])) for name, constant in fitted.items())
     lines.append(f"mean accuracy on the same rows: {_percent(value['mean_accuracy'])}")
     if "hold_out" in value:
         held = value["hold_out"]
-        parts = ", ".join(f"{key} {_percent(one)}" for key, one in held["strategies"].items())
+        parts = ", ".join(
+            f"{key} {_percent(constant)}" for key, constant in held["strategies"].items()
+        )
         lines += paragraph(
             f"held out by {held['by']}, {held['cells']} cells: "
             f"{_percent(held['mean_accuracy'])} ({parts})",
@@ -235,10 +237,14 @@ def best_lines(answers: Sequence[Answer], question: Question, devices: int) -> l
     lines = paragraph(
         f"{_machine(question)}; {devices:,} devices, batch {question.batch_size:,.0f}"
     )
-    able = [one for one in answers if not one.why]
+    able = [answer for answer in answers if not answer.why]
     lines += ranking(_HEADINGS, _rows(able, with_devices=False))
     lines.append(f"best: {able[0].strategy}" if able else "no strategy can run like this")
-    pairs = [(one.strategy, one.why.replace("device(s)", "devices")) for one in answers if one.why]
+    pairs = [
+        (answer.strategy, answer.why.replace("device(s)", "devices"))
+        for answer in answers
+        if answer.why
+    ]
     return lines + left_out("Cannot run", pairs)
 
 
@@ -246,13 +252,13 @@ def limits_lines(reaches: Iterable[Reach], question: Question) -> list[str]:
     """What bounds each strategy from where on, and what ends it."""
     headings = "strategy | longest term | > mostly sending from /1 | ends at"
     rows = []
-    for one in reaches:
+    for scaling in reaches:
         regimes = ", ".join(
             f"from {devices:,} {term}" if at else str(term)
-            for at, (devices, term) in enumerate(one.regimes)
+            for at, (devices, term) in enumerate(scaling.regimes)
         )
-        outweighs = f"{one.communication_from:,}" if one.communication_from else ""
-        rows.append((one.strategy, regimes or "never runs", outweighs, one.end))
+        outweighs = f"{scaling.communication_from:,}" if scaling.communication_from else ""
+        rows.append((scaling.strategy, regimes or "never runs", outweighs, scaling.end))
     return [*paragraph(_machine(question)), *table(headings, rows)]
 
 
@@ -261,9 +267,9 @@ def target_lines(
 ) -> list[str]:
     """The fewest devices of each strategy that keep the time."""
     lines = paragraph(f"{_machine(question)}; an epoch in {duration_text(epoch_s)}")
-    able = [one for one in answers.values() if one]
+    able = [answer for answer in answers.values() if answer]
     lines += table(_HEADINGS, _rows(able, with_devices=True))
-    missed = [name for name, one in answers.items() if one is None]
+    missed = [name for name, answer in answers.items() if answer is None]
     if missed:
         lines += paragraph(f"not in time with any number of devices: {', '.join(missed)}")
     return lines
@@ -272,16 +278,16 @@ def target_lines(
 def _rows(answers: Sequence[Answer], *, with_devices: bool) -> list[tuple[str, ...]]:
     return [
         (
-            one.strategy,
-            f"{one.devices:,}" if with_devices else "",
-            duration_text(one.projection.iteration_s),
-            duration_text(one.projection.compute_s),
-            duration_text(one.projection.communication_s),
-            duration_text(one.epoch_s),
-            size_text(one.projection.memory_bytes),
-            one.projection.bottleneck,
+            answer.strategy,
+            f"{answer.devices:,}" if with_devices else "",
+            duration_text(answer.projection.iteration_s),
+            duration_text(answer.projection.compute_s),
+            duration_text(answer.projection.communication_s),
+            duration_text(answer.epoch_s),
+            size_text(answer.projection.memory_bytes),
+            answer.projection.bottleneck,
         )
-        for one in answers
+        for answer in answers
     ]
 
 

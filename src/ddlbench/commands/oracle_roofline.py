@@ -54,14 +54,14 @@ def roofline_lines(values: dict[str, Any]) -> list[str]:
         "network | > samples | > measured | > predicted | > error | > of blocks",
         [
             (
-                one["network"],
-                str(one["samples"]),
-                MS.text(one["measured_s"], ".0f"),
-                MS.text(one["predicted_s"], ".0f"),
-                f"{one['ratio'] - 1:+.0%}",
-                f"{one['blocks_error']:.0%}",
+                row["network"],
+                str(row["samples"]),
+                MS.text(row["measured_s"], ".0f"),
+                MS.text(row["predicted_s"], ".0f"),
+                f"{row['ratio'] - 1:+.0%}",
+                f"{row['blocks_error']:.0%}",
             )
-            for one in values["networks"]
+            for row in values["networks"]
         ],
     )
     lines += paragraph(
@@ -73,12 +73,12 @@ def roofline_lines(values: dict[str, Any]) -> list[str]:
         "device | > runs | > error of the median | > mean error",
         [
             (
-                one["device"],
-                str(one["rows"]),
-                f"{one['ratio'] - 1:+.1%}",
-                f"{one['mean_absolute_error']:.1%}",
+                row["device"],
+                str(row["rows"]),
+                f"{row['ratio'] - 1:+.1%}",
+                f"{row['mean_absolute_error']:.1%}",
             )
-            for one in values["devices"]
+            for row in values["devices"]
         ],
     )
     lines += paragraph(
@@ -90,20 +90,20 @@ def roofline_lines(values: dict[str, Any]) -> list[str]:
         "network | precision | > samples | > measured | > predicted | > error | > device known",
         [
             (
-                one["network"],
-                one["precision"],
-                str(one["samples"]),
-                MS.text(one["measured_s"], ".1f"),
-                MS.text(one["predicted_s"], ".1f"),
-                f"{one['ratio'] - 1:+.0%}",
-                f"{one['ratio_device_known'] - 1:+.0%}",
+                row["network"],
+                row["precision"],
+                str(row["samples"]),
+                MS.text(row["measured_s"], ".1f"),
+                MS.text(row["predicted_s"], ".1f"),
+                f"{row['ratio'] - 1:+.0%}",
+                f"{row['ratio_device_known'] - 1:+.0%}",
             )
-            for one in values["eager"]
+            for row in values["eager"]
         ],
     )
-    for one in values["cpu_ratios"]:
+    for row in values["cpu_ratios"]:
         lines += paragraph(
-            f"Shares of {one['network']}'s blocks on the GPU: off by {one['shares_error']:.0%} in "
-            f"all by a CPU core's profile, {one['roofline_shares_error']:.0%} by the roofline."
+            f"Shares of {row['network']}'s blocks on the GPU: off by {row['shares_error']:.0%} in "
+            f"all by a CPU core's profile, {row['roofline_shares_error']:.0%} by the roofline."
         )
     return lines

@@ -234,11 +234,11 @@ def score_lines(values: Mapping[str, Any], where: str, question: ScoreQuestion) 
         three = f"{_percent(choice['best_of_three_regret'])} of the best of three"
         rows.append(("mean regret", _percent(choice["mean_regret"]), three))
     lines += table("part | > % | remark", rows)
-    for name in (one for one in _SHOWN if one in values.get("by", {})):
+    for name in (column for column in _SHOWN if column in values.get("by", {})):
         parts = [
-            (f"{value}", f"{one.get('rows', '')}", _errors(one), _errors(one, "memory_"))
-            for value, one in list(values["by"][name].items())[:_MOST_VALUES]
-            if isinstance(one, Mapping)
+            (f"{value}", f"{column.get('rows', '')}", _errors(column), _errors(column, "memory_"))
+            for value, column in list(values["by"][name].items())[:_MOST_VALUES]
+            if isinstance(column, Mapping)
         ]
         lines += table(f"{name} | > rows | > time | > memory", parts)
     return lines
@@ -246,7 +246,7 @@ def score_lines(values: Mapping[str, Any], where: str, question: ScoreQuestion) 
 
 def calibration_lines(software: Software, fits: Sequence[Fit]) -> list[str]:
     """Every fitted constant with its interval."""
-    told = [f"{one.rows:,} rows fit {len(one.constants)} constants" for one in fits]
+    told = [f"{fit.rows:,} rows fit {len(fit.constants)} constants" for fit in fits]
     few = f"; up to {FEW_ROWS} rows fit three" if fits[0].rows <= FEW_ROWS else ""
     lines = paragraph(f"{software.description}; {', '.join(told)}{few}")
     return lines + table(
@@ -255,9 +255,9 @@ def calibration_lines(software: Software, fits: Sequence[Fit]) -> list[str]:
 
 
 def _constants(software: Software, fits: Sequence[Fit]) -> Iterator[tuple[str, ...]]:
-    for one in fits:
-        for name, value in one.constants.items():
-            low, high = one.intervals[name]
+    for fit in fits:
+        for name, value in fit.constants.items():
+            low, high = fit.intervals[name]
             constant = software.constants[name]
             ends = f"{low:.2g} to {high:.2g}"
             yield name, f"{value:.3g}", ends, f"{constant.prior:.3g}", constant.unit

@@ -25,23 +25,23 @@ _SHORT = {
 }
 
 
-def answer(one: Answer, tokens: float = BILLION) -> dict[str, Any]:
+def answer(projected: Answer, tokens: float = BILLION) -> dict[str, Any]:
     """One configuration as JSON values."""
-    row = one.row
+    row = projected.row
     return {
-        "devices": one.devices,
+        "devices": projected.devices,
         **{name: int(row[name]) for name in (*CUT, "chunks", "global_batch")},
         "schedule": row["schedule"],
         "recomputation": row["recomputation"],
-        "step_s": one.step_s,
-        "low_s": one.low_s,
-        "high_s": one.high_s,
-        "memory_bytes": one.memory_bytes,
-        "peak_share": one.peak_share,
-        "tokens_per_s": one.tokens_per_s,
-        "device_hours": one.device_hours(tokens),
+        "step_s": projected.step_s,
+        "low_s": projected.low_s,
+        "high_s": projected.high_s,
+        "memory_bytes": projected.memory_bytes,
+        "peak_share": projected.peak_share,
+        "tokens_per_s": projected.tokens_per_s,
+        "device_hours": projected.device_hours(tokens),
         "tokens": tokens,
-        "parts_s": dict(one.parts),
+        "parts_s": dict(projected.parts),
     }
 
 
@@ -67,23 +67,23 @@ _HEADINGS = (
 def _rows(answers: Sequence[Answer], *, with_devices: bool) -> list[tuple[str, ...]]:
     return [
         (
-            f"{one.devices:,}" if with_devices else "",
-            *_cut(one.row),
-            _SHORT.get(str(one.row["schedule"]), str(one.row["schedule"])),
-            str(one.row["recomputation"]),
-            duration_text(one.step_s),
-            f"{one.low_s:.3g}-{one.high_s:.3g} s",
-            size_text(one.memory_bytes),
-            f"{one.peak_share:.0%}",
+            f"{answer.devices:,}" if with_devices else "",
+            *_cut(answer.row),
+            _SHORT.get(str(answer.row["schedule"]), str(answer.row["schedule"])),
+            str(answer.row["recomputation"]),
+            duration_text(answer.step_s),
+            f"{answer.low_s:.3g}-{answer.high_s:.3g} s",
+            size_text(answer.memory_bytes),
+            f"{answer.peak_share:.0%}",
         )
-        for one in answers
+        for answer in answers
     ]
 
 
 def best_lines(answers: Sequence[Answer], question: Question) -> list[str]:
     """The fastest few; whether the first is clearly so; what training costs."""
     first = answers[0]
-    near = sum(one.low_s <= first.high_s for one in answers[1:])
+    near = sum(answer.low_s <= first.high_s for answer in answers[1:])
     slowest = max(first.parts, key=lambda part: first.parts[part])
     return [
         *_head(question),
@@ -104,16 +104,16 @@ def limits_lines(answers: Sequence[Answer], question: Question) -> list[str]:
     )
     waits = ("sends", "bubble", "tensor parallelism", "data parallelism", "host", "update")
     rows = []
-    for one, share in zip(answers, efficiencies(answers), strict=True):
-        wait = max(waits, key=lambda part, parts=one.parts: parts[part])  # type: ignore[misc]
+    for answer, share in zip(answers, efficiencies(answers), strict=True):
+        wait = max(waits, key=lambda part, parts=answer.parts: parts[part])  # type: ignore[misc]
         rows.append(
             (
-                f"{one.devices:,}",
-                *_cut(one.row),
-                duration_text(one.step_s),
+                f"{answer.devices:,}",
+                *_cut(answer.row),
+                duration_text(answer.step_s),
                 f"{share:.0%}",
-                f"{one.device_hours(BILLION):,.0f}",
-                f"{wait} {one.parts[wait] / one.step_s:.0%}",
+                f"{answer.device_hours(BILLION):,.0f}",
+                f"{wait} {answer.parts[wait] / answer.step_s:.0%}",
             )
         )
     half = below_half(answers)
@@ -199,12 +199,12 @@ def calibration_lines(value: Mapping[str, Any], platform: Accelerators) -> list[
     rows = [
         (
             name,
-            f"{one['value']:.3g}",
-            f"{one['low']:.2g} to {one['high']:.2g}",
-            f"{one['prior']:.3g}",
-            str(one["unit"]),
+            f"{constant['value']:.3g}",
+            f"{constant['low']:.2g} to {constant['high']:.2g}",
+            f"{constant['prior']:.3g}",
+            str(constant["unit"]),
         )
-        for name, one in value["constants"].items()
+        for name, constant in value["constants"].items()
     ]
     lines = paragraph(
         f"{len(rows)} constants from {value['rows']:,} runs: {platform.description}; mean absolute "

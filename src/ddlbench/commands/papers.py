@@ -205,12 +205,12 @@ def _exhibit(
         why_not=file.without_cells_why(LAPTOP) if paper.same_as or paper.not_drawn else "",
         pictures=(*pictures_of(shown), *published_pictures(project_root(), paper.pictures)),
         tables=tables_of(shown),
-        text="\n".join(one.text() for one in shown),
+        text="\n".join(each.text() for each in shown),
         beside=beside_of(compared(file, shown, printed)),
         claims=tuple(
-            (one.claim, one.verdict, one.bed, one.numbers)
-            for one in verdicts
-            if one.figure == paper.figure
+            (each.claim, each.verdict, each.bed, each.numbers)
+            for each in verdicts
+            if each.figure == paper.figure
         ),
     )
 
@@ -265,7 +265,7 @@ def on_a_cluster(file: PaperFile, scale: str) -> tuple[Site, list[MatrixRow]]:
     """The cells of a figure on some cluster that is large enough for all of them."""
     config = {**file.values, "scale": scale, "site": EXAMPLE_SITE}
     experiment = parse_experiment(config, str(file.paper.file))
-    written = [*experiment.matrix["geometry"], *(one["geometry"] for one in experiment.include)]
+    written = [*experiment.matrix["geometry"], *(entry["geometry"] for entry in experiment.include)]
     nodes, devices = zip(*(parse_geometry(text, experiment.where) for text in written), strict=True)
     example = load_site(EXAMPLE_SITE, as_example=True)
     site = replace(example, nodes=max(nodes), devices_per_node=max(devices))
@@ -285,11 +285,11 @@ def paper_lines(rows: list[Row], scale: str) -> list[str]:
         )
         for row in rows
     ]
-    told = (
+    parts = (
         f"Scale {scale} (--scale). `ddlbench papers FIGURE` says what a figure asks, its command, "
         "and how to read it."
     )
-    return [*table(headings, shown), *paragraph(told)]
+    return [*table(headings, shown), *paragraph(parts)]
 
 
 _TITLE = 36  # as much as 80 columns leave
@@ -313,7 +313,7 @@ def figure_lines(file: PaperFile, row: Row) -> list[str]:
     """The paragraph of one figure."""
     paper = file.paper
     lines = [f"{paper.figure}: {paper.title}", ""]
-    said = [
+    parts = [
         ("source", paper.source),
         ("question", paper.question),
         ("original", paper.original),
@@ -321,7 +321,7 @@ def figure_lines(file: PaperFile, row: Row) -> list[str]:
         ("drawn as", ", ".join(paper.draws)),
         ("cells", _cells(row)),
     ]
-    lines += named_lines([(name, text) for name, text in said if text])
+    lines += named_lines([(name, text) for name, text in parts if text])
     if paper.not_drawn or paper.same_as:
         lines += ["", *paragraph(f"{row.why[0].upper()}{row.why[1:].rstrip('.')}.")]
     elif row.why and row.why != NO_CELLS:
@@ -344,10 +344,10 @@ def papers_table() -> str:
     rows = [("figure", "printed as", "question", "at laptop scale")]
     for file in read_papers():
         paper = file.paper
-        said = command_of(file, LAPTOP)
+        command = command_of(file, LAPTOP)
         if paper.same_as or paper.not_drawn:
-            said = file.without_cells_why(LAPTOP).rstrip(".")
+            command = file.without_cells_why(LAPTOP).rstrip(".")
         elif why := file.scales.get(LAPTOP, {}).get("reason", ""):
-            said = f"full scale only: {why}"
-        rows.append((paper.figure, paper.source, paper.question, said))
+            command = f"full scale only: {why}"
+        rows.append((paper.figure, paper.source, paper.question, command))
     return csv_text(rows)

@@ -144,34 +144,34 @@ def partition(
     network = read_network(profile, batch_size)
     names: list[list[str]] = []  # of the nodes in each stage; a chain has them in the file's order
     if isinstance(network, LayerGraph):
-        chain, found = partition_graph(network, levels, cost_model, straight, limit)
-        inside = [chain.nodes[stage.first : stage.last] for stage in found.stages]
+        chain, stages = partition_graph(network, levels, cost_model, straight, limit)
+        inside = [chain.nodes[stage.first : stage.last] for stage in stages.stages]
         names = [[node.name for node in nodes] for nodes in inside]
     else:
-        chain, found = network, cut(network, levels, cost_model, straight, limit)
+        chain, stages = network, cut(network, levels, cost_model, straight, limit)
     terms = limit or MemoryLimit(float("inf"), optimizer_states, extra_warmup)
-    values = found.to_dict() | ({"nodes": names} if names else {})
-    show(values, [*_lines(found, chain, terms), *_holdings(names)], as_json=as_json)
+    values = stages.to_dict() | ({"nodes": names} if names else {})
+    show(values, [*_lines(stages, chain, terms), *_holdings(names)], as_json=as_json)
 
 
-def _lines(found: Partition, chain: Chain, terms: MemoryLimit) -> list[str]:
+def _lines(stages: Partition, chain: Chain, terms: MemoryLimit) -> list[str]:
     alone_s = float(chain.time_s[0, -1])
-    speedup = f", {alone_s / found.period_s:.2f}x one device" if found.period_s else ""
-    period = f"{duration_text(found.period_s)} a mini-batch{speedup}"
-    first = found.stages[0]
-    if len(found.stages) == 1 and first.replicas > 1:
+    speedup = f", {alone_s / stages.period_s:.2f}x one device" if stages.period_s else ""
+    period = f"{duration_text(stages.period_s)} a mini-batch{speedup}"
+    first = stages.stages[0]
+    if len(stages.stages) == 1 and first.replicas > 1:
         period = f"1 stage, {first.replicas} replicas: this is data parallelism. {period}"
     headings = "> stage | layers | > replicas | > computing | > weights | > in flight | > memory"
-    waiting = warmups(found.replicas, terms.extra_warmup)
-    memory = stage_memory_bytes(found, chain, terms)
-    inside = [(stage.first, stage.last - 1) for stage in found.stages]
+    waiting = warmups(stages.replicas, terms.extra_warmup)
+    memory = stage_memory_bytes(stages, chain, terms)
+    inside = [(stage.first, stage.last - 1) for stage in stages.stages]
     rows = zip(
-        [str(number) for number in range(len(found.stages))],
+        [str(number) for number in range(len(stages.stages))],
         [f"{first} .. {last}" for first, last in inside],
-        [str(stage.replicas) for stage in found.stages],
+        [str(stage.replicas) for stage in stages.stages],
         in_one_unit([float(chain.time_s[ends]) for ends in inside], TIMES),
         in_one_unit([float(chain.parameter_bytes[ends]) for ends in inside], BYTES),
-        [str(waiting[number] + 1) for number in range(len(found.stages))],
+        [str(waiting[number] + 1) for number in range(len(stages.stages))],
         in_one_unit([float(count) for count in memory], BYTES),
         strict=True,
     )

@@ -102,21 +102,21 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
     cell = candidate.cell
     plan = make_plan(cell, here.site.name, here.site.accelerator)
     workload = here.inputs.workload(cell)
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     errors: dict[str, None] = {}
     for name in names:
         try:
-            found.append(predicted(name, workload, plan, here))
+            predictions.append(predicted(name, workload, plan, here))
         except ConfigError as error:
             errors[str(error)] = None
-    if not found:
+    if not predictions:
         missing = here.inputs.missing(cell)
         sentences = list(errors)
         if missing:
             command = making_command(here.site.name, missing)
             sentences.append(f"make what is missing with: {command}")
         raise ConfigError("; ".join(sentences))
-    return found
+    return predictions
 
 
 @click.command()
@@ -252,10 +252,10 @@ def prediction_lines(
         whose = "by cells measured here" if calibrated else "by errors of such predictions"
         lines += paragraph(f"90 %: {range_text(*interval_s)}, {whose}.")
     lines += noisy_profile(alone.prediction)
-    own = known.errors.get((first.predictor, strategy))
-    if own:
+    errors = known.errors.get((first.predictor, strategy))
+    if errors:
         before = " before calibration" if calibrated else ""
-        lines += paragraph(f"{first.predictor} was {_off(own)} (median){before}.")
+        lines += paragraph(f"{first.predictor} was {_off(errors)} (median){before}.")
     for prediction in ordered if why else ordered[:1]:
         assumptions = "; ".join((*prediction.notes, *prediction.limits))
         if assumptions:
@@ -347,8 +347,8 @@ def accuracy_lines(
     pointer = f"{tables_dir(site, experiment)}/accuracy.csv"
     without = int((frame["n"] == 0).sum())
     silent = f"; {without} of them have no measurement" if without else ""
-    said = "The whole table" if every_row else f"All {len(frame)} rows: --all, or"
-    lines += paragraph(f"{said} {pointer}{silent}.", hanging="  ")
+    whole = "The whole table" if every_row else f"All {len(frame)} rows: --all, or"
+    lines += paragraph(f"{whole} {pointer}{silent}.", hanging="  ")
     return lines
 
 

@@ -216,17 +216,17 @@ def _completed(
 
 def _options(texts: Sequence[str]) -> dict[str, dict[str, OptionValue]]:
     """``gpipe.chunks=8`` as strategy -> option -> value."""
-    found: dict[str, dict[str, OptionValue]] = {}
+    options: dict[str, dict[str, OptionValue]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         strategy, dot, option = name.rpartition(".")
         if not (equals and dot and strategy and option):
             raise ConfigError(f"--option {text!r}: write strategy.option=value, as gpipe.chunks=8")
         try:
-            found.setdefault(strategy, {})[option] = json.loads(value)
+            options.setdefault(strategy, {})[option] = json.loads(value)
         except ValueError:
-            found.setdefault(strategy, {})[option] = value
-    return found
+            options.setdefault(strategy, {})[option] = value
+    return options
 
 
 def by_workflow(
@@ -255,15 +255,15 @@ def by_workflow(
         if questions.configfile is None:  # the cell belongs to no experiment
             command.append("experiment=single-cells")
         ended = subprocess.run(command, cwd=project_root(), check=False, stdout=sys.stderr)
-        found = result_of(cell, site.name)
-        if found is None:
+        result = result_of(cell, site.name)
+        if result is None:
             click.echo(
                 f"{path} was not measured: snakemake ended with {ended.returncode}, see above",
                 err=True,
             )
             if not (path.parent / "log.txt").is_file():
                 raise NotMeasured("the workflow could not begin a cell; it says why above")
-        return found
+        return result
 
     return measure
 

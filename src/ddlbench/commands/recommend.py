@@ -238,13 +238,13 @@ def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
     best = [size.best for size in sizes]
     rows = zip(
         [size.question.geometry for size in sizes],
-        [one.label if one else "nothing compared" for one in best],
-        in_one_unit([one.shown_s if one else None for one in best], TIMES),
+        [candidate.label if candidate else "nothing compared" for candidate in best],
+        in_one_unit([candidate.shown_s if candidate else None for candidate in best], TIMES),
         ["" if size.speedup is None else f"{size.speedup:.2f}" for size in sizes],
         [f"{size.efficiency:.0%}" if size.efficiency is not None else "" for size in sizes],
         [two_digits(HOURS.of(s)) if (s := size.epoch_device_s) else "" for size in sizes],
-        in_one_unit([one.memory_bytes if one else None for one in best], BYTES),
-        [chance_text(one.chance) if one else "" for one in best],
+        in_one_unit([candidate.memory_bytes if candidate else None for candidate in best], BYTES),
+        [chance_text(candidate.chance) if candidate else "" for candidate in best],
         strict=True,
     )
     lines += table(headings, rows)
@@ -440,7 +440,7 @@ def cost_lines(choice: Choice) -> list[str]:
     """What was measured for a choice, and what it saved."""
     if not choice.trials:
         return paragraph(f"Nothing was measured: {choice.stopped}.")
-    told = [
+    parts = [
         strategy_label(trial.strategy)
         + ("" if trial.step_s else f" ({trial.status.replace('_', ' ')})")
         for trial in choice.trials
@@ -448,6 +448,6 @@ def cost_lines(choice: Choice) -> list[str]:
     every = choice.device_s_all()
     whole = f"; all candidates would take {HOURS.of(every):.2g}" if every else ""
     return paragraph(
-        f"Measured for this choice: {', '.join(told)}, {HOURS.of(choice.device_s):.2g} "
+        f"Measured for this choice: {', '.join(parts)}, {HOURS.of(choice.device_s):.2g} "
         f"device-hours{whole}. Stopped: {choice.stopped}."
     )

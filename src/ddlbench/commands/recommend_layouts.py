@@ -127,9 +127,9 @@ def layout_answers(
         planned_cluster(values, hardware),
     )
     answers = [question.answer(text) for text in geometries(values)]
-    found = [_dict(one) for one in answers]
+    layouts = [_dict(answer) for answer in answers]
     lines = _one_lines(question, answers[0]) if len(answers) == 1 else _all_lines(question, answers)
-    return (found[0] if len(answers) == 1 else {"geometries": found}), lines
+    return (layouts[0] if len(answers) == 1 else {"geometries": layouts}), lines
 
 
 def _dict(answer: LayoutAnswer) -> dict[str, Any]:
@@ -191,9 +191,11 @@ def _one_lines(question: LayoutQuestion, answer: LayoutAnswer) -> list[str]:
     lines = _header(question, answer.geometry)
     lines += ranking(_HEADINGS, zip(*columns, strict=True), equal if len(equal) > 1 else ())
     counts = answer.rows["fits"].value_counts()
-    told = ", ".join(f"{counts[call]} {word}" for call, word in _CALLS.items() if call in counts)
+    counted_calls = ", ".join(
+        f"{counts[call]} {word}" for call, word in _CALLS.items() if call in counts
+    )
     lines += paragraph(
-        f"{counted(len(rows), 'layout')}: {told}. All within {EQUAL:.0%} of the first are equally "
+        f"{counted(len(rows), 'layout')}: {counted_calls}. All within {EQUAL:.0%} of the first are equally "
         f"good: {len(equal)}."
     )
     return lines + paragraph(_CUT + _MICRO) + _facts(question, [answer])
@@ -214,7 +216,7 @@ def _all_lines(question: LayoutQuestion, answers: Sequence[LayoutAnswer]) -> lis
     columns = [[answer.geometry for answer in able], *_layout(best), *_columns(best)]
     lines = _header(question, f"{len(answers)} geometries")
     for answer in answers:
-        if all(answer is not one for one in able):
+        if all(answer is not other for other in able):
             lines += _nothing_fits(question, answer)
     if not able:
         return lines
@@ -232,7 +234,7 @@ def _facts(question: LayoutQuestion, answers: Sequence[LayoutAnswer]) -> list[st
     """What the answers rest on."""
     software, cluster = question.software, question.cluster
     beyond = [answer.geometry for answer in answers if answer.rows["beyond"].any()]
-    sources = "; ".join(dict.fromkeys(one.source for one in software.intervals.values()))
+    sources = "; ".join(dict.fromkeys(constant.source for constant in software.intervals.values()))
     fitted = f"fitted on {software.fitted_on}" if software.fitted_on else "priors, nothing fitted"
     facts = [
         f"Device and links: data sheet of {cluster.device.description}"

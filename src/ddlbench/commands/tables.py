@@ -324,7 +324,7 @@ def _walk(
 ) -> Iterator[tuple[str, str, str]]:
     for name, entry in schema["properties"].items():
         path, text = f"{prefix}{name}", entry.get("description", "")
-        known = next((one for one in entry.get("anyOf", []) if one.get("type") != "null"), entry)
+        known = next((kind for kind in entry.get("anyOf", []) if kind.get("type") != "null"), entry)
         inner, mark = (known["items"], "[]") if "items" in known else (known, "")
         part = parts.get(str(inner.get("$ref")).rpartition("/")[2], {})
         if text or "properties" not in part:

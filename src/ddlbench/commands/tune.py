@@ -90,8 +90,10 @@ def tune(
     question, site = questions.one, questions.site
     here = questions.knowledge(device_memory_bytes=device_memory_bytes, allow_stale=True)
     values = varied(strategy, _varied(varied_texts), question.written_options(strategy))
-    found = configurations(question, strategy, values, here)
-    beyond = next((one.candidate.beyond for one in found if one.candidate.beyond), "")
+    candidates = configurations(question, strategy, values, here)
+    beyond = next(
+        (candidate.candidate.beyond for candidate in candidates if candidate.candidate.beyond), ""
+    )
     if beyond and not dry_run:
         raise ConfigError(f"{beyond}; --dry-run predicts it")
 
@@ -101,15 +103,15 @@ def tune(
     choices = {name: [*each] for name, each in values.items()}
     case = {**question.to_dict(), "strategy": strategy, "varied": choices}
     if dry_run:
-        tuning = Tuning(found, history(), stopped="a dry run")
-        cells = [one.cell for one, _ in tuning.beliefs()]
+        tuning = Tuning(candidates, history(), stopped="a dry run")
+        cells = [candidate.cell for candidate, _ in tuning.beliefs()]
         cost = _cost(cells, trials, site) if cells and not beyond else None
     else:
         limits = Limits(trials, budget_device_hours and HOURS.size * budget_device_hours)
-        labels = {short_cell(one.cell).id: one.label for one in found}
+        labels = {short_cell(candidate.cell).id: candidate.label for candidate in candidates}
         measure = by_workflow(questions, lambda cell: labels.get(cell.id, cell.id))
         tuning = search(
-            found,
+            candidates,
             history,
             measure,
             limits,
@@ -134,16 +136,16 @@ def _cost(cells: Sequence[Cell], trials: int, site: Site) -> tuple[Budget, Budge
 
 def _varied(texts: Sequence[str]) -> Mapping[str, tuple[OptionValue, ...]]:
     """``chunks=2,4`` as name -> values; numbers and booleans as in JSON."""
-    found: dict[str, tuple[OptionValue, ...]] = {}
+    varied: dict[str, tuple[OptionValue, ...]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         parts = [part.strip() for part in values.split(",")]
         if not (equals and name and all(parts)):
             raise ConfigError(f"--vary {text!r}: write a name and its values, as chunks=2,4,8")
-        if name in found:
+        if name in varied:
             raise ConfigError(f"--vary {name} is given twice; write all its values once")
-        found[name] = tuple(map(_parsed, parts))
-    return found
+        varied[name] = tuple(map(_parsed, parts))
+    return varied
 
 
 def _parsed(text: str) -> OptionValue:
@@ -167,7 +169,7 @@ def tuning_lines(
         lines += _table(known, every_row=every_row)
         lines += _verdict(tuning)
     else:
-        kinds = Counter(one.why for one in tuning.found)
+        kinds = Counter(configuration.why for configuration in tuning.found)
         lines += paragraph(f"No configuration can run: {kinds.most_common(1)[0][0]}.")
     return lines + _left_out(tuning, every_row=every_row)
 
@@ -180,10 +182,13 @@ def _table(known: list[tuple[Configuration, Belief]], *, every_row: bool) -> lis
     }
     names = list(known[0][0].values)
     rows = zip(
-        *([_value_text(one, name) for one, _ in known] for name in names),
-        [two_digits(1 / one.expected.step_s) + "/s" if one.expected else "" for one, _ in known],
+        *([_value_text(configuration, name) for configuration, _ in known] for name in names),
+        [
+            two_digits(1 / configuration.expected.step_s) + "/s" if configuration.expected else ""
+            for configuration, _ in known
+        ],
         [f"{two_digits(1 / b.step_s)}/s" if b.basis == "measured" else "" for _, b in known],
-        in_one_unit([one.memory_bytes for one, _ in known], BYTES),
+        in_one_unit([configuration.memory_bytes for configuration, _ in known], BYTES),
         strict=True,
     )
     headings = " | ".join([*names, "> predicted", "> measured", "> memory /1"])
@@ -195,8 +200,8 @@ def _table(known: list[tuple[Configuration, Belief]], *, every_row: bool) -> lis
     return lines
 
 
-def _value_text(one: Configuration, name: str) -> str:
-    value = one.values[name]
+def _value_text(configuration: Configuration, name: str) -> str:
+    value = configuration.values[name]
     if name.endswith("_bytes") and isinstance(value, int):
         return f"{value:,}"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -204,11 +209,11 @@ def _value_text(one: Configuration, name: str) -> str:
 
 def _verdict(tuning: Tuning) -> list[str]:
     assert tuning.best is not None
-    one, belief = tuning.best
+    best, belief = tuning.best
     fast, slow = (1 / bound for bound in belief.interval_s)
     runs = f", {counted(belief.runs, 'run')}" if belief.basis == "measured" else ""
     return paragraph(
-        f"best: {one.label} ({belief.basis}{runs}, {two_digits(slow)} to {two_digits(fast)} "
+        f"best: {best.label} ({belief.basis}{runs}, {two_digits(slow)} to {two_digits(fast)} "
         "samples a second)."
     )
 
@@ -231,11 +236,11 @@ def cost_lines(tuning: Tuning, cost: tuple[Budget, Budget] | None, trials: int) 
     if not tuning.trials:
         return paragraph(f"Nothing was measured: {tuning.stopped}.")
     failed = [trial for trial in tuning.trials if trial.step_s is None]
-    told = f", {len(failed)} of them without a step" if failed else ""
+    without_step = f", {len(failed)} of them without a step" if failed else ""
     every_s = tuning.device_s_all()
     whole = f"; all configurations would take {HOURS.of(every_s):.2g}" if every_s else ""
     return paragraph(
-        f"Measured for this search: {len(tuning.trials)} cells{told}, "
+        f"Measured for this search: {len(tuning.trials)} cells{without_step}, "
         f"{HOURS.of(tuning.device_s):.2g} device-hours{whole}. Stopped: {tuning.stopped}."
     )
 
@@ -246,7 +251,11 @@ def _hours(budget: Budget) -> str:
 
 
 def _left_out(tuning: Tuning, *, every_row: bool) -> list[str]:
-    out = [(one.label, one.why) for one in tuning.found if one.why]
+    out = [
+        (configuration.label, configuration.why)
+        for configuration in tuning.found
+        if configuration.why
+    ]
     kinds = Counter(why.partition(":")[0] for _, why in out)
     brief = ", ".join(f"{kind}: {count}" for kind, count in kinds.items())
     return left_out("Left out", out, "" if every_row else brief, "--all")

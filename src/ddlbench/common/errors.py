@@ -40,9 +40,9 @@ def file_fault(error: BaseException, folder: Path | None = None) -> str | None:
     """
     if not isinstance(error, OSError) or error.errno is None:
         return None
-    said = error.strerror or type(error).__name__
-    if said.startswith("No usable temporary directory"):
-        return f"{printable(said)}; set TMPDIR to a folder that can be written"
+    reason = error.strerror or type(error).__name__
+    if reason.startswith("No usable temporary directory"):
+        return f"{printable(reason)}; set TMPDIR to a folder that can be written"
     place = error.filename
     named = isinstance(place, str | bytes | os.PathLike)
     if error.errno in _NO_ROOM:
@@ -58,7 +58,7 @@ def file_fault(error: BaseException, folder: Path | None = None) -> str | None:
         closed = (p for p in reversed(path.parents) if p.exists() and not os.access(p, os.X_OK))
         path = next(closed, path)
     cure = _CURES.get(error.errno, "look at that place, and run again")
-    return printable(in_the_way or f"{path}: {said}; {cure}")
+    return printable(in_the_way or f"{path}: {reason}; {cure}")
 
 
 def obstacle(path: Path) -> str | None:

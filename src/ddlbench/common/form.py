@@ -129,28 +129,28 @@ def _inlined(schema: Any, parts: Mapping[str, Any]) -> Any:
     Alternatives of different types become one schema, as each rule is for values of one type.
     """
     if isinstance(schema, list):
-        return [_inlined(one, parts) for one in schema]
+        return [_inlined(part, parts) for part in schema]
     if not isinstance(schema, dict):
         return schema
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     if name in parts:  # what is said of the field goes before what is said of its type
-        schema = {**parts[name], **{key: one for key, one in schema.items() if key != "$ref"}}
+        schema = {**parts[name], **{key: part for key, part in schema.items() if key != "$ref"}}
     without = {"type"} if "enum" in schema else set()
-    whole = {key: _inlined(one, parts) for key, one in schema.items() if key not in without}
+    whole = {key: _inlined(part, parts) for key, part in schema.items() if key not in without}
     match whole.get("anyOf"):
         case [{"enum": [*words]}, {"type": "null"}]:
             del whole["anyOf"]
             whole["enum"] = [*words, None]
         case [{"type": str()}, *_] as kinds if _differ(kinds):
             del whole["anyOf"]
-            rules = {key: rule for one in kinds for key, rule in one.items()}
-            whole = {**rules, **whole, "type": [one["type"] for one in kinds]}
+            rules = {key: rule for part in kinds for key, rule in part.items()}
+            whole = {**rules, **whole, "type": [part["type"] for part in kinds]}
     return whole
 
 
 def _differ(kinds: Iterable[Mapping[str, Any]]) -> bool:
-    types = [one.get("type") for one in kinds]
-    return all(isinstance(one, str) for one in types) and len(set(types)) == len(types)
+    types = [kind.get("type") for kind in kinds]
+    return all(isinstance(kind, str) for kind in types) and len(set(types)) == len(types)
 
 
 class InFile:
@@ -166,13 +166,13 @@ class InFile:
 def _tidied(schema: Any) -> Any:
     """Without titles and line breaks; a value or nothing has a list of two types."""
     if isinstance(schema, list):
-        return [_tidied(one) for one in schema]
+        return [_tidied(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     tidy = {
-        key: _tidied(one)
-        for key, one in schema.items()
-        if key != "title" or isinstance(one, dict)  # a field of that name
+        key: _tidied(part)
+        for key, part in schema.items()
+        if key != "title" or isinstance(part, dict)  # a field of that name
     }
     if isinstance(tidy.get("description"), str):
         tidy["description"] = " ".join(tidy["description"].split())
@@ -245,7 +245,10 @@ def _fault(error: ValidationError) -> ValueError:
     faults = error.errors(include_url=False)
     others = [fault for fault in faults if fault["type"] not in _UNKNOWN]
     # A list whose entries are at fault is also too short to pydantic.
-    fault = min(others or faults, key=lambda one: (one["type"] == "too_short", len(one["loc"])))
+    fault = min(
+        others or faults,
+        key=lambda fault_of_kind: (fault_of_kind["type"] == "too_short", len(fault_of_kind["loc"])),
+    )
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):  # of a dataclass that checks itself
         return cause

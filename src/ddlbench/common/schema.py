@@ -83,9 +83,11 @@ def nearest(word: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
-    told = [word for at, word in enumerate(known) if len(", ".join(known[:at])) < _LONGEST_LIST]
-    more = f" and {len(known) - len(told)} more" if len(told) < len(known) else ""
-    return f"known: {', '.join(told)}{more}" if known else "there are none"
+    shown_words = [
+        word for at, word in enumerate(known) if len(", ".join(known[:at])) < _LONGEST_LIST
+    ]
+    more = f" and {len(known) - len(shown_words)} more" if len(shown_words) < len(known) else ""
+    return f"known: {', '.join(shown_words)}{more}" if known else "there are none"
 
 
 def _is_integer(_: object, value: object) -> bool:
@@ -106,8 +108,8 @@ def _validator() -> Any:
     from jsonschema.validators import extend  # noqa: PLC0415
 
     checker = Draft202012Validator.TYPE_CHECKER
-    own = checker.redefine_many({"integer": _is_integer, "number": _is_number})
-    return extend(Draft202012Validator, {"pattern": _pattern}, type_checker=own)
+    types = checker.redefine_many({"integer": _is_integer, "number": _is_number})
+    return extend(Draft202012Validator, {"pattern": _pattern}, type_checker=types)
 
 
 def _pattern(_: object, pattern: str, value: object, schema: object) -> Iterator[ValidationError]:

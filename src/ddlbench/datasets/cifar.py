@@ -123,9 +123,9 @@ def _label_key(path: Path, batch: dict[str, Any]) -> str:
     key = next((key for key in known if key in batch), None)
     missing = [name for name, there in (("data", "data" in batch), (known[-1], key)) if not there]
     if key is None or missing:
-        found = ", ".join(repr(key) for key in batch) or "nothing"
+        keys = ", ".join(repr(key) for key in batch) or "nothing"
         raise DataError(
-            f"{path} has no key {' and no key '.join(map(repr, missing))}; it has {found}; "
+            f"{path} has no key {' and no key '.join(map(repr, missing))}; it has {keys}; "
             f"a CIFAR batch is a dictionary of 'data' and '{known[-1]}'"
         )
     return key

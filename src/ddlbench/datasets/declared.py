@@ -77,8 +77,8 @@ def _state(root: Path) -> str:
 
 
 def _seen(path: Path, depth: int) -> Iterator[str]:
-    found, is_folder = path.stat(), path.is_dir()
-    yield f"{path} {found.st_mtime_ns} {0 if is_folder else found.st_size}\n"
+    state, is_folder = path.stat(), path.is_dir()
+    yield f"{path} {state.st_mtime_ns} {0 if is_folder else state.st_size}\n"
     if depth and is_folder:
         with os.scandir(path) as entries:
             names = sorted(entry.name for entry in entries)

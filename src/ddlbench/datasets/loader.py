@@ -348,10 +348,10 @@ class EpochStream:
 
     def batches(self, first: int, count: int) -> Iterator[Batch]:
         """This reader's mini-batches among ``first`` to ``first + count - 1``."""
-        own = range(first + self._turn, first + count, self._turns)
+        of_this_reader = range(first + self._turn, first + count, self._turns)
         ranges = feed_ranges(
-            own.start,
-            len(own),
+            of_this_reader.start,
+            len(of_this_reader),
             self._warmup_steps,
             self._steps_per_epoch,
             self._feed.steps_per_epoch,

@@ -120,22 +120,24 @@ def stage(
         raise ValueError(f"verify must be 'boot' or 'full', not {verify!r}")
     begin = time.perf_counter()
     workers = workers or available_cpus()
-    own = None if request.is_synthetic else inspect_user_data(request)
-    if own is not None and not request.copy_to_scratch:
-        return Staged(own.folder, own.digest, True, time.perf_counter() - begin, 0.0, None)
+    user_data = None if request.is_synthetic else inspect_user_data(request)
+    if user_data is not None and not request.copy_to_scratch:
+        return Staged(
+            user_data.folder, user_data.digest, True, time.perf_counter() - begin, 0.0, None
+        )
     folder = data_folder(request, scratch)
     with _disk_errors(request, scratch), _locked(folder) as lock_fd:
         to_verify = verify == "full" or not is_verified(folder)
         verifying = time.perf_counter()
-        manifest = _usable(request, own, folder, to_verify, workers)
+        manifest = _usable(request, user_data, folder, to_verify, workers)
         reused = manifest is not None
         verify_s = time.perf_counter() - verifying if reused and to_verify else 0.0
         if manifest is None:
-            manifest = _make(request, own, folder, workers, lock_fd)
+            manifest = _make(request, user_data, folder, workers, lock_fd)
         if to_verify or not reused:
             note_verified(folder)
     elapsed_s = time.perf_counter() - begin
-    digest = manifest.digest if own is None else own.digest
+    digest = manifest.digest if user_data is None else user_data.digest
     return Staged(folder, digest, reused, elapsed_s, verify_s, manifest.total_bytes)
 
 
@@ -209,15 +211,15 @@ def _private(top: Path) -> None:
     top.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         top.mkdir(mode=0o700)
-    found = top.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    state = top.lstat()
+    if not stat.S_ISDIR(state.st_mode):
         raise StagingError(f"{top} is no folder but a link or a file; remove it, or choose another "
                            "scratch folder")  # fmt: skip
-    if found.st_uid != os.getuid():
+    if state.st_uid != os.getuid():
         raise StagingError(
-            f"{top} belongs to user {found.st_uid}, not to you; choose another scratch folder"
+            f"{top} belongs to user {state.st_uid}, not to you; choose another scratch folder"
         )
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(state.st_mode) & 0o077:
         top.chmod(0o700)
 
 
@@ -243,7 +245,7 @@ def _locked(folder: Path) -> Iterator[int]:
 
 
 def _usable(
-    request: DataRequest, own: UserData | None, folder: Path, to_verify: bool, workers: int
+    request: DataRequest, user_data: UserData | None, folder: Path, to_verify: bool, workers: int
 ) -> Manifest | None:
     """The manifest of ``folder`` if it holds the data of ``request``; ``to_verify``: undamaged."""
     if not folder.exists():
@@ -254,8 +256,8 @@ def _usable(
         problem: str | None = str(error)
     else:
         problem = manifest.mismatch(request)
-        if own is not None and manifest.source_digest != own.digest:
-            problem = f"{own.folder} has changed since it was copied"
+        if user_data is not None and manifest.source_digest != user_data.digest:
+            problem = f"{user_data.folder} has changed since it was copied"
         if problem is None and to_verify:
             problem = manifest.damage(folder, workers=workers)
         if problem is None:
@@ -265,21 +267,21 @@ def _usable(
 
 
 def _make(
-    request: DataRequest, own: UserData | None, folder: Path, workers: int, lock_fd: int
+    request: DataRequest, user_data: UserData | None, folder: Path, workers: int, lock_fd: int
 ) -> Manifest:
     _clear_leftovers(folder)
     if folder.exists():
         shutil.rmtree(folder)
-    needed = estimate_bytes(request) if own is None else own.size_bytes(workers)
+    needed = estimate_bytes(request) if user_data is None else user_data.size_bytes(workers)
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
         raise _no_room(request, folder.parent, needed, free)
     temporary = _temporary(folder)
     try:
-        if own is None:
+        if user_data is None:
             manifest = write_dataset(request, temporary, workers=workers, keep_fds=(lock_fd,))
         else:
-            manifest = copy_user_data(request, own, temporary, workers)
+            manifest = copy_user_data(request, user_data, temporary, workers)
         temporary.rename(folder)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -275,7 +275,9 @@ def _size_bytes(part: Path, images: Sequence[str] | None) -> int:
     return sum((part / image).stat().st_size for image in images)
 
 
-def copy_user_data(request: DataRequest, own: UserData, folder: Path, workers: int) -> Manifest:
+def copy_user_data(
+    request: DataRequest, user_data: UserData, folder: Path, workers: int
+) -> Manifest:
     """Copies ``own`` into the new folder ``folder``, manifest last.
 
     Raises:
@@ -284,15 +286,16 @@ def copy_user_data(request: DataRequest, own: UserData, folder: Path, workers: i
     begin = time.perf_counter()
     folder.mkdir(parents=True)
     jobs = [
-        partial(_copy, own.folder / part, folder / part, own.images.get(part)) for part in own.parts
+        partial(_copy, user_data.folder / part, folder / part, user_data.images.get(part))
+        for part in user_data.parts
     ]
-    records = dict(zip(own.parts, in_parallel(jobs, workers), strict=True))
+    records = dict(zip(user_data.parts, in_parallel(jobs, workers), strict=True))
     manifest = Manifest.of(
         request,
         records,
         images={},
         generation_s=time.perf_counter() - begin,
-        source_digest=own.digest,
+        source_digest=user_data.digest,
     )
     manifest.write(folder)
     return manifest

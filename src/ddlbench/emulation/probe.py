@@ -313,9 +313,9 @@ def probe(
     if inside is not None:
         setting["devices_per_node"] = devices
         rates_inside = [_rate(ends, *across, inside) for ends in of_node]
-        found = _summary(inside, [across] * count, delays_inside, rates_inside)
-        found["pairs"] = [{"node": node, **entry} for node, entry in enumerate(found["pairs"])]
-        measured["inside"] = found
+        summary = _summary(inside, [across] * count, delays_inside, rates_inside)
+        summary["pairs"] = [{"node": node, **entry} for node, entry in enumerate(summary["pairs"])]
+        measured["inside"] = summary
     measured["usage"] = backend.usage()
     missed = misses(setting, measured)
     return {"setting": setting, "measured": measured, "ok": not missed, "misses": missed}

@@ -135,9 +135,9 @@ class _World:
             store = TCPStore("127.0.0.1", self.port, is_master=False) if self.size > 1 else None
             for number, item in enumerate(self.items):
                 messages.send(("at", name_of(item)))
-                own = PrefixStore(str(number), store) if store is not None else None
+                item_store = PrefixStore(str(number), store) if store is not None else None
                 buffer = io.BytesIO()
-                torch.save(self.work(item, rank, own), buffer)
+                torch.save(self.work(item, rank, item_store), buffer)
                 messages.send(("result", buffer.getvalue()))
         except BaseException as error:
             known = error if isinstance(error, WorkError) else None
@@ -222,15 +222,17 @@ def run_ranks(
             ranks.append(_Rank(rank, process, ours))
         try:
             hung = _listen(ranks, limit_s)
-            ends = [one.end for one in ranks if one.end is not None]
+            ends = [rank_run.end for rank_run in ranks if rank_run.end is not None]
             if hung or ends:
                 raise RanksFailedError(_where(ranks, hung, Path(folder)), hung, ends)
         finally:
-            for one in ranks:
-                one.process.kill()
-                one.process.join()
-                one.messages.close()
-    return [list(of_item) for of_item in zip(*(one.results for one in ranks), strict=True)]
+            for rank_run in ranks:
+                rank_run.process.kill()
+                rank_run.process.join()
+                rank_run.messages.close()
+    return [
+        list(of_item) for of_item in zip(*(rank_run.results for rank_run in ranks), strict=True)
+    ]
 
 
 def _listen(ranks: list[_Rank], limit_s: float) -> bool:

@@ -363,12 +363,20 @@ def _read_field(name: str, text: str, cell_id: str) -> OptionValue | None:
 def short_names(cells: Sequence[Cell]) -> list[str]:
     """``mnist vgg11 ddp 1x2 rep1``: what tells cells apart; what they share is left out."""
     pairs = [dict(cell.variant_pairs) for cell in cells]
-    shared = set(pairs[0].items()).intersection(*(own.items() for own in pairs)) if pairs else set()
+    shared = (
+        set(pairs[0].items()).intersection(*(pairs_of_cell.items() for pairs_of_cell in pairs))
+        if pairs
+        else set()
+    )
     several = len({cell.repeat for cell in cells}) > 1
     names = []
-    for cell, own in zip(cells, pairs, strict=True):
+    for cell, pairs_of_cell in zip(cells, pairs, strict=True):
         words = [cell.dataset, cell.network, cell.strategy, cell.geometry]
-        words += [f"{name}={value}" for name, value in own.items() if (name, value) not in shared]
+        words += [
+            f"{name}={value}"
+            for name, value in pairs_of_cell.items()
+            if (name, value) not in shared
+        ]
         names.append(" ".join([*words, *([f"rep{cell.repeat}"] if several else [])]))
     return names
 

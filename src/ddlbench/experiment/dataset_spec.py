@@ -445,8 +445,8 @@ def _check_entry(entry: OwnDataset, place: str) -> None:
 
 def _counted(name: str, entry: OwnDataset, place: str) -> DatasetSpec:
     spec: DatasetSpec = load_target(name, _COUNT)(name, entry, place)
-    own = [json.loads(text) for text in (os.environ.get(OWN_DATA),) if text]
-    others = [facts for facts in (own[0] if own else []) if facts["name"] != name]
+    declared = [json.loads(text) for text in (os.environ.get(OWN_DATA),) if text]
+    others = [facts for facts in (declared[0] if declared else []) if facts["name"] != name]
     os.environ[OWN_DATA] = json.dumps([*others, asdict(spec)])
     return spec
 
@@ -458,10 +458,10 @@ OWN_DATA = "DDLBENCH_OWN_DATA"
 def _declare_inherited() -> None:
     """Declare the datasets of the process that started this one."""
     try:
-        own = [DatasetSpec(**facts) for facts in json.loads(os.environ.get(OWN_DATA) or "[]")]
+        declared = [DatasetSpec(**facts) for facts in json.loads(os.environ.get(OWN_DATA) or "[]")]
     except (TypeError, ValueError):
         return
-    for spec in own:
+    for spec in declared:
         DATASETS.declare(spec.name, partial(replace, spec))
 
 

@@ -64,8 +64,8 @@ class LinkKeys(Form):
 def link_schema() -> Mapping[str, Any]:
     """The JSON schema of a link condition in a site file."""
     schema = schema_of(LinkKeys, inline=True)
-    for one in schema["properties"].values():
-        one.pop("default", None)  # what is not written is judged by the other keys
+    for value in schema["properties"].values():
+        value.pop("default", None)  # what is not written is judged by the other keys
     return schema
 
 

@@ -373,8 +373,8 @@ class Site:
         no_link = self._why_no_link(cell)
         if no_link is not None:
             return no_link
-        own = DATASETS[cell.dataset].source
-        if cell.data_source == "real" and not own and cell.dataset not in self.real_data:
+        source = DATASETS[cell.dataset].source
+        if cell.data_source == "real" and not source and cell.dataset not in self.real_data:
             return Reason(
                 "no_real_data",
                 f"no folder of real {cell.dataset} is named; write it into the experiment: "
@@ -552,9 +552,13 @@ def _unfilled(values: Any, key: str = "") -> list[str]:
     """Keys whose value is still REPLACE_ME."""
     if isinstance(values, dict):
         values = {f"{key}.{name}" if key else str(name): each for name, each in values.items()}
-        return [found for name, each in values.items() for found in _unfilled(each, name)]
+        return [
+            key_unfilled for name, each in values.items() for key_unfilled in _unfilled(each, name)
+        ]
     if isinstance(values, list):
-        return list(dict.fromkeys(found for each in values for found in _unfilled(each, key)))
+        return list(
+            dict.fromkeys(key_unfilled for each in values for key_unfilled in _unfilled(each, key))
+        )
     return [key] if isinstance(values, str) and "REPLACE_ME" in values else []
 
 

@@ -243,7 +243,9 @@ def sweep_of(operation: str, largest: int, make: Callable[[int], Callable[[], ob
     def run(size: int, count: int) -> list[Repeat]:
         repeats = slowest(make(element_count(operation, size, ranks)), count)
         ways = 2 if operation == "p2p" else 1
-        return [Repeat(one.time_s / ways, one.cpu_s / ways, one.held_s) for one in repeats]
+        return [
+            Repeat(repeat.time_s / ways, repeat.cpu_s / ways, repeat.held_s) for repeat in repeats
+        ]
 
     return Sweep(sizes, run)
 

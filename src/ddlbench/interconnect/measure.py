@@ -223,7 +223,9 @@ def _run_tools(
         """Entries of all groups, the smallest group first."""
         order = plan.groups[::-1]
         entries = reports[0][part]
-        return sorted(entries, key=lambda one: order.index((one["nodes"], one["devices_per_node"])))
+        return sorted(
+            entries, key=lambda entry: order.index((entry["nodes"], entry["devices_per_node"]))
+        )
 
     parts.sweeps, notes = sweeps_of(measured("sweeps"))
     parts.overlaps = tuple(map(LinkOverlap.from_dict, measured("overlaps")))
@@ -295,8 +297,8 @@ def sweeps_of(raw: list[dict[str, Any]]) -> tuple[tuple[LinkSweep, ...], list[st
 
 def world_pairs(report: dict[str, Any]) -> tuple[PairMatrix, PairMatrix]:
     """The pair matrices of all ranks, one way and both ways, from the ``pairs`` of rank 0."""
-    own = ("hosts", "both_ways_bytes_per_s")
-    fields = {key: value for key, value in report.items() if key not in own}
+    across_hosts = ("hosts", "both_ways_bytes_per_s")
+    fields = {key: value for key, value in report.items() if key not in across_hosts}
     fields["endpoints"] = [f"rank {rank} on {host}" for rank, host in enumerate(report["hosts"])]
     both = {
         **fields,

@@ -127,8 +127,8 @@ def _row(line: str) -> _Row | None:
         return None
     size, redop = int(match[1]), match[4]
     # In-place values stand for out-of-place ones that were not measured.
-    found = [_times(match.group(*range(first, first + 4))) for first in (6, 10) if match[first]]
-    timed = [one for one in found if one is not None]
+    both = [_times(match.group(*range(first, first + 4))) for first in (6, 10) if match[first]]
+    timed = [times for times in both if times is not None]
     if not timed or size == 0:
         return None
     time_s, ratio, wrong = timed[0]

@@ -315,7 +315,7 @@ def cpu_pairs(
         names: of the endpoints.
     """
     private = np.ones(size, dtype=np.uint8)
-    own: dict[str, list[tuple[float, float]]] = {}
+    of_nodes: dict[str, list[tuple[float, float]]] = {}
     for number, receiver in itertools.product(range(_PASSES), range(count)):
         memory = _shared(dist.PrefixStore(str(number), store), receiver, local_rank, count, size)
         for sender in range(count):
@@ -324,12 +324,12 @@ def cpu_pairs(
             barrier(store, f"ready/{number}/{sender}/{receiver}", count)
             if local_rank == sender:
                 times_s = (_ping_s(memory), _shared_copy_s(private, memory))
-                own.setdefault(f"{sender}/{receiver}", []).append(times_s)
+                of_nodes.setdefault(f"{sender}/{receiver}", []).append(times_s)
             elif local_rank == receiver:
                 _pong(memory)
         barrier(store, f"done/{number}/{receiver}", count)
         memory.close()
-    for name, passes in own.items():
+    for name, passes in of_nodes.items():
         medians_s = [statistics.median(values) for values in zip(*passes, strict=True)]
         store.set(name, json.dumps(medians_s))
     pairs = itertools.permutations(range(count), 2)

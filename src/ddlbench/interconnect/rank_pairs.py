@@ -64,8 +64,8 @@ def chosen_pairs(nodes: Sequence[int], most: int = MOST_PAIRS) -> list[Pair]:
     first_node = [rank for rank in range(size) if nodes[rank] == nodes[0]]
     first_ranks = [0, *(b for a, b in pairwise(range(size)) if nodes[a] != nodes[b])]
     pairs: list[Pair] = list(permutations(first_node, 2))
-    for one, next_one in pairwise(first_ranks):
-        pairs += [(one, next_one), (next_one, one)]
+    for first_rank, next_one in pairwise(first_ranks):
+        pairs += [(first_rank, next_one), (next_one, first_rank)]
     pairs += [(rank, (rank + 1) % size) for rank in range(size)]
     drawn = random.Random(_SEED).sample(range(size * (size - 1)), most)
     pairs += [_pair(number, size) for number in drawn]

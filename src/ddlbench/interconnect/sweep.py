@@ -104,11 +104,13 @@ def work(here: RankContext) -> dict[str, Any]:
             if no_horovod is None and (budget_s := turns.begin(name, HOROVOD)) > 0:
                 limited = {**settings, "budget_s": budget_s}
                 try:
-                    own, background = children[name].sweep(group, here.host, here.port, limited)
+                    of_child, background = children[name].sweep(
+                        group, here.host, here.port, limited
+                    )
                 except RuntimeError as error:  # the other sweeps are still worth something
                     report["notes"].append(f"no sweep of Horovod over {name}: {error}")
                 else:
-                    measured["sweeps"] += own
+                    measured["sweeps"] += of_child
                     measured["backgrounds"] = [background]
             for part, entries in measured.items():
                 report[part] += [{**entry, **shape, "ranks": len(members)} for entry in entries]
@@ -148,15 +150,15 @@ class _Turns:
 
     def notes(self) -> list[str]:
         """Which groups' sweeps got less time than the site asks for."""
-        found = []
+        notes = []
         for group in dict.fromkeys(group for group, _ in self._budgets_s):
             least_s = min(value for (name, _), value in self._budgets_s.items() if name == group)
             if least_s < self._asked_s:
                 got = f"{least_s:.2g} instead of {self._asked_s:g} s each"
-                found.append(
+                notes.append(
                     f"sweeps of {group} got {got if least_s > 0 else 'no time'}, to end in time"
                 )
-        return found
+        return notes
 
 
 def _measure_group(
@@ -164,22 +166,22 @@ def _measure_group(
 ) -> dict[str, list[dict[str, Any]]]:
     """All but Horovod's messages, by part of the report."""
     device, largest = group.device, settings["largest_bytes"]
-    found: dict[str, list[dict[str, Any]]] = {part: [] for part in _PARTS}
+    parts: dict[str, list[dict[str, Any]]] = {part: [] for part in _PARTS}
     with joined(group):
         if (budget_s := turns.begin(name, COLLECTIVES)) > 0:
-            found["sweeps"] += _sweep_group(group, largest, budget_s)
+            parts["sweeps"] += _sweep_group(group, largest, budget_s)
         if (budget_s := turns.begin(name, DDP)) > 0:
-            found["sweeps"] += sweep_reducer(device, largest, budget_s)
+            parts["sweeps"] += sweep_reducer(device, largest, budget_s)
         # On GPUs FSDP's copies and messages run beside each other, which single messages hide.
         if device.type == "cpu" and (budget_s := turns.begin(name, FSDP)) > 0:
-            found["sweeps"] += sweep_sharded(device, largest, budget_s)
+            parts["sweeps"] += sweep_sharded(device, largest, budget_s)
         if (budget_s := turns.begin(name, COMPUTATION)) > 0:
             if device.type == "cpu":
-                found["tensor_costs"] = sharded_tensor_costs(device)
-                found["delays"] = message_delays(device, delay_turns(budget_s))
+                parts["tensor_costs"] = sharded_tensor_costs(device)
+                parts["delays"] = message_delays(device, delay_turns(budget_s))
             overlap = measure_overlap(device, largest, budget_s)
-            found["overlaps"] = [{"transport": group.transport, **overlap}]
-    return found
+            parts["overlaps"] = [{"transport": group.transport, **overlap}]
+    return parts
 
 
 def _why_no_horovod(device: torch.device) -> str | None:

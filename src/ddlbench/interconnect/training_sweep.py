@@ -221,7 +221,7 @@ def sharded_tensor_costs(device: torch.device) -> list[dict[str, Any]]:
 
     def median_s(tensors: int, trained: bool) -> float:
         call = partial(calls[tensors], trained)
-        return statistics.median(one.time_s for one in slowest(call, _TENSOR_REPEATS))
+        return statistics.median(repeat.time_s for repeat in slowest(call, _TENSOR_REPEATS))
 
     gather_s, both_s = (
         (median_s(_TENSORS, trained) - median_s(1, trained)) / (_TENSORS - 1)
@@ -404,10 +404,10 @@ class HorovodChild:
             RuntimeError: Horovod crashed.
         """
         # Without the store, which cannot be sent to a child.
-        own = (group.members, group.me, str(group.device), group.interface)
+        subgroup = (group.members, group.me, str(group.device), group.interface)
         try:
-            self._pipe.send((own, (host, port), torch.get_num_threads(), settings))
-            found, error = self._pipe.recv()
+            self._pipe.send((subgroup, (host, port), torch.get_num_threads(), settings))
+            entries, error = self._pipe.recv()
         except (EOFError, OSError):
             raise RuntimeError(
                 f"Horovod crashed in a group of {len(group.members)} ranks; check that Horovod "
@@ -415,7 +415,7 @@ class HorovodChild:
             ) from None
         if error is not None:
             raise RuntimeError(error)
-        measured: tuple[list[dict[str, Any]], dict[str, Any]] = found
+        measured: tuple[list[dict[str, Any]], dict[str, Any]] = entries
         return measured
 
 
@@ -436,12 +436,12 @@ def _serve(pipe: Connection) -> None:
 
 
 def _swept_by_child(
-    own: tuple[tuple[Process, ...], Process, str, str | None],
+    subgroup: tuple[tuple[Process, ...], Process, str, str | None],
     address: tuple[str, int],
     threads: int,
     settings: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    members, me, device_name, interface = own
+    members, me, device_name, interface = subgroup
     torch.set_num_threads(threads)
     device = torch.device(device_name)
     if device.type == "cuda":
@@ -479,22 +479,22 @@ def message_delays(device: torch.device, turns: int) -> list[dict[str, Any]]:
     compute_s = COMPUTE_S if Accelerator.of_this_process() is None else _EMULATED_COMPUTE_S
     compute = computation(device, compute_s)
     buffers = Buffers(_DELAYED_BYTES * ranks, device)
-    found = []
+    delays = []
     for operation in _DELAYED:
         call = torch_operation(operation, element_count(operation, _DELAYED_BYTES, ranks), buffers)
-        found.append(_delay_of(operation, "gloo", _DELAYED_BYTES, _after_s(compute, call, turns)))
+        delays.append(_delay_of(operation, "gloo", _DELAYED_BYTES, _after_s(compute, call, turns)))
     # As in sweeps: a forward pass gathers what each rank gives, a backward pass adds the scatter.
     count = element_count("reduce_scatter", _DELAYED_BYTES, ranks)
     sharded = sharded_pass(count, device)
     gather_s, both_s = (
         _after_s(compute, partial(sharded, trained), turns) for trained in (False, True)
     )
-    found.append(_delay_of("all_gather", "fsdp", _DELAYED_BYTES // ranks, gather_s))
-    found.append(_delay_of("reduce_scatter", "fsdp", _DELAYED_BYTES, max(0.0, both_s - gather_s)))
+    delays.append(_delay_of("all_gather", "fsdp", _DELAYED_BYTES // ranks, gather_s))
+    delays.append(_delay_of("reduce_scatter", "fsdp", _DELAYED_BYTES, max(0.0, both_s - gather_s)))
     message = touched(element_count("p2p", _DELAYED_BYTES, ranks), device)
     alone_s = _message_s(lambda: time.sleep(compute_s), message, turns)
     late = _delay_of("p2p", "gloo", _DELAYED_BYTES, _message_s(compute, message, turns))
-    return [*found, {**late, "alone_s": alone_s}]
+    return [*delays, {**late, "alone_s": alone_s}]
 
 
 def _delay_of(operation: str, transport: str, message_bytes: int, after_s: float) -> dict[str, Any]:

@@ -61,19 +61,21 @@ class _Operations(TorchDispatchMode):
             return outputs
         given = list(_tensors((args, kwargs or {})))
         made = list(_tensors(outputs))
-        if max((one.numel() for one in made), default=0) < _SAMPLES:  # counters, random states
+        if (
+            max((tensor.numel() for tensor in made), default=0) < _SAMPLES
+        ):  # counters, random states
             return outputs
-        weights = [one for one in given if _storage(one) in self._weights]
-        passing = [one for one in given if _storage(one) not in self._weights]
+        weights = [tensor for tensor in given if _storage(tensor) in self._weights]
+        passing = [tensor for tensor in given if _storage(tensor) not in self._weights]
         count = flop_registry.get(packet)
         operations = count(*args, **(kwargs or {}), out_val=outputs) if count else 0
         self.rows.append(
             (
                 _kind(packet.__name__, args, operations),
                 operations // _SAMPLES,
-                sum(one.numel() for one in passing) // _SAMPLES,
-                max(one.numel() for one in made) // _SAMPLES,
-                sum(one.numel() for one in weights),
+                sum(tensor.numel() for tensor in passing) // _SAMPLES,
+                max(tensor.numel() for tensor in made) // _SAMPLES,
+                sum(tensor.numel() for tensor in weights),
             )
         )
         return outputs
@@ -87,7 +89,7 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
     """
     passing = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
     fixed = {_storage(tensor) for tensor in chain(network.parameters(), network.buffers())}
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for name, block in network.named_children():
         saved: dict[int, int] = {}
 
@@ -97,21 +99,21 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
             return tensor
 
         passing = passing.detach()
-        if passing.is_floating_point() and found:
+        if passing.is_floating_point() and rows:
             passing.requires_grad_()
         kept = saved_tensors_hooks(keep, lambda tensor: tensor)
         with torch.enable_grad(), _Operations(network) as seen, kept:
             passing = block(passing)
         held = (passing.nbytes // _SAMPLES, sum(saved.values()) // _SAMPLES)
-        found += _rows_of_block(name, block, seen.rows, held)
-    return found
+        rows += _rows_of_block(name, block, seen.rows, held)
+    return rows
 
 
 def _rows_of_block(
     name: str, block: nn.Module, rows: Sequence[tuple[Any, ...]], held: tuple[int, int]
 ) -> Iterator[tuple[Any, ...]]:
-    tensors = " ".join(str(one.numel() * 4) for one in block.parameters())
-    buffers = sum(one.numel() * one.element_size() for one in block.buffers())
+    tensors = " ".join(str(tensor.numel() * 4) for tensor in block.parameters())
+    buffers = sum(tensor.numel() * tensor.element_size() for tensor in block.buffers())
     facts: tuple[Any, ...] = (tensors, buffers, *held)
     for row, times in (Counter(rows) or {("none", 0, 0, 0, 0): 1}).items():
         yield (name, *row, times, *facts)

@@ -139,16 +139,16 @@ def _without_numbers(network: Whole) -> Whole:
         return copy_without_data(network, "meta")
 
 
-def _first_difference(one: Recording, other: Recording) -> str | None:
+def _first_difference(recording: Recording, other: Recording) -> str | None:
     """The innermost module of the first entries that differ; None if all are of the same calls."""
-    for mine, theirs in zip(one.entries, other.entries, strict=False):
+    for mine, theirs in zip(recording.entries, other.entries, strict=False):
         if (mine.kind, str(mine.target), mine.path) != (
             theirs.kind,
             str(theirs.target),
             theirs.path,
         ):
             return max(mine.path, theirs.path, key=len)
-    same = len(one.entries) == len(other.entries) and one.returned == other.returned
+    same = len(recording.entries) == len(other.entries) and recording.returned == other.returned
     return None if same else ""
 
 
@@ -351,7 +351,7 @@ class _Builder:
     def _copy_buffer(self, block: nn.Module, name: str) -> None:
         """Have a buffer of the block's own, saved or not as the module's is."""
         parent, _, attribute = name.rpartition(".")
-        source, target = (one.get_submodule(parent) for one in (self._module, block))
+        source, target = (owner.get_submodule(parent) for owner in (self._module, block))
         buffer = source._buffers.get(attribute)
         if buffer is not None:
             persistent = attribute not in source._non_persistent_buffers_set
@@ -431,8 +431,8 @@ def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: in
     if expected.state != computed.state:
         raise CannotRecord("its blocks draw other random numbers than it does")
     kept = (dict(m.named_parameters()) for m in (whole.module, other.module))
-    for (name, one), two in zip(next(kept).items(), next(kept).values(), strict=True):
-        _compare(f"the gradient of {name}", [one.grad], [two.grad])
+    for (name, first_value), two in zip(next(kept).items(), next(kept).values(), strict=True):
+        _compare(f"the gradient of {name}", [first_value.grad], [two.grad])
     buffers = (dict(m.named_buffers()) for m in (whole.module, other.module))
     for (name, mine), theirs in zip(next(buffers).items(), next(buffers).values(), strict=True):
         _compare(name, [mine], [theirs])

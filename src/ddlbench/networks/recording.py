@@ -126,7 +126,7 @@ def record(
 def alike(module: nn.Module, path: str) -> list[str]:
     """A module's path, and those of all others of its class, which do the same."""
     kind = type(module.get_submodule(path))
-    return [name for name, one in module.named_modules() if name and type(one) is kind]
+    return [name for name, child in module.named_modules() if name and type(child) is kind]
 
 
 class _Recorder(TorchFunctionMode):
@@ -135,7 +135,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, module: nn.Module, opaque: Mapping[str, str]) -> None:
         super().__init__()
         self._module, self._opaque = module, dict(opaque)
-        self._paths = {id(one): name for name, one in module.named_modules()}
+        self._paths = {id(child): name for name, child in module.named_modules()}
         self._named = {
             id(tensor): name
             for group in (module.named_parameters(), module.named_buffers())
@@ -215,7 +215,7 @@ class _Recorder(TorchFunctionMode):
         if self._within_layer:
             return func(*args, **named)
         name = _name_of(func)
-        tensors = [one for one in tree_leaves((args, named)) if isinstance(one, Tensor)]
+        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
         if name in _READS and name not in _SHAPES and any(map(self._is_data, tensors)):
             where = self._stack[-1] if self._stack else ""
             raise _Blamed(where, f"{where or 'it'} reads a value of its data (Tensor.{name})")
@@ -224,7 +224,7 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **named)
         versions = [tensor._version for tensor in tensors]
         returned = func(*args, **named)
-        made = [one for one in tree_leaves(returned) if isinstance(one, Tensor)]
+        made = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
         writes = any(t._version != v for t, v in zip(tensors, versions, strict=True))
         if not made and not writes:
             return returned  # a shape, a type, a device
@@ -335,11 +335,11 @@ def _parts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
     if isinstance(value, Tensor):
         yield place, value
     elif isinstance(value, tuple | list):
-        for number, one in enumerate(value):
-            yield from _parts(one, (*place, number))
+        for number, item in enumerate(value):
+            yield from _parts(item, (*place, number))
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _parts(one, (*place, key))
+        for key, item in value.items():
+            yield from _parts(item, (*place, key))
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -240,7 +240,7 @@ def estimate(
     rows: Sequence[MatrixRow],
     site: Site,
     results_root: Path = RESULTS,
-    own: OwnParts = OwnParts(),  # noqa: B008 - frozen
+    own_parts: OwnParts = OwnParts(),  # noqa: B008 - frozen
     finished: Finished | None = None,
 ) -> Budget:
     """Estimate what an expanded experiment still costs.
@@ -249,7 +249,7 @@ def estimate(
         rows: the expanded matrix.
         site: where it runs.
         results_root: the folder that holds ``<site>/cells``.
-        own: what is known of the user's own networks and data.
+        own_parts: what is known of the user's own networks and data.
         finished: :func:`finished_rows`, where it is known already.
     """
     finished = finished or finished_rows(rows, site, results_root)
@@ -259,7 +259,7 @@ def estimate(
     first = sum(not path.is_file() for path in _inputs(to_run, site, results_root))
     largest = max(to_run, key=lambda cell: (cell.devices, site.held_geometry(cell)), default=None)
     glances = _glances(rows, finished, site.name, results_root)
-    known = ExpectedTime(glances, site, results_root, own)
+    known = ExpectedTime(glances, site, results_root, own_parts)
     likeness: Counter[Likeness | None] = Counter()
     device_s = run_s = 0.0
     for cell in to_run:
@@ -298,12 +298,12 @@ def estimate(
         cells_unknown=likeness[None],
         node_disk_bytes=node_disk_bytes(to_run, site),
         download_bytes=0,
-        data=own.data,
+        data=own_parts.data,
         warnings=(
             *_warnings(rows, to_run, site),
             *finished.remarks(),
             *faulty_inputs(to_run, site, results_root),
-            *own.remarks,
+            *own_parts.remarks,
         ),
     )
 

@@ -181,20 +181,20 @@ def departures(trained: Iterable[Trained]) -> dict[str, Departure]:
 def departures_in(results: Mapping[Cell, Result]) -> dict[str, Departure]:
     """The same of the results of cells."""
     trained = (Trained.of(cell, result) for cell, result in results.items())
-    return departures(one for one in trained if one is not None)
+    return departures(trained_cell for trained_cell in trained if trained_cell is not None)
 
 
-def _key(one: Trained, names: Sequence[str]) -> tuple[object, ...]:
+def _key(trained: Trained, names: Sequence[str]) -> tuple[object, ...]:
     """The data of a cell, and the values of these fields."""
-    return one.own_data, *(getattr(one.cell, name) for name in names)
+    return trained.own_data, *(getattr(trained.cell, name) for name in names)
 
 
 def _grouped(
     trained: Iterable[Trained], names: Sequence[str]
 ) -> dict[tuple[object, ...], list[Trained]]:
     groups: dict[tuple[object, ...], list[Trained]] = {}
-    for one in trained:
-        groups.setdefault(_key(one, names), []).append(one)
+    for cell in trained:
+        groups.setdefault(_key(cell, names), []).append(cell)
     return groups
 
 
@@ -209,47 +209,47 @@ def _nearest(cell: Cell, references: Sequence[Trained]) -> Trained | None:
     return min(references, key=distance, default=None)
 
 
-def _other_weights(one: Trained, fellows: Sequence[Trained]) -> Departure | None:
+def _other_weights(trained: Trained, fellows: Sequence[Trained]) -> Departure | None:
     """A departure if no fellow, of which some are known, began with the weights of the cell."""
-    own = one.training.initial_digest
+    digest = trained.training.initial_digest
     others = {
         fellow.training.initial_digest
         for fellow in fellows
-        if fellow is not one and fellow.training.initial_digest is not None
+        if fellow is not trained and fellow.training.initial_digest is not None
     }
-    if own is None or not others or own in others:
+    if digest is None or not others or digest in others:
         return None
     of_base = any(fellow.is_base for fellow in fellows)
     return Departure("other_weights", "its base" if of_base else "other cells of its network")
 
 
-def _other_training(one: Trained, base: Training) -> Departure | None:
+def _other_training(trained: Trained, base: Training) -> Departure | None:
     """A departure if the losses of a cell are not those of one device.
 
     With older weights only the first step uses the same.
     """
-    losses = one.training.first_loss if one.synchronous else one.training.first_loss[:1]
-    return _apart(losses, base.first_loss, _bound(one, base), "on one device")
+    losses = trained.training.first_loss if trained.synchronous else trained.training.first_loss[:1]
+    return _apart(losses, base.first_loss, _bound(trained, base), "on one device")
 
 
-def _unlike_replay(one: Trained) -> Departure | None:
+def _unlike_replay(trained: Trained) -> Departure | None:
     """A departure if the losses of a cell are not those of its replay, over the same samples."""
-    own = one.training
-    bound = _Bound(_GROSS) if own.random else _rounding(one)
-    return _apart(own.first_loss, own.replayed_loss, bound, "in its replay on one device")
+    training = trained.training
+    bound = _Bound(_GROSS) if training.random else _rounding(trained)
+    return _apart(training.first_loss, training.replayed_loss, bound, "in its replay on one device")
 
 
-def _bound(one: Trained, base: Training) -> _Bound:
+def _bound(trained: Trained, base: Training) -> _Bound:
     """A gross one where ranks draw other numbers, or a batch norm sees other samples."""
-    own = one.training
-    other_statistics = own.batch_norm and own.samples_per_pass != base.samples_per_pass
-    return _Bound(_GROSS) if own.random or other_statistics else _rounding(one)
+    training = trained.training
+    other_statistics = training.batch_norm and training.samples_per_pass != base.samples_per_pass
+    return _Bound(_GROSS) if training.random or other_statistics else _rounding(trained)
 
 
-def _rounding(one: Trained) -> _Bound:
+def _rounding(trained: Trained) -> _Bound:
     """That of the least precise numbers of a step."""
-    first = _ROUNDING.get(known_strategy(one.cell.strategy).precision(one.cell), _GROSS)
-    return _Bound(first, amplified=one.training.batch_norm)
+    first = _ROUNDING.get(known_strategy(trained.cell.strategy).precision(trained.cell), _GROSS)
+    return _Bound(first, amplified=trained.training.batch_norm)
 
 
 def _first_apart(

@@ -126,11 +126,11 @@ def measured_profiles(
         ConfigError: one is wrong.
     """
     folder = results_root / profile_file(site, "").parent.relative_to(RESULTS)
-    found: dict[tuple[str, str], tuple[Path, Profile]] = {}
+    profiles: dict[tuple[str, str], tuple[Path, Profile]] = {}
     for path in sorted(folder.glob(f"*/*/{precision}-1t/profile.json")):
         key = ProfileKey.from_id(path.parent.relative_to(folder).as_posix())
-        found[key.dataset, key.network] = path, read_profile(path)
-    return found
+        profiles[key.dataset, key.network] = path, read_profile(path)
+    return profiles
 
 
 def tables_of_profiles(

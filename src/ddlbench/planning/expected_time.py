@@ -85,9 +85,9 @@ class ExpectedTime:
     """
 
     def __init__(
-        self, finished: Iterable[Glance], site: Site, results_root: Path, own: OwnParts
+        self, finished: Iterable[Glance], site: Site, results_root: Path, own_parts: OwnParts
     ) -> None:
-        self._site, self._results_root, self._own = site.name, results_root, own
+        self._site, self._results_root, self._own = site.name, results_root, own_parts
         self._accelerator = site.accelerator
         self._finished = [result for result in finished if result.status == Status.OK]
         self._elapsed_s = medians(

@@ -122,8 +122,8 @@ class _Cutting:
         tensors = [_tensors_of(self._nodes[first : last + 1], self.path) for first, last in spans]
         blocks: list[Block] = []
         entering = float(self.spec.input_bytes)
-        for (first, last), own in zip(spans, tensors, strict=True):
-            blocks.append(self._block(first, last, entering, sum(own.values())))
+        for (first, last), tensors_of_block in zip(spans, tensors, strict=True):
+            blocks.append(self._block(first, last, entering, sum(tensors_of_block.values())))
             entering = blocks[-1].output_bytes
         wanted = _FLOAT32_BYTES * self.spec.num_classes
         if entering != wanted:
@@ -161,11 +161,11 @@ class _Cutting:
         for node, sources in enumerate(self._read):
             for source in sources:
                 last_reader[source] = max(last_reader[source], node)
-        behind = len(self._nodes) - 1
+        last = len(self._nodes) - 1
         return [
             node
             for node in range(len(self._nodes))
-            if node == behind
+            if node == last
             or (
                 last_reader[node] > node
                 and all(last_reader[earlier] <= node for earlier in range(node))

@@ -128,7 +128,7 @@ def _read(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], tuple[Laye
     for row in rows:
         blocks[row["network"], row["dataset"]].setdefault(row["block"], []).append(row)
     return {
-        key: tuple(_block(name, own) for name, own in named.items())
+        key: tuple(_block(name, rows_of_block) for name, rows_of_block in named.items())
         for key, named in blocks.items()
     }
 

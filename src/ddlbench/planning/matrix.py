@@ -305,10 +305,10 @@ def _cell(point: Mapping[str, Any], where: str, accelerator: Accelerator | None 
             )
         workers = strategy.workers(nodes * devices_per_node, options)
         batch_size = per_device * (1 if name == BASE else workers)
-    own = {key: value for key, value in point.items() if key in _FIELDS and key != "options"}
-    own.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node)
+    settings = {key: value for key, value in point.items() if key in _FIELDS and key != "options"}
+    settings.update(batch_size=batch_size, nodes=nodes, devices_per_node=devices_per_node)
     try:
-        cell = normalise(Cell(**own, options=tuple(options.items())))
+        cell = normalise(Cell(**settings, options=tuple(options.items())))
         return cut_by_profile(cell, strategy, point.get("options", {}))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

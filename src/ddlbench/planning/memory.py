@@ -209,19 +209,19 @@ def pipeline_bytes(workload: Workload, plan: Plan, pipeline: Pipeline) -> tuple[
 
 
 def _rank(rank: int, workload: Workload, plan: Plan, pipeline: Pipeline) -> float:
-    own = [pipeline.stages[index] for index in pipeline.of_rank(rank)]
-    blocks = [block for stage in own for block in workload.blocks[stage.first : stage.last]]
+    stages = [pipeline.stages[index] for index in pipeline.of_rank(rank)]
+    blocks = [block for stage in stages for block in workload.blocks[stage.first : stage.last]]
     weights = sum(block.parameter_bytes for block in blocks)
     saved = sum(block.saved_bytes for block in blocks)
     samples, micro_batches = pipeline.samples, pipeline.micro_batches
     several = micro_batches is not None and micro_batches > 1
     bytes_ = workload.fixed_memory_bytes + persistent_bytes(blocks, plan.cell.momentum)
-    bytes_ += (pipeline.in_flight[rank] - 1) * samples * saved / len(own)
+    bytes_ += (pipeline.in_flight[rank] - 1) * samples * saved / len(stages)
     bytes_ += backward_peak_bytes(blocks, samples, several)
-    bytes_ += (own[0].weight_versions - 1) * weights
+    bytes_ += (stages[0].weight_versions - 1) * weights
     if micro_batches is not None:
         bytes_ += micro_batches * samples * _received_bytes(pipeline.spans(rank), workload)
-    if len(own[0].ranks) > 1:
+    if len(stages[0].ranks) > 1:
         bytes_ += min(weights, workload.bucket_bytes)
     return bytes_
 

@@ -91,8 +91,8 @@ def needs_of(
     cells = [row.cell for row in rows if row.unsupported is None]
     if not cells:
         raise ConfigError(f"profile {profile_id}: the experiment has no cell that can run")
-    own = [cell for cell in cells if ProfileKey.of(cell) == key]
-    cells = own or [cell for cell in cells if cell.dataset == key.dataset] or cells
+    batches_of_cell = [cell for cell in cells if ProfileKey.of(cell) == key]
+    cells = batches_of_cell or [cell for cell in cells if cell.dataset == key.dataset] or cells
     template = next((cell for cell in cells if cell.strategy == BASE), cells[0])
     cell = template.with_(
         dataset=key.dataset,
@@ -111,14 +111,18 @@ def needs_of(
         raise ConfigError(f"profile {profile_id}: {reason}")
     batches = [device_batches(cell, site.accelerator) for cell in cells]
     steps = sorted(set().union(*batches))
-    shared = [max(own) for c, own in zip(cells, batches, strict=True) if c.devices > 1]
+    shared = [
+        max(batches_of_cell)
+        for c, batches_of_cell in zip(cells, batches, strict=True)
+        if c.devices > 1
+    ]
     return ProfileNeeds(
         cell=cell,
         step_batches=tuple(steps),
         layer_batches=tuple(sorted(set(settings.batch_sizes))) or _between(steps[0], steps[-1]),
         replica_batch=min(shared or steps),
         budget_s=settings.budget_s,
-        alone=_alone(own),
+        alone=_alone(batches_of_cell),
     )
 
 

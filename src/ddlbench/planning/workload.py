@@ -328,7 +328,7 @@ class Workload:
 
     def _sum(self, timings: list[list[dict[str, Any]]], name: str) -> Timing:
         """Sum over layers, at the batch sizes at which all of them were timed."""
-        tables = [{entry["batch_size"]: entry["time_s"] for entry in one} for one in timings]
+        tables = [{entry["batch_size"]: entry["time_s"] for entry in timing} for timing in timings]
         shared = set(tables[0]).intersection(*tables[1:])
         points = [(size, sum(table[size] for table in tables)) for size in sorted(shared)]
         return Timing.through(points, f"{self._where}: block {name}")

@@ -247,8 +247,8 @@ def from_predictions(predictions: pd.DataFrame, predictor: str) -> pd.DataFrame:
     A run measures only how long it waits for others, which is communication and bubble together.
     So the parts are work and waiting. ParaDL counts the bubble of a pipeline as work.
     """
-    own = predictions[predictions["predictor"] == predictor].copy()
-    numbers = own.reindex(
+    of_predictor = predictions[predictions["predictor"] == predictor].copy()
+    numbers = of_predictor.reindex(
         columns=["measured_step_s", "measured_low_s", "measured_high_s", "predicted_step_s",
                  "measured_wait_s", "communication_s", "exposed_communication_s", "compute_s",
                  "bubble_s"]
@@ -256,7 +256,7 @@ def from_predictions(predictions: pd.DataFrame, predictor: str) -> pd.DataFrame:
     exposed_s = numbers["exposed_communication_s"].fillna(numbers["communication_s"])
     return _frame(
         {
-            "run": own["cell_id"].str.removesuffix("/rep0"),
+            "run": of_predictor["cell_id"].str.removesuffix("/rep0"),
             "measured_s": numbers["measured_step_s"],
             "low_s": numbers["measured_low_s"],
             "high_s": numbers["measured_high_s"],
@@ -265,6 +265,6 @@ def from_predictions(predictions: pd.DataFrame, predictor: str) -> pd.DataFrame:
             "projected_compute_s": numbers["compute_s"],
             "measured_communication_s": numbers["measured_wait_s"],
             "projected_communication_s": exposed_s + numbers["bubble_s"].fillna(0),
-            "why": own["notes"],
+            "why": of_predictor["notes"],
         }
     ).reset_index(drop=True)

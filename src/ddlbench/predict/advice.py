@@ -186,13 +186,13 @@ def _reasons(ranking: Ranking) -> str:
 def _why_not(ranking: Ranking, recommended: Candidate) -> dict[str, str]:
     """Why each candidate is not advised whose speed-up is higher than that of the advised one."""
     own = ranking.speedup(recommended)
-    found = {}
+    reasons = {}
     for candidate in ranking.ranked:
         speedup = ranking.speedup(candidate)
         if candidate is recommended or speedup is None or own is None or speedup.ratio <= own.ratio:
             continue
-        found[candidate.strategy] = _reason_not(ranking, candidate, recommended)
-    return found
+        reasons[candidate.strategy] = _reason_not(ranking, candidate, recommended)
+    return reasons
 
 
 def _reason_not(ranking: Ranking, candidate: Candidate, recommended: Candidate) -> str:
@@ -218,7 +218,7 @@ def _highest(ranking: Ranking, why_not: Mapping[str, str], named: Collection[str
     ]
     if not shown:
         return []
-    ratio, basis, candidate = max(shown, key=lambda one: one[0])
+    ratio, basis, candidate = max(shown, key=lambda entry: entry[0])
     if candidate.strategy in named:
         return []
     return [
@@ -233,11 +233,11 @@ def _cannot_gain(candidate: Candidate) -> bool:
 
 def batch_hint(question: Question, ranking: Ranking, known: Knowledge) -> list[str]:
     """A sentence that names batches with which more strategies are compared; none if none are."""
-    found = dividing_batches(question, ranking, known)
-    if found is None:
+    batches = dividing_batches(question, ranking, known)
+    if batches is None:
         return []
-    sizes = " or ".join(map(str, found.batch_sizes))
-    more = "1 more strategy is" if found.more == 1 else f"{found.more} more strategies are"
+    sizes = " or ".join(map(str, batches.batch_sizes))
+    more = "1 more strategy is" if batches.more == 1 else f"{batches.more} more strategies are"
     return [
         f"A batch of {question.batch_size} does not divide for all of them. Take {sizes}: then "
         f"{more} compared."
@@ -308,10 +308,10 @@ def answers(
         results_root: the folder that holds the site's results, profiles and links.
     """
     inputs = Inputs(site.name, results_root)
-    found = []
+    lines = []
     for question in questions_of(experiment, rows):
         here = knowledge_of(question, inputs, site, results_root)
         with suppress(ConfigError):  # neither a profile nor a measured cell
             ranking = recommend(question, here)
-            found.append(answer_dict(question, ranking, advise(question, ranking, here)))
-    return found
+            lines.append(answer_dict(question, ranking, advise(question, ranking, here)))
+    return lines

@@ -129,7 +129,9 @@ class Calibration(Form):
     schema_version: int = _VERSION
 
     def of(self, strategy: str) -> Constants | None:
-        return next((one for one in self.strategies if one.strategy == strategy), None)
+        return next(
+            (constants for constants in self.strategies if constants.strategy == strategy), None
+        )
 
 
 _DOCUMENT = Document(Calibration, _VERSION, "calibration", InvalidCalibration)
@@ -189,13 +191,13 @@ def held_out(
     for cell in cells:
         if cell.measured_s is not None:
             groups.setdefault(group_of(cell), []).append(cell)
-    found: dict[str, float] = {}
-    for name, own in groups.items():
+    steps: dict[str, float] = {}
+    for name, cells_of_group in groups.items():
         others = [cell for other, part in groups.items() if other != name for cell in part]
         if others:
-            constants = fit(own[0].strategy, others)
-            found |= {cell.cell_id: constants.step_of(cell) for cell in own}
-    return found
+            constants = fit(cells_of_group[0].strategy, others)
+            steps |= {cell.cell_id: constants.step_of(cell) for cell in cells_of_group}
+    return steps
 
 
 def calibrate(site: str, cells: Iterable[CalibrationCell]) -> Calibration:
@@ -215,9 +217,9 @@ def calibrate(site: str, cells: Iterable[CalibrationCell]) -> Calibration:
 
 def constants_of(strategy: str, family: Sequence[CalibrationCell]) -> Constants:
     """The constants of a strategy; zeros where those of its family help no held-out cell."""
-    own = fit(strategy, [cell for cell in family if cell.strategy == strategy])
+    fitted = fit(strategy, [cell for cell in family if cell.strategy == strategy])
     help_others, _ = _judged(family)
-    return own if help_others else replace(own, work=0.0, communication=0.0, step_s=0.0)
+    return fitted if help_others else replace(fitted, work=0.0, communication=0.0, step_s=0.0)
 
 
 def _judged(family: Sequence[CalibrationCell]) -> tuple[bool, dict[str, float]]:
@@ -227,9 +229,9 @@ def _judged(family: Sequence[CalibrationCell]) -> tuple[bool, dict[str, float]]:
     help where no cell can be held out.
     """
     steps: dict[str, float] = {}
-    for own in _by_strategy(family).values():
-        by_network = held_out(own, lambda cell: cell.network)
-        steps |= by_network or held_out(own, lambda cell: cell.geometry)
+    for cells in _by_strategy(family).values():
+        by_network = held_out(cells, lambda cell: cell.network)
+        steps |= by_network or held_out(cells, lambda cell: cell.geometry)
     known = [cell for cell in family if cell.cell_id in steps]
     before = {cell.cell_id: cell.predicted_s for cell in known}
     help_others = not known or _mean_error(known, steps) < _mean_error(known, before)
@@ -367,37 +369,37 @@ def _mean_error(cells: Sequence[CalibrationCell], steps: dict[str, float]) -> fl
 
 
 def _taught(
-    own: Sequence[CalibrationCell],
+    cells: Sequence[CalibrationCell],
     family: Sequence[CalibrationCell],
     group_of: Callable[[CalibrationCell], str],
 ) -> dict[str, float]:
     """Cell id -> step, as :func:`calibrate` predicts it that knows the other groups alone.
 
     Args:
-        own: measured cells of one strategy.
+        cells: measured cells of one strategy.
         family: those of all strategies of its family.
         group_of: network or geometry.
     """
-    found: dict[str, float] = {}
-    for group in dict.fromkeys(map(group_of, own)):
+    steps: dict[str, float] = {}
+    for group in dict.fromkeys(map(group_of, cells)):
         others = [cell for cell in family if group_of(cell) != group]
-        if any(cell.strategy == own[0].strategy for cell in others):
-            constants = constants_of(own[0].strategy, others)
-            found |= {c.cell_id: constants.step_of(c) for c in own if group_of(c) == group}
-    return found
+        if any(cell.strategy == cells[0].strategy for cell in others):
+            constants = constants_of(cells[0].strategy, others)
+            steps |= {c.cell_id: constants.step_of(c) for c in cells if group_of(c) == group}
+    return steps
 
 
 def _covered(
-    own: Sequence[CalibrationCell], family: Sequence[CalibrationCell], steps: Mapping[str, float]
+    cells: Sequence[CalibrationCell], family: Sequence[CalibrationCell], steps: Mapping[str, float]
 ) -> float:
     """Share of ``own`` cells within the interval that the other networks of the family give.
 
     ``steps`` are predicted by these networks, too.
     """
     inside = []
-    for network in dict.fromkeys(cell.network for cell in own):
+    for network in dict.fromkeys(cell.network for cell in cells):
         ratio = ratio_of([cell for cell in family if cell.network != network])
-        for cell in own:
+        for cell in cells:
             known = cell.network == network and cell.cell_id in steps
             if ratio is not None and known and cell.measured_s is not None:
                 step_s = steps[cell.cell_id]
@@ -406,7 +408,7 @@ def _covered(
 
 
 def _by_strategy(cells: Iterable[CalibrationCell]) -> dict[str, list[CalibrationCell]]:
-    found: dict[str, list[CalibrationCell]] = {}
+    groups: dict[str, list[CalibrationCell]] = {}
     for cell in cells:
-        found.setdefault(cell.strategy, []).append(cell)
-    return found
+        groups.setdefault(cell.strategy, []).append(cell)
+    return groups

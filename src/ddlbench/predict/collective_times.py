@@ -92,7 +92,9 @@ class Library(Described):
 
     def priors(self) -> Self:
         """The library as it is before any fit."""
-        return self.with_constants({name: one.prior for name, one in self.constants.items()})
+        return self.with_constants(
+            {name: constant.prior for name, constant in self.constants.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,9 @@ def read_points(
         table[name] = numbers * 1e9
     sheets = {name: DeviceSheet.called(str(name)) for name in set(table["accelerator"])}
     of = [sheets[name] for name in table["accelerator"]]
-    link = table[_LINK].fillna(pd.Series([one.link.bytes_per_s if one else np.nan for one in of]))
+    link = table[_LINK].fillna(
+        pd.Series([sheet.link.bytes_per_s if sheet else np.nan for sheet in of])
+    )
     unknown = link.isna()
     refuse(unknown, table["accelerator"], where, f"{{!r}} is in no data sheet; fill {_LINK}")
     devices = table["ranks"] / table["nodes"]
@@ -261,8 +265,8 @@ def read_points(
         nodes=table["nodes"].to_numpy(dtype=float),
         devices_per_node=devices.to_numpy(dtype=float),
         link_bytes_per_s=link.to_numpy(dtype=float),
-        sums=np.array([bool(one and one.link.sharp) for one in of]),
-        mesh=np.array([bool(one and _is_mesh(one)) for one in of]),
+        sums=np.array([bool(sheet and sheet.link.sharp) for sheet in of]),
+        mesh=np.array([bool(sheet and _is_mesh(sheet)) for sheet in of]),
         cards_bytes_per_s=cards.to_numpy(dtype=float),
         node_s=np.full(len(table), fabric.latency_s if fabric else np.nan),
     )
@@ -324,7 +328,7 @@ def _scaled(library: Library, latency: float, rate: float) -> Library:
         **dict.fromkeys(("start_s", "device_s", "node_s"), latency),
         **dict.fromkeys(("ring_share", "switch_share", "tree_share", "network_share"), rate),
     }
-    return library.with_constants({n: library.value(n) * one for n, one in factors.items()})
+    return library.with_constants({n: library.value(n) * factor for n, factor in factors.items()})
 
 
 def held_out_s(points: Points, fitted: Points, library: Library, kinds: Array, of: Array) -> Array:
@@ -410,7 +414,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     library = Library.load(question.software or "nccl")
     if question.hold_out == "none":
         expected_s = points.expected_s(library)
-        ends = {name: (one.low, one.high) for name, one in library.intervals.items()}
+        ends = {name: (interval.low, interval.high) for name, interval in library.intervals.items()}
         inside = _inside(points, points.measured_s / expected_s, ends)
         own_s = None
     else:
@@ -468,9 +472,9 @@ def _by_own_points(held: Points, library: Library) -> Array:
         at = numbers == number
         measured = at & np.isin(held.payload_bytes, _OWN_SIZES)
         if measured.sum() >= len(_OWN_SIZES):
-            own = measured_at(held.take(measured), library)
+            again = measured_at(held.take(measured), library)
             rest = at & ~measured
-            expected_s[rest] = held.take(rest).expected_s(own)
+            expected_s[rest] = held.take(rest).expected_s(again)
     return expected_s
 
 

@@ -120,7 +120,7 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
             result = _result(_path(row.cell, site, results_root), site, row.cell)
             if result is not None:
                 results[row.cell] = result
-    departing = {name: one.sentence for name, one in departures_in(results).items()}
+    departing = {name: departure.sentence for name, departure in departures_in(results).items()}
     for cell, result in results.items():
         outcome = outcomes[cell.again(0).id]
         _add_repeat(outcome, cell.repeat, result, departing.get(cell.id, ""))

@@ -308,7 +308,7 @@ def fit_scaling(of: Scalings, software: Software, without: Sequence[str] = ()) -
     priors = software.with_constants({name: software.constants[name].prior for name in CONSTANTS})
     return fit(
         _without(priors, without),
-        lambda one: step_seconds(timed, one),
+        lambda constants: step_seconds(timed, constants),
         timed.measured_s,
         soft=_SOFT,
         pull=_PULL,

@@ -143,8 +143,8 @@ class Inputs:
         if not path.is_file():
             return computed
         # Of a fabric that says nothing of links within a node, those are the machine's.
-        own = self.links_of("default") if condition.inside is None else computed
-        return replace(open_links(path), within_node=own)
+        links = self.links_of("default") if condition.inside is None else computed
+        return replace(open_links(path), within_node=links)
 
     @cached_property
     def _conditions(self) -> Mapping[str, LinkCondition]:
@@ -269,7 +269,7 @@ class _Computed:
     notes: tuple[str, ...]
 
     def time_s(self, message_bytes: float) -> float:
-        computed_s = max(gloo_all_reduce_s(one, self.ranks, message_bytes) for one in self.paths)
+        computed_s = max(gloo_all_reduce_s(path, self.ranks, message_bytes) for path in self.paths)
         return max(computed_s, self.floor.time_s(message_bytes) if self.floor else 0.0)
 
 

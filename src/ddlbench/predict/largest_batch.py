@@ -157,55 +157,55 @@ def largest_batch(
     most = DATASETS[memory.cell.dataset].num_train
     predicted = predicted_largest(memory, unit, most)
     limit = "the dataset" if predicted + unit > most else "memory"
-    found = LargestBatch(unit, predicted, predicted, None, limit)
+    largest = LargestBatch(unit, predicted, predicted, None, limit)
     size = predicted
     while size:
-        found.batch_size, found.needed_bytes = size, memory.needed(size)
+        largest.batch_size, largest.needed_bytes = size, memory.needed(size)
         if measure is None:
-            return found
+            return largest
         cell = short_cell(memory.cell.with_(batch_size=size))
         ended = done(cell) or measure(cell)
         if ended is None:
             raise ConfigError(f"{cell.id} left no result; look at its log.txt")
-        found.trials.append(Trial.of(cell, ended))
+        largest.trials.append(Trial.of(cell, ended))
         if ended.status == Status.OK:
-            return found
+            return largest
         if ended.status != Status.OUT_OF_MEMORY:
             raise ConfigError(
                 f"{cell.id} ended with {ended.status}, which says nothing of its memory; "
                 "look at its log.txt"
             )
-        if len(found.trials) >= trials:
+        if len(largest.trials) >= trials:
             break
         less = MemoryOfBatches(
-            memory.cell, memory.site, memory.workload, _LESS * found.needed_bytes
+            memory.cell, memory.site, memory.workload, _LESS * largest.needed_bytes
         )
         size = predicted_largest(less, unit, size - unit)
-    found.batch_size, found.needed_bytes = 0, None
-    return found
+    largest.batch_size, largest.needed_bytes = 0, None
+    return largest
 
 
-def batch_advice(found: LargestBatch, memory: MemoryOfBatches) -> list[str]:
+def batch_advice(largest: LargestBatch, memory: MemoryOfBatches) -> list[str]:
     """What was found, in sentences."""
     capacity = GB.text(memory.capacity_bytes)
-    if not found.predicted:
-        needed = GB.text(memory.needed(found.unit))
-        return [f"No batch fits: {found.unit} samples, the fewest, need {needed} of {capacity}."]
+    if not largest.predicted:
+        needed = GB.text(memory.needed(largest.unit))
+        return [f"No batch fits: {largest.unit} samples, the fewest, need {needed} of {capacity}."]
     tried = [
         f"{Cell.from_id(trial.cell_id).batch_size} samples: {trial.status}"
-        for trial in found.trials
+        for trial in largest.trials
     ]
     measured = [f"Measured: {', '.join(tried)}."] if tried else []
-    if not found.batch_size:
+    if not largest.batch_size:
         return [
             *measured,
             "No batch was confirmed; predict a smaller one with --device-memory-bytes.",
         ]
-    assert found.needed_bytes is not None
-    how = "confirmed by a cell" if found.confirmed else "predicted, not measured"
+    assert largest.needed_bytes is not None
+    how = "confirmed by a cell" if largest.confirmed else "predicted, not measured"
     return [
-        f"Largest batch: {found.batch_size} samples a step ({how}); {GB.text(found.needed_bytes)} "
-        f"of {capacity} predicted, limited by {found.limit}.",
+        f"Largest batch: {largest.batch_size} samples a step ({how}); {GB.text(largest.needed_bytes)} "
+        f"of {capacity} predicted, limited by {largest.limit}.",
         *measured,
     ]
 
@@ -240,8 +240,8 @@ class Size:
     @property
     def speedup(self) -> float | None:
         """Of the recommended strategy over one device; None if unknown."""
-        found = self.ranking.speedup(self.best) if self.best else None
-        return found.ratio if found else None
+        speedup = self.ranking.speedup(self.best) if self.best else None
+        return speedup.ratio if speedup else None
 
     @property
     def efficiency(self) -> float | None:

@@ -166,12 +166,12 @@ def overall(judged: Sequence[Judged]) -> tuple[Verdict, list[Judged]]:
 
 
 def _counted(judged: Sequence[Judged]) -> Iterator[list[Judged]]:
-    pairs = [one for one in judged if one.payload_bytes is None]
-    sizes = [one for one in judged if one.payload_bytes is not None]
-    longest = [one for one in sizes if size_class(one.payload_bytes or 0) == LONG]
+    pairs = [each for each in judged if each.payload_bytes is None]
+    sizes = [each for each in judged if each.payload_bytes is not None]
+    longest = [each for each in sizes if size_class(each.payload_bytes or 0) == LONG]
     yield pairs
     yield longest
-    yield [one for one in sizes if size_class(one.payload_bytes or 0) != SHORT]
+    yield [each for each in sizes if size_class(each.payload_bytes or 0) != SHORT]
 
 
 def sentence(judged: Sequence[Judged], system: System, fabric: str = "") -> str:
@@ -184,8 +184,8 @@ def sentence(judged: Sequence[Judged], system: System, fabric: str = "") -> str:
         why = why_not(system) or "no point is long enough, or no interval narrow enough"
         return f"Cannot tell whether this is normal for {where}: {why}."
     is_pairs = counted[0].payload_bytes is None
-    outside = sum(one.verdict == verdict for one in counted)
-    ratios = [one.measured / one.expected for one in counted]
+    outside = sum(each.verdict == verdict for each in counted)
+    ratios = [each.measured / each.expected for each in counted]
     middle = f"{float(np.median(ratios)):.2f} times the expected"
     what, quantity = ("copies", "rates") if is_pairs else ("messages", "times")
     if verdict == "normal":

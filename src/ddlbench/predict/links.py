@@ -103,9 +103,9 @@ def nearest_of(measured: Sequence[_Measured], nodes: int, devices_per_node: int)
     """That of this geometry, or of the nearest number of ranks."""
     return min(
         measured,
-        key=lambda one: (
-            (one.nodes, one.devices_per_node) != (nodes, devices_per_node),
-            abs(one.ranks - nodes * devices_per_node),
+        key=lambda sweep: (
+            (sweep.nodes, sweep.devices_per_node) != (nodes, devices_per_node),
+            abs(sweep.ranks - nodes * devices_per_node),
         ),
     )
 
@@ -221,7 +221,7 @@ class LinkTable:
         """Bytes of a message, and processor seconds of both its ends."""
         return next(
             (
-                [(one.message_bytes, 2 * one.cpu_s) for one in sweep.points if one.cpu_s]
+                [(point.message_bytes, 2 * point.cpu_s) for point in sweep.points if point.cpu_s]
                 for sweep in self.links.sweeps
                 if sweep.operation == "p2p" and sweep.level == level
             ),
@@ -306,15 +306,15 @@ class LinkTable:
 
     def tensor_s(self, library: str, operation: str, nodes: int, devices_per_node: int) -> float:
         """Seconds that each further tensor adds to a message; 0 where it was not measured."""
-        found = self._near(
+        cost = self._near(
             lambda links: [
-                one
-                for one in links.tensor_costs
-                if (one.library, one.operation) == (library, operation)
+                cost_entry
+                for cost_entry in links.tensor_costs
+                if (cost_entry.library, cost_entry.operation) == (library, operation)
             ],
             (nodes, devices_per_node),
         )
-        return found.tensor_s if found else 0.0
+        return cost.tensor_s if cost else 0.0
 
     def delay_s(
         self, operation: str, transport: str | None, nodes: int, devices_per_node: int
@@ -323,38 +323,38 @@ class LinkTable:
 
         A message between two devices has that of the whole group, whose cores all compute.
         """
-        found = self._near(
+        delay = self._near(
             lambda links: [
-                one
-                for one in links.delays
-                if (one.operation, one.transport) == (operation, transport)
+                delay_entry
+                for delay_entry in links.delays
+                if (delay_entry.operation, delay_entry.transport) == (operation, transport)
             ],
             (nodes, devices_per_node),
         )
-        if found is None:
+        if delay is None:
             return 0.0
-        alone_s = found.alone_s
+        alone_s = delay.alone_s
         if alone_s is None:
-            swept = self.collective(operation, found.nodes, found.devices_per_node, transport)
-            alone_s = swept.time_s(found.message_bytes)
-        return max(0.0, found.after_s - alone_s)
+            swept = self.collective(operation, delay.nodes, delay.devices_per_node, transport)
+            alone_s = swept.time_s(delay.message_bytes)
+        return max(0.0, delay.after_s - alone_s)
 
     def slow_down_beside(self, library: str, nodes: int, devices_per_node: int) -> float:
         """Factor on computation beside an idle library; 1 where it was not measured."""
-        found = self._near(
-            lambda links: [one for one in links.backgrounds if one.library == library],
+        background = self._near(
+            lambda links: [entry for entry in links.backgrounds if entry.library == library],
             (nodes, devices_per_node),
         )
-        return max(1.0, found.beside_s / found.alone_s) if found else 1.0
+        return max(1.0, background.beside_s / background.alone_s) if background else 1.0
 
     def _near(
         self, measured_in: Callable[[Links], list[_Entry]], shape: tuple[int, int]
     ) -> _Entry | None:
         """What was measured at the nearest geometry of that level; None if nothing was."""
         nodes, devices_per_node = shape
-        own = [one for one in measured_in(self.links) if (one.nodes > 1) == (nodes > 1)]
-        if own:
-            return nearest_of(own, nodes, devices_per_node)
+        entries = [entry for entry in measured_in(self.links) if (entry.nodes > 1) == (nodes > 1)]
+        if entries:
+            return nearest_of(entries, nodes, devices_per_node)
         if self.within_node is not None and nodes == 1:
             return self.within_node._near(measured_in, shape)
         return None
@@ -385,9 +385,11 @@ class LinkTable:
             return []
         points = nearest_of(sweeps, nodes, devices_per_node).points
         known = [
-            (one.message_bytes, one.time_s, one.cpu_s) for one in points if one.cpu_s is not None
+            (point.message_bytes, point.time_s, point.cpu_s)
+            for point in points
+            if point.cpu_s is not None
         ]
-        works_idle = any(one.library == transport for one in self.links.backgrounds)
+        works_idle = any(point.library == transport for point in self.links.backgrounds)
         idle = min((cpu_s / time_s for _, time_s, cpu_s in known), default=0.0) * works_idle
         return [(size, max(0.0, cpu_s - idle * time_s)) for size, time_s, cpu_s in known]
 

@@ -294,7 +294,7 @@ def table_profile(device: DeviceSheet, key: ProfileKey, table: DeviceTable) -> d
     """The same of a device's table (:mod:`ddlbench.planning.device_table`)."""
     sizes = list(table.batch_sizes)
     entries = [_of_table(place, block, sizes) for place, block in enumerate(table.blocks)]
-    tensors = [tuple(own.values()) for own in table.parameters]
+    tensors = [tuple(tensors_of_block.values()) for tensors_of_block in table.parameters]
     backward_s = [block.backward.at(sizes[-1]) for block in table.blocks]
     return _profile(device, key, entries, _ready(tensors, backward_s), sizes)
 

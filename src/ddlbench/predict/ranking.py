@@ -122,8 +122,8 @@ class Question:
         """Written options and the cell: of several the first that is supported, or the first."""
         points = [{}] if self.experiment is None else self._points(strategy)
         descriptor = strategy_of(strategy, self.accelerator)
-        found = [self._cell_at(strategy, descriptor, point) for point in points]
-        return next((one for one in found if descriptor.supports(one[1]) is None), found[0])
+        cells = [self._cell_at(strategy, descriptor, point) for point in points]
+        return next((pair for pair in cells if descriptor.supports(pair[1]) is None), cells[0])
 
     def _cell_at(
         self, strategy: str, descriptor: Strategy, point: Mapping[str, Any]
@@ -274,10 +274,10 @@ class Ranking:
 
     def above_bound(self, candidate: Candidate) -> bool:
         """Whether it was measured faster than it can be."""
-        found = self.speedup(candidate)
-        if found is None or found.basis != "measured" or candidate.bound is None:
+        speedup = self.speedup(candidate)
+        if speedup is None or speedup.basis != "measured" or candidate.bound is None:
             return False
-        return candidate.strategy != BASE and found.ratio > candidate.bound * (1 + _ROUNDING)
+        return candidate.strategy != BASE and speedup.ratio > candidate.bound * (1 + _ROUNDING)
 
     def without(self, strategies: Collection[str]) -> Ranking:
         """The ranking after some candidates could not run; the others' chances grow."""
@@ -387,10 +387,10 @@ def prediction_interval_s(ranking: Ranking, strategy: str) -> tuple[float, float
 
     By the prediction alone, whatever was measured of this strategy.
     """
-    found = next((c for c in ranking.candidates if c.strategy == strategy), None)
-    if found is None or found.expected is None:
+    candidate = next((c for c in ranking.candidates if c.strategy == strategy), None)
+    if candidate is None or candidate.expected is None:
         return None
-    return ranking.interval_s(replace(found, belief=found.expected))
+    return ranking.interval_s(replace(candidate, belief=candidate.expected))
 
 
 def candidate_dict(ranking: Ranking, candidate: Candidate) -> dict[str, Any]:

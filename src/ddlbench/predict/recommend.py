@@ -98,19 +98,19 @@ def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Cand
 
 def fitted_options(question: Question, ranking: Ranking) -> dict[str, list[Candidate]]:
     """Candidates whose options were fitted to the geometry and the batch, by these options."""
-    found: dict[str, list[Candidate]] = {}
+    by_strategy: dict[str, list[Candidate]] = {}
     for candidate in ranking.ranked:
         strategy = candidate.strategy
         written = question.written_options(strategy)
-        own = [
+        candidates = [
             f"{name}={value}"
             for name, value in candidate.cell.options
             if written.get(name, strategy_of(strategy).options.defaults()[name]) != value
             and name != "balance"
         ]
-        if own:
-            found.setdefault(", ".join(own), []).append(candidate)
-    return found
+        if candidates:
+            by_strategy.setdefault(", ".join(candidates), []).append(candidate)
+    return by_strategy
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,13 @@ def questions_of(experiment: Experiment, rows: Sequence[MatrixRow]) -> list[Ques
     """The questions of an experiment: one for each of its cases on several devices."""
     cells = (row.cell for row in rows if row.unsupported is None and row.cell.devices > 1)
     cases = dict.fromkeys(tuple(getattr(cell, name) for name in _CASE) for cell in cells)
-    found = []
+    questions = []
     accelerator = rows[0].accelerator if rows else None
     for values in cases:
         case = dict(zip(_CASE, values, strict=True))
         size = {name: case[name] for name in _SIZE}
         settings = {name: case[name] for name in SETTINGS}
-        found.append(
+        questions.append(
             Question(
                 **size,
                 settings=settings,
@@ -168,7 +168,7 @@ def questions_of(experiment: Experiment, rows: Sequence[MatrixRow]) -> list[Ques
                 accelerator=accelerator,
             )
         )
-    return found
+    return questions
 
 
 def knowledge_of(
@@ -356,11 +356,11 @@ def choose(
         if choice.stopped or likeliest is None:
             return choice
         try:
-            found = measure(cell_of(likeliest.cell))
+            result = measure(cell_of(likeliest.cell))
         except NotMeasured as error:  # says nothing of the strategy
             choice.stopped = str(error)
             return choice
-        _keep(choice, likeliest.cell, found, failed)
+        _keep(choice, likeliest.cell, result, failed)
 
 
 class NotMeasured(ConfigError):  # noqa: N818 - an end of measuring, shown as such
@@ -371,10 +371,10 @@ NOT_MEASURED = "not measured"
 """Status of a trial whose cell left no result: its job failed, or was not submitted."""
 
 
-def _keep(choice: Choice, cell: Cell, found: Glance | None, failed: set[str]) -> None:
-    if found is None or found.status != Status.OK:
+def _keep(choice: Choice, cell: Cell, result: Glance | None, failed: set[str]) -> None:
+    if result is None or result.status != Status.OK:
         failed.add(cell.strategy)
-    choice.trials.append(Trial.of(cell, found))
+    choice.trials.append(Trial.of(cell, result))
 
 
 def likeliest_of(ranking: Ranking, tried: Collection[str] = ()) -> Candidate | None:

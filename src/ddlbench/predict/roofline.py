@@ -106,10 +106,10 @@ class Layers:
     @classmethod
     def of(cls, blocks: Sequence[LayerBlock]) -> Layers:
         rows = [
-            (index, KINDS.index(one.kind), one.operations, one.read_items, one.written_items,
-             one.weights, one.times)
+            (index, KINDS.index(operation.kind), operation.operations, operation.read_items, operation.written_items,
+             operation.weights, operation.times)
             for index, block in enumerate(blocks)
-            for one in block.operations
+            for operation in block.operations
         ]  # fmt: skip
         block, kind, *numbers = np.array(rows, dtype=float).reshape(-1, 7).T
         operations, read, written, weights, times = numbers
@@ -188,7 +188,9 @@ def whole_step_s(
     """Seconds of both passes and the update of one device, without loading."""
     both = passes_s(layers, device, precision, samples, constants)
     parameter_bytes = 4 * float((layers.weights * layers.times).sum())
-    return sum(float(one.sum()) for one in both) + update_s(device, parameter_bytes, constants)
+    return sum(float(times_s.sum()) for times_s in both) + update_s(
+        device, parameter_bytes, constants
+    )
 
 
 def update_s(device: DeviceSheet, parameter_bytes: float, constants: Roofline) -> float:

@@ -123,8 +123,8 @@ def node_runs(table: pd.DataFrame, where: str = "the table") -> NodeRuns:
         ConfigError: a column is missing, or no such row is left.
     """
     check_columns(table, RUN_COLUMNS, where)
-    one = (table.nodes == 1) | (table.accelerators == table.accelerators_per_node)
-    rows = table[one & (table.accelerators > 0) & table.step_s.notna()]
+    on_one_node = (table.nodes == 1) | (table.accelerators == table.accelerators_per_node)
+    rows = table[on_one_node & (table.accelerators > 0) & table.step_s.notna()]
     sheets = {name: DeviceSheet.called(str(name)) for name in rows.accelerator.unique()}
     rows = rows[rows.accelerator.map(lambda name: sheets[name] is not None)]
     if rows.empty:
@@ -190,9 +190,14 @@ def _eager(sheet: DeviceSheet, rows: Sequence[tuple[str, str, int, float]]) -> E
 
 def _clocked(network: str, figures: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
     return [
-        (network, one, _CLOCKED, figures[f"{one}_step_s"] * (1 - figures[f"{one}_load_share"]))
-        for one in ("fp32", "tf32", "bf16")
-        if f"{one}_step_s" in figures
+        (
+            network,
+            precision,
+            _CLOCKED,
+            figures[f"{precision}_step_s"] * (1 - figures[f"{precision}_load_share"]),
+        )
+        for precision in ("fp32", "tf32", "bf16")
+        if f"{precision}_step_s" in figures
     ]
 
 
@@ -225,11 +230,15 @@ def fitted(
     Raises:
         ConfigError: there are fewer rows than constants.
     """
-    priors = {name: one.prior for name, one in shipped().fitted.items()}
+    priors = {name: network.prior for name, network in shipped().fitted.items()}
     constants = shipped().with_constants(priors)
     parts: list[tuple[Callable[[Roofline], Array], Array, Array]] = [
-        (partial(block_s, one), one.seconds, _WEIGHT * one.seconds / one.seconds.sum())
-        for one in networks
+        (
+            partial(block_s, network),
+            network.seconds,
+            _WEIGHT * network.seconds / network.seconds.sum(),
+        )
+        for network in networks
     ]
     names = set(_OF_PROFILE) if networks else set()
     if runs is not None:
@@ -297,8 +306,8 @@ def run_s(runs: NodeRuns, constants: Roofline) -> Array:
     names = np.unique(runs.device)
     seconds = [
         sum(
-            one.sum()
-            for one in passes_s(
+            pass_times_s.sum()
+            for pass_times_s in passes_s(
                 layers, runs.sheets[names[int(index)]], _RUN_PRECISION, samples, constants,
                 fused=True,
             )
@@ -328,32 +337,34 @@ def scored(
     A network's ``blocks_error`` is the sum of its blocks' errors over the sum of their times. All
     eager steps are held out together, as their device is.
     """
-    of_networks = [_network_score(one, networks) for one in networks]
+    of_networks = [_network_score(network, networks) for network in networks]
     of_devices = [] if runs is None else _device_scores(runs, networks)
     of_steps = [] if eager is None else _eager_scores(eager, networks, runs)
     groups = {"networks": of_networks, "devices": of_devices, "eager": of_steps}
     means = {
-        f"{name}_mean_absolute_error": _mean([abs(one["ratio"] - 1) for one in rows])
+        f"{name}_mean_absolute_error": _mean([abs(network["ratio"] - 1) for network in rows])
         for name, rows in groups.items()
     }
     return {
         **groups,
         **means,
         "rows": 0 if runs is None else len(runs.step_s),
-        "cpu_ratios": [_cpu_score(one) for one in networks if _cpu_table(one.name).is_file()],
+        "cpu_ratios": [
+            _cpu_score(network) for network in networks if _cpu_table(network.name).is_file()
+        ],
     }
 
 
-def _network_score(one: ProfiledNetwork, networks: Sequence[ProfiledNetwork]) -> dict[str, Any]:
-    others = [other for other in networks if other.name != one.name]
-    predicted = block_s(one, fitted(others, None, None))
+def _network_score(network: ProfiledNetwork, networks: Sequence[ProfiledNetwork]) -> dict[str, Any]:
+    others = [other for other in networks if other.name != network.name]
+    predicted = block_s(network, fitted(others, None, None))
     return {
-        "network": one.name,
-        "samples": one.samples,
+        "network": network.name,
+        "samples": network.samples,
         "predicted_s": float(predicted.sum()),
-        "measured_s": float(one.seconds.sum()),
-        "ratio": float(predicted.sum() / one.seconds.sum()),
-        "blocks_error": float(np.abs(predicted - one.seconds).sum() / one.seconds.sum()),
+        "measured_s": float(network.seconds.sum()),
+        "ratio": float(predicted.sum() / network.seconds.sum()),
+        "blocks_error": float(np.abs(predicted - network.seconds).sum() / network.seconds.sum()),
     }
 
 
@@ -367,15 +378,15 @@ def _device_scores(runs: NodeRuns, networks: Sequence[ProfiledNetwork]) -> list[
         held = runs.take(of == kind)
         ratio = run_s(held, constants) / held.step_s
         for name in np.unique(held.device):
-            own = ratio[held.device == name]
+            ratios = ratio[held.device == name]
             scores.append(
                 {
                     "device": str(name),
-                    "rows": len(own),
-                    "ratio": float(np.median(own)),
-                    "mean_absolute_error": float(np.mean(np.abs(own - 1))),
-                    "low": float(own.min()),
-                    "high": float(own.max()),
+                    "rows": len(ratios),
+                    "ratio": float(np.median(ratios)),
+                    "mean_absolute_error": float(np.mean(np.abs(ratios - 1))),
+                    "low": float(ratios.min()),
+                    "high": float(ratios.max()),
                 }
             )
     return scores
@@ -390,8 +401,10 @@ def _eager_scores(
     predicted = eager_s(eager, fitted(networks, others, None))
     known = np.zeros(len(predicted))  # the device known, the network not
     for network in dict.fromkeys(eager.network):
-        own = np.array(eager.network) == network
-        known[own] = eager_s(eager.take(own), fitted(networks, runs, eager.take(~own)))
+        of_network = np.array(eager.network) == network
+        known[of_network] = eager_s(
+            eager.take(of_network), fitted(networks, runs, eager.take(~of_network))
+        )
     return [
         {
             "device": eager.device.description,
@@ -417,23 +430,23 @@ def _cpu_table(network: str) -> Path:
     return folder / _DATASET / f"{network}.csv"
 
 
-def _cpu_score(one: ProfiledNetwork) -> dict[str, Any]:
+def _cpu_score(network: ProfiledNetwork) -> dict[str, Any]:
     """A core's times in place of the roofline's, with the sum that the roofline gives.
 
     The core's table has gone through one factor, which this takes out again.
     """
-    core = _profiled(one.name, read_table(_cpu_table(one.name), _DATASET)).seconds
+    core = _profiled(network.name, read_table(_cpu_table(network.name), _DATASET)).seconds
     constants = fitted(
-        [other for other in profiled_networks() if other.name != one.name], None, None
+        [other for other in profiled_networks() if other.name != network.name], None, None
     )
-    predicted = block_s(one, constants)
+    predicted = block_s(network, constants)
     shares = core / core.sum()
-    measured = one.seconds / one.seconds.sum()
+    measured = network.seconds / network.seconds.sum()
     roofline = predicted / predicted.sum()
     return {
-        "network": one.name,
+        "network": network.name,
         "blocks_error": float(
-            np.abs(shares * predicted.sum() / one.seconds.sum() - measured).sum()
+            np.abs(shares * predicted.sum() / network.seconds.sum() - measured).sum()
         ),
         "shares_error": float(np.abs(shares - measured).sum()),
         "roofline_shares_error": float(np.abs(roofline - measured).sum()),
@@ -445,7 +458,7 @@ def calibrated(runs: NodeRuns, where: str) -> Roofline:
     networks, eager = profiled_networks(), eager_runs()
     result = scored(networks, runs, eager)
     groups = [result["networks"], result["devices"], result["eager"]]
-    ratios = [1 / one["ratio"] for rows in groups for one in rows]
+    ratios = [1 / row["ratio"] for rows in groups for row in rows]
     low, high = np.quantile(ratios, (0.05, 0.95))
     return replace(
         fitted(networks, runs, eager),

@@ -119,7 +119,7 @@ def kind_of(path: Path) -> TableKind:
                 raise ConfigError(
                     f"{path}: column {missing[0]!r} is missing, if it is a table like {near.name}"
                 )
-        known = "; ".join(f"{one.name}: {', '.join(one.marks)}" for one in TABLES.values())
+        known = "; ".join(f"{table.name}: {', '.join(table.marks)}" for table in TABLES.values())
         raise ConfigError(f"{path}: its columns are of no known table of runs; marks are {known}")
     return kind
 

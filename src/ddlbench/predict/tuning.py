@@ -130,17 +130,17 @@ def varied(
             raise ConfigError(f"--vary {name} and --option {strategy}.{name} exclude each other")
     if named:
         return {name: tuple(dict.fromkeys(values)) for name, values in named.items()}
-    found = {
+    values_by_name = {
         name: tuple(dict.fromkeys((schema["default"], *schema["examples"])))
         for name, schema in options.items()
         if "examples" in schema and name not in fixed
     }
-    if not found:
+    if not values_by_name:
         raise ConfigError(
             f"{strategy} has no option that is worth tuning; name one with --vary, as "
             f"{BATCH_SIZE}=16,32,64"
         )
-    return found
+    return values_by_name
 
 
 def configurations(
@@ -162,14 +162,17 @@ def configurations(
         raise ConfigError(
             f"{count} configurations are more than {_MOST}; vary fewer options (--vary)"
         )
-    found: dict[str, tuple[Values, Cell]] = {}
+    cells: dict[str, tuple[Values, Cell]] = {}
     for chosen in itertools.product(*values.values()):
-        one = dict(zip(values, chosen, strict=True))
-        cell = _cell(question, strategy, one)
-        found.setdefault(cell.id, (one, cell))
-    known.inputs.check([cell for _, cell in found.values()])
+        values_chosen = dict(zip(values, chosen, strict=True))
+        cell = _cell(question, strategy, values_chosen)
+        cells.setdefault(cell.id, (values_chosen, cell))
+    known.inputs.check([cell for _, cell in cells.values()])
     base = assess(question.cell(BASE), known)
-    return [Configuration(one, _limited(cell, base, known)) for one, cell in found.values()]
+    return [
+        Configuration(values_chosen, _limited(cell, base, known))
+        for values_chosen, cell in cells.values()
+    ]
 
 
 def _limited(cell: Cell, base: Candidate, known: Knowledge) -> Candidate:
@@ -192,7 +195,9 @@ def _cell(question: Question, strategy: str, values: Values) -> Cell:
 def alike(found: Sequence[Configuration]) -> np.ndarray:
     """Correlation of the errors of their predictions, by how many options differ."""
     names = list(found[0].values) if found else []
-    columns = [np.array([str(one.values[name]) for one in found]) for name in names]
+    columns = [
+        np.array([str(configuration.values[name]) for configuration in found]) for name in names
+    ]
     differing = sum(
         ((column[:, None] != column[None, :]).astype(float) for column in columns),
         start=np.zeros((len(found), len(found))),
@@ -238,12 +243,12 @@ class Tuning:
         out = {trial.cell_id for trial in failed}
         sizes = self._sizes_that_failed(failed)
         return [
-            one
-            for one in self.found
-            if one.expected is not None
-            and not one.why
-            and short_cell(one.cell).id not in out
-            and (one.memory_bytes is None or one.memory_bytes < sizes)
+            configuration
+            for configuration in self.found
+            if configuration.expected is not None
+            and not configuration.why
+            and short_cell(configuration.cell).id not in out
+            and (configuration.memory_bytes is None or configuration.memory_bytes < sizes)
         ]
 
     def _sizes_that_failed(self, failed: Sequence[Trial]) -> float:
@@ -251,9 +256,10 @@ class Tuning:
         out = {trial.cell_id for trial in failed if trial.status == Status.OUT_OF_MEMORY}
         return min(
             (
-                one.memory_bytes
-                for one in self.found
-                if one.memory_bytes is not None and short_cell(one.cell).id in out
+                configuration.memory_bytes
+                for configuration in self.found
+                if configuration.memory_bytes is not None
+                and short_cell(configuration.cell).id in out
             ),
             default=math.inf,
         )
@@ -263,10 +269,14 @@ class Tuning:
         running = self.open
         measured = {
             place: from_runs(runs)
-            for place, one in enumerate(running)
-            if (runs := one.runs(self.history))
+            for place, configuration in enumerate(running)
+            if (runs := configuration.runs(self.history))
         }
-        expected = [one.expected for one in running if one.expected is not None]
+        expected = [
+            configuration.expected
+            for configuration in running
+            if configuration.expected is not None
+        ]
         known = informed(expected, measured, alike(running))
         return sorted(zip(running, known, strict=True), key=lambda pair: pair[1].step_s)
 
@@ -285,11 +295,11 @@ class Tuning:
         """What an exhaustive sweep would cost; None if nothing was measured."""
         tried = {trial.cell_id for trial in self.trials}
         others = [
-            belief.step_s * one.cell.batch_size
-            for one, belief in self.beliefs()
-            if short_cell(one.cell).id not in tried
+            belief.step_s * configuration.cell.batch_size
+            for configuration, belief in self.beliefs()
+            if short_cell(configuration.cell).id not in tried
         ]
-        devices = max((one.cell.devices for one in self.found), default=0)
+        devices = max((configuration.cell.devices for configuration in self.found), default=0)
         return device_s_all(self.trials, others, devices)
 
     def to_dict(self, site: str, case: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,28 +311,32 @@ class Tuning:
             "best": _entry(*best) if best else None,
             "stopped": self.stopped,
             "trials": [vars(trial) for trial in self.trials],
-            "configurations": [_entry(one, belief) for one, belief in self.beliefs()],
+            "configurations": [
+                _entry(configuration, belief) for configuration, belief in self.beliefs()
+            ],
             "left_out": [
-                {"values": dict(one.values), "why": one.why} for one in self.found if one.why
+                {"values": dict(configuration.values), "why": configuration.why}
+                for configuration in self.found
+                if configuration.why
             ],
             "device_s": self.device_s,
             "device_s_all": self.device_s_all(),
         }
 
 
-def _entry(one: Configuration, belief: Belief) -> dict[str, Any]:
-    assert one.expected is not None
+def _entry(configuration: Configuration, belief: Belief) -> dict[str, Any]:
+    assert configuration.expected is not None
     return {
-        "values": dict(one.values),
-        "cell_id": one.cell.id,
+        "values": dict(configuration.values),
+        "cell_id": configuration.cell.id,
         "basis": belief.basis,
         "samples_per_s": 1 / belief.step_s,
         "interval_samples_per_s": [1 / bound for bound in reversed(belief.interval_s)],
-        "predicted_samples_per_s": 1 / one.expected.step_s,
+        "predicted_samples_per_s": 1 / configuration.expected.step_s,
         "predicted_interval_samples_per_s": [
-            1 / bound for bound in reversed(one.expected.interval_s)
+            1 / bound for bound in reversed(configuration.expected.interval_s)
         ],
-        "memory_bytes": one.memory_bytes,
+        "memory_bytes": configuration.memory_bytes,
     }
 
 
@@ -350,7 +364,7 @@ def next_of(tuning: Tuning) -> tuple[Configuration, float] | None:
     measured = [belief.step_s for _, belief in known if belief.basis == "measured"]
     if not measured:
         return predicted[0][0], math.inf
-    gains = [(one, gain(belief, min(measured))) for one, belief in predicted]
+    gains = [(configuration, gain(belief, min(measured))) for configuration, belief in predicted]
     return max(gains, key=lambda pair: pair[1])
 
 
@@ -375,10 +389,10 @@ def tune(
         sampler: one of :data:`SAMPLERS`; but for the first, only limits end the search.
     """
     tuning, study = Tuning(found, history()), _Study(found, sampler)
-    for one in tuning.open:
-        if (before := done(short_cell(one.cell))) is not None:
+    for configuration in tuning.open:
+        if (before := done(short_cell(configuration.cell))) is not None:
             tuning.trials.append(Trial.of(before.cell, before))
-            study.tell(study.enqueued(one), before)
+            study.tell(study.enqueued(configuration), before)
     while True:
         following = next_of(tuning)
         least = WORTH if sampler == BY_PREDICTOR else -math.inf
@@ -389,8 +403,8 @@ def tune(
         if chosen is None:
             tuning.stopped = f"the sampler {sampler} asks for nothing new"
             return tuning
-        one, trial = chosen
-        cell = short_cell(one.cell)
+        configuration, trial = chosen
+        cell = short_cell(configuration.cell)
         try:
             ended = measure(cell)
         except NotMeasured as error:  # says nothing of the options
@@ -427,21 +441,23 @@ class _Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._failed = optuna.trial.TrialState.FAIL
         self._own_rule = sampler == BY_PREDICTOR
-        self._by_values = {tuple(one.values.items()): one for one in found}
+        self._by_values = {
+            tuple(configuration.values.items()): configuration for configuration in found
+        }
         names = list(found[0].values) if found else []
         self._space = {
             name: optuna.distributions.CategoricalDistribution(
-                list(dict.fromkeys(one.values[name] for one in found))
+                list(dict.fromkeys(configuration.values[name] for configuration in found))
             )
             for name in names
         }
         tpe = sampler == "tpe"
-        own = optuna.samplers.TPESampler if tpe else optuna.samplers.RandomSampler
-        self._study = optuna.create_study(direction="maximize", sampler=own(seed=_SEED))
+        sampler_class = optuna.samplers.TPESampler if tpe else optuna.samplers.RandomSampler
+        self._study = optuna.create_study(direction="maximize", sampler=sampler_class(seed=_SEED))
 
-    def enqueued(self, one: Configuration) -> optuna.Trial:
+    def enqueued(self, configuration: Configuration) -> optuna.Trial:
         """A trial of this configuration, whatever the sampler."""
-        self._study.enqueue_trial(dict(one.values))
+        self._study.enqueue_trial(dict(configuration.values))
         return self._study.ask(self._space)
 
     def ask(
@@ -457,9 +473,13 @@ class _Study:
         running = tuning.open
         for _ in range(_ASKS):
             trial = self._study.ask(self._space)
-            one = self._by_values.get(tuple(trial.params.items()))
-            if one is not None and one in running and short_cell(one.cell).id not in tried:
-                return one, trial
+            configuration = self._by_values.get(tuple(trial.params.items()))
+            if (
+                configuration is not None
+                and configuration in running
+                and short_cell(configuration.cell).id not in tried
+            ):
+                return configuration, trial
             self._study.tell(trial, state=self._failed)
         return None
 

@@ -249,9 +249,9 @@ class _Recorder:
         names = _call_names(name)
 
         def hook(module: nn.Module, _arguments: Any) -> None:
-            own = [p for p in module.parameters() if id(p) not in self.seen_parameters]
-            self.seen_parameters.update(id(p) for p in own)
-            leaf = LeafBytes(next(names), module, sum(p.nbytes for p in own))
+            unseen = [p for p in module.parameters() if id(p) not in self.seen_parameters]
+            self.seen_parameters.update(id(p) for p in unseen)
+            leaf = LeafBytes(next(names), module, sum(p.nbytes for p in unseen))
             self._running.append(leaf)
             self.leaves.append(leaf)
 

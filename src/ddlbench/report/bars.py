@@ -122,7 +122,7 @@ def bar_groups(
         for row in rows_of(part)
     }
     return [
-        Group(label, [bars.get((name, one)) for one in looks]) for name, label in groups.items()
+        Group(label, [bars.get((name, look)) for look in looks]) for name, label in groups.items()
     ]
 
 

@@ -103,10 +103,10 @@ def beside_printed(table: pd.DataFrame) -> pd.DataFrame:
     printed = published.choices()
     if "case" in table:
         names = ["recommended", "fastest", "extra_time"]
-        own = printed[["network", "dataset", *names]].rename(
+        of_paper = printed[["network", "dataset", *names]].rename(
             columns={name: f"printed_{name}" for name in names}
         )
-        return table.merge(own, on=["network", "dataset"], how="left")
+        return table.merge(of_paper, on=["network", "dataset"], how="left")
     right = (printed["recommended"] == printed["fastest"]).astype(int)
     groups = right.groupby(printed["dataset"])
     rates = pd.DataFrame({"printed_correct": groups.sum(), "printed_n": groups.size()})
@@ -160,8 +160,10 @@ def _printed_rates(datasets: list[str]) -> dict[str, str]:
     right = printed["recommended"] == printed["fastest"]
     row = {"recommender": f"{PUBLISHED} ({printed['hardware'].iloc[0]})"}
     for name in datasets:
-        own = right[printed["dataset"] == name]
-        row[dataset_label(name)] = f"{int(own.sum())}/{len(own)}" if len(own) else ""
+        of_dataset = right[printed["dataset"] == name]
+        row[dataset_label(name)] = (
+            f"{int(of_dataset.sum())}/{len(of_dataset)}" if len(of_dataset) else ""
+        )
     row["all"] = f"{int(right.sum())}/{len(right)}"
     row["mean extra time"] = _percent(printed["extra_time"].mean())
     row["remark"] = "other machine; Horovod or GPipe only; four datasets"
@@ -275,29 +277,29 @@ def not_advised(answers: Sequence[_Answer], summary: pd.DataFrame) -> list[str]:
     """
     measured = summary[(summary["strategy"] != BASE) & summary["speedup"].notna()]
     cells = [Cell.from_id(f"{name}/rep0") for name in measured["configuration"]]
-    found = []
+    rows = []
     for answer in answers:
         case = answer["case"]
         named = {**{name: case[name] for name in _SIZE}, **case["settings"]}
         of_case = [all(getattr(cell, k) == v for k, v in named.items()) for cell in cells]
-        own = measured[of_case]
-        if own.empty or answer["recommended"] is None:
+        rates = measured[of_case]
+        if rates.empty or answer["recommended"] is None:
             continue
-        highest = str(own["strategy"].iloc[int(own["speedup"].argmax())])
+        highest = str(rates["strategy"].iloc[int(rates["speedup"].argmax())])
         reason = _reason(answer, highest)
         if reason:
-            found.append(
+            rows.append(
                 f"{strategy_label(highest)} has the highest speed-up for "
                 f"{_named(answer['case'], answers)} and is not advised: {reason.rstrip('.')}."
             )
-    return found
+    return rows
 
 
 def _reason(answer: _Answer, strategy: str) -> str:
     """Why it is not recommended; empty if it is, or nothing is said against it."""
     if strategy == answer["recommended"]:
         return ""
-    left_out = {one["strategy"]: one["reason"] for one in answer["not_ranked"]}
+    left_out = {entry["strategy"]: entry["reason"] for entry in answer["not_ranked"]}
     # The sentence has a colon of its own.
     reason = left_out.get(strategy, "").replace(": ", "; ")
     return str(answer["why_not"].get(strategy, reason))
@@ -308,7 +310,7 @@ def _named(case: Mapping[str, Any], answers: Sequence[_Answer]) -> str:
     labels = [_labels(case), *(_labels(answer["case"]) for answer in answers)]
     network, *others = labels[0]
     differing = [
-        text for place, text in enumerate(others, 1) if len({one[place] for one in labels}) > 1
+        text for place, text in enumerate(others, 1) if len({label[place] for label in labels}) > 1
     ]
     return ", ".join([network, *differing])
 

@@ -210,7 +210,9 @@ class Circumstances:
             names = [result.link.host]
         return cls(
             own_data=_each_once([result.own_data]),
-            processors=_each_once(one for models in gpus for one in models) if on_gpus else hosts,
+            processors=_each_once(model for models in gpus for model in models)
+            if on_gpus
+            else hosts,
             host_processors=hosts,
             cpu_count=() if count is None else (str(count),),
             host_kinds=_each_once(re.sub(r"\d+", "#", name.partition(".")[0]) for name in names),
@@ -256,9 +258,9 @@ def unlike_base(base: Circumstances, cell: Circumstances) -> list[Note]:
         Note(
             Code.UNLIKE_BASE if kind.forbids else Code.BASE_DIFFERS,
             kind.name,
-            f"{theirs} (base), {own} (cell)",
+            f"{theirs} (base), {ours} (cell)",
         )
-        for kind, (theirs, own) in _apart([base.columns(), cell.columns()])
+        for kind, (theirs, ours) in _apart([base.columns(), cell.columns()])
     ]
 
 

@@ -72,8 +72,8 @@ def compared(
     """
     theirs = chosen(printed, file.paper)
     frames = [
-        read(one, name)
-        for one in results
+        read(result, name)
+        for result in results
         for name in file.paper.draws
         for drawn, read in _READERS
         if name.startswith(drawn)
@@ -263,8 +263,8 @@ def _choices(results: FigureResults, name: str) -> pd.DataFrame:
     """The thesis' recommender among its two candidates; each epoch at its own batch."""
     needed = (*_CASE, "nodes", "devices_per_node", "recommender", "kind", "extra_time")
     rows = _measured(results, name, needed)
-    own = (rows["recommender"] == "thesis") & rows["kind"].astype(str).str.endswith(_TWO)
-    rows = rows[own]
+    of_thesis = (rows["recommender"] == "thesis") & rows["kind"].astype(str).str.endswith(_TWO)
+    rows = rows[of_thesis]
     geometry = rows["nodes"].astype(str) + "x" + rows["devices_per_node"].astype(str)
     return _ours(rows.assign(strategy=RECOMMENDED, geometry=geometry), EXTRA, "extra_time")
 

@@ -37,10 +37,10 @@ DASHES: tuple[Any, ...] = (
 
 def places(names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
     """The place of each strategy and line among the lines of that strategy."""
-    found: dict[tuple[str, str], int] = {}
+    place_of: dict[tuple[str, str], int] = {}
     for name in names:
-        found.setdefault(name, sum(strategy == name[0] for strategy, _ in found))
-    return found
+        place_of.setdefault(name, sum(strategy == name[0] for strategy, _ in place_of))
+    return place_of
 
 
 def sample(strategy: str, **style: Any) -> Line2D:
@@ -101,8 +101,8 @@ def by_link(shown: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if len(fabrics) == 1:
         return [("", shown)]
     return [
-        (f"fabric {one}", shown[alone | (shown["fabric"] == one)].assign(fabric=one))
-        for one in fabrics
+        (f"fabric {link}", shown[alone | (shown["fabric"] == link)].assign(fabric=link))
+        for link in fabrics
     ]
 
 

@@ -187,8 +187,8 @@ def condition_sections(rows: pd.DataFrame, strategy: str) -> list[tuple[str, pd.
     """Headings and rows of the sections of one strategy: by dataset, workers, geometry, variant."""
     sections = []
     for dataset in in_dataset_order(rows["dataset"]):
-        own = rows[rows["dataset"] == dataset]
-        groups = own.groupby(["workers", "geometry", "variant"], sort=False)
+        of_dataset = rows[rows["dataset"] == dataset]
+        groups = of_dataset.groupby(["workers", "geometry", "variant"], sort=False)
         for (workers, geometry, variant), part in groups:
             condition = condition_label(strategy, workers, str(geometry), str(variant))
             sections.append((", ".join(filter(None, [dataset_label(dataset), condition])), part))

@@ -52,9 +52,9 @@ def strategy_look(name: str) -> StrategyLook:
     """The look that a strategy declares, else one of its family's colours chosen by its name."""
     strategy = known_strategy(name)
     # A subclass does not inherit the look, so that no two strategies look the same.
-    own = vars(type(strategy))
-    if "colour" in own and "marker" in own:
-        return StrategyLook(own["colour"], own["marker"])
+    attributes = vars(type(strategy))
+    if "colour" in attributes and "marker" in attributes:
+        return StrategyLook(attributes["colour"], attributes["marker"])
     number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
     shades = FAMILIES.get(strategy.family, _DECLARED["other_families"])
     markers = _DECLARED["markers"]

@@ -278,8 +278,10 @@ class CurrentPlans:
 
 def _disturbed(result: Result) -> str:
     """Why the numbers of a cell are wrong; empty where nothing disturbed it."""
-    said = None if result.timing is None or result.status != Status.OK else result.timing.disturbed
-    return _shortened(said).replace(NOTE_BREAK, ", ") if said else ""
+    disturbed = (
+        None if result.timing is None or result.status != Status.OK else result.timing.disturbed
+    )
+    return _shortened(disturbed).replace(NOTE_BREAK, ", ") if disturbed else ""
 
 
 def _timing(timing: Timing | None, cell: Cell) -> dict[str, Any]:
@@ -367,12 +369,12 @@ def collect_steps(
     # One table in the end: pandas takes milliseconds for each, and there may be thousands.
     fields: dict[str, list[Any]] = {column.name: [] for column in STEPS}
     for row in rows:
-        own = _steps_of(row, site_name, results_root)
-        if not own:
+        of_cell = _steps_of(row, site_name, results_root)
+        if not of_cell:
             continue
-        count = len(own["step"])
+        count = len(of_cell["step"])
         for name, values in fields.items():
-            values.extend(own[name] if name in own else [_of_cell(row.cell, name)] * count)
+            values.extend(of_cell[name] if name in of_cell else [_of_cell(row.cell, name)] * count)
     return typed_frame(fields, STEPS)
 
 
@@ -407,8 +409,10 @@ def collect_validation(
             continue
         with suppress(InvalidResult):
             result = cell_result(path, site_name, row.cell.id)
-            own = {name: _of_cell(row.cell, name) for name in ("cell_id", *OF_CELL)}
-            records += [{**own, **asdict(one)} for one in result.validation] if result else []
+            of_cell = {name: _of_cell(row.cell, name) for name in ("cell_id", *OF_CELL)}
+            records += (
+                [{**of_cell, **asdict(epoch)} for epoch in result.validation] if result else []
+            )
     return frame_of(records, VALIDATION)
 
 

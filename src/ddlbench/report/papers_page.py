@@ -305,7 +305,9 @@ class Exhibit:
 
 def pictures_of(shown: Sequence[FigureResults]) -> tuple[Shown, ...]:
     """The pictures of these folders."""
-    return tuple(Shown(path, _caption(path, one)) for one in shown for path in one.pictures())
+    return tuple(
+        Shown(path, _caption(path, results)) for results in shown for path in results.pictures()
+    )
 
 
 def published_pictures(root: Path, names: Sequence[str]) -> tuple[Shown, ...]:
@@ -321,25 +323,27 @@ def published_pictures(root: Path, names: Sequence[str]) -> tuple[Shown, ...]:
 
 def tables_of(shown: Sequence[FigureResults]) -> tuple[ShownTable, ...]:
     """The tables of these folders that have no picture."""
-    return tuple(ShownTable(path, _caption(path, one)) for one in shown for path in one.tables())
+    return tuple(
+        ShownTable(path, _caption(path, results)) for results in shown for path in results.tables()
+    )
 
 
-def _caption(path: Path, one: FigureResults) -> str:
-    when = one.measured_at
+def _caption(path: Path, results: FigureResults) -> str:
+    when = results.measured_at
     day = "" if when is None else f" on {when.date().isoformat()}"
-    if one.site:
-        return f"{path.stem}: measured here{day}, site {one.site}"
+    if results.site:
+        return f"{path.stem}: measured here{day}, site {results.site}"
     return f"{path.stem}: kept in the repository{f', measured{day}' if day else ''}"
 
 
-def write_page(exhibits: Sequence[Exhibit], out: Path, told: Mapping[str, Any]) -> Path:
+def write_page(exhibits: Sequence[Exhibit], out: Path, facts: Mapping[str, Any]) -> Path:
     """Write the page.
 
     Args:
         exhibits: in their order.
         out: the file.
-        told: ``days`` and ``version``, for the head of the page.
+        facts: ``days`` and ``version``, for the head of the page.
     """
-    shown = sum(one.is_there for one in exhibits)
-    write_text(out, html_page("papers_page.html", exhibits=exhibits, shown=shown, told=told))
+    shown = sum(exhibit.is_there for exhibit in exhibits)
+    write_text(out, html_page("papers_page.html", exhibits=exhibits, shown=shown, told=facts))
     return out

@@ -54,8 +54,10 @@ def printed_table(kind: str, path: Path) -> pd.DataFrame:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {why}; write {', '.join(columns)}") from None
-    if (found := list(map(str, printed))) != columns:
-        raise ConfigError(f"{path}: has the columns {', '.join(found)}; write {', '.join(columns)}")
+    if (headings := list(map(str, printed))) != columns:
+        raise ConfigError(
+            f"{path}: has the columns {', '.join(headings)}; write {', '.join(columns)}"
+        )
     ours = KINDS[kind]()
     try:
         here = [ours(row.of, row.quantity) for row in rows_of(printed)]
@@ -157,7 +159,7 @@ def _fully_connected(blocks: tuple[BlockCost, ...], _: str) -> str:
     """Blocks with as many weights as products of their inputs and outputs, and a bias each."""
     count = 0
     for before, block in itertools.pairwise(blocks):
-        inputs, outputs = (one.output_bytes // _FLOAT32_BYTES for one in (before, block))
+        inputs, outputs = (layer.output_bytes // _FLOAT32_BYTES for layer in (before, block))
         count += block.parameter_bytes == _FLOAT32_BYTES * (inputs + 1) * outputs
     return f"{count}"
 

@@ -38,9 +38,9 @@ def idle_of(spans: pd.DataFrame) -> pd.DataFrame:
     first_s, last_s = spans["start_s"].min(), spans["end_s"].max()
     idle: list[tuple[int, str, int, float, float]] = []
     for partition in sorted({int(value) for value in spans["partition"]}):
-        own = spans[spans["partition"] == partition].sort_values("start_s")
+        of_partition = spans[spans["partition"] == partition].sort_values("start_s")
         free_s, number = first_s, 0
-        for row in rows_of(own):
+        for row in rows_of(of_partition):
             number = int(row.micro_batch)
             source = (row.kind, row.micro_batch, partition + _FROM.get(row.kind, 0))
             there_s = ends.get(source) if row.kind in _FROM else None

@@ -309,7 +309,7 @@ def prediction_figure(name: str, strategies: Iterable[str]) -> ReportFigure:
     if name not in figures:
         raise ConfigError(
             f"unknown figure of predictions {name!r}; known: {', '.join(names_of('prediction'))}, "
-            f"and {' and '.join(f'{one}_<strategy>' for one in names_of('strategy'))} of a "
+            f"and {' and '.join(f'{prefix}_<strategy>' for prefix in names_of('strategy'))} of a "
             "predicted strategy"
         )
     return figures[name]
@@ -340,8 +340,8 @@ def heading_of(name: str) -> str:
 
 def _entry_of(name: str) -> FigureEntry | None:
     """For rules of the workflow, which have a path and no figure."""
-    each = (one for one in names_of("strategy") if name.startswith(f"{one}_"))
-    return FIGURES[name] if name in FIGURES else next((FIGURES[one] for one in each), None)
+    each = (prefix for prefix in names_of("strategy") if name.startswith(f"{prefix}_"))
+    return FIGURES[name] if name in FIGURES else next((FIGURES[prefix] for prefix in each), None)
 
 
 def _strategies_with_models() -> set[str]:

@@ -262,8 +262,8 @@ def _base_of(job: _Job) -> Result | None:
 
 def _departure(result: Result, base: Result | None) -> str:
     """How a cell does not train as its base does; empty if it does, or has none."""
-    both = [one for one in (result, base) if one is not None]
-    results = {Cell.from_id(one.cell_id): one for one in both}
+    both = [result_of_cell for result_of_cell in (result, base) if result_of_cell is not None]
+    results = {Cell.from_id(result_of_cell.cell_id): result_of_cell for result_of_cell in both}
     departure = departures_in(results).get(result.cell_id)
     return "" if departure is None else departure.sentence
 

@@ -259,8 +259,8 @@ def _either(texts: list[str]) -> str:
 def _values(configuration: str) -> dict[str, Any]:
     cell = Cell.from_id(f"{configuration}/rep0")
     placed = ("dataset", "network", "strategy", "nodes", "devices_per_node")
-    own = {name: getattr(cell, name) for name in _DEFAULTS if name not in placed}
-    return {**own, **known_strategy(cell.strategy).option_values(cell)}
+    values = {name: getattr(cell, name) for name in _DEFAULTS if name not in placed}
+    return {**values, **known_strategy(cell.strategy).option_values(cell)}
 
 
 def _readable(value: Any) -> str:

@@ -239,7 +239,7 @@ def _case_text(answer: Mapping[str, Any]) -> str:
         f"{case['nodes']}x{case['devices_per_node']}",
         f"batch {case['batch_size']}",
     ]
-    defaults = {one.name: one.default for one in fields(Cell)}
+    defaults = {field.name: field.default for field in fields(Cell)}
     words += [f"{k} {v}" for k, v in case["settings"].items() if v != defaults[k]]
     return ", ".join(words)
 
@@ -267,9 +267,9 @@ def _old_bases(tables_dir: Path) -> list[str]:
 def _made_s(site: str, cell_id: str) -> float | None:
     """Seconds since the epoch at which a cell was measured here; None on a cluster's own nodes."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        said = read_json(result_file(site, cell_id))["provenance"]
-        if said.get("slurm_job_id") is None:
-            return datetime.fromisoformat(said["created"]).timestamp()
+        provenance = read_json(result_file(site, cell_id))["provenance"]
+        if provenance.get("slurm_job_id") is None:
+            return datetime.fromisoformat(provenance["created"]).timestamp()
     return None
 
 
@@ -403,12 +403,12 @@ def _moving(
     running = [cell for cell in cells if cell.state == Status.RUNNING]
     shown = running[:_FEW_RUNNING]
     wide = max((len(names[cell.cell_id]) for cell in shown), default=0)
-    said = [one.reason for one in shown]
-    if wide + max(map(len, said), default=0) > terminal_width() - before - 2:
-        said = [reason.partition(", ")[2] or reason for reason in said]  # without its process
+    reasons = [state.reason for state in shown]
+    if wide + max(map(len, reasons), default=0) > terminal_width() - before - 2:
+        reasons = [reason.partition(", ")[2] or reason for reason in reasons]  # without its process
     pairs = [
-        (str(Status.RUNNING), f"{names[one.cell_id]:{wide}}  {reason}")
-        for one, reason in zip(shown, said, strict=True)
+        (str(Status.RUNNING), f"{names[state.cell_id]:{wide}}  {reason}")
+        for state, reason in zip(shown, reasons, strict=True)
     ]
     if len(running) > len(shown):
         pairs.append(("", f"{len(running) - len(shown)} more run: --all"))
@@ -469,6 +469,6 @@ def _step(folder: Path) -> str:
     """``, step 7/22``: what the supervisor wrote last; empty before the first steps."""
     for path in sorted(folder.glob(f".run-*/{PROGRESS_FILE}"), reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            said = read_json(path)
-            return f", step {said['step']}/{said['total']}"
+            result = read_json(path)
+            return f", step {result['step']}/{result['total']}"
     return ""

@@ -102,7 +102,7 @@ def stalls(
     if len(values) < FEWEST_STEPS:
         return long
     for kind in sorted(set(kinds) - {FIRST}):
-        places = [place for place, own in enumerate(kinds) if own == kind]
+        places = [place for place, kind_of_step in enumerate(kinds) if kind_of_step == kind]
         least = 2 if kind == WITHIN else 1
         for at, place in enumerate(places):
             near = places[max(0, at - _NEIGHBOURS) : at] + places[at + 1 : at + 1 + _NEIGHBOURS]
@@ -167,7 +167,7 @@ def _ranks(numbers: Sequence[int], world_size: int) -> str:
 
 def _longest(durations_s: np.ndarray, long: Sequence[tuple[int, float]], size: int) -> str:
     """``step 14 took 15.1 s, its neighbours 0.26 s``."""
-    place, usual_s = max(long, key=lambda one: durations_s[one[0]])
+    place, usual_s = max(long, key=lambda pair: durations_s[pair[0]])
     first, took = place * size + 1, f"took {durations_s[place]:.3g} s"
     if size == 1:
         text = f"step {first} {took}, its neighbours {usual_s:.3g} s"

@@ -98,10 +98,15 @@ def ranks_differ(provenances: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
     The report compares their processors, which a result keeps rank by rank.
     """
-    cores = sorted({one["cpu_count"] for one in provenances if one.get("cpu_count")})
+    cores = sorted(
+        {provenance["cpu_count"] for provenance in provenances if provenance.get("cpu_count")}
+    )
     software: dict[str, set[str]] = {}
-    for one in provenances:
-        parts = {**one.get("packages", {}), **{name: one.get(name) for name in _LIBRARIES}}
+    for provenance in provenances:
+        parts = {
+            **provenance.get("packages", {}),
+            **{name: provenance.get(name) for name in _LIBRARIES},
+        }
         for name, version_ in parts.items():
             if version_ is not None:
                 software.setdefault(name, set()).add(version_)

@@ -406,10 +406,10 @@ def _first_cause(failures: list[RankFailure], missing: set[int], outcome: Outcom
         if failure.signal != signal.SIGTERM or failure.rank in outcome.reported:
             return failure.of_cell()
     erred = [failure for failure in failures if failure.signal is None]
-    own = [failure for failure in erred if failure.reason_code != "connection_lost"]
-    if missing and not own:
+    causes = [failure for failure in erred if failure.reason_code != "connection_lost"]
+    if missing and not causes:
         return _lost(min(missing), outcome)
-    return (own or erred or failures)[0].of_cell()
+    return (causes or erred or failures)[0].of_cell()
 
 
 def _lost(rank: int, outcome: Outcome) -> Reason:

@@ -99,13 +99,13 @@ class Validator:
                 "set validate to false",
                 code="no_validation",
             )
-        own: dict[str, Tensor] = executor.state_dict()["network"]
+        state: dict[str, Tensor] = executor.state_dict()["network"]
         if self._rank != 0:
             assert self._store is not None
-            send_parts(own, self._store, self._rank, f"validation/{steps}")
+            send_parts(state, self._store, self._rank, f"validation/{steps}")
             return ()
         network, device = self._build(), self._devices[0]
-        fill(network, own, f"validation/{steps}", self._store, self._world_size)
+        fill(network, state, f"validation/{steps}", self._store, self._world_size)
         network.to(device)
         correct, loss, labels = classify(network, self._dataset, device, self._batch, self._alive)
         return (Score(steps, labels, correct, loss),)
@@ -115,12 +115,12 @@ class Validator:
 
 
 def send_parts(
-    own: Mapping[str, Tensor], store: torch.distributed.Store, rank: int, key: str
+    parts: Mapping[str, Tensor], store: torch.distributed.Store, rank: int, key: str
 ) -> None:
     """Name the tensors that this rank holds, and send those that rank 0 asks for."""
-    store.set(f"{key}/{rank}/names", json.dumps(list(own)))
+    store.set(f"{key}/{rank}/names", json.dumps(list(parts)))
     for name in json.loads(store.get(f"{key}/{rank}/wanted")):
-        content = own[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        content = parts[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         for begin in range(0, len(content), _CHUNK_BYTES):
             part: Any = content[begin : begin + _CHUNK_BYTES].tobytes()  # torch's stubs want texts
             store.set(f"{key}/{rank}/{name}/{begin}", part)
@@ -128,7 +128,7 @@ def send_parts(
 
 def fill(
     network: nn.Module,
-    own: Mapping[str, Tensor],
+    parts: Mapping[str, Tensor],
     key: str,
     store: torch.distributed.Store | None = None,
     world_size: int = 1,
@@ -137,7 +137,7 @@ def fill(
 
     Args:
         network: on the CPU.
-        own: the tensors that rank 0 holds, by the network's names; other names are ignored.
+        parts: the tensors that rank 0 holds, by the network's names; other names are ignored.
         key: begins the keys in the store, the same on all ranks.
         store: through which the other ranks send; None for a single rank.
         world_size: number of ranks.
@@ -146,9 +146,9 @@ def fill(
         Unsupported: no rank holds some tensor.
     """
     whole = network.state_dict()  # views of the network's own tensors
-    missing = [name for name in whole if name not in own]
-    for name in whole.keys() & own.keys():
-        whole[name].copy_(own[name])
+    missing = [name for name in whole if name not in parts]
+    for name in whole.keys() & parts.keys():
+        whole[name].copy_(parts[name])
     for rank in range(1, world_size):
         assert store is not None
         there = set(json.loads(store.get(f"{key}/{rank}/names")))

@@ -151,12 +151,12 @@ def local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def _like(parameter: Tensor, own: Tensor) -> Tensor:
+def _like(parameter: Tensor, held: Tensor) -> Tensor:
     """A sharded tensor of the parameter's layout from this rank's share."""
     if not isinstance(parameter, DTensor):
-        return own
+        return held
     return DTensor.from_local(
-        own,
+        held,
         parameter.device_mesh,
         parameter.placements,
         run_check=False,

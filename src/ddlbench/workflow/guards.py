@@ -75,7 +75,9 @@ def _executor_of(arguments: Sequence[str]) -> tuple[str, str, bool]:
         ) from None
     sources = parser.get_source_to_settings_dict()  # "command_line", "config_file|PATH", ...
     files = [name.partition("|")[2] for name in sources if name.startswith("config_file|")]
-    setting = next((name for name, found in sources.items() if "executor" in found), "")
+    setting = next(
+        (name for name, setting_source in sources.items() if "executor" in setting_source), ""
+    )
     # The parser leaves out of a file's settings what the command line says.
     by_hand = options.executor is not None and not setting
     source = "your command" if by_hand or not files else setting.partition("|")[2] or files[-1]

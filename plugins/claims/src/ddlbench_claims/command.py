@@ -60,25 +60,25 @@ def claims(
     """
     enter_project()
     ledger = read_claims()
-    if claim is not None and claim not in (names := [one.id for one in ledger]):
+    if claim is not None and claim not in (names := [each.id for each in ledger]):
         raise ConfigError(f"unknown claim {claim!r}; {nearest(claim, names)}")
-    papers = sorted({one.experiment.partition("/")[0] for one in ledger})
+    papers = sorted({each.experiment.partition("/")[0] for each in ledger})
     if paper is not None and paper not in papers:
         raise ConfigError(f"unknown paper {paper!r}; {nearest(paper, papers)}")
-    chosen = [one for one in ledger if claim in (None, one.id)]
+    chosen = [each for each in ledger if claim in (None, each.id)]
     if paper is not None:
-        chosen = [one for one in chosen if one.experiment.startswith(f"{paper}/")]
+        chosen = [each for each in chosen if each.experiment.startswith(f"{paper}/")]
     rows = rows_of_tables(tables, bed) if tables else rows_of_site(load_site(site_name).name)
     judged = judge(chosen, rows)
     if csv_path is not None:
         write_csv(judged, csv_path)
     lines = claim_lines(judged) if claim else ledger_lines(judged, every_claim=every_claim)
-    show([one.to_dict() for one in judged], lines, as_json=as_json)
+    show([each.to_dict() for each in judged], lines, as_json=as_json)
 
 
 def write_csv(judged: Sequence[Judged], path: Path) -> None:
     """One row a claim and bed."""
-    records = [one.to_dict() for one in judged]
+    records = [each.to_dict() for each in judged]
     for record in records:
         least, most = record.pop("range") or (None, None)
         record |= {"least": least, "most": most, "lacks": "; ".join(record["lacks"])}
@@ -90,37 +90,37 @@ def write_csv(judged: Sequence[Judged], path: Path) -> None:
 def ledger_lines(judged: Sequence[Judged], *, every_claim: bool) -> list[str]:
     """A table a bed of the claims that its rows decide; with ``every_claim`` of all."""
     lines: list[str] = []
-    for bed in dict.fromkeys(one.bed for one in judged):
-        lines += ["", *_bed_lines([one for one in judged if one.bed == bed], every_claim)]
-    count = len({one.claim.id for one in judged})
+    for bed in dict.fromkeys(each.bed for each in judged):
+        lines += ["", *_bed_lines([each for each in judged if each.bed == bed], every_claim)]
+    count = len({each.claim.id for each in judged})
     more = "" if every_claim else "; --all lists those that nothing decides, too"
-    told = (
+    lead = (
         f"{count} claims; a verdict is of one bed. `ddlbench claims ID` prints one in full{more}."
     )
-    return [*lines[1:], "", *paragraph(told)]
+    return [*lines[1:], "", *paragraph(lead)]
 
 
 def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
     bed = judged[0].bed
     headings = "claim | verdict | > true | > value | > runs"
-    shown = [one for one in judged if every_claim or one.found.verdict in DECIDED]
+    shown = [each for each in judged if every_claim or each.found.verdict in DECIDED]
     rows = [
         (
-            one.claim.id,
-            one.found.verdict,
-            _cases(one),
-            "" if one.found.value is None else two_digits(one.found.value),
-            _runs(one),
+            each.claim.id,
+            each.found.verdict,
+            _cases(each),
+            "" if each.found.value is None else two_digits(each.found.value),
+            _runs(each),
         )
-        for one in shown
+        for each in shown
     ]
-    counts = Counter(one.found.verdict for one in judged)
-    told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+    counts = Counter(each.found.verdict for each in judged)
+    counted_verdicts = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
     head = f"{bed}: one run is known to {KNOWN_TO[bed]:.1%}" if bed else "Nothing is measured"
-    decided = [one.found for one in judged if one.found.verdict in DECIDED]
-    single = [found for found in decided if min(found.n, found.runs_least) <= 1]
-    lacking = Counter(words for one in judged for words in one.lacks)
-    lines = [head, *table(headings, rows), *paragraph(f"{told}.")]
+    decided = [each.found for each in judged if each.found.verdict in DECIDED]
+    single = [finding for finding in decided if min(finding.n, finding.runs_least) <= 1]
+    lacking = Counter(words for each in judged for words in each.lacks)
+    lines = [head, *table(headings, rows), *paragraph(f"{counted_verdicts}.")]
     if single:
         lines += paragraph(f"{len(single)} rest on one case, or on one run a cell.")
     if lacking:
@@ -129,19 +129,23 @@ def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
     return lines
 
 
-def _cases(one: Judged) -> str:
+def _cases(judged: Judged) -> str:
     """``3 of 4`` cases, or ``mean of 8``."""
-    found, of = one.found, one.claim.test.of
-    if not found.n:
+    finding, of = judged.found, judged.claim.test.of
+    if not finding.n:
         return ""
-    return f"{round(found.share * found.n)} of {found.n}" if of == "each" else f"{of} of {found.n}"
+    return (
+        f"{round(finding.share * finding.n)} of {finding.n}"
+        if of == "each"
+        else f"{of} of {finding.n}"
+    )
 
 
-def _runs(one: Judged) -> str:
-    found = one.found
-    if not found.n:
+def _runs(judged: Judged) -> str:
+    finding = judged.found
+    if not finding.n:
         return ""
-    least, most = found.runs_least, found.runs_most
+    least, most = finding.runs_least, finding.runs_most
     return str(most) if least == most else f"{least}-{most}"
 
 
@@ -161,9 +165,9 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
         ("remark", claim.remark),
     ]
     lines = [claim.id, "", *named_lines([(name, text) for name, text in told if text])]
-    for one in judged:
-        lines += ["", one.bed or "nothing measured"]
-        lines += named_lines([(name, text) for name, text in _of_bed(one) if text], "  ")
+    for each in judged:
+        lines += ["", each.bed or "nothing measured"]
+        lines += named_lines([(name, text) for name, text in _of_bed(each) if text], "  ")
     return lines
 
 
@@ -188,22 +192,22 @@ def _test_words(claim: Claim) -> str:
     return words if test.of != "each" else f"{words}; in {test.share:.0%} of the cases"
 
 
-def _of_bed(one: Judged) -> list[tuple[str, str]]:
-    found = one.found
+def _of_bed(judged: Judged) -> list[tuple[str, str]]:
+    finding = judged.found
     numbers, several = "", ""
-    if found.value is not None:
-        numbers = f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
-    if found.ambiguous:
+    if finding.value is not None:
+        numbers = f"{finding.value:.3g} ({finding.low:.3g} to {finding.high:.3g})"
+    if finding.ambiguous:
         several = (
-            f"{found.ambiguous} cases have several configurations a side: such a case is true or "
+            f"{finding.ambiguous} cases have several configurations a side: such a case is true or "
             "false only if all of them are"
         )
-    of_cases = one.claim.test.of == "each" and found.n
+    of_cases = judged.claim.test.of == "each" and finding.n
     return [
-        ("verdict", found.verdict),
-        ("missing", "; ".join(one.lacks)),
-        ("rests on", one.rests_on),
-        ("true", f"{found.share:.0%}, within the noise {found.unsure:.0%}" if of_cases else ""),
+        ("verdict", finding.verdict),
+        ("missing", "; ".join(judged.lacks)),
+        ("rests on", judged.rests_on),
+        ("true", f"{finding.share:.0%}, within the noise {finding.unsure:.0%}" if of_cases else ""),
         ("value (range)", numbers),
         ("several", several),
     ]

@@ -144,9 +144,9 @@ def _with_device(table: pd.DataFrame, path: Path, bed: str | None) -> pd.DataFra
         ConfigError: nothing tells it.
     """
     texts = [table[name] for name in _DEVICE_TEXTS if name in table.columns]
-    told = list(zip(*texts, strict=True)) if texts else [()] * len(table)
-    of_texts = {row: device_of(map(str, row)) for row in set(told)}
-    devices = [of_texts[row] for row in told]
+    devices_written = list(zip(*texts, strict=True)) if texts else [()] * len(table)
+    of_texts = {row: device_of(map(str, row)) for row in set(devices_written)}
+    devices = [of_texts[row] for row in devices_written]
     others = {device for device in devices if device is not None}
     other = None
     if None in devices:
@@ -158,8 +158,8 @@ def _with_device(table: pd.DataFrame, path: Path, bed: str | None) -> pd.DataFra
                 f"device_kind or device); give --bed: {', '.join(KNOWN_TO)}"
             )
         other = Device(bed, bed)
-    own = [device or other for device in devices]
-    return table.assign(**{f"_{name}": [getattr(device, name) for device in own]
+    devices_known = [device or other for device in devices]
+    return table.assign(**{f"_{name}": [getattr(device, name) for device in devices_known]
                            for name in ("bed", "name", "slow_down", "shrink")})  # fmt: skip
 
 
@@ -170,9 +170,9 @@ def _device_beside(path: Path) -> Device | None:
         if beside != path and beside.is_file():
             table = _read(beside)
             texts = [table[column] for column in _DEVICE_TEXTS if column in table.columns]
-            told = {device_of(map(str, row)) for row in set(zip(*texts, strict=True))}
-            if len(told) == 1:
-                return told.pop()
+            devices = {device_of(map(str, row)) for row in set(zip(*texts, strict=True))}
+            if len(devices) == 1:
+                return devices.pop()
     return None
 
 
@@ -230,11 +230,11 @@ def _with_speedups(made: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_choices(table: pd.DataFrame) -> list[pd.DataFrame]:
-    own = table[table["kind"].astype(str).str.contains(_OF_TWO)] if "kind" in table else table
-    made = _keys(own).assign(kind="choice", predictor=own["recommender"], strategy=None)
-    made["right"] = _numbers(own, "correct")
+    of_two = table[table["kind"].astype(str).str.contains(_OF_TWO)] if "kind" in table else table
+    made = _keys(of_two).assign(kind="choice", predictor=of_two["recommender"], strategy=None)
+    made["right"] = _numbers(of_two, "correct")
     # A case holds a cell of GPipe: where its partitions take turns, nobody can choose it rightly.
-    made["at_once"] = [not _takes_turns(_GPIPE, bed) for bed in own["_bed"]]
+    made["at_once"] = [not _takes_turns(_GPIPE, bed) for bed in of_two["_bed"]]
     return [made]
 
 
@@ -301,17 +301,23 @@ def _keys(table: pd.DataFrame) -> pd.DataFrame:
     made["nodes"], made["devices"] = sizes[0], sizes[0] * sizes[1]
     made["runs"] = _runs(table)
     paths = [name for name in _PATHS if name in table.columns]
-    told = [_told(row) for row in zip(*(table[name] for name in paths), strict=True)]
-    told = told or [{}] * len(table)
+    written = [_told(row) for row in zip(*(table[name] for name in paths), strict=True)]
+    written = written or [{}] * len(table)
     strategies = made["strategy"].astype(str)
-    own = [_options_of(*pair) for pair in zip(strategies, told, strict=True)]
+    options = [_options_of(*pair) for pair in zip(strategies, written, strict=True)]
     made["batch_size"] = _numbers(table, "batch_size").fillna(
-        pd.to_numeric(pd.Series([one.get("batch_size") for one in told], index=table.index))
+        pd.to_numeric(
+            pd.Series([values.get("batch_size") for values in written], index=table.index)
+        )
     )
-    made["chunks"] = pd.to_numeric(pd.Series([one.pop("chunks", None) for one in own], table.index))
-    made["stage_all_reduce"] = [one.pop("stage_all_reduce", None) for one in own]
-    made["options"] = [" ".join(f"{key}={one[key]}" for key in sorted(one)) for one in own]
-    made["precision"] = [one.get("precision", "fp32") for one in told]
+    made["chunks"] = pd.to_numeric(
+        pd.Series([values.pop("chunks", None) for values in options], table.index)
+    )
+    made["stage_all_reduce"] = [values.pop("stage_all_reduce", None) for values in options]
+    made["options"] = [
+        " ".join(f"{key}={values[key]}" for key in sorted(values)) for values in options
+    ]
+    made["precision"] = [values.get("precision", "fp32") for values in written]
     made["micro_batch"] = made["batch_size"] / made["chunks"]
     made = made.assign(**_of_links(table))
     made["at_once"] = _at_once(made)
@@ -366,20 +372,20 @@ def _descriptor(strategy: str) -> Any:
 
 def _told(texts: Iterable[Any]) -> dict[str, str]:
     """``name=value`` pairs of a cell's path, a configuration, a variant, or options."""
-    told: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for text in texts:
         pairs = text.items() if isinstance(text, dict) else _PAIR.findall(str(text))
-        told |= {str(name): str(value) for name, value in pairs}
-    return told
+        settings |= {str(name): str(value) for name, value in pairs}
+    return settings
 
 
-def _options_of(strategy: str, told: Mapping[str, str]) -> dict[str, str]:
+def _options_of(strategy: str, settings: Mapping[str, str]) -> dict[str, str]:
     """The options of a cell, with the defaults that its path leaves out."""
     descriptor = _descriptor(strategy)
     if descriptor is None:
         return {}
     declared = {name: str(value) for name, value in descriptor.options.defaults().items()}
-    return {**declared, **{name: value for name, value in told.items() if name in declared}}
+    return {**declared, **{name: value for name, value in settings.items() if name in declared}}
 
 
 def _statuses(table: pd.DataFrame) -> pd.Series:
@@ -387,8 +393,8 @@ def _statuses(table: pd.DataFrame) -> pd.Series:
     status = pd.Series("ok", index=table.index)
     for name in ("status", "mark"):
         if name in table.columns:
-            told = table[name].astype(str)
-            status = status.where(~told.isin(known_words), told)
+            statuses = table[name].astype(str)
+            status = status.where(~statuses.isin(known_words), statuses)
     return status
 
 

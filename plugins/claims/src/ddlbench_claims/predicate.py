@@ -259,55 +259,63 @@ def _ratio_case(pairs: Iterable[tuple[Row, Row]], metric: str, truth_of: Truth) 
 Truth = Callable[[Interval], bool | None]
 
 
-def _compare(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
-    by = [*_PLACE, *one.by]
-    left, right = (_cases_of(selected(rows, side), by) for side in (one.left, one.right))
+def _compare(predicate: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
+    by = [*_PLACE, *predicate.by]
+    left, right = (
+        _cases_of(selected(rows, side), by) for side in (predicate.left, predicate.right)
+    )
     for key in sorted(left.keys() & right.keys()):
         pairs = [(mine, theirs) for mine in left[key] for theirs in right[key]]
-        yield _ratio_case(pairs, one.metric, lambda ratio: ratio.inside(one.least, one.most))
+        yield _ratio_case(
+            pairs, predicate.metric, lambda ratio: ratio.inside(predicate.least, predicate.most)
+        )
 
 
-def _trend(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
+def _trend(predicate: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
     # Devices of several speeds are compared along their speed, so they may differ in a case.
-    place = () if set(one.order) == {LEAST, MOST} else _PLACE
-    by = [*place, *one.by, *([one.among] if one.among else [])]
+    place = () if set(predicate.order) == {LEAST, MOST} else _PLACE
+    by = [*place, *predicate.by, *([predicate.among] if predicate.among else [])]
     steps: list[tuple[tuple[str, ...], list[tuple[Row, Row]]]] = []
     for key, case in sorted(_cases_of(rows, by).items()):
-        values = _in_order(one, case)
+        values = _in_order(predicate, case)
         for before, after in pairwise(values):
-            starts, ends = ([row for row in case if row[one.along] == at] for at in (before, after))
+            starts, ends = (
+                [row for row in case if row[predicate.along] == at] for at in (before, after)
+            )
             pairs = [(last, first) for last in ends for first in starts]
             if pairs:
                 steps.append((key, pairs))
-    if one.among:
-        yield from _greatest_steps(one, steps)
+    if predicate.among:
+        yield from _greatest_steps(predicate, steps)
         return
     for _, pairs in steps:
-        yield _ratio_case(pairs, one.metric, lambda ratio: ratio.inside(one.least, one.most))
+        yield _ratio_case(
+            pairs, predicate.metric, lambda ratio: ratio.inside(predicate.least, predicate.most)
+        )
 
 
-def _in_order(one: Predicate, case: Sequence[Row]) -> list[Any]:
+def _in_order(predicate: Predicate, case: Sequence[Row]) -> list[Any]:
     """The values of ``along`` that a case has, in the claim's order."""
-    values = {row[one.along] for row in case if pd.notna(row[one.along])}
+    values = {row[predicate.along] for row in case if pd.notna(row[predicate.along])}
     there = sorted(values, key=lambda value: (isinstance(value, str), value))
-    if set(one.order) == {LEAST, MOST}:
-        if len(there) < 2 or there[-1] < one.apart * there[0]:
+    if set(predicate.order) == {LEAST, MOST}:
+        if len(there) < 2 or there[-1] < predicate.apart * there[0]:
             return []
-        return [there[0], there[-1]] if one.order[0] == LEAST else [there[-1], there[0]]
+        return [there[0], there[-1]] if predicate.order[0] == LEAST else [there[-1], there[0]]
     texts = {value_text(value): value for value in there}
-    return [texts[value_text(value)] for value in one.order if value_text(value) in texts]
+    return [texts[value_text(value)] for value in predicate.order if value_text(value) in texts]
 
 
 def _greatest_steps(
-    one: Predicate, steps: Sequence[tuple[tuple[str, ...], list[tuple[Row, Row]]]]
+    predicate: Predicate, steps: Sequence[tuple[tuple[str, ...], list[tuple[Row, Row]]]]
 ) -> Iterator[Outcome]:
     """Cases in which those that are named change by the greatest factor."""
     cases: dict[tuple[str, ...], list[tuple[bool, Interval, list[float]]]] = defaultdict(list)
     for key, pairs in steps:
         last, first = pairs[0]
-        ratio = Interval.of(last, one.metric).over(Interval.of(first, one.metric))
+        ratio = Interval.of(last, predicate.metric).over(Interval.of(first, predicate.metric))
         runs = [float(row["runs"]) for row in (last, first)]
-        cases[key[:-1]].append((key[-1] in one.values, ratio, runs))
+        cases[key[:-1]].append((key[-1] in predicate.values, ratio, runs))
     for case in cases.values():
         named, others = ([each for each in case if each[0] is named] for named in (True, False))
         if named and others:
@@ -316,10 +324,10 @@ def _greatest_steps(
             yield Outcome(ratio.inside(1.0, math.inf), ratio, (*best[2], *rival[2]))
 
 
-def _bound(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
+def _bound(predicate: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
     for row in rows.to_dict("records"):
-        each = Interval.of(row, one.metric)
-        yield Outcome(each.inside(one.least, one.most), each, (float(row["runs"]),))
+        each = Interval.of(row, predicate.metric)
+        yield Outcome(each.inside(predicate.least, predicate.most), each, (float(row["runs"]),))
 
 
 def _mean(numbers: Sequence[Interval]) -> Interval:
@@ -345,29 +353,29 @@ _COMBINED: Mapping[str, Callable[[Sequence[Interval]], Interval]] = {
 }
 
 
-def _best(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
+def _best(predicate: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
     """A case is true if a named one is above all others, false if another is above all named."""
-    among, winners = one.among or "strategy", set(map(value_text, one.values))
-    for _, case in sorted(_cases_of(rows, [*_PLACE, *one.by]).items()):
+    among, winners = predicate.among or "strategy", set(map(value_text, predicate.values))
+    for _, case in sorted(_cases_of(rows, [*_PLACE, *predicate.by]).items()):
         named = [row for row in case if value_text(row[among]) in winners]
         others = [row for row in case if value_text(row[among]) not in winners]
         if not named or not others:
             continue
-        best, rival = (max(part, key=lambda row: row[one.metric]) for part in (named, others))
-        ratio = Interval.of(best, one.metric).over(Interval.of(rival, one.metric))
+        best, rival = (max(part, key=lambda row: row[predicate.metric]) for part in (named, others))
+        ratio = Interval.of(best, predicate.metric).over(Interval.of(rival, predicate.metric))
         runs = (float(best["runs"]), float(rival["runs"]))
         yield Outcome(ratio.inside(1.0, math.inf), ratio, runs)
 
 
-def _ends(one: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
+def _ends(predicate: Predicate, rows: pd.DataFrame) -> Iterator[Outcome]:
     rows = rows[rows["status"].isin(ENDED)]
-    if not one.left:
+    if not predicate.left:
         for row in rows.to_dict("records"):
-            yield Outcome(row["status"] in one.values, None, (float(row["runs"]),))
+            yield Outcome(row["status"] in predicate.values, None, (float(row["runs"]),))
         return
-    by = [*_PLACE, *one.by]
+    by = [*_PLACE, *predicate.by]
     sides = [(side["status"], _cases_of(selected(rows, _without_status(side)), by))
-             for side in (one.left, one.right)]  # fmt: skip
+             for side in (predicate.left, predicate.right)]  # fmt: skip
     for key in sorted(sides[0][1].keys() & sides[1][1].keys()):
         ended = [(row["status"] == status, row) for status, cases in sides for row in cases[key]]
         runs = tuple(float(row["runs"]) for _, row in ended)

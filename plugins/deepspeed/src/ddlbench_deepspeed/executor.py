@@ -99,11 +99,11 @@ class DeepSpeedExecutor(Executor):
         return {"module": module, "momentum": self._momentum()}
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        own = self._kept_tensors()
-        if own.keys() != state["module"].keys():
+        kept = self._kept_tensors()
+        if kept.keys() != state["module"].keys():
             raise ValueError("the checkpoint is of another network or stage")
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in kept.items():
                 value.copy_(state["module"][name])
         self.sgd.state.clear()
         for name, owner in self._owners().items():

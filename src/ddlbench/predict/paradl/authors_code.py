@@ -168,29 +168,29 @@ def _spatial_parts(
         for layer, _ in split
         if layer.kernel > 1
     )
-    behind = 2 * all_gather_s(p, ITEM_BYTES * batch * split[-1][0].y, gather)
-    return batch * sum(time for _, time in split) / p, halos, behind
+    exposed_s = 2 * all_gather_s(p, ITEM_BYTES * batch * split[-1][0].y, gather)
+    return batch * sum(time for _, time in split) / p, halos, exposed_s
 
 
 def _spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     ring = platform.level(config.devices)
-    compute, halos, behind = _spatial_parts(workload, config, ring, ring)
+    compute, halos, exposed_s = _spatial_parts(workload, config, ring, ring)
     split = sum(time for _, time in _before_the_head(workload))
     rest = config.batch * max(0.0, workload.time_s - split)
     gradients = all_reduce_s(config.devices, _weight_bytes(workload), ring)
-    return {"layers": compute + rest}, {"halo": halos, "gather": behind, "gradients": gradients}
+    return {"layers": compute + rest}, {"halo": halos, "gather": exposed_s, "gradients": gradients}
 
 
 def _data_spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     host = Link(HOST_LATENCY_S, platform.paths.host.link.s_per_byte)
-    compute, halos, behind = _spatial_parts(
+    compute, halos, exposed_s = _spatial_parts(
         workload, config, host.slower(2 * config.inside), host.slower(2)
     )
     weights = _weight_bytes(workload)
     leaders = platform.level(config.devices).slower(2 * config.inside)
     gradients = all_reduce_s(config.inside, weights, platform.level(config.inside))
     gradients += all_reduce_s(config.groups, weights, leaders)
-    return {"layers": compute}, {"halo": halos, "gather": behind, "gradients": gradients}
+    return {"layers": compute}, {"halo": halos, "gather": exposed_s, "gradients": gradients}
 
 
 def _pipeline(workload: Workload, platform: Platform, config: Configuration) -> Terms:

@@ -153,16 +153,16 @@ def own_rows(workload: Workload, platform: Platform, config: Configuration, own:
     return compute, communication
 
 
-def _halo_s(layer: Layer, own: OwnSplit, batch: float, link: Link) -> float:
+def _halo_s(layer: Layer, split: OwnSplit, batch: float, link: Link) -> float:
     """Seconds of the rows of the neighbours, one way."""
     seconds = 0.0
-    for dim, devices in own.grid:
+    for dim, devices in split.grid:
         if devices == 1 or not layer.halo_rows:
             continue
         neighbours = min(2, devices - 1)
         rows = layer.halo_rows if neighbours == 2 else -(-layer.halo_rows // 2)
         # Along the other dimension of a grid a device has its part alone.
-        items = batch * rows * layer.slice_items(dim) * devices / _parts(own)
+        items = batch * rows * layer.slice_items(dim) * devices / _parts(split)
         latency_s = min(neighbours, rows) * link.latency_s
         seconds += latency_s + ITEM_BYTES * items * link.s_per_byte
     return seconds
@@ -176,13 +176,13 @@ def _statistics_s(layer: Layer, p: int, link: Link) -> float:
     return all_gather_s(p, p * size, link) + all_reduce_s(p, size, link)
 
 
-def _gather_s(last: Layer, own: OwnSplit, batch: float, link: Link) -> float:
+def _gather_s(last: Layer, split: OwnSplit, batch: float, link: Link) -> float:
     """All-reduce of the mean of all rows, or all-gather along each dimension, the last first."""
-    parts = _parts(own)
-    if own.by_mean:
+    parts = _parts(split)
+    if split.by_mean:
         return all_reduce_s(parts, ITEM_BYTES * batch * last.filters, link)
     seconds, items = 0.0, batch * last.y / parts
-    for dim, devices in reversed(own.grid):
+    for dim, devices in reversed(split.grid):
         items *= devices
         extent = last.output[dim]
         sent = items * -(-extent // devices) * devices / extent  # parts as large as the largest
@@ -199,8 +199,8 @@ def _gradients_s(workload: Workload, platform: Platform, config: Configuration) 
     return seconds + gradients_s(platform, config, config.groups, workload.weights - split, rings)
 
 
-def _parts(own: OwnSplit) -> int:
-    return prod(devices for _, devices in own.grid)
+def _parts(split: OwnSplit) -> int:
+    return prod(devices for _, devices in split.grid)
 
 
 def weight_shares(workload: Workload, config: Configuration) -> list[float]:

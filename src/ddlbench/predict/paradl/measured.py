@@ -287,8 +287,8 @@ def _cells(rows: pd.DataFrame, projections: pd.DataFrame) -> list[dict[str, Any]
         }
     )
     return [
-        {"cell": cell, "campaign": campaign, **{str(name): _number(one[name]) for name in one}}
-        for cell, campaign, one in zip(
+        {"cell": cell, "campaign": campaign, **{str(name): _number(row[name]) for name in row}}
+        for cell, campaign, row in zip(
             rows["cell"], rows["campaign"], table.to_dict("records"), strict=True
         )
     ]

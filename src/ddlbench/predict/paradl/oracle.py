@@ -88,7 +88,10 @@ def published_limit(workload: Workload, config: Configuration) -> Limit:
     convolutions = _of_kinds(workload, "conv")
     split = workload.layers[: workload.spatial_layers]
     return _limit(
-        workload, config, convolutions, min((one.x // one.channels, one.name) for one in split)
+        workload,
+        config,
+        convolutions,
+        min((layer.x // layer.channels, layer.name) for layer in split),
     )
 
 
@@ -101,7 +104,9 @@ def corrected_limit(workload: Workload, config: Configuration) -> Limit:
         divided = divided[1:] or divided
     split = workload.layers[: workload.spatial_layers]
     # The rows of an output; along several dimensions the product of its extents.
-    rows = min((prod(one.output[dim] for dim in config.split_dims), one.name) for one in split)
+    rows = min(
+        (prod(layer.output[dim] for dim in config.split_dims), layer.name) for layer in split
+    )
     return _limit(workload, config, divided, rows)
 
 
@@ -263,7 +268,7 @@ def best(question: Question, devices: int) -> list[Answer]:
         for strategy in STRATEGIES
         if _suits(strategy, devices, question.platform)
     ]
-    return sorted(answers, key=lambda one: (bool(one.why), one.epoch_s))
+    return sorted(answers, key=lambda answer: (bool(answer.why), answer.epoch_s))
 
 
 def reach(question: Question, strategy: str) -> Reach:
@@ -271,18 +276,18 @@ def reach(question: Question, strategy: str) -> Reach:
     sizes = tuple(_scaling(question, strategy))
     regimes: list[tuple[int, str]] = []
     outweighed = []
-    for one in sizes:
-        if one.why:
+    for answer in sizes:
+        if answer.why:
             continue
-        if not regimes or regimes[-1][1] != one.projection.bottleneck:
-            regimes.append((one.devices, one.projection.bottleneck))
-        if one.projection.communication_s > one.projection.compute_s:
-            outweighed.append(one.devices)
+        if not regimes or regimes[-1][1] != answer.projection.bottleneck:
+            regimes.append((answer.devices, answer.projection.bottleneck))
+        if answer.projection.communication_s > answer.projection.compute_s:
+            outweighed.append(answer.devices)
     ring = question.platform.largest_ring
     stops, end = f"the platform: {ring} devices", f"{ring:,} devices (the platform)"
     if strategy == "serial":
         stops = end = "1 device"
-    refusals = [one for one in sizes if one.why]
+    refusals = [answer for answer in sizes if answer.why]
     if refusals:
         last = refusals[-1] if sizes[-1].why else refusals[0]
         stops = end = f"{last.devices} devices: {last.why}"
@@ -302,12 +307,18 @@ def fewest(question: Question, epoch_s: float) -> dict[str, Answer | None]:
         raise ConfigError(f"an epoch of {epoch_s:g} s: write a time above 0")
     smallest = {
         strategy: next(
-            (one for one in _scaling(question, strategy) if not one.why and one.epoch_s <= epoch_s),
+            (
+                answer
+                for answer in _scaling(question, strategy)
+                if not answer.why and answer.epoch_s <= epoch_s
+            ),
             None,
         )
         for strategy in STRATEGIES
     }
-    return dict(sorted(smallest.items(), key=lambda one: one[1].devices if one[1] else math.inf))
+    return dict(
+        sorted(smallest.items(), key=lambda answer: answer[1].devices if answer[1] else math.inf)
+    )
 
 
 def _scaling(question: Question, strategy: str) -> Iterator[Answer]:
@@ -317,9 +328,9 @@ def _scaling(question: Question, strategy: str) -> Iterator[Answer]:
         if not _suits(strategy, devices, platform):
             continue
         groups = groups_of(strategy, devices, platform.devices_per_node)
-        one = _answer(question, strategy, devices, question.batch_size * groups)
-        yield one
-        if devices > one.projection.max_devices:
+        answer = _answer(question, strategy, devices, question.batch_size * groups)
+        yield answer
+        if devices > answer.projection.max_devices:
             return
 
 

@@ -259,7 +259,7 @@ def _workload(file: WorkloadFile) -> Workload:
 
 
 def _check_times(file: WorkloadFile, where: str) -> None:
-    untimed = [one.name for one in file.layers if one.forward_backward_s_per_sample is None]
+    untimed = [layer.name for layer in file.layers if layer.forward_backward_s_per_sample is None]
     if 0 < len(untimed) < len(file.layers):
         raise InvalidWorkload(
             f"{where}: layer {untimed[0]!r} has no time and others have; time all layers or none"

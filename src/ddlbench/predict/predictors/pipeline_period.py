@@ -191,7 +191,7 @@ class PipelineLinks:
         self._table, self._plan, self._pipeline, self._ends = table, plan, pipeline, ends
         self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
         of_stages = [
-            [one for one in workload.tensors if stage.first <= one.block < stage.last]
+            [tensor for tensor in workload.tensors if stage.first <= tensor.block < stage.last]
             for stage in pipeline.stages
         ]
         self._bucket_bytes = [
@@ -258,11 +258,11 @@ class PipelineLinks:
             if event.role in ("message", "notice")
             or (event.action is not None and event.action.kind.startswith("receive"))
         ]
-        found: dict[tuple[Hashable, ...], list[int]] = {}
+        members_of_kind: dict[tuple[Hashable, ...], list[int]] = {}
         users: Counter[Hashable] = Counter()
         for pipeline in range(pipelines):
-            own = [_moved(event, pipeline * ranks) for event in messages]
-            holds = [self.held(event) for event in own]
+            moved = [_moved(event, pipeline * ranks) for event in messages]
+            holds = [self.held(event) for event in moved]
             links = list(dict.fromkeys(link for held in holds if held for link in held.links))
             users.update(links)
             number = {link: place for place, link in enumerate(links)}
@@ -271,12 +271,12 @@ class PipelineLinks:
                     self.time_s(event, device_kind),
                     held and (held.seconds, *(number[link] for link in held.links)),
                 )
-                for event, held in zip(own, holds, strict=True)
+                for event, held in zip(moved, holds, strict=True)
             )
-            found.setdefault(alike, []).append(pipeline)
+            members_of_kind.setdefault(alike, []).append(pipeline)
         if any(count > 1 for count in users.values()):
             return Kinds(tuple(range(pipelines)), (1,) * pipelines, ranks)
-        members = found.values()
+        members = members_of_kind.values()
         return Kinds(tuple(one[0] for one in members), tuple(map(len, members)), ranks)
 
     def held(self, event: Event) -> Held | None:

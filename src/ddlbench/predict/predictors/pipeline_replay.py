@@ -145,8 +145,14 @@ def stage_times(
         forward_s=tuple(map(sum, forward)),
         backward_s=tuple(map(sum, backward)),
         # The first stage sends no gradient of its input: it computes all in the second half.
-        input_s=(0.0, *(sum(half for half, _ in own) for own in halves[1:])),
-        weight_s=(sum(backward[0]), *(sum(half for _, half in own) for own in halves[1:])),
+        input_s=(
+            0.0,
+            *(sum(half for half, _ in halves_of_stage) for halves_of_stage in halves[1:]),
+        ),
+        weight_s=(
+            sum(backward[0]),
+            *(sum(half for _, half in halves_of_stage) for halves_of_stage in halves[1:]),
+        ),
         update_s=tuple(step.optimizer_s * size / whole for size in weights),
         load_s=step.load_s,
         notes=joined(workload.extrapolated(samples), step.remark),
@@ -314,9 +320,9 @@ class PipelineRecorded(BuiltInPredictor):
                 f"{self.name} needs a run of another pipeline of {inputs.cell.network} at "
                 f"{inputs.cell.geometry}; none is measured"
             )
-        found = replayed(inputs, level=True, recorded=recorded.factors)
+        replay = replayed(inputs, level=True, recorded=recorded.factors)
         return replace(
-            found, notes=joined(found.notes, f"passes as recorded in {recorded.cell_id}")
+            replay, notes=joined(replay.notes, f"passes as recorded in {recorded.cell_id}")
         )
 
 

@@ -93,7 +93,7 @@ def predicted(
         compute_s, sent_s = replay.compute_s, replay.communication_s
         exposed_s = min(replay.exposed_s, sent_s)  # by rounding it may be longer
     else:
-        compute_s = sum(costs.compute_s(one) for one in step.tasks if isinstance(one, Compute))
+        compute_s = sum(costs.compute_s(task) for task in step.tasks if isinstance(task, Compute))
         # All gradients are there before the first message leaves.
         sums = [Message("all_reduce", size, LINK) for size in step.fused]
         sent_s = sum(costs.message(message).whole_s for message in (*sums, *step.others))

@@ -103,7 +103,7 @@ def read(text: str, source: str) -> LoggedRun:
         steps_counted=len(counted),
         tflops_a_device=median_of(row[2] or 0 for row in counted),
         # Its MB are 2^20 bytes.
-        memory_gib=max((one / 1024 for one in memory_mb if one), default=None),
+        memory_gib=max((peak_mb / 1024 for peak_mb in memory_mb if peak_mb), default=None),
         note="its only step, warm-up included" if len(rows) == 1 else "",
         **values,
     )
@@ -111,14 +111,14 @@ def read(text: str, source: str) -> LoggedRun:
 
 def _arguments(lines: Sequence[str]) -> dict[str, Any]:
     """Shape and cut, from the list of arguments and the line of the world's size."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for line in lines:
         if "world size:" in line:
             for name, word in _SIZES.findall(line):
                 if name in _WORLD and (size := whole(word)):
-                    found.setdefault(_WORLD[name], size)
+                    arguments.setdefault(_WORLD[name], size)
         elif (match := _ARGUMENT.search(line)) and match[1] in _ARGUMENTS:
             size = whole(match[2])
             if size is not None:
-                found[_ARGUMENTS[match[1]]] = size
-    return found
+                arguments[_ARGUMENTS[match[1]]] = size
+    return arguments

@@ -156,7 +156,7 @@ def _intervals(
     events: Sequence[_Event], start: str, stop: str, names: Sequence[str]
 ) -> list[float]:
     """Seconds from each start to its stop."""
-    return [second.time_s - one.time_s for one, second in _pairs(events, start, stop, names)]
+    return [second.time_s - event.time_s for event, second in _pairs(events, start, stop, names)]
 
 
 def _pairs(

@@ -87,7 +87,7 @@ def read(text: str, source: str) -> LoggedRun:
     sequence = values.get("sequence_length")
     if devices and batch and sequence:
         tokens_s = [middle[step][0] for step in later]
-        step_s = [batch * sequence / (devices * one) for one in tokens_s if one > 0]
+        step_s = [batch * sequence / (devices * rate) for rate in tokens_s if rate > 0]
         note = "its only step, warm-up included" if len(numbers) == 1 else ""
     else:
         step_s, note = _by_clock(numbers, middle), "step_s by the clock of the log"
@@ -130,25 +130,25 @@ def _by_clock(numbers: Sequence[int], middle: Mapping[int, Sequence[float]]) -> 
 
 def _settings(lines: Sequence[str]) -> dict[str, Any]:
     """Shape, cut and batch."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for line in lines:
         if match := _DEVICE.search(line):
-            found.setdefault("accelerator", match[1])
+            settings.setdefault("accelerator", match[1])
         if match := _MODEL.search(line):
-            found.setdefault("model", match[1])
+            settings.setdefault("model", match[1])
             for name, word in _SHAPE.findall(line):
                 if size := whole(word):
-                    found.setdefault(_SHAPES[name], size)
+                    settings.setdefault(_SHAPES[name], size)
         if (match := _SIZE.search(line)) and (count := real(match[1])):
-            found.setdefault("parameters_billion", count / 1e9)
+            settings.setdefault("parameters_billion", count / 1e9)
         if match := _MESH.search(line):
-            found = {**_mesh(match[1], match[2]), **found}
+            settings = {**_mesh(match[1], match[2]), **settings}
         for name, pattern in (
             ("global_batch", _BATCH), ("micro_batch", _LOCAL), ("sequence_length", _SEQUENCE)
         ):  # fmt: skip
             if (match := pattern.search(line)) and (size := whole(match[1])):
-                found.setdefault(name, size)
-    return found
+                settings.setdefault(name, size)
+    return settings
 
 
 def _mesh(names: str, sizes: str) -> dict[str, int]:

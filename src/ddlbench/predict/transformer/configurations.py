@@ -326,8 +326,8 @@ def _counts(row: Mapping[str, str]) -> dict[str, Any]:
 
 def is_shape(name: str) -> bool:
     """Whether ``name`` is a published shape, one of ours, or a file that could hold one."""
-    own = ":" in name and transformer_shape(*name.split(":", 1)) is not None
-    return own or name in published_shapes() or name.endswith(_FILES)
+    shape = ":" in name and transformer_shape(*name.split(":", 1)) is not None
+    return shape or name in published_shapes() or name.endswith(_FILES)
 
 
 def load_shape(name: str) -> Shape:

@@ -35,13 +35,17 @@ LARGEST_FITTED = 256
 def time_names(software: Software) -> list[str]:
     """Constants of the step that rows can tell."""
     known = software.constants.items()
-    return [name for name, one in known if name in decoder_time.CONSTANTS and not one.fixed]
+    return [
+        name for name, constant in known if name in decoder_time.CONSTANTS and not constant.fixed
+    ]
 
 
 def memory_names(software: Software) -> list[str]:
     """Constants of the memory that rows can tell."""
     known = software.constants.items()
-    return [name for name, one in known if name in decoder_memory.CONSTANTS and not one.fixed]
+    return [
+        name for name, constant in known if name in decoder_memory.CONSTANTS and not constant.fixed
+    ]
 
 
 def predicted_s(runs: TrainingRuns, software: Software) -> Array:
@@ -64,7 +68,9 @@ def nearer_bytes(runs: TrainingRuns, software: Software) -> Array:
     Tables do not say the setting. Where the software's is unknown, this is a choice after the fact.
     """
     again, kept = first_stage_bytes(runs, software)
-    distances = [np.abs(np.log(one / runs.memory_bytes)) for one in (again, kept)]
+    distances = [
+        np.abs(np.log(predicted_bytes / runs.memory_bytes)) for predicted_bytes in (again, kept)
+    ]
     return np.asarray(np.where(distances[0] <= distances[1], again, kept))
 
 
@@ -126,7 +132,7 @@ def refitted(runs: TrainingRuns, software: Software, *, memory: bool = True) -> 
         memory: fit those of the memory too, if a run has any.
     """
     fits = fits_of(runs, software, memory=memory)
-    return software.with_constants({k: v for one in fits for k, v in one.constants.items()})
+    return software.with_constants({k: v for fit in fits for k, v in fit.constants.items()})
 
 
 def fits_of(runs: TrainingRuns, software: Software, *, memory: bool = True) -> list[Fit]:
@@ -148,21 +154,26 @@ def fits_of(runs: TrainingRuns, software: Software, *, memory: bool = True) -> l
 
 def with_values_as_priors(software: Software) -> Software:
     """The software, expected to be as it was fitted."""
-    constants = {name: replace(one, prior=one.value) for name, one in software.constants.items()}
+    constants = {
+        name: replace(constant, prior=constant.value)
+        for name, constant in software.constants.items()
+    }
     return replace(software, constants=constants)
 
 
 def with_priors(software: Software) -> Software:
     """The software as it was before any fit."""
-    return software.with_constants({name: one.prior for name, one in software.constants.items()})
+    return software.with_constants(
+        {name: constant.prior for name, constant in software.constants.items()}
+    )
 
 
 def with_fits(software: Software, fits: Sequence[Fit], fitted_on: str) -> Software:
     """The software with fitted values, their intervals, and the rows that they are from."""
     changed = dict(software.constants)
-    for one in fits:
-        for name, value in one.constants.items():
-            low, high = one.intervals[name]
+    for fitted in fits:
+        for name, value in fitted.constants.items():
+            low, high = fitted.intervals[name]
             changed[name] = replace(changed[name], value=value, low=low, high=high)
     return replace(software, constants=changed, fitted_on=fitted_on)
 

@@ -193,4 +193,4 @@ def _batches(share: int) -> Iterator[dict[str, int]]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

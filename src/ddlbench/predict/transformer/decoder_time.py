@@ -148,7 +148,7 @@ class _Step:
     def _layer(self) -> tuple[Array, Array]:
         """Forward and backward pass of a layer, with what its recomputation repeats."""
         products, attention, elements = self._device()
-        wire, one = self._collective()
+        wire, collective_s = self._collective()
         exchange_s, exchange_wire = self._exchange()
         together = np.where(self._tensor > 1, self._constant("host_tensor_factor"), 1.0)
         host = self._constant("host_layer_s") * together
@@ -162,7 +162,7 @@ class _Step:
             messages: Array,
         ) -> Array:  # fmt: skip
             busy = device + count * wire + exchanges * exchange_wire
-            waits = count * one + exchanges * exchange_s
+            waits = count * collective_s + exchanges * exchange_s
             parts = (busy, waits, host * share, messages)
             return np.asarray(sum(part**sharp for part in parts) ** (1 / sharp))
 
@@ -286,14 +286,18 @@ class _Step:
         """Logits, loss and their gradients."""
         words = self._table["vocabulary"] / self._tensor
         moved = _LOGIT_BYTES * self._table.tokens * words
-        _, one = self._collective()
-        return (1 + BACKWARD) * self._product(words, self._hidden) + moved / self._memory + 3 * one
+        _, collective_s = self._collective()
+        return (
+            (1 + BACKWARD) * self._product(words, self._hidden)
+            + moved / self._memory
+            + 3 * collective_s
+        )
 
     def _embedding(self) -> Array:
         """Look-up of words and its gradient."""
-        _, one = self._collective()
+        _, collective_s = self._collective()
         moved = _EMBEDDING_BYTES * self._table.tokens * self._hidden / self._tensor
-        return np.asarray(moved / self._memory + one)
+        return np.asarray(moved / self._memory + collective_s)
 
     def _hop(self) -> Array:
         """One message to the next stage; on one node it costs next to nothing."""

@@ -227,8 +227,11 @@ def scored_values(runs: TrainingRuns, predicted: Predictions) -> dict[str, Any]:
     values["by"] = _by(runs, errors, memory)
     if measured.any():
         values["by"]["memory_switch"] = {
-            name: _memory_means(np.abs(one / runs.memory_bytes - 1))
-            for name, one in (("again", predicted.least_bytes), ("keep", predicted.most_bytes))
+            name: _memory_means(np.abs(predicted_bytes / runs.memory_bytes - 1))
+            for name, predicted_bytes in (
+                ("again", predicted.least_bytes),
+                ("keep", predicted.most_bytes),
+            )
         }
     return values
 
@@ -338,19 +341,23 @@ def _of_own_rows(runs: TrainingRuns, software: Software, count: int) -> dict[str
     priors = with_priors(software)
     random, errors = np.random.default_rng(0), []
     for _ in range(DRAWS):
-        own = np.zeros(len(runs), dtype=bool)
-        own[random.choice(len(runs), min(count, len(runs) - 1), replace=False)] = True
-        names = FEW_CONSTANTS[: max(1, min(len(FEW_CONSTANTS), int(own.sum())))]
-        fitted = priors.with_constants(fit_time(runs.take(own), priors, names).constants)
-        others = runs.take(~own)
+        taught = np.zeros(len(runs), dtype=bool)
+        taught[random.choice(len(runs), min(count, len(runs) - 1), replace=False)] = True
+        names = FEW_CONSTANTS[: max(1, min(len(FEW_CONSTANTS), int(taught.sum())))]
+        fitted = priors.with_constants(fit_time(runs.take(taught), priors, names).constants)
+        others = runs.take(~taught)
         errors.append(np.abs(predicted_s(others, fitted) / others.step_s - 1))
     return {
         "rows": len(runs),
         "draws": DRAWS,
         "own_rows": count,
-        "mean_absolute_error": float(np.mean([one.mean() for one in errors])),
-        "median_absolute_error": float(np.mean([np.median(one) for one in errors])),
-        "within_20_percent": float(np.mean([np.mean(one <= NEAR) for one in errors])),
+        "mean_absolute_error": float(np.mean([errors_of_case.mean() for errors_of_case in errors])),
+        "median_absolute_error": float(
+            np.mean([np.median(errors_of_case) for errors_of_case in errors])
+        ),
+        "within_20_percent": float(
+            np.mean([np.mean(errors_of_case <= NEAR) for errors_of_case in errors])
+        ),
     }
 
 
@@ -400,7 +407,7 @@ def _without_copies(runs: TrainingRuns, known: TrainingRuns) -> TrainingRuns:
 def _marks(runs: TrainingRuns) -> list[tuple[Any, ...]]:
     columns = [values.tolist() for values in runs.decoders.columns.values()]
     measured = (np.nan_to_num(runs.step_s), np.nan_to_num(runs.memory_bytes))
-    return list(zip(*columns, *(one.tolist() for one in measured), strict=True))
+    return list(zip(*columns, *(column.tolist() for column in measured), strict=True))
 
 
 def _together(parts: list[tuple[Array, Predictions]], count: int) -> Predictions:

@@ -140,7 +140,7 @@ def best(question: Question, devices: int, *, replays: bool = True) -> list[Answ
     answers = _timed(table.take(fits), question)
     if replays:
         answers += _replayed(answers, question)
-    answers.sort(key=lambda one: one.step_s)
+    answers.sort(key=lambda answer: answer.step_s)
     return _one_each(answers)
 
 
@@ -165,7 +165,7 @@ def scaling(question: Question, least: int = 1) -> list[Answer]:
 
 def efficiencies(answers: Sequence[Answer]) -> list[float]:
     """Tokens a second and device, over those of the size where they are most."""
-    rates = [one.tokens_per_s / one.devices for one in answers]
+    rates = [answer.tokens_per_s / answer.devices for answer in answers]
     return [rate / max(rates) for rate in rates]
 
 
@@ -222,9 +222,9 @@ def _timed(table: Configurations, question: Question) -> list[Answer]:
 
 def _replayed(answers: Sequence[Answer], question: Question) -> list[Answer]:
     """The cuts that would be fastest without a bubble, with the schedules that make it shorter."""
-    piped = [one for one in answers if 1 < one.row["pipeline"] <= LARGEST_REPLAYED]
-    piped.sort(key=lambda one: one.step_s - one.parts["bubble"])
-    rows = [row for one in piped[:REPLAYED] for row in _other_schedules(one.row)]
+    piped = [answer for answer in answers if 1 < answer.row["pipeline"] <= LARGEST_REPLAYED]
+    piped.sort(key=lambda answer: answer.step_s - answer.parts["bubble"])
+    rows = [row for answer in piped[:REPLAYED] for row in _other_schedules(answer.row)]
     if not rows:
         return []
     table = configurations(pd.DataFrame(rows), "the search")
@@ -248,8 +248,8 @@ def _one_each(answers: Sequence[Answer]) -> list[Answer]:
     """The first answer of every cut and recomputation."""
     seen: dict[tuple[Any, ...], Answer] = {}
     names = ("tensor", "data", "pipeline", "micro_batch", "recomputation")
-    for one in answers:
-        seen.setdefault(tuple(one.row[name] for name in names), one)
+    for answer in answers:
+        seen.setdefault(tuple(answer.row[name] for name in names), answer)
     return list(seen.values())
 
 
@@ -257,9 +257,9 @@ def below_half(answers: Sequence[Answer]) -> int | None:
     """The first number of devices, above the best, whose efficiency is below a half; or None."""
     shares = efficiencies(answers)
     after = list(zip(answers, shares, strict=True))[shares.index(1.0) :]
-    return next((one.devices for one, share in after if share < HALF), None)
+    return next((answer.devices for answer, share in after if share < HALF), None)
 
 
 def fewest(answers: Sequence[Answer], tokens: float, seconds: float) -> Answer | None:
     """The first answer that trains with ``tokens`` in so many seconds."""
-    return next((one for one in answers if tokens / one.tokens_per_s <= seconds), None)
+    return next((answer for answer in answers if tokens / answer.tokens_per_s <= seconds), None)

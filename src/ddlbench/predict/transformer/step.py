@@ -140,8 +140,8 @@ def _pipeline_s(table: Configurations, times: LayerTimes, hop_s: Array) -> tuple
     sends_s = 2 * hop_s * (stages + micro_batches - 1)
     by_formula = np.isin(table["schedule"].astype(str), FORMULA) | alone
     groups = table.rows.loc[~by_formula].groupby(["schedule", "pipeline", "chunks"])
-    for (name, ranks, own_chunks), own in groups:
-        places, chunks = own.index.to_numpy(), chunks_of(name, int(own_chunks))
+    for (name, ranks, own_chunks), members in groups:
+        places, chunks = members.index.to_numpy(), chunks_of(name, int(own_chunks))
         seconds[places] = _replayed_group_s(table, times, hop_s, places, (name, int(ranks), chunks))
         sends_s[places] = 2 * hop_s[places] * micro_batches[places] * chunks
     return seconds, sends_s

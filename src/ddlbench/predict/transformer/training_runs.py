@@ -226,16 +226,16 @@ def concatenated(tables: Sequence[TrainingRuns]) -> TrainingRuns:
     machines = vars(tables[0].machines)
     return TrainingRuns(
         decoders=Decoders(
-            {name: joined(one.decoders[name] for one in tables) for name in decoders}
+            {name: joined(table.decoders[name] for table in tables) for name in decoders}
         ),
         machines=Machines(
-            **{name: joined(vars(one.machines)[name] for one in tables) for name in machines}
+            **{name: joined(vars(table.machines)[name] for table in tables) for name in machines}
         ),
-        models=joined(one.models for one in tables),
-        accelerators=joined(one.accelerators for one in tables),
-        statuses=joined(one.statuses for one in tables),
-        step_s=joined(one.step_s for one in tables),
-        memory_bytes=joined(one.memory_bytes for one in tables),
+        models=joined(table.models for table in tables),
+        accelerators=joined(table.accelerators for table in tables),
+        statuses=joined(table.statuses for table in tables),
+        step_s=joined(table.step_s for table in tables),
+        memory_bytes=joined(table.memory_bytes for table in tables),
         origin=tables[0].origin,
     )
 

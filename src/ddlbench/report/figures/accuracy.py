@@ -86,8 +86,8 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     )
     records = []
     for strategy, axes in zip(strategies, page.axes[0], strict=True):
-        own = scored[scored["strategy"] == strategy]
-        _frame(axes, predictors, own["signed_error"].abs(), axes in page.first_in_row)
+        of_strategy = scored[scored["strategy"] == strategy]
+        _frame(axes, predictors, of_strategy["signed_error"].abs(), axes in page.first_in_row)
         for place, name in enumerate(predictors):
             cells = frame[(frame["strategy"] == strategy) & (frame["predictor"] == name)]
             if not len(cells):
@@ -99,7 +99,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
                 _draw_row(axes, place, np.abs(errors), strategy_look(strategy).colour, look)
             else:
                 _write(axes, place, 0.02, "not scored", color=GREY)
-        spread = own["repeat_spread"].median()
+        spread = of_strategy["repeat_spread"].median()
         if math.isfinite(spread):
             axes.axvline(spread, **_DOTS, linewidth=0.8, zorder=4, gid="spread")
     return page.figure, pd.DataFrame(records)
@@ -284,10 +284,13 @@ def _beside(
     Those that are printed of another geometry alone have ``elsewhere``.
     """
     parts = []
-    for (heading, geometry), own in shown.groupby(["condition", "geometry"], sort=False):
+    for (heading, geometry), of_geometry in shown.groupby(["condition", "geometry"], sort=False):
         for name in predictors:
             rows = published.deviations(strategy, name, str(geometry), context.paper)
-            rows = rows[rows["network"].isin(own["network"]) & rows["dataset"].isin(own["dataset"])]
+            rows = rows[
+                rows["network"].isin(of_geometry["network"])
+                & rows["dataset"].isin(of_geometry["dataset"])
+            ]
             elsewhere = rows["geometry"] != geometry
             parts.append(rows.assign(predictor=name, condition=str(heading), elsewhere=elsewhere))
     return pd.concat(parts, ignore_index=True)

@@ -77,8 +77,8 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
         the figure, and the numbers of its rows.
     """
     answers = choice["answers"][:_MOST_CASES]
-    shown = [one for answer in answers for one in answer["candidates"]]
-    left = max((text_width_mm(one["label"]) for one in shown), default=0.0) + 5
+    shown = [candidate for answer in answers for candidate in answer["candidates"]]
+    left = max((text_width_mm(candidate["label"]) for candidate in shown), default=0.0) + 5
     reasons = (line for answer in answers for lines in _reasons(answer) for line in lines)
     reason_mm = max(map(text_width_mm, reasons), default=0.0)
     right = _GAP_MM + text_width_mm(_HEADING) + (_GAP_MM + reason_mm if reason_mm else 0.0)
@@ -93,7 +93,7 @@ def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
         _panel(axes, answer, page.width_mm)
     if not answers:
         page.axes[0][0].set_axis_off()
-    rows = [_numbers(answer, one) for answer in answers for one in answer["candidates"]]
+    rows = [_numbers(answer, candidate) for answer in answers for candidate in answer["candidates"]]
     return page.figure, pd.DataFrame(rows, columns=_CHOICE_COLUMNS)
 
 
@@ -104,7 +104,7 @@ def _reason(answer: Mapping[str, Any], strategy: str) -> list[str]:
 
 
 def _reasons(answer: Mapping[str, Any]) -> list[list[str]]:
-    return [_reason(answer, one["strategy"]) for one in answer["candidates"]]
+    return [_reason(answer, candidate["strategy"]) for candidate in answer["candidates"]]
 
 
 def _section(answer: Mapping[str, Any]) -> Section:
@@ -120,17 +120,25 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
     if not candidates:
         axes.set_axis_off()
         return
-    for place, one in enumerate(candidates):
-        measured = (one["step_s"], one["interval_s"]) if one["basis"] == "measured" else None
-        colour = strategy_look(one["strategy"]).colour
-        draw_intervals(axes, place, _predicted(one), measured, colour)
-        _beside(axes, place, one, _reason(answer, one["strategy"]), width_mm)
-    name_rows(axes, [one["label"] for one in candidates])
+    for place, candidate in enumerate(candidates):
+        measured = (
+            (candidate["step_s"], candidate["interval_s"])
+            if candidate["basis"] == "measured"
+            else None
+        )
+        colour = strategy_look(candidate["strategy"]).colour
+        draw_intervals(axes, place, _predicted(candidate), measured, colour)
+        _beside(axes, place, candidate, _reason(answer, candidate["strategy"]), width_mm)
+    name_rows(axes, [candidate["label"] for candidate in candidates])
     axes.set_xlim(left=0)
-    for label, one in zip(axes.get_yticklabels(), candidates, strict=True):
-        if one["strategy"] == answer["recommended"]:
+    for label, candidate in zip(axes.get_yticklabels(), candidates, strict=True):
+        if candidate["strategy"] == answer["recommended"]:
             label.set_fontweight("bold")
-    ends = [end for one in candidates for end in (*one["interval_s"], *_predicted(one))]
+    ends = [
+        end
+        for candidate in candidates
+        for end in (*candidate["interval_s"], *_predicted(candidate))
+    ]
     ticks_in(unit_for(max(ends), TIMES), axes.xaxis, "Step", 6)
     axes.annotate(
         _HEADING, (1 + _GAP_MM / width_mm, 1), xytext=(0, _GAP_MM * 72 * MM),
@@ -138,22 +146,22 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
     )  # fmt: skip
 
 
-def _predicted(one: Mapping[str, Any]) -> Sequence[float]:
+def _predicted(candidate: Mapping[str, Any]) -> Sequence[float]:
     """The ends of what was predicted; none for a candidate that was only measured."""
-    if one["predicted_interval_s"] is None and one["basis"] == "predicted":
-        return list(one["interval_s"])
-    return one["predicted_interval_s"] or ()
+    if candidate["predicted_interval_s"] is None and candidate["basis"] == "predicted":
+        return list(candidate["interval_s"])
+    return candidate["predicted_interval_s"] or ()
 
 
 def _beside(
-    axes: Axes, place: int, one: Mapping[str, Any], reason: list[str], width_mm: float
+    axes: Axes, place: int, candidate: Mapping[str, Any], reason: list[str], width_mm: float
 ) -> None:
     """The speed-up, then why it is not advised, to the right of a row."""
     end = 1 + (_GAP_MM + text_width_mm(_HEADING)) / width_mm
     style = {**_BESIDE, "xycoords": axes.get_yaxis_transform()}
-    if one["speedup"] is not None:
-        colour = "black" if one["speedup_basis"] == "measured" else GREY
-        text = f"{one['speedup']:.2f}x"
+    if candidate["speedup"] is not None:
+        colour = "black" if candidate["speedup_basis"] == "measured" else GREY
+        text = f"{candidate['speedup']:.2f}x"
         axes.annotate(text, (end, place), ha="right", **{**style, "color": colour})
     if reason:
         at = (end + _GAP_MM / width_mm, place)
@@ -166,7 +174,7 @@ def _legend(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[Artist, str]]
     if any(map(_predicted, candidates)):
         line = Line2D([], [], linestyle="-", color=GREY, linewidth=2)
         entries.append((line, "predicted, 90 % (speed-up in grey)"))
-    if any(one["basis"] == "measured" for one in candidates):
+    if any(candidate["basis"] == "measured" for candidate in candidates):
         line = Line2D([], [], linestyle="-", marker="o", color="black")
         entries.append((line, "measured, 90 % (speed-up in black)"))
     return entries
@@ -182,7 +190,7 @@ def _choice_title(case: Mapping[str, Any]) -> str:
 def _choice_footer(choice: Mapping[str, Any]) -> list[str]:
     """The advice of the one answer, or how many there are; then what it cost."""
     answers = choice["answers"]
-    said = answers[0]["advice"][:1] if len(answers) == 1 else []
+    advice = answers[0]["advice"][:1] if len(answers) == 1 else []
     end = f"Site {choice['site']}."
     if len(answers) > 1:
         which = f"The first {_MOST_CASES} of " if len(answers) > _MOST_CASES else ""
@@ -192,19 +200,19 @@ def _choice_footer(choice: Mapping[str, Any]) -> list[str]:
         if choice["device_s_all"]:
             spent += f" of {HOURS.of(choice['device_s_all']):.2g} for all candidates"
         end = f"{spent}. Stopped: {choice['stopped']}. {end}"
-    return [*said, end]
+    return [*advice, end]
 
 
-def _numbers(answer: Mapping[str, Any], one: Mapping[str, Any]) -> tuple[Any, ...]:
+def _numbers(answer: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         _choice_title(answer["case"]),
-        *(one[name] for name in ("strategy", "basis", "step_s")),
-        *one["interval_s"],
-        *(_predicted(one) or (None, None)),
-        one["speedup"],
-        one["speedup_basis"],
-        one["strategy"] == answer["recommended"],
-        answer["why_not"].get(one["strategy"], ""),
+        *(candidate[name] for name in ("strategy", "basis", "step_s")),
+        *candidate["interval_s"],
+        *(_predicted(candidate) or (None, None)),
+        candidate["speedup"],
+        candidate["speedup_basis"],
+        candidate["strategy"] == answer["recommended"],
+        answer["why_not"].get(candidate["strategy"], ""),
     )
 
 
@@ -222,7 +230,7 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
         tuning: the content of tuning.json.
     """
     shown = _shown(tuning["configurations"])
-    labels = [_label(one) for one in shown]
+    labels = [_label(configuration) for configuration in shown]
     left = max(map(text_width_mm, labels), default=0) + 5
     case = tuning["case"]
     colour = strategy_look(case["strategy"]).colour
@@ -237,36 +245,43 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
         size=PanelSize(60, 0, left=left, between=left, max_width=110),
     )
     ((axes,),) = page.axes
-    for place, one in enumerate(shown):
-        measured = (one["samples_per_s"], one["interval_samples_per_s"])
-        predicted = one["predicted_interval_samples_per_s"]
-        given = measured if one["basis"] == "measured" else None
+    for place, configuration in enumerate(shown):
+        measured = (configuration["samples_per_s"], configuration["interval_samples_per_s"])
+        predicted = configuration["predicted_interval_samples_per_s"]
+        given = measured if configuration["basis"] == "measured" else None
         draw_intervals(axes, place, predicted, given, colour)
     name_rows(axes, labels)
     axes.set_xlim(left=0)
     axes.set_xlabel("Samples a second")
     best = tuning["best"]["cell_id"] if tuning["best"] else None
-    ids = [one["cell_id"] for one in shown]
+    ids = [configuration["cell_id"] for configuration in shown]
     if best in ids:
         axes.get_yticklabels()[ids.index(best)].set_fontweight("bold")
     rows = [
-        (label, one["basis"], one["samples_per_s"], *one["interval_samples_per_s"],
-         one["predicted_samples_per_s"], one["cell_id"] == best)
-        for label, one in zip(labels, shown, strict=True)
+        (label, configuration["basis"], configuration["samples_per_s"], *configuration["interval_samples_per_s"],
+         configuration["predicted_samples_per_s"], configuration["cell_id"] == best)
+        for label, configuration in zip(labels, shown, strict=True)
     ]  # fmt: skip
     return page.figure, pd.DataFrame(rows, columns=_TUNING_COLUMNS)
 
 
 def _shown(configurations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """All that were measured, and the fastest others until the figure is full; in their order."""
-    measured = [one for one in configurations if one["basis"] == "measured"][:_MOST_TRIALS]
-    others = [one for one in configurations if one["basis"] != "measured"]
-    kept = {one["cell_id"] for one in (*measured, *others[: _MOST_TRIALS - len(measured)])}
-    return [one for one in configurations if one["cell_id"] in kept]
+    measured = [
+        configuration for configuration in configurations if configuration["basis"] == "measured"
+    ][:_MOST_TRIALS]
+    others = [
+        configuration for configuration in configurations if configuration["basis"] != "measured"
+    ]
+    kept = {
+        configuration["cell_id"]
+        for configuration in (*measured, *others[: _MOST_TRIALS - len(measured)])
+    }
+    return [configuration for configuration in configurations if configuration["cell_id"] in kept]
 
 
-def _label(one: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in one["values"].items())
+def _label(configuration: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in configuration["values"].items())
 
 
 def _tuning_title(case: Mapping[str, Any]) -> str:
@@ -276,11 +291,11 @@ def _tuning_title(case: Mapping[str, Any]) -> str:
 
 def _tuning_footer(tuning: Mapping[str, Any]) -> list[str]:
     best = tuning["best"]
-    said = f"Best: {_label(best)}" if best else "Nothing can run"
+    sentence = f"Best: {_label(best)}" if best else "Nothing can run"
     spent = f"{len(tuning['trials'])} cells, {HOURS.of(tuning['device_s']):.2g} device-hours"
     if tuning["device_s_all"]:
         spent += f" of {HOURS.of(tuning['device_s_all']):.2g} for all"
-    return [f"{said}. {spent}. Stopped: {tuning['stopped']}. Site {tuning['site']}."]
+    return [f"{sentence}. {spent}. Stopped: {tuning['stopped']}. Site {tuning['site']}."]
 
 
 _COLOURS = ("#000000", "#CC79A7", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#7A7A00")
@@ -309,15 +324,15 @@ def ways(choices: pd.DataFrame) -> pd.DataFrame:
     network = choices["case"].str.split("/").str[:2].str.join("/")
     cases_of_network = choices.groupby(["way", network])["case"].transform("size")
     saved_s = choices["profile_s"] * (1 - 1 / cases_of_network)
-    told = choices.assign(
+    labelled = choices.assign(
         right=choices["picked"] == choices["best"],
         regret=choices["picked_step_s"] / choices["best_step_s"] - 1,
         device_share=choices["device_s"] / choices["device_s_everything"],
         short_share=choices["device_s"] / choices["device_s_all"],
         shared_profile_share=(choices["device_s"] - saved_s) / choices["device_s_all"],
     )
-    means = told.groupby("way", sort=False)[_WAYS_COLUMNS[2:]].mean()
-    counts = told.groupby("way", sort=False).size().rename("cases")
+    means = labelled.groupby("way", sort=False)[_WAYS_COLUMNS[2:]].mean()
+    counts = labelled.groupby("way", sort=False).size().rename("cases")
     return means.join(counts).reset_index()[_WAYS_COLUMNS]
 
 

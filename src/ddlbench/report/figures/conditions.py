@@ -92,9 +92,9 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         ),
         share_y=True,
     )  # fmt: skip
-    for axes, (own, limits) in page.facets:
+    for axes, (of_panel, limits) in page.facets:
         _frame(axes, fabrics, limits)
-        _fill_links(axes, own, fabrics, looks)
+        _fill_links(axes, of_panel, fabrics, looks)
     page.label_rows("Step (s)", labelpad=1)
     return page.figure, shown[_TABLE]
 
@@ -116,11 +116,11 @@ def _shown(predicted: Predicted) -> pd.DataFrame:
         ["link_latency_s", "link_bits_per_s", "link_loss"]
     ]
     parts = []
-    for strategy, own in frame.groupby("strategy", sort=False):
-        if strategy == BASE or own["fabric"].nunique() < 2:
+    for strategy, of_strategy in frame.groupby("strategy", sort=False):
+        if strategy == BASE or of_strategy["fabric"].nunique() < 2:
             continue
         names = [n for n in own_predictors(frame, str(strategy)) if not n.startswith("paradl-")]
-        parts.append(own[own["predictor"].isin(names)])
+        parts.append(of_strategy[of_strategy["predictor"].isin(names)])
     shown = pd.concat(parts) if parts else frame.iloc[:0]
     shown = shown.join(conditions, on="configuration").reset_index(drop=True)
     variants = variant_labels(shown, without=("fabric",))
@@ -140,10 +140,10 @@ def _shown(predicted: Predicted) -> pd.DataFrame:
 def _looks(shown: pd.DataFrame) -> dict[str, tuple[str, str]]:
     """Choose a colour and marker for each predictor; those of one strategy never share a look."""
     looks: dict[str, tuple[str, str]] = {}
-    for _, own in shown.groupby("strategy", sort=False):
-        taken = {looks[name] for name in set(own["predictor"]) & set(looks)}
+    for _, of_strategy in shown.groupby("strategy", sort=False):
+        taken = {looks[name] for name in set(of_strategy["predictor"]) & set(looks)}
         free = (look for look in _LOOKS if look not in taken)
-        for name in dict.fromkeys(own["predictor"]):
+        for name in dict.fromkeys(of_strategy["predictor"]):
             if name not in looks:
                 looks[name] = next(free, _LOOKS[-1])
     return looks
@@ -176,12 +176,12 @@ def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
 
 
 def _fill_links(
-    axes: Axes, own: pd.DataFrame, fabrics: list[str], looks: dict[str, tuple[str, str]]
+    axes: Axes, of_panel: pd.DataFrame, fabrics: list[str], looks: dict[str, tuple[str, str]]
 ) -> None:
     for x, missing in enumerate(fabrics):
-        if missing not in set(own["fabric"]):
+        if missing not in set(of_panel["fabric"]):
             write_instead(axes, x, Status.NOT_RUN.value, gid=Status.NOT_RUN.value)
-    for fabric, cells in own.groupby("fabric", sort=False):
+    for fabric, cells in of_panel.groupby("fabric", sort=False):
         x = fabrics.index(str(fabric))
         row = next(rows_of(cells))
         if math.isfinite(row.measured_step_s):
@@ -288,13 +288,14 @@ def _pipelines(predictions: pd.DataFrame) -> pd.DataFrame:
     """Rows of strategies with micro-batches, by their own predictors, with ``chunks``."""
     cells = {str(cell_id): Cell.from_id(str(cell_id)) for cell_id in set(predictions["cell_id"])}
     chunks = predictions["cell_id"].map({key: chunks_of(cell) for key, cell in cells.items()})
-    own = {
+    of_pipeline = {
         (strategy, name)
         for strategy in set(predictions["strategy"])
         for name in own_predictors(predictions, strategy)
     }
     ours = [
-        key in own for key in zip(predictions["strategy"], predictions["predictor"], strict=True)
+        key in of_pipeline
+        for key in zip(predictions["strategy"], predictions["predictor"], strict=True)
     ]
     kept = chunks.notna() & pd.Series(ours, index=predictions.index)
     rows = predictions[kept].assign(chunks=chunks[kept].astype(int))
@@ -348,10 +349,10 @@ def _fill_micro_batches(axes: Axes, part: pd.DataFrame, predictors: list[str]) -
     for row in rows_of(part[part["measured_step_s"].isna()].drop_duplicates("chunks")):
         write_instead(axes, row.chunks, str(row.mark), rotation=0)
     for name in predictors:
-        own = part[part["predictor"] == name].sort_values("chunks")
-        predicted = 1e3 * own["predicted_step_s"] / own["batch_size"]
+        of_predictor = part[part["predictor"] == name].sort_values("chunks")
+        predicted = 1e3 * of_predictor["predicted_step_s"] / of_predictor["batch_size"]
         style = _style(predictors, name)
-        axes.plot(own["chunks"], predicted, color="#444444", linestyle=style, gid="line")
+        axes.plot(of_predictor["chunks"], predicted, color="#444444", linestyle=style, gid="line")
         values += list(predicted.dropna())
     axes.set_xscale("log", base=2)
     axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)

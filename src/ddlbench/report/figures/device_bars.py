@@ -107,9 +107,11 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         panels = [
             Panel(
                 dataset_label(name),
-                data=bar_groups(own, labels, looks, values_of, slot="member", without=SIGNS),
+                data=bar_groups(
+                    rows_of_name, labels, looks, values_of, slot="member", without=SIGNS
+                ),
             )
-            for name, own in owns
+            for name, rows_of_name in owns
         ]
         sections.append(Section(heading, panels))
     signed = without_signs(shown).assign(stale=shown["stale"])

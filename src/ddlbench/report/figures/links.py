@@ -219,7 +219,11 @@ def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
         ]
         for level in _LEVELS
     }
-    sections = [Section(_LEVELS[level], own) for level, own in panels.items() if own]
+    sections = [
+        Section(_LEVELS[level], panels_of_level)
+        for level, panels_of_level in panels.items()
+        if panels_of_level
+    ]
     sections = sections or [Section("no sweeps", [Panel("", data=())])]
     page = lay_out(
         f"Time of a message: fabric {links.fabric}",

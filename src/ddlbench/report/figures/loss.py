@@ -51,8 +51,8 @@ def loss_curves(steps: pd.DataFrame, cell_ids: list[str]) -> dict[str, pd.DataFr
     :data:`LEARNING_STEPS` steps are left out.
     """
     curves = {}
-    for cell_id, own in steps[steps["cell_id"].isin(cell_ids)].groupby("cell_id", sort=False):
-        timed = own[own["step_s"].notna()]
+    for cell_id, of_cell in steps[steps["cell_id"].isin(cell_ids)].groupby("cell_id", sort=False):
+        timed = of_cell[of_cell["step_s"].notna()]
         finite = np.isfinite(timed["loss"].to_numpy(dtype=float))
         if len(timed) < LEARNING_STEPS or not finite.any():
             continue
@@ -123,14 +123,14 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     )
     records: list[dict[str, Any]] = []
     for (_, part), (by_step, by_time) in zip(parts, page.axes, strict=True):
-        own = {str(row.cell_id): curves[str(row.cell_id)] for row in rows_of(part)}
-        reached = time_to_loss(own)
+        shown_curves = {str(row.cell_id): curves[str(row.cell_id)] for row in rows_of(part)}
+        reached = time_to_loss(shown_curves)
         for row in rows_of(part):
-            curve, look = own[row.cell_id], lines.look(row)
+            curve, look = shown_curves[row.cell_id], lines.look(row)
             _loss_line(by_step, curve, "step", row, look)
             _loss_line(by_time, curve, "seconds", row, look)
             records.append(_record(row, curve, reached[row.cell_id]))
-        top = _top(own)
+        top = _top(shown_curves)
         _loss_frame(by_step, reached, top, "Updates of the mini-batch size")
         _loss_frame(by_time, reached, top, "Time (s)")
         by_step.set_ylabel("Loss", labelpad=1)
@@ -225,12 +225,12 @@ def accuracy_curves(validation: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """
     configurations = validation["cell_id"].str.replace(r"/rep\d+$", "", regex=True)
     return {
-        str(name): own.groupby("epoch", as_index=False).agg(
+        str(name): of_configuration.groupby("epoch", as_index=False).agg(
             training_s=("training_s", "median"),
             accuracy=("accuracy", "median"),
             n=("accuracy", "size"),
         )
-        for name, own in validation.groupby(configurations, sort=False)
+        for name, of_configuration in validation.groupby(configurations, sort=False)
     }
 
 
@@ -265,9 +265,9 @@ def draw_time_to_accuracy(tables: Tables, context: Context) -> tuple[Figure, pd.
         for row in rows_of(part):
             curve = curves[row.configuration]
             _accuracy_line(axes, curve, row, lines.look(row))
-            own = {name: getattr(row, name) for name in _ACCURACY_TABLE if hasattr(row, name)}
+            values = {name: getattr(row, name) for name in _ACCURACY_TABLE if hasattr(row, name)}
             points: list[Any] = curve.to_dict("records")
-            records += [{**own, **point, "chance": guessed} for point in points]
+            records += [{**values, **point, "chance": guessed} for point in points]
         longest_s = max(float(curves[name]["training_s"].max()) for name in part["configuration"])
         _accuracy_frame(axes, longest_s, guessed)
     page.label_rows("Accuracy", labelpad=1)
@@ -278,14 +278,14 @@ def _panels(shown: pd.DataFrame) -> list[Panel]:
     """One for each dataset, network and link; its data are their rows."""
     panels = []
     for dataset in in_dataset_order(shown["dataset"]):
-        own = shown[shown["dataset"] == dataset]
+        of_dataset = shown[shown["dataset"] == dataset]
         panels += [
             Panel(
                 ", ".join(filter(None, (network_label(network), dataset_label(dataset), link))),
                 data=part,
             )
-            for network in unique(own["network"])
-            for link, part in by_link(own[own["network"] == network])
+            for network in unique(of_dataset["network"])
+            for link, part in by_link(of_dataset[of_dataset["network"] == network])
         ]
     return panels
 

@@ -158,9 +158,9 @@ def _sections(shown: pd.DataFrame, printed: pd.DataFrame, batches: list[int]) ->
             panels = []
             for network in unique(part["network"]):
                 theirs = _published_there(printed, (dataset, geometry, network), batches)
-                own = part[part["network"] == network]
-                theirs = _rates(theirs, own)
-                panels.append(Panel(network_label(network), data=(own, theirs)))
+                of_network = part[part["network"] == network]
+                theirs = _rates(theirs, of_network)
+                panels.append(Panel(network_label(network), data=(of_network, theirs)))
             heading = f"{dataset_label(dataset)}, {geometry} (nodes x devices)"
             sections.append(Section(heading, panels))
     return sections
@@ -184,8 +184,8 @@ def _variants(shown: pd.DataFrame) -> list[str]:
 def _looks(shown: pd.DataFrame) -> dict[tuple[str, str], StrategyLook]:
     """The look of each strategy and variant: later variants of a strategy are lighter."""
     looks: dict[tuple[str, str], StrategyLook] = {}
-    for strategy, own in shown.groupby("strategy", sort=False):
-        look, variants = strategy_look(str(strategy)), unique(own["variant"])
+    for strategy, of_strategy in shown.groupby("strategy", sort=False):
+        look, variants = strategy_look(str(strategy)), unique(of_strategy["variant"])
         for place, variant in enumerate(variants):
             lighter = shade(look.colour, 0.7 * place / len(variants))
             looks[str(strategy), variant] = StrategyLook(lighter, look.marker)
@@ -228,8 +228,8 @@ def _sentences(shown: pd.DataFrame, quantity: Quantity) -> list[str]:
     missing = shown[shown["mark"] != ""]
     if len(missing):
         parts = [
-            f"{mark}: {', '.join(dict.fromkeys(strategy_label(str(s)) for s in own['strategy']))}"
-            for mark, own in missing.groupby("mark", sort=False)
+            f"{mark}: {', '.join(dict.fromkeys(strategy_label(str(s)) for s in of_mark['strategy']))}"
+            for mark, of_mark in missing.groupby("mark", sort=False)
         ]
         sentences.append(f"Crosses stand for cells without a rate ({'; '.join(parts)}).")
     return sentences
@@ -269,10 +269,13 @@ def _frame(
 
 
 def _draw_lines(
-    axes: Axes, own: pd.DataFrame, looks: dict[tuple[str, str], StrategyLook], batches: list[int]
+    axes: Axes,
+    measured: pd.DataFrame,
+    looks: dict[tuple[str, str], StrategyLook],
+    batches: list[int],
 ) -> None:
     crosses: dict[float, int] = {}
-    for key, cells in own.groupby(["strategy", "variant", "batch_size"], sort=False):
+    for key, cells in measured.groupby(["strategy", "variant", "batch_size"], sort=False):
         strategy, variant, batch = map(str, key)
         look = looks[strategy, variant]
         good = cells[cells["mark"] == ""].sort_values("x")
@@ -300,9 +303,9 @@ def _published(quantity: Quantity, paper: Paper | None) -> pd.DataFrame:
     return published.chosen(rows.assign(value=rows[quantity.published]), paper)
 
 
-def _rates(theirs: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+def _rates(theirs: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
     """A rate for each share: of every line of ours that was measured without loss."""
-    servers = own[(own["strategy"] == "parameter-server") & (own["link_loss"] == 0)]
+    servers = measured[(measured["strategy"] == "parameter-server") & (measured["link_loss"] == 0)]
     bases = servers.loc[servers["mark"] == "", "samples_per_s"]
     shares = theirs[theirs["share"].notna()]
     made = [shares.assign(samples_per_s=shares["share"] * base) for base in bases]

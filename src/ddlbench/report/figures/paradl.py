@@ -92,8 +92,8 @@ def draw_bars(
             bottom=lambda axes_mm: 8.0 if several else labels_height_mm(labels, axes_mm),
         ),
     )  # fmt: skip
-    for axes, own in page.facets:
-        _fill(axes, own, sources, page.width_mm)
+    for axes, of_panel in page.facets:
+        _fill(axes, of_panel, sources, page.width_mm)
         if several:
             axes.set_xlabel(places_label, labelpad=1)
     return page.figure
@@ -107,8 +107,8 @@ def _sections(bars: pd.DataFrame, several: bool) -> list[Section]:
             Section(
                 str(row),
                 [
-                    Panel(_title(str(strategy)), data=own)
-                    for strategy, own in part.groupby("strategy", sort=False)
+                    Panel(_title(str(strategy)), data=of_strategy)
+                    for strategy, of_strategy in part.groupby("strategy", sort=False)
                 ],
             )
             for row, part in rows
@@ -117,7 +117,7 @@ def _sections(bars: pd.DataFrame, several: bool) -> list[Section]:
     orders = dict.fromkeys(titles)
     by_strategy = bars.assign(place=titles, order=titles.map(list(orders).index))
     rows = by_strategy.groupby("row", sort=False)
-    return [Section("", [Panel(str(row), data=own) for row, own in rows])]
+    return [Section("", [Panel(str(row), data=of_strategy) for row, of_strategy in rows])]
 
 
 def _own_name(strategy: str) -> str:
@@ -149,14 +149,14 @@ def _parts(bars: pd.DataFrame) -> list[tuple[Any, str]]:
     return [(hatched, "of it communication")]
 
 
-def _fill(axes: Axes, own: pd.DataFrame, sources: list[str], width_mm: float) -> None:
-    places = list(dict.fromkeys(own.sort_values("order")["place"]))
+def _fill(axes: Axes, of_panel: pd.DataFrame, sources: list[str], width_mm: float) -> None:
+    places = list(dict.fromkeys(of_panel.sort_values("order")["place"]))
     pitch = len(sources) + 1
     axes.set_xlim(-0.5, len(places) * pitch - 0.5)
     middles = [place * pitch + (len(sources) - 1) / 2 + 0.5 for place in range(len(places))]
     write_labels(axes, middles, places, width_mm)
-    top = float(own["step_s"].max())
-    for bar in rows_of(own):
+    top = float(of_panel["step_s"].max())
+    for bar in rows_of(of_panel):
         x = places.index(bar.place) * pitch + sources.index(bar.source) + 0.5
         colour = strategy_look(_own_name(bar.strategy)).colour
         _draw_bar(axes, x, bar, _PLAIN if bar.source == "authors-code" else colour)

@@ -197,8 +197,8 @@ def _missing(shown: pd.DataFrame) -> list[str]:
     parts = [
         f"{mark}: "
         + ", ".join(
-            f"{strategy_label(str(strategy))} {', '.join(sorted(set(own['geometry'])))}"
-            for strategy, own in part.groupby("strategy", sort=False)
+            f"{strategy_label(str(strategy))} {', '.join(sorted(set(of_strategy['geometry'])))}"
+            for strategy, of_strategy in part.groupby("strategy", sort=False)
         )
         for mark, part in missing.groupby("mark", sort=False)
     ]

@@ -138,7 +138,7 @@ def _sharing(picture: Picture) -> set[str]:
         for owners in (picture.inputs, picture.weights, picture.outputs)
         for place in places
     }
-    return {"all" if one == ALL else "some" for one in held if len(one) > 1}
+    return {"all" if holders == ALL else "some" for holders in held if len(holders) > 1}
 
 
 def _lines(picture: Picture) -> list[tuple[str, str]]:

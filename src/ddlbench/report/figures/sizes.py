@@ -69,7 +69,7 @@ def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     Returns:
         the figure, and a row a geometry.
     """
-    points = [_point(one, content["enough"]) for one in content["geometries"]]
+    points = [_point(geometry, content["enough"]) for geometry in content["geometries"]]
     texts = [f"{p.geometry} {p.label} {_NONE}" for p in points]
     words = [word for text in texts for word in text.split()]
     each = max([_LEAST_MM, *(text_width_mm(word) + 2 for word in words)])
@@ -93,10 +93,12 @@ def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     return page.figure, table.drop(columns="label")
 
 
-def _point(one: Mapping[str, Any], enough: str | None) -> _Point:
-    case = one["case"]
-    best = next((c for c in one["candidates"] if c["strategy"] == one["recommended"]), None)
-    speedup = _number(one["speedup"])
+def _point(geometry: Mapping[str, Any], enough: str | None) -> _Point:
+    case = geometry["case"]
+    best = next(
+        (c for c in geometry["candidates"] if c["strategy"] == geometry["recommended"]), None
+    )
+    speedup = _number(geometry["speedup"])
     low = high = speedup
     # One device is as fast as itself, however long its step is.
     if best is not None and best["strategy"] != BASE:
@@ -105,7 +107,7 @@ def _point(one: Mapping[str, Any], enough: str | None) -> _Point:
         if best["speedup_basis"] == "predicted" and best["bound"]:
             high = min(high, max(speedup, best["bound"]))  # no prediction is above its bound
     return _Point(
-        geometry=one["geometry"],
+        geometry=geometry["geometry"],
         devices=case["nodes"] * case["devices_per_node"],
         strategy=best["strategy"] if best else "",
         label=best["label"] if best else "",
@@ -113,9 +115,9 @@ def _point(one: Mapping[str, Any], enough: str | None) -> _Point:
         speedup=speedup,
         speedup_low=low,
         speedup_high=high,
-        efficiency=_number(one["efficiency"]),
-        epoch_device_hours=_number(one["epoch_device_hours"]),
-        enough=one["geometry"] == enough,
+        efficiency=_number(geometry["efficiency"]),
+        epoch_device_hours=_number(geometry["epoch_device_hours"]),
+        enough=geometry["geometry"] == enough,
     )
 
 
@@ -127,27 +129,32 @@ def _sizes(axes: Axes, points: Sequence[_Point]) -> None:
     """A place a size, also where two have as many devices; a band at the one that is enough."""
     axes.set_xlim(-0.5, len(points) - 0.5)
     axes.set_xlabel("Nodes x devices of each", labelpad=1)
-    for place, one in enumerate(points):
-        if one.enough:
+    for place, point in enumerate(points):
+        if point.enough:
             axes.axvspan(place - 0.4, place + 0.4, color=_BAND, linewidth=0, zorder=0)
 
 
 def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
-    linear = [one.devices for one in points]
+    linear = [point.devices for point in points]
     axes.plot(range(len(points)), linear, "--", color=GREY, linewidth=0.8, marker="_")
-    for place, one in enumerate(points):
-        if one.known:
-            colour = strategy_look(one.strategy).colour
+    for place, point in enumerate(points):
+        if point.known:
+            colour = strategy_look(point.strategy).colour
             axes.plot(
-                [place] * 2, [one.speedup_low, one.speedup_high], "-", color=colour, linewidth=1
+                [place] * 2, [point.speedup_low, point.speedup_high], "-", color=colour, linewidth=1
             )
-            axes.add_line(_mark(one, place, one.speedup))
-    labels = ["\n".join(_label(one, width_mm / len(points))) for one in points]
+            axes.add_line(_mark(point, place, point.speedup))
+    labels = ["\n".join(_label(point, width_mm / len(points))) for point in points]
     axes.set_xticks(range(len(points)), labels)
     ends = [
         1.0,
         *linear,
-        *(end for one in points if one.known for end in (one.speedup_low, one.speedup_high)),
+        *(
+            end
+            for point in points
+            if point.known
+            for end in (point.speedup_low, point.speedup_high)
+        ),
     ]
     if max(linear, default=1) > _FEW_DEVICES:
         axes.set_yscale("log", base=2)
@@ -159,49 +166,55 @@ def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
 
 
 def _efficiencies(axes: Axes, points: Sequence[_Point]) -> None:
-    for place, one in enumerate(points):
-        if one.known:
-            low, high = one.speedup_low / one.devices, one.speedup_high / one.devices
-            colour = strategy_look(one.strategy).colour
+    for place, point in enumerate(points):
+        if point.known:
+            low, high = point.speedup_low / point.devices, point.speedup_high / point.devices
+            colour = strategy_look(point.strategy).colour
             axes.plot([place] * 2, [low, high], "-", color=colour, linewidth=1)
-            axes.add_line(_mark(one, place, one.efficiency))
+            axes.add_line(_mark(point, place, point.efficiency))
     hours = [
-        "" if math.isnan(one.epoch_device_hours) else f"\n{one.epoch_device_hours:.2g}"
-        for one in points
+        "" if math.isnan(point.epoch_device_hours) else f"\n{point.epoch_device_hours:.2g}"
+        for point in points
     ]
-    labels = [f"{one.geometry}{text}" for one, text in zip(points, hours, strict=True)]
+    labels = [f"{point.geometry}{text}" for point, text in zip(points, hours, strict=True)]
     axes.set_xticks(range(len(points)), labels)
     axes.set_xlabel("Nodes x devices of each; below, device-hours an epoch", labelpad=1)
-    top = max([1.0, *(one.speedup_high / one.devices for one in points if one.known)])
+    top = max([1.0, *(point.speedup_high / point.devices for point in points if point.known)])
     axes.set_ylim(0, 1.06 * top)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
 
 
-def _mark(one: _Point, place: float, value: float) -> Line2D:
+def _mark(point: _Point, place: float, value: float) -> Line2D:
     """The strategy's marker; hollow where the speed-up is predicted."""
-    look = strategy_look(one.strategy)
-    face = look.colour if one.basis == "measured" else "white"
+    look = strategy_look(point.strategy)
+    face = look.colour if point.basis == "measured" else "white"
     return Line2D(
         [place], [value], linestyle="none", marker=look.marker, color=look.colour,
         markerfacecolor=face, markersize=5, zorder=3,
     )  # fmt: skip
 
 
-def _label(one: _Point, width_mm: float) -> list[str]:
+def _label(point: _Point, width_mm: float) -> list[str]:
     """Lines below a size: its geometry, its best strategy, and its speed-up."""
-    told = f"{one.speedup:.{2 if one.speedup < _TEN else 1}f}x" if one.known else _NONE
-    return [one.geometry, *wrapped(one.label, width_mm - 1.5), *wrapped(told, width_mm - 1.5)]
+    speedup_text = (
+        f"{point.speedup:.{2 if point.speedup < _TEN else 1}f}x" if point.known else _NONE
+    )
+    return [
+        point.geometry,
+        *wrapped(point.label, width_mm - 1.5),
+        *wrapped(speedup_text, width_mm - 1.5),
+    ]
 
 
 def _lines(points: Sequence[_Point], width_mm: float) -> int:
     """Most lines below a size."""
-    return max((len(_label(one, width_mm / len(points))) for one in points), default=1)
+    return max((len(_label(point, width_mm / len(points))) for point in points), default=1)
 
 
 def _legend(points: Sequence[_Point]) -> list[tuple[Artist, str]]:
     """Only what the panels have."""
-    bases = {one.basis for one in points if one.known}
+    bases = {point.basis for point in points if point.known}
     entries: list[tuple[Artist, str]] = []
     if "measured" in bases:
         filled = Line2D([], [], linestyle="-", marker="o", color=GREY)
@@ -211,7 +224,7 @@ def _legend(points: Sequence[_Point]) -> list[tuple[Artist, str]]:
         entries.append((hollow, "predicted, 90 %"))
     linear = Line2D([], [], linestyle="--", color=GREY, linewidth=0.8)
     entries.append((linear, "linear: n devices n times as fast"))
-    if any(one.enough for one in points):
+    if any(point.enough for point in points):
         entries.append((Patch(facecolor=_BAND), "enough: more devices do not pay"))
     return entries
 

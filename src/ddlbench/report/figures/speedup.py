@@ -146,11 +146,15 @@ def _panels(
 ) -> list[Panel]:
     """One panel for each strategy and variant of a geometry."""
     panels = []
-    for (strategy, variant), own in part.groupby(["strategy", "variant"], sort=False):
-        note = "; ".join(n for n in common_notes(own) if n not in everywhere)
+    for (strategy, variant), of_strategy in part.groupby(["strategy", "variant"], sort=False):
+        note = "; ".join(n for n in common_notes(of_strategy) if n not in everywhere)
         theirs = printed[printed["strategy"] == strategy]
-        sign = sign_of_all(own)  # of the strategy, so at its name
-        data = (own, bar_groups(own, networks, looks, _values, without=sign), theirs)
+        sign = sign_of_all(of_strategy)  # of the strategy, so at its name
+        data = (
+            of_strategy,
+            bar_groups(of_strategy, networks, looks, _values, without=sign),
+            theirs,
+        )
         title = f"{strategy_label(str(strategy), str(variant))} {sign}".rstrip()
         panels.append(Panel(title, note, data))
     return panels
@@ -159,8 +163,8 @@ def _panels(
 def _notes_by_strategy(shown: pd.DataFrame, everywhere: list[str]) -> list[str]:
     """Notes that not all strategies share, each with the strategies that it is of."""
     of: dict[str, list[str]] = {}
-    for strategy, own in shown.groupby("strategy", sort=False):
-        for note in common_notes(own):
+    for strategy, of_strategy in shown.groupby("strategy", sort=False):
+        for note in common_notes(of_strategy):
             if note not in everywhere:
                 of.setdefault(note, []).append(strategy_label(str(strategy)))
     return [f"{', '.join(labels)}: {note}" for note, labels in of.items()]
@@ -241,9 +245,9 @@ def _base_sentence(shown: pd.DataFrame, summary: pd.DataFrame) -> str:
         parts = [
             f"{dataset_label(str(dataset))}: "
             + ", ".join(
-                f"{network_label(r.network)} {_rate(r.samples_per_s)}" for r in rows_of(own)
+                f"{network_label(r.network)} {_rate(r.samples_per_s)}" for r in rows_of(of_dataset)
             )
-            for dataset, own in bases.groupby("dataset", sort=False)
+            for dataset, of_dataset in bases.groupby("dataset", sort=False)
         ]
         return f"Base: sequential training on one device, samples/s. {'; '.join(parts)}."
     return (
@@ -302,7 +306,7 @@ def draw_lines(
         below: sentences of the footer.
         beside: published speed-ups, drawn hollow, and their label.
     """
-    printed, said = beside or (None, "")
+    printed, sentence = beside or (None, "")
     names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
     styles = {name: DASHES[place % len(DASHES)] for name, place in places(names).items()}
     signs = {
@@ -314,7 +318,7 @@ def draw_lines(
         for (of, line), sign in signs.items()
     ]
     if printed is not None and len(printed):
-        legend.append((hollow(), said))
+        legend.append((hollow(), sentence))
     page = lay_out(
         title,
         legend,
@@ -334,9 +338,9 @@ def draw_lines(
     for axes, part in page.facets:
         _frame(axes, counts, limits)
         for place, name in enumerate(names):
-            own = part[(part["strategy"] == name[0]) & (part["line"] == name[1])]
+            of_line = part[(part["strategy"] == name[0]) & (part["line"] == name[1])]
             shift = 1 + 0.03 * (place - (len(names) - 1) / 2)
-            _draw_line(axes, own.sort_values("workers"), styles[name], shift, signs[name])
+            _draw_line(axes, of_line.sort_values("workers"), styles[name], shift, signs[name])
         _draw_crosses(axes, part[part["mark"] != ""])
         if printed is not None:
             _draw_published(axes, part, printed)
@@ -360,8 +364,10 @@ def _draw_published(axes: Axes, part: pd.DataFrame, printed: pd.DataFrame) -> No
     first = next(rows_of(part), None)
     if first is None:  # the network is not trained on this dataset
         return
-    own = printed[(printed["dataset"] == first.dataset) & (printed["network"] == first.network)]
-    for row in rows_of(own):
+    of_panel = printed[
+        (printed["dataset"] == first.dataset) & (printed["network"] == first.network)
+    ]
+    for row in rows_of(of_panel):
         look = strategy_look(str(row.strategy))
         place = float(row.workers), float(row.speedup)
         draw_published(axes, place, hollow(look.colour, look.marker))
@@ -391,12 +397,12 @@ def _frame(axes: Axes, counts: list[int], limits: tuple[float, float]) -> None:
     ticks_at(axes.yaxis, [2.0**power for power in powers if power % every == 0])
 
 
-def _draw_line(axes: Axes, own: pd.DataFrame, style: Any, shift: float, sign: str) -> None:
+def _draw_line(axes: Axes, of_line: pd.DataFrame, style: Any, shift: float, sign: str) -> None:
     """Draw a strategy's line; its points are without the sign that stands at its name."""
-    if own.empty:
+    if of_line.empty:
         return
-    look = strategy_look(str(own["strategy"].iloc[0]))
-    good = own[own["mark"] == ""]
+    look = strategy_look(str(of_line["strategy"].iloc[0]))
+    good = of_line[of_line["mark"] == ""]
     if len(good):
         x = good["workers"].astype(float) * shift
         axes.plot(x, good["speedup"], color=look.colour, linestyle=style, zorder=2, gid="line")
@@ -421,8 +427,8 @@ def missing_sentence(shown: pd.DataFrame) -> list[str]:
     for mark, part in missing.groupby("mark", sort=False):
         cells = [
             f"{strategy_label(str(strategy))} on {' and '.join(str(int(c)) for c in counts)}"
-            for strategy, own in part.groupby("strategy", sort=False)
-            if len(counts := sorted(set(own["workers"])))
+            for strategy, of_strategy in part.groupby("strategy", sort=False)
+            if len(counts := sorted(set(of_strategy["workers"])))
         ]
         parts.append(f"{mark}: {', '.join(cells)}")
     if not parts:
@@ -441,8 +447,8 @@ def draw_sites(
     if len(tables) < 2:
         raise ConfigError("one site alone compares with nothing: name another with --also-site")
     parts = []
-    for site, own in tables.items():
-        part = without_base(own.summary)
+    for site, of_site in tables.items():
+        part = without_base(of_site.summary)
         lines = per_node_lines(part)
         part["line"] = [", ".join(filter(None, [site, line])) for line in lines]
         parts.append(part)

@@ -264,9 +264,11 @@ def _recorded(predicted: Predicted, shown: pd.DataFrame) -> pd.DataFrame:
         spans = predicted.spans[predicted.spans["configuration"] == row.configuration]
         if len(spans):
             parts = parts_of(spans)
-            own = cells[cells["configuration"] == row.configuration].assign(**parts)
-            own["predicted_step_s"] = sum(parts.values())
-            rows.append(own.assign(predictor=_RECORDED, communication_s=math.nan, notes=""))
+            of_configuration = cells[cells["configuration"] == row.configuration].assign(**parts)
+            of_configuration["predicted_step_s"] = sum(parts.values())
+            rows.append(
+                of_configuration.assign(predictor=_RECORDED, communication_s=math.nan, notes="")
+            )
     return pd.concat(rows) if rows else cells.iloc[:0]
 
 

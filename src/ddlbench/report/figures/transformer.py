@@ -61,8 +61,8 @@ def draw_runs(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.Da
     """
     table = _table(runs, predicted_s)
     panels = [
-        Panel(f"{place}: {own['error'].abs().mean():.1%} mean absolute error", data=own)
-        for place, own in table.groupby("place", sort=False)
+        Panel(f"{place}: {of_place['error'].abs().mean():.1%} mean absolute error", data=of_place)
+        for place, of_place in table.groupby("place", sort=False)
     ]
     shown = [kind for kind in _KINDS if kind in set(table["kind"])]
     page = lay_out(
@@ -72,20 +72,20 @@ def draw_runs(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.Da
         footer=[sentence("gpt_runs", where=where)],
         size=PanelSize(min_width=60, height=60, left=12, between=14, max_width=74),
     )
-    for axes, own in page.facets:
-        _scatter(axes, own)
+    for axes, of_place in page.facets:
+        _scatter(axes, of_place)
         axes.set_xlabel("measured step (s)", labelpad=1)
     page.label_rows("predicted step (s)", labelpad=1)
     return page.figure, table
 
 
-def _scatter(axes: Axes, own: pd.DataFrame) -> None:
-    both = own[["measured_s", "predicted_s"]].to_numpy()
+def _scatter(axes: Axes, of_place: pd.DataFrame) -> None:
+    both = of_place[["measured_s", "predicted_s"]].to_numpy()
     low, high = both.min() * 0.85, both.max() * 1.2
     axes.plot([low, high], [low, high], "-", color=GREY, linewidth=0.8)
     for factor in (0.8, 1.2):
         axes.plot([low, high], [low * factor, high * factor], ":", color=GREY, linewidth=0.8)
-    for kind, part in own.groupby("kind", sort=False):
+    for kind, part in of_place.groupby("kind", sort=False):
         colour, marker = _KINDS[str(kind)]
         axes.plot(
             part["measured_s"], part["predicted_s"], marker, color=colour, markersize=2.5,
@@ -106,8 +106,10 @@ def draw_errors(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.
     runs_mark = Line2D([], [], linestyle="", marker="o", color=GREY)
     names = ("tensor", "data", "pipeline", "micro_batch")
     sections = [
-        Section(str(place), [Panel(name.replace("_", "-"), data=(name, own)) for name in names])
-        for place, own in table.groupby("place", sort=False)
+        Section(
+            str(place), [Panel(name.replace("_", "-"), data=(name, of_place)) for name in names]
+        )
+        for place, of_place in table.groupby("place", sort=False)
     ]
     page = lay_out(
         "Which configurations does the oracle miss?",
@@ -117,16 +119,16 @@ def draw_errors(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.
         size=PanelSize(min_width=30, height=34, left=11, between=6, max_columns=4),
         share_y=True,
     )
-    for axes, (name, own) in page.facets:
-        _errors(axes, name, own)
+    for axes, (name, of_place) in page.facets:
+        _errors(axes, name, of_place)
     page.label_rows("error (%)", labelpad=1)
     return page.figure, table
 
 
-def _errors(axes: Axes, name: str, own: pd.DataFrame) -> None:
-    values = sorted(own[name].unique())
+def _errors(axes: Axes, name: str, of_place: pd.DataFrame) -> None:
+    values = sorted(of_place[name].unique())
     for place, value in enumerate(values):
-        errors = 100 * own.loc[own[name] == value, "error"].to_numpy()
+        errors = 100 * of_place.loc[of_place[name] == value, "error"].to_numpy()
         axes.bar(place, np.abs(errors).mean(), width=0.8, color="#BBD7EE", zorder=1)
         spread = np.linspace(-0.3, 0.3, len(errors)) if len(errors) > 1 else np.zeros(1)
         axes.plot(
@@ -139,8 +141,8 @@ def _errors(axes: Axes, name: str, own: pd.DataFrame) -> None:
 
 def draw_scaling(platform: Accelerators) -> tuple[Figure, pd.DataFrame]:
     """Strong scaling of GPT-3: device-seconds of a step by part, and efficiency."""
-    found = scaling(Question(_SHAPE, platform, _BATCH, max_devices=_MOST), _LEAST)
-    table = pd.DataFrame([_record(one, found) for one in found])
+    answers = scaling(Question(_SHAPE, platform, _BATCH, max_devices=_MOST), _LEAST)
+    table = pd.DataFrame([_record(answer, answers) for answer in answers])
     page = lay_out(
         f"What does a step of GPT-3 (175 billion parameters, {_BATCH:,} samples) cost?",
         [(Patch(facecolor=_COLOURS[part]), part) for part in PARTS],
@@ -148,22 +150,22 @@ def draw_scaling(platform: Accelerators) -> tuple[Figure, pd.DataFrame]:
         footer=[sentence("gpt_scaling", platform=platform.description)],
         size=PanelSize(min_width=120, height=62, left=14, between=0, bottom=16),
     )
-    ((axes, own),) = page.facets
-    _stack(axes, own)
+    ((axes, of_panel),) = page.facets
+    _stack(axes, of_panel)
     return page.figure, table
 
 
-def _record(one: Answer, found: list[Answer]) -> dict[str, float | str]:
-    place = found.index(one)
-    row = one.row
+def _record(answer: Answer, answers: list[Answer]) -> dict[str, float | str]:
+    place = answers.index(answer)
+    row = answer.row
     return {
-        "devices": one.devices,
+        "devices": answer.devices,
         "cut": f"{row['tensor']:.0f} x {row['data']:.0f} x {row['pipeline']:.0f}",
         "micro_batch": int(row["micro_batch"]),
         "recomputation": str(row["recomputation"]),
-        "step_s": one.step_s,
-        "efficiency": efficiencies(found)[place],
-        **{part: one.parts[part] for part in PARTS},
+        "step_s": answer.step_s,
+        "efficiency": efficiencies(answers)[place],
+        **{part: answer.parts[part] for part in PARTS},
     }
 
 

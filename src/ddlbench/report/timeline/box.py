@@ -272,11 +272,11 @@ class _Cut:
         """A window with the boxes of ``count`` steps only."""
 
         def part(boxes: Sequence[Box]) -> Part | None:
-            own = tuple(box for box in boxes if first <= box.mini_batch < first + count)
-            if not own:
+            kept = tuple(box for box in boxes if first <= box.mini_batch < first + count)
+            if not kept:
                 return None
-            start_s = min(box.start_s for box in own)
-            return self._part(own, own, start_s, max(box.end_s for box in own) - start_s)
+            start_s = min(box.start_s for box in kept)
+            return self._part(kept, kept, start_s, max(box.end_s for box in kept) - start_s)
 
         return Window("", first, count, True, part(self._planned), part(self._measured))
 

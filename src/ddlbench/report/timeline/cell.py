@@ -249,12 +249,12 @@ def _read_trace(text: str, rows: Sequence[Row]) -> list[Box]:
 
 def _of_span(span: Span, rows: Sequence[Row]) -> Box:
     row = _row(span.rank, rows)
-    own = rows[row].stages
+    stages = rows[row].stages
     return _checked_box(
         row=row,
         kind=_kind(span.kind),
         # Loss and update name no stage: the loss is the last stage's, an update the whole row's.
-        stage=span.stage if span.stage is not None else (own[-1] if own else 0),
+        stage=span.stage if span.stage is not None else (stages[-1] if stages else 0),
         mini_batch=span.mini_batch,
         micro_batch=span.micro_batch,
         start_s=span.start_s,
@@ -383,7 +383,7 @@ def unit_durations(
     forward = forward or [1.0] * stages
     return StageDurations(
         forward_s=forward,
-        backward_s=[backward * one for one in forward],
+        backward_s=[backward * duration_s for duration_s in forward],
         input_share=input_share,
         update_s=[update] * stages,
         all_reduce_s=[all_reduce] * stages,
@@ -397,9 +397,9 @@ def _medians(boxes: Sequence[Box], rows: Sequence[Row]) -> Seconds:
             lengths[box.kind, box.stage].append(box.end_s - box.start_s)
         elif box.kind == "update":
             # Recorded once for all stages of a device; the schedule updates stage by stage.
-            own = rows[box.row].stages
-            for stage in own:
-                lengths["update", stage].append((box.end_s - box.start_s) / len(own))
+            stages = rows[box.row].stages
+            for stage in stages:
+                lengths["update", stage].append((box.end_s - box.start_s) / len(stages))
     seconds = {key: median(values) for key, values in lengths.items()}
     for (kind, stage), loss_s in list(seconds.items()):
         if kind == "loss" and ("forward", stage) in seconds:
@@ -412,9 +412,9 @@ def _all_reduces(boxes: Iterable[Box], rows: Sequence[Row]) -> Seconds:
     shortest: dict[tuple[int, int], float] = {}
     for box in boxes:
         if box.kind == "all_reduce":
-            own = rows[box.row].stages
-            for stage in own:
-                share_s = (box.end_s - box.start_s) / len(own)
+            stages = rows[box.row].stages
+            for stage in stages:
+                share_s = (box.end_s - box.start_s) / len(stages)
                 key = (stage, box.mini_batch)
                 shortest[key] = min(share_s, shortest.get(key, share_s))
     by_stage: dict[int, list[float]] = defaultdict(list)

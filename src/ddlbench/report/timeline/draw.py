@@ -282,8 +282,8 @@ def draw_page(
 
     Seconds in the table count from the left end of a window's time axis.
     """
-    sections = [Section(one.heading, [PagePanel("", data=one)], one.height_mm) for one in shown]
-    labels = [row.label for one in shown for row in one.rows]
+    sections = [Section(part.heading, [PagePanel("", data=part)], part.height_mm) for part in shown]
+    labels = [row.label for part in shown for row in part.rows]
     page = lay_out(
         title,
         _legend(shown),
@@ -299,16 +299,20 @@ def draw_page(
             max_columns=1,
         ),
     )
-    for axes, one in page.facets:
-        _draw_window(axes, one, page.width_mm)
-    records = [record for one in shown for record in _records(one)]
+    for axes, part in page.facets:
+        _draw_window(axes, part, page.width_mm)
+    records = [record for part in shown for record in _records(part)]
     return page.figure, pd.DataFrame(records, columns=COLUMNS).astype({"micro_batch": "Int64"})
 
 
 def _legend(shown: Sequence[Shown]) -> list[tuple[Artist, str]]:
     """The kinds of work on the page, in the order of :data:`KINDS`."""
     seen = {
-        box.kind for one in shown for panel in one.panels if panel.part for box in panel.part.boxes
+        box.kind
+        for part in shown
+        for panel in part.panels
+        if panel.part
+        for box in panel.part.boxes
     }
     kinds = [*(kind for kind in KINDS if kind in seen), *sorted(seen - set(KINDS))]
     looks = [kind_look(kind) for kind in kinds]
@@ -318,14 +322,14 @@ def _legend(shown: Sequence[Shown]) -> list[tuple[Artist, str]]:
     ]
 
 
-def _records(one: Shown) -> list[dict[str, object]]:
+def _records(part: Shown) -> list[dict[str, object]]:
     return [
         {
-            "cell_id": one.cell_id,
-            "window": one.window.title,
+            "cell_id": part.cell_id,
+            "window": part.window.title,
             "panel": panel.name,
             "row": box.row,
-            "place": one.rows[box.row].label,
+            "place": part.rows[box.row].label,
             "stage": box.stage,
             "kind": box.kind,
             "mini_batch": box.mini_batch,
@@ -333,7 +337,7 @@ def _records(one: Shown) -> list[dict[str, object]]:
             "start_s": box.start_s - panel.part.start_s,
             "end_s": box.end_s - panel.part.start_s,
         }
-        for panel in one.panels
+        for panel in part.panels
         if panel.part is not None
         for box in panel.part.boxes
     ]

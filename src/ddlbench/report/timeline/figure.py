@@ -298,8 +298,8 @@ def sentences(cells: Sequence[CellTimeline]) -> list[str]:
     }
     return [
         _measured(cells) if name == "timeline_measured" else sentence(name)
-        for name, said in lines.items()
-        if said
+        for name, line in lines.items()
+        if line
     ]
 
 
@@ -495,8 +495,8 @@ def caption(lesson: Lesson) -> list[str]:
 def _device_rows(schedule: Schedule, staged: bool) -> tuple[Row, ...]:
     rows = []
     for rank in range(schedule.world_size):
-        own = tuple(s for s, ranks in enumerate(schedule.stage_ranks) if rank in ranks)
-        ranks = schedule.stage_ranks[own[0]]
+        stages = tuple(s for s, ranks in enumerate(schedule.stage_ranks) if rank in ranks)
+        ranks = schedule.stage_ranks[stages[0]]
         replica = ranks.index(rank) if len(ranks) > 1 else None
-        rows.append(Row(f"device {rank}", own, replica) if staged else Row(f"device {rank}"))
+        rows.append(Row(f"device {rank}", stages, replica) if staged else Row(f"device {rank}"))
     return tuple(rows)

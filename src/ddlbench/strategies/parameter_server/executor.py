@@ -113,11 +113,11 @@ class ParameterServerExecutor(Executor):
         self.groups = {direction: every_rank(self.context) for direction in (PUSH, PULL)}
         if self.process.role != "server":
             return network.to(device)
-        own = servers.index(self.process.rank)
-        weights = pieces(network, self.layout, own, device)
+        server = servers.index(self.process.rank)
+        weights = pieces(network, self.layout, server, device)
         for name in list(network._modules):  # freed: the workers hold them
             delattr(network, name)
-        for message, tensor in zip(self.layout.of_server(own), weights, strict=True):
+        for message, tensor in zip(self.layout.of_server(server), weights, strict=True):
             network.register_parameter(f"message_{message.number}", nn.Parameter(tensor))
         return network
 

@@ -190,12 +190,12 @@ class SynchronousPipeline(Strategy):
             yield {"chunks": chunks}
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
-        one = self.pipeline_schedule(cell)
+        schedule = self.pipeline_schedule(cell)
         replicas, together = PipeliningOptions.of_cell(cell).replicas, self.together(cell)
         processes = []
         for rank in range(cell.devices):
-            replica, place = divmod(rank // together, one.world_size)
-            needs = needs_of(place in one.stage_ranks[0], place in one.stage_ranks[-1])
+            replica, place = divmod(rank // together, schedule.world_size)
+            needs = needs_of(place in schedule.stage_ranks[0], place in schedule.stage_ranks[-1])
             shard = {"shard": replica, "num_shards": replicas}
             processes.append(
                 process_at(cell, rank, "stage", stage=place, replica=replica, needs=needs, **shard)
@@ -211,34 +211,34 @@ class SynchronousPipeline(Strategy):
             ConfigError: balance is ``profile``, and the profile is missing or wrong.
         """
         values = self.option_values(cell)
-        one = self.pipeline_schedule(cell)
+        schedule = self.pipeline_schedule(cell)
         processes = self.placement(cell)
         replicas = PipeliningOptions.of_cell(cell).replicas
-        alone = (1,) * one.num_stages
-        micro_batch = cell.batch_size // (replicas * one.micro_batches)
+        alone = (1,) * schedule.num_stages
+        micro_batch = cell.batch_size // (replicas * schedule.micro_batches)
         balance, blocks = str(values["balance"]), self.blocks_of(cell)
         stages, _ = stages_of(cell, balance, alone, blocks, site=site, samples=micro_batch)
         return processes, {
             **values,
-            "schedule": one.name,
+            "schedule": schedule.name,
             "stages": [[stage.first, stage.last, replicas] for stage in stages],
             "stage_ranks": [
                 [process.rank for process in processes if process.stage == place]
-                for (place,) in one.stage_ranks
+                for (place,) in schedule.stage_ranks
             ],
         }
 
     def pipeline_of(self, plan: Plan) -> Pipeline:
-        details, one = PipeliningDetails.of(plan), self.pipeline_schedule(plan.cell)
-        most = [most_held(one, rank) for rank in range(one.world_size)]
+        details, schedule = PipeliningDetails.of(plan), self.pipeline_schedule(plan.cell)
+        most = [most_held(schedule, rank) for rank in range(schedule.world_size)]
         places = [process.stage for process in plan.processes]
         return Pipeline(
             stages=tuple(
-                PlannedStage(first, last, own)
-                for (first, last, _), own in zip(details.stages, details.stage_ranks, strict=True)
+                PlannedStage(first, last, ranks)
+                for (first, last, _), ranks in zip(details.stages, details.stage_ranks, strict=True)
             ),
             samples=plan.cell.batch_size / details.replicas / details.chunks,
-            in_flight=tuple(one.in_flight[place] for place in places),
+            in_flight=tuple(schedule.in_flight[place] for place in places),
             held=tuple(most[place] for place in places),
             micro_batches=details.chunks,
         )

@@ -150,11 +150,11 @@ class PipelineExecutor(Executor):
         made = []
         for index in mine:
             numbers = self.blocks[index]
-            own = nn.Sequential(OrderedDict(blocks[number] for number in numbers)).to(device)
-            own = self.prepared(own)
+            stage = nn.Sequential(OrderedDict(blocks[number] for number in numbers)).to(device)
+            stage = self.prepared(stage)
             made.append(
                 make_stage(
-                    own,
+                    stage,
                     index,
                     self.planned.num_stages,
                     device=device,

@@ -146,7 +146,7 @@ class _WeightSplitExecutor(SplitExecutor):
         """
         network: dict[str, Tensor] = {}
         modules = self.module.named_modules(remove_duplicate=False)
-        splits = {name: one for name, one in modules if isinstance(one, WeightSplit)}
+        splits = {name: module for name, module in modules if isinstance(module, WeightSplit)}
         for name, value in self.module.state_dict().items():
             layer = name.rpartition(".")[0]
             if layer not in splits:

@@ -151,9 +151,9 @@ def _flattened(
     by_rows, several = reduced
     copied = [block.parameter_bytes for block in blocks]
     for entry in workload.layer_entries:
-        own = entry["parameter_bytes"] * split.weight_shares[entry["name"]]
-        if own > workload.bucket_bytes:
-            copied[entry["block"]] -= round(own)
+        held_bytes = entry["parameter_bytes"] * split.weight_shares[entry["name"]]
+        if held_bytes > workload.bucket_bytes:
+            copied[entry["block"]] -= round(held_bytes)
     first = sum(copied[:end]) if by_rows or several else 0
     return max(first, sum(copied[end:]) if several else 0)
 
@@ -163,14 +163,27 @@ def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Bloc
     layers = _by_block(workload)
     blocks = []
     for index, block in enumerate(workload.blocks):
-        own = layers.get(index, [])
+        layers_of_block = layers.get(index, [])
         if index >= end:
-            blocks.append(_gathered(block, own) if index == end else block)
+            blocks.append(_gathered(block, layers_of_block) if index == end else block)
             continue
-        share = rows_share(shape_of(own[-1], workload.network)["output"], grid) if own else 1.0
-        entering = rows_share(shape_of(own[0], workload.network)["input"], grid) if own else 1.0
-        between = block.saved_bytes - sum(float(e["saved_bytes_per_sample"]) for e in own)
-        saved = sum(_saved_rows(entry, grid, workload.network) for entry in own) + share * between
+        share = (
+            rows_share(shape_of(layers_of_block[-1], workload.network)["output"], grid)
+            if layers_of_block
+            else 1.0
+        )
+        entering = (
+            rows_share(shape_of(layers_of_block[0], workload.network)["input"], grid)
+            if layers_of_block
+            else 1.0
+        )
+        between = block.saved_bytes - sum(
+            float(e["saved_bytes_per_sample"]) for e in layers_of_block
+        )
+        saved = (
+            sum(_saved_rows(entry, grid, workload.network) for entry in layers_of_block)
+            + share * between
+        )
         blocks.append(
             replace(
                 block,
@@ -182,11 +195,11 @@ def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Bloc
     return blocks
 
 
-def _gathered(block: Block, own: Sequence[Mapping[str, Any]]) -> Block:
+def _gathered(block: Block, layers_of_block: Sequence[Mapping[str, Any]]) -> Block:
     """The first whole block: its input is gathered, so no earlier layer has saved it."""
-    if not own or not str(own[0]["kind"]).startswith(_WINDOWS):
+    if not layers_of_block or not str(layers_of_block[0]["kind"]).startswith(_WINDOWS):
         return block
-    if float(own[0]["saved_bytes_per_sample"]) >= block.input_bytes:
+    if float(layers_of_block[0]["saved_bytes_per_sample"]) >= block.input_bytes:
         return block
     return replace(block, saved_bytes=block.saved_bytes + block.input_bytes)
 
@@ -236,13 +249,15 @@ def _of_weights(workload: Workload, split: LayerSplit, by_channel: bool) -> list
     layers, all_shares = _by_block(workload), split.weight_shares
     blocks = []
     for index, block in enumerate(workload.blocks):
-        own = layers.get(index, [])
-        shares = [all_shares[entry["name"]] for entry in own]
-        parameters = sum(e["parameter_bytes"] * s for e, s in zip(own, shares, strict=True))
-        rest = block.parameter_bytes - sum(e["parameter_bytes"] for e in own)
+        layers_of_block = layers.get(index, [])
+        shares = [all_shares[entry["name"]] for entry in layers_of_block]
+        parameters = sum(
+            e["parameter_bytes"] * s for e, s in zip(layers_of_block, shares, strict=True)
+        )
+        rest = block.parameter_bytes - sum(e["parameter_bytes"] for e in layers_of_block)
         saved = block.saved_bytes
         if by_channel:
-            for entry, share in zip(own, shares, strict=True):
+            for entry, share in zip(layers_of_block, shares, strict=True):
                 if share < 1:
                     saved += _copied_channels(entry, share, workload.network)
         blocks.append(

@@ -45,10 +45,10 @@ class WeightSplit(nn.Module):
             self._whole["bias"] = layer.bias.shape
             self._keep("bias_0", "bias", layer.bias, (slice(*bias),))
 
-    def _keep(self, own: str, name: str, whole: Tensor, place: tuple[slice, ...]) -> None:
+    def _keep(self, key: str, name: str, whole: Tensor, place: tuple[slice, ...]) -> None:
         part = nn.Parameter(whole.detach()[place].clone(), requires_grad=whole.requires_grad)
-        self.register_parameter(own, part)
-        self._places[own] = (name, place)
+        self.register_parameter(key, part)
+        self._places[key] = (name, place)
 
     @property
     def weight(self) -> Tensor:
@@ -76,9 +76,9 @@ class WeightSplit(nn.Module):
         state = {}
         for name, shape in self._whole.items():
             whole = torch.zeros(shape, dtype=like.dtype, device=like.device)
-            for own, (of, place) in self._places.items():
+            for key, (of, place) in self._places.items():
                 if of == name and self._gives(name):
-                    whole[place] = getattr(self, own).detach()
+                    whole[place] = getattr(self, key).detach()
             state[name] = self.group.all_reduce(whole)
         return state
 
@@ -93,9 +93,9 @@ class FilterSplit(WeightSplit):
     def __init__(self, layer: Convolution | nn.Linear, group: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
         parts = Parts.even(filters, group.size)
-        own = parts[group.rank]
-        super().__init__(layer, filter_pieces(own, filters, channels, groups), own, group)
-        self.parts, self.first = parts, own[0]
+        part = parts[group.rank]
+        super().__init__(layer, filter_pieces(part, filters, channels, groups), part, group)
+        self.parts, self.first = parts, part[0]
 
     def forward(self, whole: Tensor) -> Tensor:
         shared = share(whole, self.group)
@@ -107,8 +107,8 @@ class FilterSplit(WeightSplit):
                 bias = self.bias()[first - self.first : end - self.first]
             read = _channels(shared, self.dim, piece.channels)
             outputs.append(self.apply_layer(read, self.weight_of(number), bias, piece.groups))
-        own = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
-        return gather(own, self.dim, self.parts, self.group)
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
+        return gather(output, self.dim, self.parts, self.group)
 
 
 class ChannelSplit(WeightSplit):
@@ -117,17 +117,17 @@ class ChannelSplit(WeightSplit):
     def __init__(self, layer: Convolution | nn.Linear, group: ShardGroup) -> None:
         filters, channels, groups = features_of(layer)
         parts = Parts.even(channels, group.size)
-        own = parts[group.rank]
-        pieces = channel_pieces(own, filters, channels, groups)
+        part = parts[group.rank]
+        pieces = channel_pieces(part, filters, channels, groups)
         super().__init__(layer, pieces, (0, filters), group)
-        self.parts, self.first, self.filters = parts, own[0], filters
+        self.parts, self.first, self.filters = parts, part[0], filters
 
     def forward(self, whole: Tensor) -> Tensor:
-        own = take(whole, self.dim, self.parts, self.group)
+        taken = take(whole, self.dim, self.parts, self.group)
         outputs = []
         for number, piece in enumerate(self.pieces):
             first, end = piece.channels
-            read = _channels(own, self.dim, (first - self.first, end - self.first))
+            read = _channels(taken, self.dim, (first - self.first, end - self.first))
             outputs.append(self.apply_layer(read, self.weight_of(number), None, piece.groups))
         addend = outputs[0] if len(outputs) == 1 else torch.cat(outputs, self.dim)
         summed = total(self._among_all(addend), self.group)
