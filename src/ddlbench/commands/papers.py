@@ -18,7 +18,7 @@ from ddlbench.commands.plan import matrix_at
 from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import duration_text, named_lines, paragraph, table
+from ddlbench.common.screen import duration_text, examples, named_lines, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import (
     EXAMPLE_SITE,
@@ -82,7 +82,9 @@ class Row:
     same_as: str = ""
 
 
-@click.command()
+@click.command(
+    epilog=examples("ddlbench papers", "ddlbench papers ddlbench/fig4", "ddlbench papers --all")
+)
 @click.argument("figure", required=False)
 @click.option(
     "--scale", type=click.Choice(SCALES), default=LAPTOP, show_default=True, help="Of the cells."

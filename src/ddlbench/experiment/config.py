@@ -367,7 +367,7 @@ def read_papers() -> list[PaperFile]:
 
 
 def _by_number(path: Path) -> tuple[int, list[tuple[int, str]]]:
-    """Tables behind figures, an appendix behind both; fig10 behind fig9."""
+    """Figures, then tables, then an appendix; fig9 before fig10."""
     digits = "".join(sign if sign.isdigit() else " " for sign in path.stem).split()
     place = next((n for n, kind in enumerate(("fig", "table")) if path.stem.startswith(kind)), 2)
     return place, [(int(number), path.stem) for number in digits]

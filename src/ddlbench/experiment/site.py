@@ -144,7 +144,7 @@ class Accelerator(Form):
             return Reason(
                 "no_accelerator_profile",
                 f"the emulated accelerator has no table {path}; make it from profiles measured on "
-                f"the device: ddlbench accelerator {path.parents[1].name} --site SITE",
+                f"the device: ddlbench site accelerator {path.parents[1].name} --site SITE",
             )
         return None
 

@@ -5,8 +5,8 @@
     config/accelerators/<device>/device.yaml               :class:`Device`
                                 /<dataset>/<network>.csv    :mod:`ddlbench.planning.device_table`
 
-A site file names it as ``accelerator.profiles``. ``ddlbench accelerator`` makes one from profiles
-that were measured on the device, or from ``graph.txt`` files of PipeDream.
+A site file names it as ``accelerator.profiles``. ``ddlbench site accelerator`` makes one from
+profiles that were measured on the device, or from ``graph.txt`` files of PipeDream.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _data_filter(workload: Workload, platform: Platform, config: Configuration) 
 def _spatial_parts(
     workload: Workload, config: Configuration, halo: Link, gather: Link
 ) -> tuple[float, float, float]:
-    """Seconds of the split layers, of their halos, and of gathering and scattering behind them."""
+    """Seconds of the split layers, of their halos, and of gathering and scattering after them."""
     p, batch = config.inside, config.group_batch
     split = _before_the_head(workload)
     dim = config.split_dims[0]
