@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ddlbench.commands.plan import config_at, snakemake_command, with_matrix
+from ddlbench.common.screen import examples
 from ddlbench.experiment.paths import (
     enter_project,
     figures_dir,
@@ -23,7 +24,7 @@ from ddlbench.report.products import compare_sites, make_page, make_report
 from ddlbench.report.terminal import advice_lines, states, status_lines, summary_lines
 
 
-@click.command()
+@click.command(epilog=examples("ddlbench status", "ddlbench status --all"))
 @with_matrix
 @click.option(
     "--state",
@@ -80,7 +81,11 @@ _FORGOTTEN = (
 )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ddlbench forget --state out_of_memory", "ddlbench forget --state disturbed --yes"
+    )
+)
 @with_matrix
 @click.option(
     "--state",
@@ -110,7 +115,7 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
     click.echo(f"{len(files)} results deleted")
 
 
-@click.command()
+@click.command(epilog=examples("ddlbench report", "ddlbench report --show"))
 @with_matrix
 @click.option("--show", is_flag=True, help="Only print the summary of the tables that are there.")
 @click.option("--html", is_flag=True, help="Only write the HTML report of what is drawn.")

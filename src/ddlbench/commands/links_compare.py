@@ -1,4 +1,4 @@
-"""``ddlbench interconnect compare``: whether measured links are normal for what they are."""
+"""``ddlbench links compare``: whether measured links are normal for what they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, paragraph, size_text, table
+from ddlbench.common.screen import duration_text, examples, paragraph, size_text, table
 from ddlbench.common.statistics import GB
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
@@ -43,7 +43,13 @@ class _Read:
     remarks: Sequence[str] = ()
 
 
-@click.command("compare", short_help="Say whether measured links are normal.")
+@click.command(
+    "compare",
+    short_help="Say whether measured links are normal.",
+    epilog=examples(
+        "ddlbench links compare all_reduce.txt --hardware h100-sxm --fabric efa-3200 --nodes 2"
+    ),
+)
 @click.argument("sweep", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--hardware", required=True, help="Device: its name in config/hardware, or a file.")
 @click.option("--fabric", help="Its name in config/fabrics, or a file; of several nodes.")
@@ -71,9 +77,9 @@ def compare(
     library = Library.load("nccl")
     read = _read(sweep, operation, nodes, devices_per_node)
     answers = []
-    for one in read.sweeps:
-        system = _system(device, described, one.nodes, one.devices_per_node)
-        answers.append((one, system, judged_sweep(one, system, library)))
+    for sweep_read in read.sweeps:
+        system = _system(device, described, sweep_read.nodes, sweep_read.devices_per_node)
+        answers.append((sweep_read, system, judged_sweep(sweep_read, system, library)))
     if read.pairs:
         system = System(device, None, 1, devices_per_node or _DEVICES_PER_NODE)
         pairs = judged_pairs(read.pairs, system, library)
@@ -150,13 +156,13 @@ def _sweeps_of(links: Links, nodes: int | None, devices: int | None) -> Iterator
         fits = nodes in (None, swept.nodes) and devices in (None, swept.devices_per_node)
         if swept.transport == "nccl" and swept.operation in OPERATIONS and swept.points and fits:
             factor = swept.ranks if swept.operation in _GIVEN_RANKS else 1
-            points = [one for one in swept.points if one.message_bytes > 0]
+            points = [point for point in swept.points if point.message_bytes > 0]
             yield Measured(
                 swept.operation,
                 swept.nodes,
                 swept.devices_per_node,
-                [factor * one.message_bytes for one in points],
-                [one.time_s for one in points],
+                [factor * point.message_bytes for point in points],
+                [point.time_s for point in points],
                 swept.transport,
             )
 
@@ -186,19 +192,19 @@ def _values(
 ) -> dict[str, Any]:
     sweeps = [
         {
-            "operation": one.operation,
+            "operation": measured.operation,
             "nodes": system.nodes,
             "devices_per_node": system.devices_per_node,
             "points": [point.to_dict() for point in judged],
             "sentence": sentence(judged, system, fabric or ""),
         }
-        for one, system, judged in answers
+        for measured, system, judged in answers
     ]
     return {"hardware": hardware, "fabric": fabric, "sweeps": sweeps}
 
 
 def _lines(answers: Sequence[tuple[Measured, System, list[Judged]]], fabric: str) -> Iterator[str]:
-    for place, (one, system, judged) in enumerate(answers):
+    for place, (measured, system, judged) in enumerate(answers):
         if place:
             yield ""
         text = _rate_text if judged[0].payload_bytes is None else duration_text
@@ -212,7 +218,9 @@ def _lines(answers: Sequence[tuple[Measured, System, list[Judged]]], fabric: str
             )
             for point in judged
         ]
-        yield from table(f"{one.operation} | > measured | > expected | > interval | verdict", rows)
+        yield from table(
+            f"{measured.operation} | > measured | > expected | > interval | verdict", rows
+        )
         yield from paragraph(sentence(judged, system, fabric))
 
 

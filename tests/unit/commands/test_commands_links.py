@@ -1,4 +1,4 @@
-"""`ddlbench interconnect`: JSON of link tests, tables of links."""
+"""`ddlbench links`: JSON of link tests, tables of links."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from ddlbench.commands.interconnect import interconnect
+from ddlbench.commands.links import links as links_command
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.links import SlowPair, read_links, write_links
 from ddlbench.experiment.site import Interconnect, load_site
@@ -34,7 +34,7 @@ P2P = (
 
 
 def run(*arguments, **options):
-    return CliRunner().invoke(interconnect, [str(a) for a in arguments], **options)
+    return CliRunner().invoke(links_command, [str(a) for a in arguments], **options)
 
 
 def test_p2p_as_json(tmp_path):

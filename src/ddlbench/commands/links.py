@@ -1,4 +1,4 @@
-"""``ddlbench interconnect`` and ``ddlbench link``: links that were measured, or are emulated."""
+"""``ddlbench links``: links that were measured, that a text describes, or that are emulated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import click
 
-from ddlbench.commands.interconnect_compare import compare
+from ddlbench.commands.links_compare import compare
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, paragraph, table
+from ddlbench.common.screen import duration_text, examples, paragraph, table
 from ddlbench.common.statistics import MB, MBIT_PER_S, MS
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
 from ddlbench.experiment.fabric import Backend, LinkCondition
@@ -26,14 +26,18 @@ _FILE = click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 
 
 @click.group()
-def interconnect() -> None:
-    """Read and show measured links, and say whether they are normal."""
+def links() -> None:
+    """Show, judge and emulate the links between devices."""
 
 
-interconnect.add_command(compare)
+links.add_command(compare)
 
 
-@interconnect.command("parse-p2p", short_help="Print p2pBandwidthLatencyTest's output as JSON.")
+@links.command(
+    "parse-p2p",
+    short_help="Print p2pBandwidthLatencyTest's output as JSON.",
+    epilog=examples("ddlbench links parse-p2p p2p.txt"),
+)
 @_FILE
 def parse_p2p_file(file: Path) -> None:
     """Print the matrices of p2pBandwidthLatencyTest's output as JSON (bytes per second, seconds).
@@ -44,7 +48,11 @@ def parse_p2p_file(file: Path) -> None:
     _print_parsed(file, parse_p2p)
 
 
-@interconnect.command("parse-nvbandwidth", short_help="Print `nvbandwidth -j` output as JSON.")
+@links.command(
+    "parse-nvbandwidth",
+    short_help="Print `nvbandwidth -j` output as JSON.",
+    epilog=examples("ddlbench links parse-nvbandwidth nvbandwidth.json"),
+)
 @_FILE
 def parse_nvbandwidth_file(file: Path) -> None:
     """Print the device-to-device matrices of `nvbandwidth -j` as JSON (bytes per second, seconds).
@@ -55,13 +63,13 @@ def parse_nvbandwidth_file(file: Path) -> None:
     _print_parsed(file, parse_nvbandwidth)
 
 
-@interconnect.command()
+@links.command(epilog=examples("ddlbench links show results/mycluster/links/default/links.json"))
 @click.argument("links_json", type=click.Path(path_type=Path))
 def show(links_json: Path) -> None:
     """Show the fits and the slow pairs of a links.json."""
-    links = read_links(links_json)
-    lines = [*_fit_lines(links), *_pair_lines(links)]
-    for note in links.notes:
+    measured = read_links(links_json)
+    lines = [*_fit_lines(measured), *_pair_lines(measured)]
+    for note in measured.notes:
         lines += paragraph(f"note: {note}", hanging="  ")
     click.echo("\n".join(lines))
 
@@ -154,12 +162,10 @@ def _pair_lines(links: Links) -> list[str]:
     return [title, *table(headings, rows)] if rows else [f"{title}: none"]
 
 
-@click.group()
-def link() -> None:
-    """Emulate slow links between nodes on this machine."""
-
-
-@link.command(short_help="Make links of a condition, and measure them.")
+@links.command(
+    short_help="Emulate links of a condition, and measure them.",
+    epilog=examples("ddlbench links probe --latency-ms 10 --bandwidth-mbit 500 --loss-percent 1"),
+)
 @click.option("--latency-ms", type=float, help="Delay from node to node, one way.")
 @click.option("--bandwidth-mbit", type=float, help="Rate of each node's link, each direction.")
 @click.option("--loss-percent", type=float, default=0.0, show_default=True, help="Lost packets.")
@@ -194,24 +200,26 @@ def probe(
     as_json: bool,
     **values: Any,
 ) -> None:
-    """Make links of a condition, measure them, and say whether they are what was asked for.
+    """Emulate links of a condition between nodes on this machine, and measure them.
+
+    Says whether the links are as the options describe them.
 
     Exit status 1 where delay or rate is off by more than 10 %, or the loss is another.
     """
     of_links = {"latency_ms": values.pop("latency_ms"), "bandwidth_mbit_per_s": bandwidth_mbit}
     inside = {"latency_ms": inside_latency_ms, "bandwidth_mbit_per_s": inside_bandwidth_mbit}
     given = {**values, **_known(of_links), **({"inside": _known(inside)} if _known(inside) else {})}
-    condition = LinkCondition.from_mapping(given, "link probe")
+    condition = LinkCondition.from_mapping(given, "links probe")
     try:
         with EmulatedNodes(condition, nodes, devices) as emulated:
-            found = emulated.probe(compare)
+            report = emulated.probe(compare)
     except EmulationFailed as error:
-        raise ConfigError(f"link probe: {error}") from error
+        raise ConfigError(f"links probe: {error}") from error
     if as_json:
-        click.echo(json.dumps(found, indent=1, allow_nan=False))
+        click.echo(json.dumps(report, indent=1, allow_nan=False))
     else:
-        _show_probe(found)
-    if not found["ok"]:
+        _show_probe(report)
+    if not report["ok"]:
         sys.exit(1)
 
 
@@ -219,8 +227,8 @@ def _known(values: dict[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _show_probe(found: dict[str, Any]) -> None:
-    setting, measured = found["setting"], found["measured"]
+def _show_probe(report: dict[str, Any]) -> None:
+    setting, measured = report["setting"], report["measured"]
     rows = _link_rows(setting, measured) if setting["nodes"] > 1 else []
     if "inside" in measured:
         rows += _link_rows(setting["inside"], measured["inside"], " inside a node")
@@ -234,7 +242,7 @@ def _show_probe(found: dict[str, Any]) -> None:
     ]
     lines = [*table("link | > set | > measured", rows), f"made by {measured['links']['backend']}"]
     lines += [f"no goodput of TCP: {tcp['failure']}" for tcp in tests if tcp["failure"]]
-    click.echo("\n".join([*lines, *(f"missed: {sentence}" for sentence in found["misses"])]))
+    click.echo("\n".join([*lines, *(f"missed: {sentence}" for sentence in report["misses"])]))
 
 
 def _link_rows(

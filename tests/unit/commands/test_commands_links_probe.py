@@ -1,12 +1,11 @@
-"""`ddlbench link probe`: what it asks for, what it prints, how it ends."""
+"""`ddlbench links probe`: what it asks for, what it prints, how it ends."""
 
 import json
 
 import pytest
 from click.testing import CliRunner
 
-from ddlbench.commands import interconnect
-from ddlbench.commands.interconnect import link
+from ddlbench.commands import links
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.fabric import LinkCondition
 
@@ -62,12 +61,12 @@ def nodes(monkeypatch):
     class Fresh(Nodes):
         pass
 
-    monkeypatch.setattr(interconnect, "EmulatedNodes", Fresh)
+    monkeypatch.setattr(links, "EmulatedNodes", Fresh)
     return Fresh
 
 
 def probe(*arguments):
-    return CliRunner().invoke(link, ["probe", *arguments])
+    return CliRunner().invoke(links.links, ["probe", *arguments])
 
 
 ASKED = ("--latency-ms", "10", "--bandwidth-mbit", "500", "--loss-percent", "1")
@@ -128,11 +127,11 @@ def test_links_inside_a_node_have_rows_of_their_own(nodes):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--latency-ms", "-1"), "link probe: latency_ms: -1.0 is too small"),
+        (("--latency-ms", "-1"), "links probe: latency_ms: -1.0 is too small"),
         (("--latency-ms", "1", "--loss-percent", "51"), "loss_percent: 51.0 is too large"),
         (("--latency-ms", "2001"), "latency_ms: 2001.0 is too large"),
         (("--latency-ms", "1", "--mtu", "1"), "mtu: 1 is too small"),
-        (("--bandwidth-mbit", "1"), "link probe: 'latency_ms' is missing"),
+        (("--bandwidth-mbit", "1"), "links probe: 'latency_ms' is missing"),
         (("--inside-bandwidth-mbit", "1"), "inside: 'latency_ms' is missing"),
     ],
 )
@@ -143,7 +142,7 @@ def test_what_cannot_be_is_one_sentence(nodes, arguments, sentence):
 
 
 def test_a_machine_that_cannot_is_one_sentence(nodes):
-    nodes.error = interconnect.EmulationFailed("no namespaces can be made: not permitted")
+    nodes.error = links.EmulationFailed("no namespaces can be made: not permitted")
     done = probe(*ASKED)
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == "link probe: no namespaces can be made: not permitted"
+    assert str(done.exception) == "links probe: no namespaces can be made: not permitted"
