@@ -21,7 +21,7 @@ def load(
 ) -> pd.DataFrame:
     """Read trees of results as one table: a row for each cell that has a result or has failed.
 
-    ``docs/results.md`` lists the columns, with units and meanings. A cell whose ``status`` is not
+    ``docs/reference/columns.csv`` lists the columns, with units and meanings. A cell whose ``status`` is not
     ``ok`` has a ``reason`` and empty numbers. A file that is damaged is a warning, and a row of
     status ``invalid``. Only text is read, and nothing is written.
 

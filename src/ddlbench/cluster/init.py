@@ -93,6 +93,7 @@ def site_text(answers: Answers) -> str:
         f"features of the nodes to use{here}",
     )
     lines = [
+        "# yaml-language-server: $schema=../schemas/site.json",
         *_comment(
             f"Written by `ddlbench site init` from what SLURM says of partition {kind.partition}; "
             "edit it freely."

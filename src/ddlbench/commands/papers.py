@@ -15,6 +15,7 @@ import pandas as pd
 
 from ddlbench import __version__
 from ddlbench.commands.plan import matrix_at
+from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.common.screen import duration_text, examples, named_lines, paragraph, table
@@ -341,14 +342,14 @@ def _cells(row: Row) -> str:
 
 
 def papers_table() -> str:
-    """docs/papers.md's table: figure, question, command at laptop scale."""
-    lines = ["| figure | question | at laptop scale |", "|---|---|---|"]
+    """docs/papers/figures.csv: figure, question, command at laptop scale."""
+    rows = [("figure", "printed as", "question", "at laptop scale")]
     for file in read_papers():
         paper = file.paper
-        command = f"`{command_of(file, LAPTOP)}`"
+        command = command_of(file, LAPTOP)
         if paper.same_as or paper.not_drawn:
             command = file.without_cells_why(LAPTOP).rstrip(".")
         elif why := file.scales.get(LAPTOP, {}).get("reason", ""):
             command = f"full scale only: {why}"
-        lines.append(f"| `{paper.figure}` ({paper.source}) | {paper.question} | {command} |")
-    return "\n".join(lines)
+        rows.append((paper.figure, paper.source, paper.question, command))
+    return csv_text(rows)

@@ -333,6 +333,7 @@ def _timing(timing: Timing | None, cell: Cell) -> dict[str, Any]:
         "step_median_s": timing.step_s.median_s,
         "step_low_s": timing.step_s.low_s,
         "step_high_s": timing.step_s.high_s,
+        "load_step_s": timing.load_s / timing.step_s.count if timing.step_s.count else None,
     }
 
 

@@ -1,7 +1,7 @@
 """Tables as CSV files: fixed columns, empty for unknown, written whole or not at all.
 
-A column has a name, a kind, a unit and a meaning, in ``columns.yaml``. ``docs/results.md`` is made
-from them (``make tables``).
+A column has a name, a kind, a unit and a meaning, in ``columns.yaml``; ``make tables`` makes
+``docs/reference/columns.csv`` of them.
 """
 
 from __future__ import annotations

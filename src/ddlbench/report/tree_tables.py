@@ -2,7 +2,7 @@
 
 ``ddlbench.load`` returns the first; ``ddlbench export`` hands all to a format. Columns of results
 are those of ``measurements.csv``; the other ones are derived from the forms of result.json, and
-``docs/results.md`` lists them.
+``docs/reference/columns.csv`` lists them.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class _Crate:
         for site in self._sites:
             self._add_cells(site)
         write_table(self._folder / "cells.csv", self._tables.cells.frame)
-        about = "All cells; docs/results.md of ddlbench lists the columns"
+        about = "All cells; docs/reference/columns.csv of ddlbench lists the columns"
         self._add_file(Path("cells.csv"), about, _parameter("table"))
         self._made.setdefault("table", []).append("cells.csv")
 
