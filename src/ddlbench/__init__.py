@@ -21,9 +21,9 @@ def load(
 ) -> pd.DataFrame:
     """Read trees of results as one table: a row for each cell that has a result or has failed.
 
-    ``docs/reference/columns.csv`` lists the columns, with units and meanings. A cell whose ``status`` is not
-    ``ok`` has a ``reason`` and empty numbers. A file that is damaged is a warning, and a row of
-    status ``invalid``. Only text is read, and nothing is written.
+    ``docs/reference/columns.csv`` lists the columns, with units and meanings. A cell whose
+    ``status`` is not ``ok`` has a ``reason`` and empty numbers. A file that is damaged is a
+    warning, and a row of status ``invalid``. Only text is read, and nothing is written.
 
     Args:
         results: a folder of results, of a site or of one cell; or several of these.
