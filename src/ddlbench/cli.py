@@ -29,6 +29,7 @@ COMMANDS = {
         "status": "Say what runs, what failed, and why.",
         "report": "Make tables, figures and an HTML report of the results so far.",
         "forget": "Delete results, so that the next run measures them again.",
+        "export": "Write results for DuckDB, MLflow, Prometheus and others.",
     },
     "Predict and choose": {
         "predict": "Predict one cell: time of a step, its parts, memory.",

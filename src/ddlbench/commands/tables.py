@@ -32,7 +32,18 @@ from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import REASON_CODES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.documents import PredictedCell
-from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, VALIDATION
+from ddlbench.report.status_document import StatusDocument
+from ddlbench.report.tables import (
+    CELLS,
+    LINKS,
+    MEASUREMENTS,
+    RANKS,
+    STEPS,
+    SUMMARY,
+    TREE_STEPS,
+    VALIDATION,
+)
+from ddlbench.report.tree_tables import rank_columns, setting_columns
 
 _PLANNING = "src/ddlbench/planning"
 _REFERENCE = "docs/reference"
@@ -283,10 +294,14 @@ def main_columns() -> str:
 
 
 def columns_csv() -> str:
-    """One row a column of every table of an experiment."""
+    """One row a column of every table of an experiment, and of a tree of results."""
+    of_trees = {
+        "ddlbench.load": (*CELLS, *setting_columns()), "export: steps": TREE_STEPS,
+        "export: ranks": (*RANKS, *rank_columns()), "export: links": LINKS,
+    }  # fmt: skip
     rows = [
         (file, column.name, column.kind, column.unit, column.description)
-        for file, columns in _COLUMNS_OF.items()
+        for file, columns in {**_COLUMNS_OF, **of_trees}.items()
         for column in columns
     ]
     return csv_text([("file", "column", "kind", "unit", "meaning"), *rows])
@@ -294,7 +309,10 @@ def columns_csv() -> str:
 
 def fields_csv() -> str:
     """One row a field of every file of results in JSON."""
-    files = {"result.json": schema_fields(), "predictions.json": _predicted_fields()}
+    files = {
+        "result.json": schema_fields(), "predictions.json": _predicted_fields(),
+        "status --json": _status_fields(),
+    }  # fmt: skip
     rows = [
         (file, name, kind.replace("`", ""), meaning)
         for file, fields_of_file in files.items()
@@ -317,6 +335,11 @@ def schema_fields() -> list[tuple[str, str, str]]:
 def _predicted_fields() -> list[tuple[str, str, str]]:
     schema = schema_of(PredictedCell)
     return list(_walk("", schema, {}))
+
+
+def _status_fields() -> list[tuple[str, str, str]]:
+    schema = schema_of(StatusDocument)
+    return list(_walk("", schema, schema["$defs"]))
 
 
 def _walk(

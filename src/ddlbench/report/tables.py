@@ -53,6 +53,10 @@ MEASUREMENTS = _columns("measurements")
 SUMMARY = _columns("summary")
 STEPS = _columns("steps")
 VALIDATION = _columns("validation")
+CELLS = _columns("cells")
+TREE_STEPS = _columns("tree_steps")
+RANKS = _columns("ranks")
+LINKS = _columns("links")
 
 
 @dataclass(frozen=True)
