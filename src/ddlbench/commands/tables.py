@@ -40,8 +40,8 @@ from ddlbench.report.tables import (
     RANKS,
     STEPS,
     SUMMARY,
+    TREE_STEPS,
     VALIDATION,
-    Column,
 )
 from ddlbench.report.tree_tables import rank_columns, setting_columns
 
@@ -294,16 +294,14 @@ def main_columns() -> str:
 
 
 def columns_csv() -> str:
-    """One row a column of every table of results; of cells those that measurements.csv lacks."""
-    tables = {
-        **_COLUMNS_OF,
-        "cells (ddlbench.load)": _of_trees_only(),
-        "ranks (export)": (*RANKS, *rank_columns()),
-        "links (export)": LINKS,
-    }
+    """One row a column of every table of an experiment, and of a tree of results."""
+    of_trees = {
+        "ddlbench.load": (*CELLS, *setting_columns()), "export: steps": TREE_STEPS,
+        "export: ranks": (*RANKS, *rank_columns()), "export: links": LINKS,
+    }  # fmt: skip
     rows = [
         (file, column.name, column.kind, column.unit, column.description)
-        for file, columns in tables.items()
+        for file, columns in {**_COLUMNS_OF, **of_trees}.items()
         for column in columns
     ]
     return csv_text([("file", "column", "kind", "unit", "meaning"), *rows])
@@ -312,10 +310,9 @@ def columns_csv() -> str:
 def fields_csv() -> str:
     """One row a field of every file of results in JSON."""
     files = {
-        "result.json": schema_fields(),
-        "predictions.json": _predicted_fields(),
+        "result.json": schema_fields(), "predictions.json": _predicted_fields(),
         "status --json": _status_fields(),
-    }
+    }  # fmt: skip
     rows = [
         (file, name, kind.replace("`", ""), meaning)
         for file, fields_of_file in files.items()
@@ -349,6 +346,11 @@ def _status_fields() -> list[tuple[str, str, str]]:
 def _predicted_fields() -> list[tuple[str, str, str]]:
     schema = schema_of(PredictedCell)
     return list(_walk("", schema, {}))
+
+
+def _status_fields() -> list[tuple[str, str, str]]:
+    schema = schema_of(StatusDocument)
+    return list(_walk("", schema, schema["$defs"]))
 
 
 def _walk(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from pathlib import Path
 from ddlbench.common.document import UnreadableJson
 from ddlbench.common.errors import ConfigError, file_fault, printable, shown
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.fabric import LinkCondition
+from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition
 from ddlbench.experiment.paths import LINKS_FILE
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import InvalidResult, Result, cell_result, read_result
@@ -98,11 +99,6 @@ class ResultTree:
     cells: tuple[TreeCell, ...]
     links: tuple[tuple[str, Path], ...] = ()
     experiments: tuple[tuple[str, Path], ...] = ()
-
-    @property
-    def several(self) -> bool:
-        """Cells of more than one tree are here, so that a site and an id may stand for two."""
-        return len({cell.tree for cell in self.cells}) > 1
 
 
 def read_tree(results: Given | Iterable[Given]) -> ResultTree:
@@ -235,10 +231,13 @@ def _said(folder: Path) -> tuple[str, str]:
 
     Raises:
         InvalidResult, UnreadableJson: it cannot be read.
+        ConfigError: its site could be no folder.
     """
     path = folder / RESULT_FILE
     if path.is_file():
         result = read_result(path)
+        if not re.fullmatch(str(FOLDER_NAME["pattern"]), result.site):
+            raise ConfigError(f"{shown(result.site)} is no name of a site")
         return result.site, result.cell_id
     failure = Failure.read(folder)
     return "", "" if failure is None else failure.cell_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from urllib.parse import unquote
@@ -91,12 +92,11 @@ def test_openmetrics_has_a_typed_family_for_each_number(results):
 def test_labels_are_escaped_and_series_of_several_trees_differ(results, tmp_path):
     odd = tmp_path / 'a "quoted"\\\nname'
     odd.symlink_to(results)
-    tables = TreeTables(read_tree([results, odd]))
-    assert not tables.tree.several  # the same folder, so the same cells
+    assert len(read_tree([results, odd]).cells) == 2  # the same folder, so the same cells
     odd.unlink()
     write(odd, read_tree(results).cells[0].cell)
     text = exposition(TreeTables(read_tree([results, odd])))
-    assert r'a \"quoted\"\\\nname"' in text
+    assert r"a \"quoted\"\\\nname/" in text
     series = [line.split("} ")[0] for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == len(set(series))
 
@@ -124,6 +124,20 @@ def test_a_crate_describes_files_that_are_there(results, tmp_path, monkeypatch):
     assert known["./"]["license"] == {"@id": "https://spdx.org/licenses/Apache-2.0"}
     again = ddlbench.load(out / "results")
     assert list(again["cell_id"]) == list(ddlbench.load(results)["cell_id"])
+
+
+def test_a_crate_holds_each_cell_once_and_no_links(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "private").write_text("key")
+    steps = read_tree(results).cells[-1].folder / "steps.csv"
+    steps.unlink(missing_ok=True)
+    steps.symlink_to(tmp_path / "private")
+    run("--to", "ro-crate", results, "--out", tmp_path / "crate")
+    files = [path for path in (tmp_path / "crate").rglob("*") if path.is_file()]
+    assert all(path.read_bytes() != b"key" for path in files)
+    shutil.copytree(results, tmp_path / "again")
+    with pytest.raises(ConfigError, match="same cell"):
+        run("--to", "ro-crate", results, tmp_path / "again", "--out", tmp_path / "other")
 
 
 def test_a_second_export_replaces_the_first_and_nothing_else(results, tmp_path, monkeypatch):

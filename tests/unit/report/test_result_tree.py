@@ -112,6 +112,15 @@ def test_a_copied_folder_of_a_cell_says_itself_what_it_is(tmp_path, rows, result
     assert (only["site"], only["cell_id"], only["status"]) == ("", rows[-1].cell.id, "failed")
 
 
+def test_a_site_that_leads_out_of_a_folder_is_refused(tmp_path, rows, caplog):
+    values = report_factory.result(rows[0].cell) | {"site": "../../out"}
+    path = write(tmp_path / "a", rows[0].cell)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "result.json").write_text(json.dumps(values))
+    assert set(ddlbench.load(tmp_path)["folder"]) == {str(path.parent)}
+    assert "no name of a site" in caplog.text
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', '{"a": NaN}', "\0"])
 def test_a_damaged_result_is_one_warning_and_a_row(rows, results, caplog, text):
     path = results / "local" / "cells" / rows[0].cell.id / "result.json"

@@ -50,8 +50,11 @@ def write(tables: TreeTables, out: Path, study: Study) -> str:
 def exposition(tables: TreeTables) -> str:
     """The numbers of all cells as text."""
     lines: list[str] = []
-    rows = tables.cells.frame.to_dict("records")
-    named = (*LABELS, "results") if tables.tree.several else LABELS
+    frame = tables.cells.frame
+    rows = frame.to_dict("records")
+    # A copy of a cell, as in a second tree, needs a label more.
+    twice = bool(frame.duplicated(["site", "cell_id"]).any())
+    named = (*LABELS, "folder") if twice else LABELS
     labels = [{name: str(row[name]) for name in named} for row in rows]
     status = [
         ({**of_row, "status": str(row["status"]), "reason_code": str(row["reason_code"])}, 1.0)

@@ -63,7 +63,8 @@ _README = """# {title}
 {about}
 
 - `cells.csv`: a row a cell; `results/`: its files, and tables and figures.
-- `Snakefile`, `rules/`, `workflow/`, `config/`: what measured them; ddlbench runs it.
+- `Snakefile`, `rules/`, `workflow/`, `config/`: the workflow, as ddlbench {version} has it; column
+  `commit` of `cells.csv` names the commit that measured a cell.
 - `ro-crate-metadata.json`: all of this for programs (Workflow Run Crate).
 
 `ddlbench.load("results")` reads the cells as a table.
@@ -76,12 +77,19 @@ def write(tables: TreeTables, out: Path, study: Study) -> str:
     """Write the crate, which a validator of RO-Crates accepts, into the folder ``out``.
 
     Raises:
-        ConfigError: no Snakefile is here, or a file of an experiment is missing.
+        ConfigError: no Snakefile is here, a file of an experiment is missing, or two results are
+            of one cell.
     """
     root = project_root()
     if not (root / _WORKFLOW).is_file():
         raise ConfigError(
             f"{root} holds no {_WORKFLOW}, which a crate is about; run this inside the repository"
+        )
+    frame = tables.cells.frame
+    for copy in frame[frame.duplicated(["site", "cell_id"])].itertuples():
+        raise ConfigError(
+            f"{copy.folder}: another folder holds a result of the same cell and site, and a crate "
+            "holds one of each; export one tree"
         )
     with whole_folder(out) as folder:
         crate = _Crate(folder, tables, study)
@@ -153,7 +161,7 @@ class _Crate:
             place = Path("results") / folder.parent.name / folder.name
             for pattern in _OF_AN_EXPERIMENT:
                 for path in sorted(folder.glob(pattern)):
-                    if path.is_file() and path.suffix != ".log":
+                    if _to_copy(path) and path.suffix != ".log":
                         kind = pattern.partition("/")[0].partition(".")[0]
                         about = f"{folder.name} on {folder.parent.name}: {path.stem}"
                         to = place / path.relative_to(folder)
@@ -162,7 +170,7 @@ class _Crate:
         for cell in self._tables.tree.cells:
             place = Path("results") / (cell.site or "unknown") / "cells" / cell.cell.id
             for name in _OF_A_CELL:
-                if (cell.folder / name).is_file():
+                if _to_copy(cell.folder / name):
                     target = self._folder / place / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(cell.folder / name, target)
@@ -190,7 +198,9 @@ class _Crate:
 
     def _add_readme(self, title: str, about: str) -> None:
         path = self._folder / "README.md"
-        path.write_text(_README.format(title=title, about=about), encoding="utf-8")
+        path.write_text(
+            _README.format(title=title, about=about, version=__version__), encoding="utf-8"
+        )
         self._add_file(Path(path.name), "What is in this crate", "")["about"] = _ref("./")
 
     def finish(self) -> None:
@@ -268,9 +278,6 @@ class _Crate:
             "version": " ".join([__version__, *commits]),
             "license": _ref(_licence(_LICENCE_OF_WORKFLOW)["@id"]),
             "creator": _ref("#ddlbench-authors"),
-            "dateCreated": datetime.fromtimestamp(
-                (self._folder / _WORKFLOW).stat().st_mtime, UTC
-            ).isoformat(timespec="seconds"),
             "encodingFormat": "text/x-python",
             "softwareRequirements": [_ref(package["@id"]) for package in packages],
             "hasPart": [_ref(place) for place in self._beside],
@@ -331,6 +338,11 @@ class _Crate:
         self._entities.append(entity)
         self._parts.append(entity["@id"])
         return entity
+
+
+def _to_copy(path: Path) -> bool:
+    """A file of the results; a link may lead to what nobody means to publish."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _licence(name: str) -> Entity:
