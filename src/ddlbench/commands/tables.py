@@ -332,17 +332,6 @@ def schema_fields() -> list[tuple[str, str, str]]:
     return list(_walk("", schema, schema["$defs"]))
 
 
-def _of_trees_only() -> list[Column]:
-    """Columns of ``ddlbench.load`` that ``measurements.csv`` lacks."""
-    known = {column.name for column in MEASUREMENTS} - {"experiment"}
-    return [column for column in (*CELLS, *setting_columns()) if column.name not in known]
-
-
-def _status_fields() -> list[tuple[str, str, str]]:
-    schema = schema_of(StatusDocument)
-    return list(_walk("", schema, schema["$defs"]))
-
-
 def _predicted_fields() -> list[tuple[str, str, str]]:
     schema = schema_of(PredictedCell)
     return list(_walk("", schema, {}))
