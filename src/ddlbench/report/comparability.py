@@ -20,7 +20,7 @@ of a figure makes a sentence of it.
 What is unknown gives no note. Results of earlier versions name no processors for each rank; then
 provenance has those of rank 0.
 
-Whether a machine had the same speed tells the probe, a fixed piece of work that every cell times
+The probe tells whether a machine kept its speed. It is a fixed piece of work that every cell times
 before and after its training::
 
     probe  [ training ]  probe       the two are apart by over 15 %: unsteady
@@ -356,7 +356,7 @@ def of_a_repeat(note: Note) -> Note:
 def sentences(shown: pd.DataFrame) -> list[str]:
     """The notes of all cells of a figure, each once, without a full stop.
 
-    Of many notes of one kind, only the kind is said.
+    Where many notes are of one kind, only the kind is named.
     """
     notes = notes_of(shown["comparability"])
     few = len(notes) <= _MOST_SENTENCES
