@@ -434,7 +434,7 @@ def _all_reduces(boxes: Iterable[Box], rows: Sequence[Row]) -> Seconds:
 
 
 _KINDS = {"all_gather": "gather", "broadcast": "gather", "reduce_scatter": "scatter"}
-_DRAWN = ("forward", "backward", "update")
+_DRAWN = ("load", "forward", "backward", "update")
 
 
 def predicted_boxes(plan: Plan, folder: Path, first: int, steps: int) -> tuple[Box, ...]:
