@@ -21,6 +21,7 @@ from ddlbench.commands import oracle_transformer_display as transformer_display
 from ddlbench.commands.oracle_read import read_command
 from ddlbench.commands.oracle_roofline import roofline_command
 from ddlbench.commands.oracle_runs import is_published, published, terms_command
+from ddlbench.commands.partition import partition
 from ddlbench.commands.plan import with_matrix
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
@@ -184,6 +185,7 @@ transformers = oracle.transformers
 oracle.add_command(terms_command)
 oracle.add_command(roofline_command)
 oracle.add_command(read_command)
+oracle.add_command(partition)
 
 
 @oracle.command("best", short_help="Rank the strategies on so many devices.")

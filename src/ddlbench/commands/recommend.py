@@ -28,6 +28,7 @@ from ddlbench.commands.recommend_planned import (
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
+    examples,
     in_one_unit,
     left_out,
     named_lines,
@@ -56,7 +57,14 @@ if TYPE_CHECKING:
     from ddlbench.predict.ranking import Question, Ranking
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ddlbench recommend --network vgg11 --dataset cifar10 --geometry 2x4 --batch-size 256",
+        "ddlbench recommend --configfile mine.yaml --geometry 1x2,1x4,2x4",
+        "ddlbench recommend --network resnet50 --dataset imagenet --batch-size 2048 "
+        "--hardware h100-sxm --fabric infiniband-400 --geometry 8x8",
+    )
+)
 @cell_options
 @click.option(
     "--recommender",

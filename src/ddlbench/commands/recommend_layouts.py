@@ -220,8 +220,8 @@ def _one_lines(question: LayoutQuestion, answer: LayoutAnswer) -> list[str]:
         f"{counts[call]} {word}" for call, word in _CALLS.items() if call in counts
     )
     lines += paragraph(
-        f"{counted(len(rows), 'layout')}: {counted_calls}. All within {EQUAL:.0%} of the first are equally "
-        f"good: {len(equal)}."
+        f"{counted(len(rows), 'layout')}: {counted_calls}. All within {EQUAL:.0%} of the first are "
+        f"equally good: {len(equal)}."
     )
     return lines + paragraph(_CUT + _MICRO) + _facts(question, [answer])
 

@@ -103,11 +103,11 @@ class ExperimentKeys(Form):
     data: OwnDatasets = field(default_factory=dict)
     """Datasets of your own by name, for example `photos: {folder: ~/photos, size: 96}` or `texts:
     {tokens: corpus.bin, vocabulary: 50304, sequence: 1024}`
-    ([docs/datasets.md](../docs/datasets.md#your-own-data))."""
+    ([docs/networks.md](../docs/networks.md#your-own-data))."""
     real_data: Mapping[str, Name] = field(default_factory=dict)
     """Folders of your own copies of datasets, by dataset name, in torchvision's layout or as files
     of tokens; they go before the site's. Cells with data_source real read them
-    ([docs/datasets.md](../docs/datasets.md))."""
+    ([docs/networks.md](../docs/networks.md#your-own-data))."""
     predict: bool = False
     """Also profile networks, measure links, predict every cell and score the predictions; no cell's
     path or result depends on it. Without it, `snakemake predictions` does so."""
@@ -375,7 +375,7 @@ def read_papers() -> list[PaperFile]:
 
 
 def _by_number(path: Path) -> tuple[int, list[tuple[int, str]]]:
-    """Tables behind figures, an appendix behind both; fig10 behind fig9."""
+    """Figures, then tables, then an appendix; fig9 before fig10."""
     digits = "".join(sign if sign.isdigit() else " " for sign in path.stem).split()
     place = next((n for n, kind in enumerate(("fig", "table")) if path.stem.startswith(kind)), 2)
     return place, [(int(number), path.stem) for number in digits]

@@ -184,7 +184,7 @@ def _folder(profile: str) -> Path:
     if not (folder / "device.yaml").is_file():
         raise ConfigError(
             f"--profile {profile!r} is no folder of a device; write one of {', '.join(named)}, or "
-            "a folder that `ddlbench accelerator` has made"
+            "a folder that `ddlbench site accelerator` has made"
         )
     return folder
 

@@ -136,6 +136,7 @@ FigureKind = Literal[
     "tuning",
     "choices",
     "transformer",
+    "comparison",
 ]
 
 
@@ -157,6 +158,7 @@ class FigureEntry:
             * ``choice``: the content of choice.json; ``tuning``: that of tuning.json;
             * ``sizes``: what ``ddlbench.predict.largest_batch.sizes_dict`` returns;
             * ``choices``: rows of a study's choices.csv;
+            * ``comparison``: a ``Comparison`` of two trees of results;
             * ``transformer``: measured runs, predicted seconds, their source.
         draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or only
             the figure if it shows no numbers.
@@ -268,6 +270,7 @@ FIGURES: Registry[FigureEntry] = Registry(
             _figure("choice", "choice", "figures.choice:draw"),
             _figure("sizes", "sizes", "figures.sizes:draw"),
             _figure("tuning", "tuning", "figures.choice:draw_tuning"),
+            _figure("ratios", "comparison", "figures.ratios:draw"),
             _figure("ways_to_choose", "choices", "figures.choice:draw_ways"),
         )
     ),

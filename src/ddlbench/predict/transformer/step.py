@@ -9,7 +9,7 @@
          + update                                              of weights and the optimizer's state
 
 A stage waits for one message in each pass (Megatron's 1F1B sends and receives before it goes on),
-and sends 1/t of the activation from each of its t devices, gathered again behind the hop. Gradients
+and sends 1/t of the activation from each of its t devices, gathered again after the hop. Gradients
 are summed when the last micro-batch is done: nothing hides them. ZeRO 1 and 2 scatter gradients and
 gather weights, as many bytes as an all-reduce; ZeRO 3 gathers weights before every pass, which the
 pass before hides as far as it is long enough.
