@@ -123,4 +123,5 @@ bench: setup
 	python benchmarks/questions/run.py
 
 clean:
-	rm -rf .snakemake results site
+	rm -rf .snakemake site
+	[ ! -d results ] || find -H results -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +

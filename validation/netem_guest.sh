@@ -2,7 +2,7 @@
 # Runs a command on this machine's files under another kernel, one that has netem.
 #
 #   bash validation/netem_guest.sh COMMAND...            in the folder where it is called
-#   bash validation/netem_guest.sh ddlbench link probe --latency-ms 100 --backend netem
+#   bash validation/netem_guest.sh ddlbench links probe --latency-ms 100 --backend netem
 #   bash validation/netem_guest.sh python validation/netem_cell.py
 #
 # Needs root, qemu-system-x86, busybox-static, cpio, and a Debian kernel package, which is downloaded

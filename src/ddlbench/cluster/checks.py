@@ -10,9 +10,9 @@ job of a cell is known before one is submitted::
 So one mistake does not hide the next. Where sbatch only says that no node fits, each option is
 added alone to what it takes.
 
-``python -m ddlbench.cluster.checks`` checks what a worker needs on a node, for `ddlbench doctor`.
-srun starts one task a node. Each writes a report into a shared folder. Once all reports exist, it
-tries to connect to every other node.
+``python -m ddlbench.cluster.checks`` checks what a worker needs on a node, for
+`ddlbench site doctor`. srun starts one task a node. Each writes a report into a shared folder.
+Once all reports exist, it tries to connect to every other node.
 """
 
 from __future__ import annotations
@@ -253,10 +253,13 @@ def _time_limit(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     if limit_s < SHORTEST_JOB_S:
         remedy = "write another slurm.partition"
     parts = (
-        f"{stage_minutes(site)} to make its data, {wanted_minutes - stage_minutes(site) - SPARE_MINUTES} "
-        f"to run, {SPARE_MINUTES} to spare"
+        f"{stage_minutes(site)} to make its data, "
+        f"{wanted_minutes - stage_minutes(site) - SPARE_MINUTES} to run, {SPARE_MINUTES} to spare"
     )
-    says = f"{_name(kinds)} ends jobs after {limit_s / 60:g} min, a cell asks for {wanted_minutes} ({parts})"
+    says = (
+        f"{_name(kinds)} ends jobs after {limit_s / 60:g} min, a cell asks for {wanted_minutes} "
+        f"({parts})"
+    )
     return [Finding("time limit", False, f"{says}; {remedy}")]
 
 

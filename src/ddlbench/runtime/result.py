@@ -443,7 +443,7 @@ def drain_notes(cell: Cell, synchronous: bool, validations: int = 0) -> list[str
     if cell.checkpoint_every_steps:
         moments.append((f"every {cell.checkpoint_every_steps} steps", "a checkpoint"))
     if validations > 1:
-        moments.append(("behind every epoch", "the validation"))
+        moments.append(("after every epoch", "the validation"))
     return [
         f"{when} all that is under way is finished for {what}; that wait is in the steps' times"
         for when, what in ([] if synchronous else moments)
