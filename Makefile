@@ -21,7 +21,7 @@ TEST_PROCESSES ?= 2
 # Unit tests that take over three seconds lie in these.
 SLOW := $(shell grep -rl 'mark\.slow' tests/unit plugins/*/tests/unit)
 # Not the modules that you keep beside them.
-OURS := src plugins tests workflow validation benchmarks
+OURS := src plugins tests workflow validation benchmarks envs/reframe
 GPU_PYTHON ?= python3
 GPU_RESULTS ?= gpu-results
 GPU_OPTIONS ?=
@@ -123,4 +123,5 @@ bench: setup
 	python benchmarks/questions/run.py
 
 clean:
-	rm -rf .snakemake results site
+	rm -rf .snakemake site
+	[ ! -d results ] || find -H results -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """ddlbench: measure, predict and choose how to parallelise DNN training.
 
-    config -> cell -> tables -> figures
+    config -> datasets -> cell -> tables -> figures
            -> links, profiles -> predictions
 
 Run `snakemake --profile profiles/local` here, `snakemake --profile profiles/slurm` on a cluster.
@@ -16,6 +16,7 @@ if "experiment" not in config:
 
 
 include: "rules/common.smk"
+include: "rules/datasets.smk"
 include: "rules/interconnect.smk"
 include: "rules/profiling.smk"
 include: "rules/cells.smk"

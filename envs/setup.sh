@@ -5,6 +5,7 @@
 #   DDLBENCH_CACHE  where the Horovod wheel is kept (default: ~/.cache/ddlbench)
 #   PYTHON          interpreter, 3.11 or newer      (default: the first suitable one found)
 #   DDLBENCH_TORCH  cpu or cuda: build of torch     (default: cpu where nothing hints at a GPU)
+#   DDLBENCH_LOCKED 1: only files whose hashes are in requirements.lock, but torch's and Horovod's
 #
 # What Horovod is built with counts too (horovod_options.sh): a call that offers more than the last
 # one had, for example nvcc after `module load CUDA`, builds it again; one that offers less does not.
@@ -16,7 +17,7 @@ env=${DDLBENCH_ENV:-.venv}
 cache=${DDLBENCH_CACHE:-$HOME/.cache/ddlbench}
 stamp=$env/.ddlbench-ready
 # The folder itself counts too: a clone elsewhere must not use this one's package.
-wanted=$( (pwd; cat pyproject.toml plugins/*/pyproject.toml envs/constraints.txt envs/setup.sh envs/*horovod*.sh) | sha256sum | cut -d' ' -f1)
+wanted=$( (pwd; cat pyproject.toml plugins/*/pyproject.toml envs/constraints.txt envs/requirements.lock envs/setup.sh envs/*horovod*.sh) | sha256sum | cut -d' ' -f1)
 
 is_ready() {
     local sum="" had="" option
@@ -75,6 +76,10 @@ say "downloads $size and the libraries, compiles Horovod once; three minutes or 
 
 say "1/5 environment in $env ($("$python" --version))"
 pip install --constraint envs/constraints.txt --upgrade pip setuptools wheel
+# Before torch, so that what torch needs is of these files, too.
+if [ "${DDLBENCH_LOCKED:-}" = 1 ]; then
+    pip install --require-hashes --no-deps --no-build-isolation --requirement envs/requirements.lock
+fi
 
 say "2/5 torch, the $build build: the largest download (DDLBENCH_TORCH=cpu or cuda chooses)"
 pip install "${torch_index[@]}" --constraint envs/constraints.txt torch torchvision

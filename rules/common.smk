@@ -2,7 +2,7 @@
 
 import sys
 
-from ddlbench.experiment.paths import cell_dir, links_file, profile_file, result_file
+from ddlbench.experiment.paths import cell_dir, dataset_file, links_file, profile_file, result_file
 from ddlbench.report.registry import caption_of, heading_of
 from ddlbench.workflow.run import Run
 
@@ -11,6 +11,7 @@ EXPERIMENT, SITE = RUN.experiment, RUN.site
 TITLE = f"{EXPERIMENT.name} on {SITE.name}"
 TABLES, FIGURES = RUN.tables, RUN.figures
 CELL = cell_dir(SITE.name, "{cell}")
+DATASET = dataset_file(SITE.name, "{cell}")
 LINKS = links_file(SITE.name, "{fabric}")
 
 

@@ -1,4 +1,4 @@
-"""Writes the shipped devices of ``config/accelerators/`` anew, with ``ddlbench accelerator``.
+"""Writes the shipped devices of ``config/accelerators/`` anew, with ``ddlbench site accelerator``.
 
     python validation/accelerators.py one-core local
     python validation/accelerators.py pipedream pipedream/profiler/image_classification/profiles
@@ -119,7 +119,7 @@ def _of_graphs(folder: str) -> None:
     for network in _NETWORKS:
         graph = Path(folder) / network / "graph.txt"
         arguments.append(f"--graph=imagenet/{network}={graph}")
-    commands(["accelerator", "pipedream", *arguments, "--overwrite"], standalone_mode=False)
+    commands(["site", "accelerator", "pipedream", *arguments, "--overwrite"], standalone_mode=False)
 
 
 if __name__ == "__main__":

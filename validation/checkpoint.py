@@ -141,7 +141,7 @@ def kill_a_rank(folder: Path, at: int) -> None:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """Both tables as docs/failures.md shows them."""
+    """Both tables, as Markdown."""
     cost = [
         "| strategy | MB | s a checkpoint | s a step | images/s without | between | with |"
         " time in checkpoints |",

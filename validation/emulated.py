@@ -1,6 +1,6 @@
 """Every strategy on emulated accelerators, against every predictor.
 
-Computation takes the time of a profile (docs/emulated_accelerators.md); processes, messages and
+Computation takes the time of a profile (docs/links.md); processes, messages and
 schedules are real. Three networks, up to eight devices, on one node or two. Nothing is fitted:
 predictors know the site's profiles and links only, and no cell. Writes docs/validation/emulated/;
 with ``--report``, from what was measured before.

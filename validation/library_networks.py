@@ -2,8 +2,8 @@
 
 Weights are random, images small and language models tiny, so that each takes a minute on two
 cores. Two workers train each with each strategy and are compared with one device. Writes
-docs/validation/library_networks.csv row by row, and goes on behind the last one; then the table of
-docs/networks.md, which ``--report`` writes alone. It needs ``timm`` and ``transformers``.
+docs/validation/library_networks.csv row by row, and goes on behind the last one. It needs ``timm``
+and ``transformers``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,7 @@ from ddlbench.networks.factory import try_network
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "validation" / "library_networks.csv"
-PAGE = ROOT / "docs" / "networks.md"
 STRATEGIES = ("sequential", "ddp", "horovod", "fsdp", "pipe-1f1b", "gpipe")
-MARKS = ("<!-- table: library networks -->\n", "<!-- end of table -->")
 
 _TINY = "hidden_size=64,num_hidden_layers=3,num_attention_heads=4"
 _LLAMA = f"{_TINY},num_key_value_heads=2,intermediate_size=128"
@@ -102,30 +99,12 @@ def row_of(network: str, dataset: str) -> dict[str, object]:
     return row
 
 
-def table(rows: list[dict[str, str]]) -> str:
-    """As Markdown."""
-    lines = [
-        f"| network | sample | blocks | largest block | {' | '.join(STRATEGIES)} |",
-        f"|---|---|---:|---|{'---|' * len(STRATEGIES)}",
-    ]
-    notes: list[str] = []
-    for row in rows:
-        largest = f"{float(row['share']):.0%} {row['largest']}" if row["share"] else ""
-        mark = ""
-        if row["why"]:
-            notes.append(f"{len(notes) + 1}. `{row['network']}`: {row['why']}")
-            mark = f" ({len(notes)})"
-        cells = (f"{row['network']}{mark}", row["sample"], row["blocks"], largest)
-        lines.append(f"| {' | '.join((*cells, *(row[name] for name in STRATEGIES)))} |")
-    return "\n".join([*lines, "", *notes, ""])
-
-
 def main() -> None:
-    """Make what is missing, then the table."""
+    """Make what is missing."""
     declare_images()
     done = list(csv.DictReader(OUT.open())) if OUT.is_file() else []
     missing = [name for name in NETWORKS if name not in {row["network"] for row in done}]
-    for network in [] if "--report" in sys.argv else missing:
+    for network in missing:
         tokens = network.startswith("hf:") and not network.startswith("hf:vit")
         row = row_of(network, "tokens" if tokens else f"images{SIDES.get(network, 64)}")
         with OUT.open("a", newline="") as file:
@@ -135,9 +114,6 @@ def main() -> None:
             writer.writerow(row)
         done.append({name: str(row.get(name, "")) for name in COLUMNS})
         print(row, flush=True)
-    before, _, rest = PAGE.read_text().partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2]
-    PAGE.write_text(f"{before}{MARKS[0]}{table(done)}{MARKS[1]}{after}")
 
 
 if __name__ == "__main__":

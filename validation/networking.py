@@ -3,7 +3,7 @@
 Two parts. ``small`` is config/experiments/networking-small.yaml as it stands. ``published`` is the
 part of networking.yaml that a machine of two cores measures in about an hour: MNIST with three
 networks and the batches that fit, ImageNet with one, three workers under some conditions. Nothing
-is drawn of the rest. Needs user namespaces and /dev/net/tun (docs/networking.md), no SLURM.
+is drawn of the rest. Needs user namespaces and /dev/net/tun (docs/links.md#slow-links), no SLURM.
 Writes docs/validation/networking/; with ``--report``, from what was measured before.
 """
 

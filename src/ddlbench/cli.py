@@ -26,10 +26,12 @@ COMMANDS = {
     "Measure": {
         "plan": "Say what an experiment will cost before it runs.",
         "check": "Train tiny steps with each strategy, and compare with one device.",
-        "check-data": "Open every file of your own data once, and name all bad ones.",
         "status": "Say what runs, what failed, and why.",
+        "compare": "Compare two results, and fail where one became slower.",
+        "reference": "Keep a small file of what results should reach.",
         "report": "Make tables, figures and an HTML report of the results so far.",
         "forget": "Delete results, so that the next run measures them again.",
+        "export": "Write results for DuckDB, MLflow, Prometheus and others.",
     },
     "Predict and choose": {
         "predict": "Predict one cell: time of a step, its parts, memory.",
@@ -38,7 +40,6 @@ COMMANDS = {
         "largest-batch": "Find the largest batch that fits, and confirm it by a cell.",
         "accuracy": "Compare predictions with measured cells.",
         "calibrate": "Learn a site's constants from measured cells.",
-        "partition": "Cut a profiled network into pipeline stages, as PipeDream does.",
         "oracle": "Project and choose ways to cut a network.",
         "timeline": "Draw what each device of a cell, or of a schedule, does when.",
     },
@@ -46,23 +47,28 @@ COMMANDS = {
         "papers": "List the published figures and tables, and how to make each.",
     },
     "Cluster": {
-        "init": "Write a site file from what SLURM says of this cluster.",
-        "doctor": "Check a site inside a small job, and say what to change.",
-        "interconnect": "Read and show measured links, and say whether they are normal.",
-        "link": "Emulate slow links between nodes on this machine.",
-        "accelerator": "Make a device that sites can emulate, from its measured times.",
+        "site": "Describe a cluster, check it, or make a device to emulate.",
+        "links": "Show, judge and emulate the links between devices.",
     },
 }
 
 _MODULES = {
-    "check-data": "check",
     "status": "results",
+    "reference": "compare",
     "report": "results",
     "forget": "results",
     "accuracy": "predict",
-    "init": "site",
-    "doctor": "site",
-    "link": "interconnect",
+}
+
+# Shorter or older names, and what they stand for.
+_ALIASES = {
+    "init": ("site", "init"),
+    "doctor": ("site", "doctor"),
+    "accelerator": ("site", "accelerator"),
+    "interconnect": ("links",),
+    "link": ("links",),
+    "partition": ("oracle", "partition"),
+    "check-data": ("check", "--data"),
 }
 
 
@@ -105,6 +111,7 @@ class _LazyCommands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of the arguments; a wrong name ends with the nearest right one."""
+        args = [*_ALIASES.get(args[0], args[:1]), *args[1:]]
         names = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in names:
             from ddlbench.experiment.registry import unknown  # noqa: PLC0415 - of a mistake only

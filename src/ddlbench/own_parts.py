@@ -175,7 +175,7 @@ class CheckedData:
     faults: list[str]
 
 
-_ADVICE = ", and find others like it: ddlbench check-data"
+_ADVICE = ", and find others like it: ddlbench check --data"
 
 
 def check_files(request: DataRequest) -> CheckedData:

@@ -146,7 +146,7 @@ def test_a_limit_on_jobs_is_waited_for(site):
 
 def test_job_arrays_are_refused_in_one_sentence(site):
     run = site.project.watch("cells", "--slurm-array-jobs", "all")
-    run.shows("--slurm-array-jobs: a cell is a group of two rules")
+    run.shows("--slurm-array-jobs: leave the option out")
     assert run.end() == 1
 
 

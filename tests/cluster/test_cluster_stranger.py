@@ -50,14 +50,14 @@ def ddlbench(project, *arguments):
 
 def test_init_asks_slurm_and_writes_a_site_file_that_passes_the_doctor(project):
     written = ddlbench(
-        project, "init", "mine", "--yes", "--scratch", "/scratch", "--interface", "eth0",
+        project, "site", "init", "mine", "--yes", "--scratch", "/scratch", "--interface", "eth0",
         "--device", "cpu",
     )  # fmt: skip
     assert written.returncode == 0, written.stdout + written.stderr
     site = yaml.safe_load((project.folder / "config/sites/mine.yaml").read_text())
     assert (site["nodes"], site["devices_per_node"]) == (2, 2)
     assert site["slurm"]["partition"] == "gpu"
-    checked = ddlbench(project, "doctor", "--site", "mine")
+    checked = ddlbench(project, "site", "doctor", "--site", "mine")
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -65,7 +65,7 @@ def test_doctor_says_what_to_change(project):
     good = project.folder / "config/sites/mine.yaml"
     site = {**yaml.safe_load(good.read_text()), "scratch": "/proc/nowhere"}
     (project.folder / "config/sites/wrong.yaml").write_text(yaml.safe_dump(site))
-    checked = ddlbench(project, "doctor", "--site", "wrong")
+    checked = ddlbench(project, "site", "doctor", "--site", "wrong")
     assert checked.returncode == 1
     assert "scratch" in checked.stdout
     assert "Traceback" not in checked.stdout + checked.stderr

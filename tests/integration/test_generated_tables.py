@@ -28,12 +28,12 @@ def test_an_outdated_table_names_the_command_that_mends_it(tmp_path: Path) -> No
     page = tmp_path / table.path
     page.parent.mkdir(parents=True)
     page.write_text((ROOT / table.path).read_text("utf-8").replace("| 10 |", "| 11 |"), "utf-8")
-    with pytest.raises(pytest.fail.Exception, match=r"docs/datasets\.md .* run `make tables`"):
+    with pytest.raises(pytest.fail.Exception, match=r"docs/networks\.md .* run `make tables`"):
         _must_be_up_to_date(table, tmp_path)
 
 
 def test_all_tables_are_made_where_they_are_wrong(tmp_path: Path, monkeypatch) -> None:
-    pages = ("config/README.md", "docs/datasets.md", "docs/networks.md")
+    pages = ("config/README.md", "docs/measurement.md", "docs/networks.md")
     few = [t for t in TABLES if t.path in pages]
     monkeypatch.setattr("ddlbench.commands.tables.TABLES", few)
     for table in few:
@@ -41,14 +41,14 @@ def test_all_tables_are_made_where_they_are_wrong(tmp_path: Path, monkeypatch) -
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text((ROOT / table.path).read_text("utf-8").replace("`mnist`", "`mnist0`"))
     changed = {str(path.relative_to(tmp_path)) for path in write_tables(tmp_path)}
-    assert changed == {"config/README.md", "docs/datasets.md"}
+    assert changed == {"config/README.md", "docs/networks.md"}
     for table in few:
         _must_be_up_to_date(table, tmp_path)
 
 
 def test_a_page_without_the_marks_is_named() -> None:
-    table = next(t for t in TABLES if t.section == "networks")
-    with pytest.raises(ValueError, match=r"docs/networks\.md lacks '<!-- table: networks -->'"):
+    table = next(t for t in TABLES if t.section == "datasets")
+    with pytest.raises(ValueError, match=r"docs/networks\.md lacks '<!-- table: datasets -->'"):
         table.text("# Networks\n")
 
 

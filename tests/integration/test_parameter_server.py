@@ -60,7 +60,7 @@ def test_what_the_ranks_tell():
     served, trained = parted(ranks)
     assert [rank["loss"] for rank in served] == [[], []]
     assert all(kinds_of(rank) == {"receive_wait", "update"} for rank in served)
-    assert kinds_of(trained[0]) == {"forward", "backward", "receive_wait"}
+    assert kinds_of(trained[0]) == {"load", "forward", "backward", "receive_wait"}
     details = served[0]["details"]
     first, second = details["server_bytes"]
     assert abs(first - second) <= FEW_BYTES

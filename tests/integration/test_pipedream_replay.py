@@ -110,6 +110,7 @@ def test_spans_tell_what_each_rank_did():
         assert times == sorted(times)
     kinds = {kind for rank in ranks for kind, *_ in rank["spans"]}
     assert kinds - {"send_wait"} == {
+        "load",
         "forward",
         "backward",
         "receive_wait",

@@ -24,7 +24,7 @@ from ddlbench.testing.training import network_of, reference, sequential, train
 
 STEPS = 4
 RUNS = ((0, 1), (1, STEPS - 1))
-COMPUTED = ("forward", "backward", "update")
+NO_WAITS = ("load", "forward", "backward", "update")
 PURE = ("spatial", "filter", "channel")
 
 
@@ -118,10 +118,12 @@ def _assert_told(cell: Cell, ranks: list[dict]) -> None:
     details = make_plan(cell).details
     for rank in ranks:
         kinds = {kind for kind, *_ in rank["spans"]}
-        waits = [end - start for kind, _, start, end in rank["spans"] if kind not in COMPUTED]
+        waits = [end - start for kind, _, start, end in rank["spans"] if kind not in NO_WAITS]
         assert rank["wait_s"] == pytest.approx(sum(waits))
         for step in range(1, STEPS):
-            spans = [span for span in rank["spans"] if span[1] == step]
+            load, *spans = [span for span in rank["spans"] if span[1] == step]
+            assert load[0] == "load"
+            assert load[3] <= spans[0][2]
             assert spans[0][0] == "forward"
             assert spans[-1][0] == "update"
             for (_, _, _, end), (_, _, start, _) in pairwise(spans):

@@ -73,6 +73,14 @@ def test_later_cells_find_the_data_that_the_first_one_made(workflow, first):
     assert len(digests) == 1
 
 
+def test_datasets_are_made_without_measuring(workflow, first):
+    ended = workflow.snakemake("datasets", config="experiment.yaml")
+    assert ended.code == 0, ended.text
+    assert ended.jobs == {"dataset": 1, "datasets": 1}
+    (report,) = (workflow.folder / "results/box/datasets").rglob("staged.json")
+    assert json.loads(report.read_text())["nodes"] == 1
+
+
 def test_plan_counts_cells_before_and_after(workflow, first):
     before = first[0]
     assert before.code == 0, before.text

@@ -10,9 +10,9 @@ job of a cell is known before one is submitted::
 So one mistake does not hide the next. Where sbatch only says that no node fits, each option is
 added alone to what it takes.
 
-``python -m ddlbench.cluster.checks`` checks what a worker needs on a node, for `ddlbench doctor`.
-srun starts one task a node. Each writes a report into a shared folder. Once all reports exist, it
-tries to connect to every other node.
+``python -m ddlbench.cluster.checks`` checks what a worker needs on a node, for
+`ddlbench site doctor`. srun starts one task a node. Each writes a report into a shared folder.
+Once all reports exist, it tries to connect to every other node.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ddlbench.planning.budget import (
     request,
     timeouts_within,
 )
-from ddlbench.runtime.launch import address_of
+from ddlbench.runtime.launch import address_of, visible_devices
 from ddlbench.slurm import partitions
 from ddlbench.slurm.jobs import SlurmError, ask
 from ddlbench.slurm.partitions import (
@@ -253,10 +253,13 @@ def _time_limit(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     if limit_s < SHORTEST_JOB_S:
         remedy = "write another slurm.partition"
     parts = (
-        f"{data_minutes(site)} to make its data, {wanted_minutes - data_minutes(site) - SPARE_MINUTES} "
-        f"to run, {SPARE_MINUTES} to spare"
+        f"{data_minutes(site)} to make its data, "
+        f"{wanted_minutes - data_minutes(site) - SPARE_MINUTES} to run, {SPARE_MINUTES} to spare"
     )
-    says = f"{_name(kinds)} ends jobs after {limit_s / 60:g} min, a cell asks for {wanted_minutes} ({parts})"
+    says = (
+        f"{_name(kinds)} ends jobs after {limit_s / 60:g} min, a cell asks for {wanted_minutes} "
+        f"({parts})"
+    )
     return [Finding("time limit", False, f"{says}; {remedy}")]
 
 
@@ -486,7 +489,8 @@ def _node(request: dict[str, Any]) -> dict[str, Any]:
         report["address_error"] = str(error)
     with suppress(OSError):
         report["own_name_is"] = socket.gethostbyname(socket.gethostname())
-    report["visible_gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    _, visible = visible_devices()
+    report["visible_gpus"] = None if visible is None else ",".join(visible)
     if request["device"] == "cuda":
         report["p2p_state"], report["p2p"] = state_of_p2p(request["interconnect"])
     return {**report, **_torch(request["device"]), **_scratch(request["scratch"])}
@@ -498,7 +502,9 @@ def _torch(device: str) -> dict[str, Any]:
     import torch  # noqa: PLC0415 - the report says if it is absent
 
     gpus = visible_gpus() if device == "cuda" else []
-    return {"torch": torch.__version__, "torch_cuda": torch.version.cuda, "gpus": gpus}
+    # Of AMD's GPUs, which torch calls cuda, too.
+    computes = torch.version.cuda or getattr(torch.version, "hip", None)
+    return {"torch": torch.__version__, "torch_cuda": computes, "gpus": gpus}
 
 
 def _scratch(template: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`ddlbench doctor`: what this node tells of a site, then what nodes tell inside a small job.
+"""`ddlbench site doctor`: what this node tells of a site, then what nodes tell inside a small job.
 
 ::
 

@@ -1,4 +1,4 @@
-"""`ddlbench init`: ask what only the user knows, and write a site file with what SLURM says.
+"""`ddlbench site init`: ask what only the user knows, and write a site file with what SLURM says.
 
 Each question has an answer that SLURM already suggests. Values in the file are as a YAML writer
 writes them, with a remark beside each key.
@@ -93,13 +93,14 @@ def site_text(answers: Answers) -> str:
         f"features of the nodes to use{here}",
     )
     lines = [
+        "# yaml-language-server: $schema=../schemas/site.json",
         *_comment(
-            f"Written by `ddlbench init` from what SLURM says of partition {kind.partition}; "
+            f"Written by `ddlbench site init` from what SLURM says of partition {kind.partition}; "
             "edit it freely."
         ),
         *_comment(
-            "Every key is explained in config/README.md. Check it with `ddlbench doctor --site "
-            f"{answers.name}`."
+            "Every key is explained in config/README.md. Check it with "
+            f"`ddlbench site doctor --site {answers.name}`."
         ),
         *(line for remark in chosen.remarks for line in _comment(f"Note: {remark}.")),
         "",

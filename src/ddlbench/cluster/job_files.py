@@ -36,7 +36,7 @@ _ENDINGS = {
     "BOOT_FAIL": "a node of job {job} did not boot ({nodes})",
     "CANCELLED": "job {job} was cancelled",
     "COMPLETED": "job {job} ended well, but its result is not in this folder; its node may see "
-    "another one of that name (ddlbench doctor checks it)",
+    "another one of that name (ddlbench site doctor checks it)",
     "DEADLINE": "job {job} ran into its deadline",
     "FAILED": "job {job} failed",
     ENDED_FOR_TIME: "SLURM ended job {job} at its time limit",
@@ -155,7 +155,8 @@ class JobFiles:
         if job.state in ("FAILED", None) and not started and not line:
             sentence += (
                 f" and wrote nothing, not even {self._slurm_log}: its node may not see this "
-                "folder; run from a file system that all nodes share (ddlbench doctor checks it)"
+                "folder; run from a file system that all nodes share (ddlbench site doctor "
+                "checks it)"
             )
         elif line and job.state in _LOG_TELLS:
             sentence += f": {line}"

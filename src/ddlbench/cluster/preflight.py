@@ -7,7 +7,7 @@
     sbatch        what it refuses of the largest cell's request (``checks.py``)
 
 Only nodes know their scratch and what their ``setup`` does: what looks wrong here is a doubt.
-``ddlbench doctor`` looks there, with a job.
+``ddlbench site doctor`` looks there, with a job.
 """
 
 from __future__ import annotations

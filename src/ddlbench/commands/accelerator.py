@@ -1,4 +1,4 @@
-"""``ddlbench accelerator``: make a device that sites can emulate, from its measured times."""
+"""``ddlbench site accelerator``: make a device that sites can emulate, from its measured times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.screen import duration_text, paragraph, table
+from ddlbench.common.screen import duration_text, examples, paragraph, table
 from ddlbench.common.statistics import MB
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project, profile_file
@@ -39,7 +39,14 @@ if TYPE_CHECKING:
     Tables = Mapping[tuple[str, str], DeviceTable]
 
 
-@click.command("accelerator")
+@click.command(
+    "accelerator",
+    short_help="Make a device that sites can emulate.",
+    epilog=examples(
+        "ddlbench site accelerator h100 --site mycluster",
+        "ddlbench site accelerator faster --site mycluster --faster 10",
+    ),
+)
 @click.argument("name")
 @click.option("--site", "site_name", help="Take the profiles that were measured at this site.")
 @click.option(

@@ -12,7 +12,7 @@ import click
 from ddlbench.commands.plan import with_matrix
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, paragraph, show, table
+from ddlbench.common.screen import duration_text, examples, paragraph, show, table
 from ddlbench.experiment.paths import result_file
 from ddlbench.predict import calibration
 from ddlbench.predict.evaluate import predictions
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from ddlbench.predict.calibration import Calibration, CalibrationCell
 
 
-@click.command()
+@click.command(
+    epilog=examples("ddlbench calibrate --choose 6", "ddlbench calibrate --configfile mine.yaml")
+)
 @with_matrix
 @click.option(
     "--choose", type=click.IntRange(1), default=None, help="Only name the N cells that tell most."

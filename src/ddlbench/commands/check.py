@@ -1,4 +1,4 @@
-"""``ddlbench check`` and ``check-data``: whether strategies train alike, and files can be read."""
+"""``ddlbench check``: whether strategies train alike, and whether files can be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 
 from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.screen import paragraph, shortened
+from ddlbench.common.screen import examples, paragraph, shortened
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import CONFIG, enter_project
@@ -40,7 +40,13 @@ _NAME_WIDTH = 18
 _VERDICT_WIDTH = len("unsupported")
 
 
-@click.command("check")
+@click.command(
+    "check",
+    epilog=examples(
+        "ddlbench check --network torchvision:resnet18 --dataset cifar10 --strategy ddp,fsdp",
+        "ddlbench check --data --configfile mine.yaml",
+    ),
+)
 @click.option("--network", "networks", multiple=True, help="Name, or package.module:callable.")
 @click.option("--dataset", "datasets", multiple=True, help="What the networks read.")
 @click.option("--strategy", "strategies", multiple=True, help="Only these; all if left out.")
@@ -51,6 +57,9 @@ _VERDICT_WIDTH = len("unsupported")
     type=click.Path(path_type=Path),
     help=f"The experiment; {CONFIG} where network or dataset is left out.",
 )
+@click.option("--data", "of_data", is_flag=True, help="Open each file of your own data instead.")
+@click.option("--folder", help="Of --data: check this folder as data of --dataset.")
+@click.option("--site", "site_name", help="Of --data: another site than the file names.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def check(
     *,
@@ -60,6 +69,9 @@ def check(
     geometry: str,
     batch_size: int | None,
     configfile: Path | None,
+    of_data: bool,
+    folder: str | None,
+    site_name: str | None,
     as_json: bool,
 ) -> None:
     """Train tiny steps with each strategy, and compare with one device.
@@ -67,8 +79,20 @@ def check(
     Each option may be given again, or be a list: --strategy ddp,fsdp. Networks, datasets and
     strategies that are left out are those of the experiment.
 
-    Exit status 1 if a strategy trains something else, or fails.
+    With --data, opens every file of your own data once instead, and names all bad ones.
+
+    Exit status 1 if a strategy trains something else, or fails, or a file cannot be read.
     """
+    if of_data:
+        if networks or strategies or batch_size is not None:
+            raise ConfigError(
+                "--data opens files and trains nothing: leave --network, --strategy "
+                "and --batch-size out"
+            )
+        _check_data(configfile, site_name, _listed(datasets), folder, as_json=as_json)
+        return
+    if folder is not None or site_name is not None:
+        raise ConfigError("--folder and --site are of --data: write it, too, or leave them out")
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("ddlbench check trains, and there is no torch here: run it on a node")
     shape = parse_geometry(geometry, "--geometry")
@@ -203,35 +227,22 @@ def _lines(cell: Cell, verdict: Verdict) -> list[str]:
     return [click.style(text, fg=colour) + first[len(text) :], *others]
 
 
-@click.command("check-data")
-@click.option(
-    "--configfile",
-    type=click.Path(path_type=Path),
-    help=f"The experiment whose own data is checked; {CONFIG} if left out.",
-)
-@click.option("--site", "site_name", help="Another site than the file names.")
-@click.option("--dataset", help="Only this one.")
-@click.option("--folder", help="Check this folder as data of --dataset.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def check_data(
-    *,
+def _check_data(
     configfile: Path | None,
     site_name: str | None,
-    dataset: str | None,
+    datasets: list[str],
     folder: str | None,
+    *,
     as_json: bool,
 ) -> None:
-    """Open every file of your own data once, and name all bad ones.
-
-    Exit status 1 if some cannot be read.
-    """
-    if folder is not None and dataset is None:
-        raise ConfigError("--folder needs --dataset: as which dataset is it read?")
-    if folder is not None and dataset is not None:
-        DATASETS.check(dataset, "--dataset")
-        requests = [DataRequest(dataset, source=folder)]
+    """Open every file once; exit status 1 if some cannot be read."""
+    if folder is not None:
+        if len(datasets) != 1:
+            raise ConfigError("--folder needs one --dataset: as which dataset is it read?")
+        DATASETS.check(datasets[0], "--dataset")
+        requests = [DataRequest(datasets[0], source=folder)]
     else:
-        requests = list(_of_experiment(configfile, site_name, dataset))
+        requests = list(_of_experiment(configfile, site_name, datasets))
     done = []
     for request in requests:
         done.append(check_files(request))
@@ -244,9 +255,9 @@ def check_data(
 
 
 def _of_experiment(
-    configfile: Path | None, site_name: str | None, dataset: str | None
+    configfile: Path | None, site_name: str | None, datasets: list[str]
 ) -> Iterator[DataRequest]:
-    """The own data of an experiment.
+    """The own data of an experiment: of these datasets, or all.
 
     Raises:
         ConfigError: it has none, or none of that name.
@@ -258,9 +269,10 @@ def _of_experiment(
         for row in rows
         if row.cell.data_source == "real" and row.cell.dataset in named
     }
-    chosen = [cell for cell in real.values() if dataset in (None, cell.dataset)]
+    chosen = [cell for cell in real.values() if not datasets or cell.dataset in datasets]
     if not chosen:
-        which = f"no data of your own of dataset {dataset}" if dataset else "no data of your own"
+        of_these = f" of dataset {', '.join(datasets)}" if datasets else ""
+        which = f"no data of your own{of_these}"
         raise ConfigError(
             f"{configfile or CONFIG} names {which}; write data: {{photos: {{folder: /your/folder, "
             "size: 224}}, or give --dataset and --folder"

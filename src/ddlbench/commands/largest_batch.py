@@ -9,7 +9,7 @@ import click
 
 from ddlbench.commands.questions import by_workflow, case_options, questions_of
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import paragraph, show
+from ddlbench.common.screen import examples, paragraph, show
 from ddlbench.planning.memory import capacity_bytes
 from ddlbench.predict.candidate import assess
 from ddlbench.predict.largest_batch import MemoryOfBatches, batch_advice, smallest_batch
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     pass
 
 
-@click.command("largest-batch")
+@click.command(
+    "largest-batch",
+    epilog=examples(
+        "ddlbench largest-batch --strategy ddp --network vgg11 --dataset cifar10 --geometry "
+        "1x2 --dry-run"
+    ),
+)
 @case_options
 @click.option("--strategy", required=True, help="Name of the strategy.")
 @click.option("--dry-run", is_flag=True, help="Only predict; measure no cell.")

@@ -21,10 +21,10 @@ from ddlbench.commands import oracle_transformer_display as transformer_display
 from ddlbench.commands.oracle_read import read_command
 from ddlbench.commands.oracle_roofline import roofline_command
 from ddlbench.commands.oracle_runs import is_published, published, terms_command
+from ddlbench.commands.partition import partition
 from ddlbench.commands.plan import with_matrix
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.statistics import DAYS
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
 from ddlbench.predict.paradl import measured as iterations
 from ddlbench.predict.paradl import oracle as cnn
@@ -32,8 +32,7 @@ from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.oracle import VARIANTS
 from ddlbench.predict.platforms import Accelerators, Platform, PlatformFile
 from ddlbench.predict.transformer import runs as gpt_runs
-from ddlbench.predict.transformer import search as gpt
-from ddlbench.predict.transformer.configurations import RECOMPUTATIONS, is_shape
+from ddlbench.predict.transformer.configurations import is_shape
 from ddlbench.predict.transformer.runs import COLUMNS, own_rows
 from ddlbench.report.drawing import draw_figure
 
@@ -46,7 +45,6 @@ Command = Callable[..., Any]
 Said = tuple[Any, list[str]]
 """JSON values, and lines for a terminal."""
 
-BILLION = 1e9
 TRANSFORMER = "transformer"
 _PATH = click.Path(path_type=Path)
 MEASURED = click.argument("measured", type=_PATH)
@@ -61,7 +59,6 @@ MAX_DEVICES = click.option(
     "--max-devices", type=int, help="Look no further; the platform's end if left out."
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-MOST_DEVICES = click.option("--max-devices", type=int, default=4096, show_default=True)
 
 
 def platform_option(default: str, kind: type[PlatformFile] | None = None) -> Command:
@@ -91,7 +88,7 @@ def printed(command: Callable[..., Said]) -> Command:
     return wrapped
 
 
-def asking(kind: type[cnn.Question | gpt.Question], *options: Command) -> Command:
+def asking(kind: type[cnn.Question], *options: Command) -> Command:
     """Add options, hand the question that has their values to the command, and print its answer."""
     names = {field.name for field in fields(kind)}
 
@@ -125,23 +122,6 @@ def of_network(batch: str) -> Command:
 ALL_SAMPLES = "Samples over all devices."
 GROUP_SAMPLES = "Samples of a device (data), of a node (hybrids), of all devices (the others)."
 
-of_shape = asking(
-    gpt.Question,
-    click.argument("network", metavar="SHAPE"),
-    click.option("--batch-size", type=int, required=True, help=ALL_SAMPLES),
-    click.option(
-        "--memory-gb", type=float, help="Of a device; 94 % of the platform's if left out."
-    ),
-    click.option("--zero", type=click.IntRange(0, 3), default=0, help="Stage of ZeRO."),
-    click.option("--sequence-parallel", is_flag=True, help="Divide norms and dropout, too."),
-    click.option(
-        "--recomputation",
-        type=click.Choice(RECOMPUTATIONS),
-        help="Only this; all are tried if left out.",
-    ),
-    ACCELERATORS,
-)
-
 
 class ByWorkload(click.Group):
     """A group whose commands speak of CNNs, or of transformers with ``--workload transformer``.
@@ -162,12 +142,17 @@ class ByWorkload(click.Group):
         workload, rest = _workload(rest)
         if not workload and is_published(name, rest):
             return name, published.get_command(ctx, str(name)), rest
-        shape = rest and not rest[0].startswith("-") and is_shape(rest[0])
-        if workload == TRANSFORMER or (shape and not workload):
+        shape = rest[0] if rest and not rest[0].startswith("-") else ""
+        if workload == TRANSFORMER or (is_shape(shape) and not workload):
             command = self.transformers.get_command(ctx, str(name))
             if command is None:
+                asked = shape if is_shape(shape) else "gpt3-175b"
                 known = ", ".join(self.transformers.commands)
-                raise ConfigError(f"oracle {name} speaks of CNNs only; for transformers: {known}")
+                raise ConfigError(
+                    f"oracle {name} speaks of CNNs only; layouts of a transformer: `ddlbench "
+                    f"recommend --hardware a100-sxm-80gb --network {asked} ...`; of its runs: "
+                    f"oracle {known}"
+                )
         return name, command, rest
 
 
@@ -188,8 +173,9 @@ def _workload(args: list[str]) -> tuple[str, list[str]]:
 def oracle() -> None:
     """Project and choose ways to cut a network.
 
-    CNNs with ParaDL's model; GPTs over tensor x data x pipeline with --workload transformer, which
-    best, limits, target, score, calibrate, rows and figure take (add --help for its options).
+    CNNs with ParaDL's model; runs of GPTs over tensor x data x pipeline with --workload
+    transformer, which score, calibrate, rows and figure take (add --help for its options). Layouts
+    of a transformer: `ddlbench recommend --hardware`.
     Tables of runs that other people published are told by their columns: score RUNS.csv and
     calibrate RUNS.csv then predict from data sheets (score RUNS.csv --help), as terms does.
     """
@@ -199,6 +185,7 @@ transformers = oracle.transformers
 oracle.add_command(terms_command)
 oracle.add_command(roofline_command)
 oracle.add_command(read_command)
+oracle.add_command(partition)
 
 
 @oracle.command("best", short_help="Rank the strategies on so many devices.")
@@ -211,21 +198,6 @@ def best_command(question: cnn.Question, devices: int) -> Said:
     chosen = next((answer["strategy"] for answer in ranking if answer["runs"]), None)
     lines = display.best_lines(answers, question, devices)
     return {"best": chosen, "ranking": ranking}, lines
-
-
-@transformers.command("best", short_help="Rank the ways to cut a transformer.")
-@DEVICES
-@of_shape
-def best_cuts_command(question: gpt.Question, devices: int) -> Said:
-    """Rank the ways to cut SHAPE over so many devices at one global batch.
-
-    SHAPE is a published transformer (gpt3-175b, megatron-39.1b, ...) or a YAML file with layers,
-    hidden_size, attention_heads, sequence_length and vocabulary.
-    """
-    answers = gpt.best(question, devices)
-    ranking = [transformer_display.answer(answer) for answer in answers]
-    values = {"best": ranking[0], "next": ranking[1:2], "ranking": ranking}
-    return values, transformer_display.best_lines(answers, question)
 
 
 @oracle.command("limits", short_help="Say how far each strategy scales, and why no further.")
@@ -245,20 +217,6 @@ def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> Said:
     return [display.reach(each) for each in reaches], lines
 
 
-@transformers.command("limits", short_help="Say how far a transformer scales.")
-@MOST_DEVICES
-@of_shape
-def scaling_command(question: gpt.Question) -> Said:
-    """Say how SHAPE scales at one global batch, and from where on efficiency is under a half."""
-    answers = gpt.scaling(question)
-    sizes = [
-        {**transformer_display.answer(answer), "efficiency": share}
-        for answer, share in zip(answers, gpt.efficiencies(answers), strict=True)
-    ]
-    values = {"below_half_from": gpt.below_half(answers), "sizes": sizes}
-    return values, transformer_display.limits_lines(answers, question)
-
-
 @oracle.command("target", short_help="Say which devices end an epoch in a given time.")
 @click.option("--epoch-s", type=float, required=True, help="Seconds that an epoch may take.")
 @MAX_DEVICES
@@ -269,25 +227,6 @@ def target_command(question: cnn.Question, epoch_s: float) -> Said:
     values = {key: display.answer(answer) if answer else None for key, answer in answers.items()}
     lines = display.target_lines(answers, question, epoch_s)
     return {"epoch_s": epoch_s, "strategies": values}, lines
-
-
-@transformers.command("target", short_help="Say which devices end a training in time.")
-@click.option("--tokens-billion", type=float, required=True, help="Of the whole training.")
-@click.option("--days", type=float, required=True, help="That it may take.")
-@MOST_DEVICES
-@of_shape
-def training_command(question: gpt.Question, tokens_billion: float, days: float) -> Said:
-    """Say with how few devices a training of SHAPE ends in time, and what it costs."""
-    if tokens_billion <= 0 or days <= 0:
-        raise ConfigError(
-            f"{tokens_billion:g} billion tokens in {days:g} days: write numbers above 0"
-        )
-    tokens = tokens_billion * BILLION
-    answers = gpt.scaling(question)
-    chosen = gpt.fewest(answers, tokens, days * DAYS.size)
-    lines = transformer_display.target_lines(answers, chosen, question, tokens=tokens, days=days)
-    answer = transformer_display.answer(chosen, tokens) if chosen else None
-    return {"tokens": tokens, "days": days, "answer": answer}, lines
 
 
 @oracle.command("score", short_help="Score projections against measured iterations.")
@@ -473,17 +412,16 @@ def figure_command(measured: Path, platform: Platform, campaign: str, out: Path)
 @OUT
 @ACCELERATORS
 def figures_command(measured: tuple[Path, ...], out: Path, platform: Accelerators) -> None:
-    """Draw all tables MEASURED beside predictions, and how a 175-billion-parameter model scales.
+    """Draw all tables MEASURED beside predictions.
 
-    Each hidden size is predicted with constants fitted to the others. Writes transformer_runs,
-    transformer_errors and transformer_scaling, each as .png, .pdf and .csv.
+    Each hidden size is predicted with constants fitted to the others. Writes transformer_runs and
+    transformer_errors, each as .png, .pdf and .csv.
     """
     runs = gpt_runs.read_runs(*measured)
     predicted_s = gpt_runs.held_out_s(runs, platform, "hidden_size")
     where = f"{', '.join(path.name for path in measured)}. {platform.description}."
     for name in ("transformer_runs", "transformer_errors"):
         _draw(name, out / f"{name}.png", runs, predicted_s, where)
-    _draw("transformer_scaling", out / "transformer_scaling.png", platform)
 
 
 @oracle.command("anomalies", short_help="Flag runs that depart from their projection.")

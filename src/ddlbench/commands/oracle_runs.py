@@ -46,12 +46,16 @@ KIND = click.option(
     "--kind",
     default="",
     metavar="NAME=VALUE,...",
-    help="Only such rows: pipeline=no, max_gpus=256, min_gpus, tensor_max=8, tensor_min, model, "
-    "cleaned=no; own_rows=10 fits three constants to random rows.",
+    help="Only such rows: pipeline=no, max_gpus=256, tensor_max=8, model, accelerator, submitter, "
+    "min_bytes, ...; of decoders cleaned=no; own_rows=10 fits three constants to random rows.",
 )
 SOFTWARE = click.option("--software", help="Its name in config/software, or a file.")
-FABRIC = click.option("--fabric", help="Its name in config/fabrics, or a file.")
-HARDWARE = click.option("--hardware", help="Device: its name in config/hardware, or a file.")
+FABRIC = click.option(
+    "--fabric", help="In place of the table's: its name in config/fabrics, or a file."
+)
+HARDWARE = click.option(
+    "--hardware", help="In place of the table's: its name in config/hardware, or a file."
+)
 _SHOWN = ("model", "devices", "tensor", "pipeline", "accelerator")
 _MOST_VALUES = 8
 

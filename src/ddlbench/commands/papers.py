@@ -15,9 +15,10 @@ import pandas as pd
 
 from ddlbench import __version__
 from ddlbench.commands.plan import matrix_at
+from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import duration_text, named_lines, paragraph, table
+from ddlbench.common.screen import duration_text, examples, named_lines, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.config import (
     EXAMPLE_SITE,
@@ -81,7 +82,9 @@ class Row:
     same_as: str = ""
 
 
-@click.command()
+@click.command(
+    epilog=examples("ddlbench papers", "ddlbench papers ddlbench/fig4", "ddlbench papers --all")
+)
 @click.argument("figure", required=False)
 @click.option(
     "--scale", type=click.Choice(SCALES), default=LAPTOP, show_default=True, help="Of the cells."
@@ -339,14 +342,14 @@ def _cells(row: Row) -> str:
 
 
 def papers_table() -> str:
-    """docs/papers.md's table: figure, question, command at laptop scale."""
-    lines = ["| figure | question | at laptop scale |", "|---|---|---|"]
+    """docs/papers/figures.csv: figure, question, command at laptop scale."""
+    rows = [("figure", "printed as", "question", "at laptop scale")]
     for file in read_papers():
         paper = file.paper
-        command = f"`{command_of(file, LAPTOP)}`"
+        command = command_of(file, LAPTOP)
         if paper.same_as or paper.not_drawn:
             command = file.without_cells_why(LAPTOP).rstrip(".")
         elif why := file.scales.get(LAPTOP, {}).get("reason", ""):
             command = f"full scale only: {why}"
-        lines.append(f"| `{paper.figure}` ({paper.source}) | {paper.question} | {command} |")
-    return "\n".join(lines)
+        rows.append((paper.figure, paper.source, paper.question, command))
+    return csv_text(rows)

@@ -1,4 +1,4 @@
-"""``ddlbench partition``: cut a profiled network into pipeline stages."""
+"""``ddlbench oracle partition``: cut a profiled network into pipeline stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, in_one_unit, paragraph, show, table
+from ddlbench.common.screen import duration_text, examples, in_one_unit, paragraph, show, table
 from ddlbench.common.statistics import BYTES, TIMES
 from ddlbench.planning.partition import (
     COST_MODELS,
@@ -63,7 +63,11 @@ def _is_number(text: str) -> bool:
     return True
 
 
-@click.command("partition", cls=_ListCommand)
+@click.command(
+    "partition",
+    cls=_ListCommand,
+    epilog=examples("ddlbench oracle partition graph.txt --machines 4 2 --bandwidth 32e9 5e9"),
+)
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.option(
     "--machines",

@@ -22,6 +22,7 @@ from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import (
     counted,
     duration_text,
+    examples,
     named_lines,
     paragraph,
     size_text,
@@ -99,7 +100,7 @@ def config_at(
     return {**read_yaml(configfile), **given}, tuple(f"{k}={v}" for k, v in given.items())
 
 
-@click.command()
+@click.command(epilog=examples("ddlbench plan", "ddlbench plan --configfile mine.yaml --list"))
 @with_matrix
 @click.option("--list", "every_cell", is_flag=True, help="List the cells to run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

@@ -14,7 +14,15 @@ import click
 from ddlbench.commands.plan import with_matrix
 from ddlbench.commands.questions import cell_options, questions_of
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import counted, duration_text, in_one_unit, paragraph, show, table
+from ddlbench.common.screen import (
+    counted,
+    duration_text,
+    examples,
+    in_one_unit,
+    paragraph,
+    show,
+    table,
+)
 from ddlbench.common.statistics import BYTES, TIMES
 from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.paths import tables_dir
@@ -42,7 +50,12 @@ if TYPE_CHECKING:
     from ddlbench.report.products import PredictionTables
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ddlbench predict --strategy horovod --network vgg11 --dataset cifar10 --geometry 2x4 "
+        "--batch-size 256 --why"
+    )
+)
 @cell_options
 @click.option("--strategy", required=True, help="Name of the strategy.")
 @click.option("--predictor", "names", multiple=True, help="Only this one; may be repeated.")
@@ -119,7 +132,9 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
     return predictions
 
 
-@click.command()
+@click.command(
+    epilog=examples("ddlbench accuracy", "ddlbench accuracy --configfile mine.yaml --figures")
+)
 @with_matrix
 @click.option("--figures", is_flag=True, help="Draw the figures too.")
 @click.option("--all", "every_row", is_flag=True, help="Every predictor and every case.")

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.result import Glance
     from ddlbench.experiment.site import Site
-    from ddlbench.planning.matrix import MatrixRow
     from ddlbench.predict.candidate import Knowledge
 
 # Options of a command, and the field of a cell that each sets.
@@ -129,7 +128,7 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
     else:
         experiment, site, rows = matrix_at(configfile, site_name)
         configfile = Path(experiment.where)
-        given = _completed(given, experiment, rows)
+        given = completed(given, experiment, [row.cell for row in rows])
     for name in ("network", "dataset", "geometry", "batch_size"):
         if not given[name] and not (name == "batch_size" and given.get("batch_per_device")):
             option = f"--{name.replace('_', '-')}"
@@ -176,16 +175,20 @@ def _check_fabric(question: Question, site: Site) -> None:
         )
 
 
-def _completed(
-    values: dict[str, Any], experiment: Experiment, rows: Sequence[MatrixRow]
+def completed(
+    values: dict[str, Any], experiment: Experiment, cells: Sequence[Cell]
 ) -> dict[str, Any]:
     """The options, with what the experiment says where it says one thing.
+
+    Args:
+        values: of the options.
+        experiment: of the file.
+        cells: its matrix.
 
     Raises:
         ConfigError: the experiment has several values of what is not written.
     """
-    completed = dict(values)
-    cells = [row.cell for row in rows]
+    whole = dict(values)
     several = [cell for cell in cells if cell.devices > 1] or cells
     axes: dict[str, Callable[[Cell], Any]] = {
         "network": lambda cell: cell.network,
@@ -197,11 +200,11 @@ def _completed(
         "batch_size": lambda cell: cell.batch_size,
     }
     per_device = experiment.settings.get("batch_per_device")
-    if per_device is not None and not completed["batch_size"]:
-        completed["batch_per_device"] = per_device
+    if per_device is not None and not whole["batch_size"]:
+        whole["batch_per_device"] = per_device
         del axes["batch_size"]
     for name, value_of in axes.items():
-        if not completed[name]:
+        if not whole[name]:
             found = sorted({value_of(cell) for cell in several})
             if len(found) > 1:
                 option = f"--{name.replace('_', '-')}"
@@ -209,9 +212,9 @@ def _completed(
                     f"{experiment.where} has several values; write one: {option} "
                     f"{' | '.join(map(str, found))}"
                 )
-            completed[name] = found[0]
-        several = [c for c in several if str(value_of(c)) == str(completed[name])] or several
-    return completed
+            whole[name] = found[0]
+        several = [c for c in several if str(value_of(c)) == str(whole[name])] or several
+    return whole
 
 
 def _options(texts: Sequence[str]) -> dict[str, dict[str, OptionValue]]:

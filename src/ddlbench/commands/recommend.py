@@ -20,10 +20,15 @@ from ddlbench.commands.questions import (
     questions_of,
 )
 from ddlbench.commands.recommend_layouts import layout_answers
-from ddlbench.commands.recommend_planned import PlannedQuestions, planned_questions_of
+from ddlbench.commands.recommend_planned import (
+    PlannedQuestions,
+    planned_questions_of,
+    with_experiment,
+)
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
+    examples,
     in_one_unit,
     left_out,
     named_lines,
@@ -44,6 +49,7 @@ from ddlbench.predict.prediction import DEFAULT_RECOMMENDER
 from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked
 from ddlbench.predict.transformer.configurations import is_shape
+from ddlbench.predict.transformer.hf_shapes import is_configuration
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
@@ -51,7 +57,14 @@ if TYPE_CHECKING:
     from ddlbench.predict.ranking import Question, Ranking
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ddlbench recommend --network vgg11 --dataset cifar10 --geometry 2x4 --batch-size 256",
+        "ddlbench recommend --configfile mine.yaml --geometry 1x2,1x4,2x4",
+        "ddlbench recommend --network resnet50 --dataset imagenet --batch-size 2048 "
+        "--hardware h100-sxm --fabric infiniband-400 --geometry 8x8",
+    )
+)
 @cell_options
 @click.option(
     "--recommender",
@@ -80,6 +93,13 @@ if TYPE_CHECKING:
 @click.option(
     "--software", help="What trains a transformer's shape; with --hardware.  [default: nanotron]"
 )
+@click.option(
+    "--sequence-length",
+    "--context",
+    "sequence_length",
+    type=click.IntRange(1),
+    help="Tokens of a sample of a transformer's shape; with --hardware.  [default: its own]",
+)
 def recommend(
     *,
     hardware: str | None,
@@ -98,7 +118,7 @@ def recommend(
 
     Several geometries, as 1x2,1x4,2x4, are compared with each other. With --hardware the answer
     rests on data sheets, and needs nothing measured; the network may also be a transformer's shape
-    (gpt-7b, llama-8b, ...) then, whose layouts are ranked.
+    then (gpt-7b, hf:llama?hidden_size=2048, hf:FOLDER/config.json), whose layouts are ranked.
     """
     if budget_device_hours is not None and measure is None:
         raise ConfigError("--budget-device-hours limits what --measure K measures; give K, too")
@@ -106,24 +126,32 @@ def recommend(
         raise ConfigError(
             f"--measure goes by measurements, --recommender {recommender} does not; leave one out"
         )
-    network = options["network"]
     if hardware is None:
-        if given := next((n for n, v in (("profile", profile), ("software", software)) if v), None):
+        of_hardware = {
+            "profile": profile,
+            "software": software,
+            "sequence-length": options["sequence_length"],
+        }
+        if given := next((name for name, value in of_hardware.items() if value), None):
             raise ConfigError(f"--{given} goes with --hardware; write that, too, or leave it out")
         questions = questions_of(options)
     elif measure is not None:
         raise ConfigError("--measure needs a site, --hardware is none; leave one out")
-    elif network and (software or _is_decoder(network, options["dataset"])):
-        of_networks = {
-            "profile": profile,
-            "allow_stale": allow_stale,
-            "device_memory_bytes": device_memory_bytes,
-        }
-        values, lines = layout_answers({**options, **of_networks}, hardware, software)
-        show(values, lines, as_json=as_json)
-        return
     else:
-        questions = planned_questions_of(options, hardware, profile)
+        options, experiment = with_experiment(options)
+        network = options["network"]
+        if network and (software or _is_decoder(network, options["dataset"])):
+            of_networks = {
+                "profile": profile,
+                "allow_stale": allow_stale,
+                "device_memory_bytes": device_memory_bytes,
+            }
+            values, lines = layout_answers({**options, **of_networks}, hardware, software)
+            show(values, lines, as_json=as_json)
+            return
+        if options["sequence_length"]:
+            raise ConfigError("--sequence-length is of a transformer's shape; leave it out")
+        questions = planned_questions_of(options, hardware, profile, experiment)
     fixed = {
         "recommender": recommender,
         "allow_stale": allow_stale,
@@ -139,6 +167,8 @@ def recommend(
 
 def _is_decoder(network: str, dataset: str | None) -> bool:
     """Whether a name is a shape's, or nothing else that could be trained without a dataset."""
+    if dataset is None and is_configuration(network):
+        return True
     return is_shape(network) or (
         dataset is None and network not in known("ddlbench.networks") and ":" not in network
     )

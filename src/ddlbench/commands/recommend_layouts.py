@@ -9,16 +9,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.commands.questions import geometries
 from ddlbench.commands.recommend_planned import (
+    SHAPES_PRECISION,
     check_given,
     planned_cluster,
     refuse_options_of_networks,
-    refuse_site_options,
 )
+from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
     in_one_unit,
@@ -30,13 +31,15 @@ from ddlbench.common.screen import (
 )
 from ddlbench.common.statistics import BYTES, TIMES
 from ddlbench.experiment.cell import parse_geometry
+from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project
 from ddlbench.predict.advice import range_text
 from ddlbench.predict.hardware import Software, System
-from ddlbench.predict.transformer.configurations import load_shape
+from ddlbench.predict.transformer.configurations import is_shape, load_shape
 from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
 from ddlbench.predict.transformer.decoder_layouts import EQUAL, layouts
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, FITS, TOO_LARGE
+from ddlbench.predict.transformer.hf_shapes import is_configuration, shape_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SOFTWARE = "nanotron"
 _FEW = 8
-_BILLION = 1e9
+_BILLION, _MILLION = 1e9, 1e6
 _HEADINGS = (
     "t x d x p | > experts | > ZeRO | > micro /1 | > predicted | > 90 % | > tokens/s | > memory"
     " | fits"
@@ -113,23 +116,40 @@ def layout_answers(
     Raises:
         ConfigError: something is missing, unknown, or of sites only.
     """
-    enter_project()
-    refuse_site_options(values)
     refuse_options_of_networks(values)
     check_given(values, ("network",))
+    name, shape = _named_shape(values)
+    enter_project()
     named = software or DEFAULT_SOFTWARE
+    trains = Software.load(named)
+    if values["precision"]:
+        trains = replace(trains, precision=values["precision"])
     question = LayoutQuestion(
-        values["network"],
-        load_shape(values["network"]),
-        values["batch_size"],
-        named,
-        Software.load(named),
-        planned_cluster(values, hardware),
+        name, shape, values["batch_size"], named, trains, planned_cluster(values, hardware)
     )
     answers = [question.answer(text) for text in geometries(values)]
     layouts = [_dict(answer) for answer in answers]
     lines = _one_lines(question, answers[0]) if len(answers) == 1 else _all_lines(question, answers)
     return (layouts[0] if len(answers) == 1 else {"geometries": layouts}), lines
+
+
+def _named_shape(values: dict[str, Any]) -> tuple[str, Shape]:
+    """The network's shape, with as long samples as the options say.
+
+    Raises:
+        ConfigError: there is none of that name, or the dataset has none of its samples.
+    """
+    name, dataset, length = (values[key] for key in ("network", "dataset", "sequence_length"))
+    if dataset and is_configuration(name):
+        DATASETS.check(dataset)
+        spec = DATASETS[dataset]
+        if spec.kind != "tokens":
+            raise ConfigError(f"dataset {dataset} has images, {name} reads tokens")
+        length = length or spec.shape[0]
+    elif dataset and not is_shape(name):
+        name = f"{name}:{dataset}"
+    shape = shape_of(name) if is_configuration(name) else load_shape(name)
+    return name, replace(shape, sequence_length=length) if length else shape
 
 
 def _dict(answer: LayoutAnswer) -> dict[str, Any]:
@@ -140,10 +160,15 @@ def _dict(answer: LayoutAnswer) -> dict[str, Any]:
 def _header(question: LayoutQuestion, geometry: str) -> list[str]:
     shape = question.shape
     return paragraph(
-        f"{question.name}, {shape.parameters / _BILLION:.1f} billion parameters, {geometry}, "
+        f"{question.name}, {_parameters(shape.parameters)}, {geometry}, "
         f"{question.sequences:,} sequences of {shape.sequence_length:,} tokens a step, "
         f"{question.software_name} on {question.cluster.name}"
     )
+
+
+def _parameters(count: float) -> str:
+    size, word = (_BILLION, "billion") if count >= _BILLION else (_MILLION, "million")
+    return f"{count / size:.1f} {word} parameters"
 
 
 def _layout(rows: Sequence[Any]) -> list[Sequence[str]]:
@@ -195,8 +220,8 @@ def _one_lines(question: LayoutQuestion, answer: LayoutAnswer) -> list[str]:
         f"{counts[call]} {word}" for call, word in _CALLS.items() if call in counts
     )
     lines += paragraph(
-        f"{counted(len(rows), 'layout')}: {counted_calls}. All within {EQUAL:.0%} of the first are equally "
-        f"good: {len(equal)}."
+        f"{counted(len(rows), 'layout')}: {counted_calls}. All within {EQUAL:.0%} of the first are "
+        f"equally good: {len(equal)}."
     )
     return lines + paragraph(_CUT + _MICRO) + _facts(question, [answer])
 
@@ -241,6 +266,8 @@ def _facts(question: LayoutQuestion, answers: Sequence[LayoutAnswer]) -> list[st
         + (f", fabric {cluster.fabric_name}." if cluster.fabric else "."),
         f"Constants of {question.software_name}: {fitted}. Intervals: {sources or 'none'}.",
     ]
+    if software.precision != SHAPES_PRECISION:
+        facts.append(f"They were fitted in {SHAPES_PRECISION}, not in {software.precision}.")
     if beyond:
         facts.append(
             f"No fitted run had half as many devices ({LARGEST_FITTED} at most) as "

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from ddlbench.commands.questions import Questions, geometries, question_of
+from ddlbench.commands.plan import matrix_at
+from ddlbench.commands.questions import Questions, completed, geometries, question_of
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import paragraph
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.paths import enter_project
+from ddlbench.planning.layer_table import layers_of
 from ddlbench.predict.candidate import Knowledge
+from ddlbench.predict.hardware import Precision
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedInputs, batch_ladder
 
 if TYPE_CHECKING:
+    from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.site import Site
     from ddlbench.predict.ranking import Question
 
-_OF_SITES = {"site_name": "--site", "configfile": "--configfile", "threads": "--threads"}
+_ANY_SITE, _FABRIC = "local", "default"
+_OF_SITES = {"site_name": "--site", "threads": "--threads"}
 _OF_NETWORKS = {
     "profile": "--profile",
     "allow_stale": "--allow-stale",
@@ -54,7 +60,7 @@ class PlannedQuestions(Questions):
 
 
 def planned_questions_of(
-    values: dict[str, Any], hardware: str, profile: str | None
+    values: dict[str, Any], hardware: str, profile: str | None, experiment: Experiment | None
 ) -> PlannedQuestions:
     """The questions that the options of ``recommend`` ask about hardware.
 
@@ -62,21 +68,23 @@ def planned_questions_of(
         values: of the options.
         hardware: name of a device.
         profile: of one device, in place of the roofline; None for none.
+        experiment: of ``--configfile``, whose settings and options the questions have.
 
     Raises:
-        ConfigError: something is missing, unknown, or of sites only.
+        ConfigError: something is missing or unknown.
     """
     enter_project()
-    refuse_site_options(values)
     check_given(values)
     cluster = planned_cluster(values, hardware, profile)
-    here = {**values, "fabric": None}
+    here = {**values, "fabric": _FABRIC}
     site: Site = cluster.site
     questions: Sequence[Question] = [
-        question_of(here, text, None, site) for text in geometries(values)
+        question_of(here, text, experiment, site) for text in geometries(values)
     ]
     for question in questions:
         question.check_names()
+    if profile is None:
+        layers_of(questions[0].network, questions[0].dataset)  # of one that cannot be, say so once
     cluster.device.peak(str(questions[0].all_settings().get("precision", "fp32")))
     return PlannedQuestions(tuple(questions), site, cluster=cluster)
 
@@ -89,6 +97,23 @@ def planned_cluster(
     return PlannedCluster.named(hardware, values["fabric"], shapes, profile)
 
 
+def with_experiment(values: dict[str, Any]) -> tuple[dict[str, Any], Experiment | None]:
+    """The options with what ``--configfile`` says once, but for its site and fabric; and the file.
+
+    Raises:
+        ConfigError: an option is of sites only, or the file is wrong.
+    """
+    refuse_site_options(values)
+    file = values["configfile"]
+    if file is None:
+        return values, None
+    # Of a published figure the site may be left open, which decides nothing here.
+    experiment, _, rows = matrix_at(file, None if "site" in read_yaml(file) else _ANY_SITE)
+    cells = [replace(row.cell, fabric=_FABRIC) for row in rows]
+    given = completed({**values, "fabric": _FABRIC}, experiment, cells)
+    return {**given, "fabric": values["fabric"], "threads": None, "configfile": None}, experiment
+
+
 def refuse_site_options(values: dict[str, Any]) -> None:
     """Raise ConfigError for an option that only sites have."""
     for name, option in _OF_SITES.items():
@@ -98,10 +123,9 @@ def refuse_site_options(values: dict[str, Any]) -> None:
 
 def refuse_options_of_networks(values: dict[str, Any]) -> None:
     """Raise ConfigError for an option that decides nothing of a transformer's shape."""
-    if values.get("precision") not in (None, SHAPES_PRECISION):
-        raise ConfigError(
-            f"--precision {values['precision']}: shapes are counted in {SHAPES_PRECISION} only"
-        )
+    if values.get("precision") not in (None, *get_args(Precision)):
+        known = ", ".join(get_args(Precision))
+        raise ConfigError(f"--precision {values['precision']}: write one of {known}")
     for name, option in _OF_NETWORKS.items():
         if values.get(name):
             raise ConfigError(f"{option} decides nothing of a transformer's shape; leave it out")
@@ -110,5 +134,5 @@ def refuse_options_of_networks(values: dict[str, Any]) -> None:
 def check_given(values: dict[str, Any], names: Sequence[str] = ("network", "dataset")) -> None:
     """Raise ConfigError for an option that is missing."""
     for name in (*names, "geometry", "batch_size"):
-        if not values.get(name):
+        if not values.get(name) and not (name == "batch_size" and values.get("batch_per_device")):
             raise ConfigError(f"--{name.replace('_', '-')} is missing; write it")

@@ -7,6 +7,8 @@ from typing import Any
 import click
 
 from ddlbench.commands.plan import config_at, snakemake_command, with_matrix
+from ddlbench.common.document import json_text
+from ddlbench.common.screen import examples
 from ddlbench.experiment.paths import (
     enter_project,
     figures_dir,
@@ -21,10 +23,13 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.measurements import records_of
 from ddlbench.report.products import compare_sites, make_page, make_report
 from ddlbench.report.slow_ranks import slow_lines, slow_of
+from ddlbench.report.status_document import status_document
 from ddlbench.report.terminal import advice_lines, states, status_lines, summary_lines
 
 
-@click.command()
+@click.command(
+    epilog=examples("ddlbench status", "ddlbench status --all", "ddlbench status --json")
+)
 @with_matrix
 @click.option(
     "--state",
@@ -34,6 +39,7 @@ from ddlbench.report.terminal import advice_lines, states, status_lines, summary
 )
 @click.option("--all", "every_cell", is_flag=True, help="Name every cell that is not ok.")
 @click.option("--paths", is_flag=True, help="Print the cells' result files, one a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def status(
     *,
     experiment: Any,
@@ -42,6 +48,7 @@ def status(
     state: str | None,
     every_cell: bool,
     paths: bool,
+    as_json: bool,
 ) -> None:
     """Say what runs, what failed, and why.
 
@@ -51,6 +58,10 @@ def status(
     cells = states(experiment.name, site.name, rows)
     if state is not None:
         cells = [cell for cell in cells if cell.state == state]
+    if as_json:
+        document = status_document(experiment.name, site.name, cells)
+        click.echo(json_text(document.to_dict()), nl=False)
+        return
     if paths:
         for cell in cells:
             click.echo(result_file(site.name, cell.cell_id))
@@ -81,7 +92,11 @@ _FORGOTTEN = (
 )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ddlbench forget --state out_of_memory", "ddlbench forget --state disturbed --yes"
+    )
+)
 @with_matrix
 @click.option(
     "--state",
@@ -111,7 +126,7 @@ def forget(experiment: Any, site: Site, rows: list[MatrixRow], state: str) -> No
     click.echo(f"{len(files)} results deleted")
 
 
-@click.command()
+@click.command(epilog=examples("ddlbench report", "ddlbench report --show"))
 @with_matrix
 @click.option("--show", is_flag=True, help="Only print the summary of the tables that are there.")
 @click.option("--html", is_flag=True, help="Only write the HTML report of what is drawn.")

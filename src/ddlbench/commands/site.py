@@ -1,4 +1,4 @@
-"""``ddlbench init`` and ``doctor``: the file of a cluster, written and checked."""
+"""``ddlbench site``: the file of a cluster, written and checked, and devices to emulate."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import click
 
 from ddlbench.cluster.doctor import examine
 from ddlbench.cluster.init import free_site_file, interview, link_test_remarks, write_site
+from ddlbench.commands.accelerator import accelerator
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import counted, paragraph
+from ddlbench.common.screen import counted, examples, paragraph
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import Site, load_site
 
@@ -19,7 +20,20 @@ if TYPE_CHECKING:
     from ddlbench.cluster.preflight import Finding
 
 
-@click.command()
+@click.group()
+def site() -> None:
+    """Describe a cluster, check it, or make a device to emulate."""
+
+
+site.add_command(accelerator)
+
+
+@site.command(
+    epilog=examples(
+        "ddlbench site init mycluster",
+        "ddlbench site init mycluster --partition gpu --gpu a100 --yes",
+    )
+)
 @click.argument("name")
 @click.option("--partition", "partition_name", help="Partition; asked for if left out.")
 @click.option("--gpu", help="Type of GPU, for example a100; asked for where there are several.")
@@ -43,10 +57,14 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
     click.echo(f"{path} is written: {chosen.text}, partition {chosen.offer.kind.partition}")
     for remark in (*chosen.remarks, *link_test_remarks(chosen)):
         click.echo("\n".join(paragraph(f"note: {remark}", hanging="  ")))
-    click.echo(f"Next: ddlbench doctor --site {name}")
+    click.echo(f"Next: ddlbench site doctor --site {name}")
 
 
-@click.command()
+@site.command(
+    epilog=examples(
+        "ddlbench site doctor --site mycluster", "ddlbench site doctor --site mycluster --nodes 4"
+    )
+)
 @click.option("--site", "site_name", help="A file in config/sites/; the experiment's if left out.")
 @click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="Of the job.")
 @click.option(
@@ -63,19 +81,19 @@ def doctor(site_name: str | None, nodes: int, wait_minutes: float) -> None:
     """
     if site_name is None:
         site_name = str(read_yaml(enter_project()).get("site", "local"))
-    site = load_site(site_name)
+    described = load_site(site_name)
     findings = examine(
-        site,
-        min(nodes, site.nodes),
+        described,
+        min(nodes, described.nodes),
         site_name=site_name,
         patience_s=wait_minutes * 60,
         say=click.echo,
     )
-    if show_findings(findings, site):
+    if show_findings(findings, described):
         sys.exit(1)
 
 
-def show_findings(findings: Sequence[Finding], site: Site) -> int:
+def show_findings(findings: Sequence[Finding], described: Site) -> int:
     """A line a finding; returns how many need a change of the site's file."""
     for finding in findings:
         mark = click.style("ok", fg="green") if finding.ok else click.style("!!", fg="red")
@@ -84,5 +102,5 @@ def show_findings(findings: Sequence[Finding], site: Site) -> int:
         click.echo("\n".join([f"{mark} {lines[0].strip()}", *lines[1:]]))
     wrong = sum(not finding.ok for finding in findings)
     if wrong:
-        click.echo(f"{counted(wrong, 'thing')} to change in config/sites/{site.name}.yaml")
+        click.echo(f"{counted(wrong, 'thing')} to change in config/sites/{described.name}.yaml")
     return wrong

@@ -3,7 +3,7 @@
 ``python -m ddlbench.commands.tables`` writes them all; a test compares each with the code. A table
 is a whole file, or a section of a Markdown page between two marks::
 
-    <!-- table: networks -->
+    <!-- table: datasets -->
     ...
     <!-- end of table -->
 """
@@ -14,14 +14,15 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ddlbench.common.document import write_text
+from ddlbench.commands.schemas import NAMES as SCHEMAS
+from ddlbench.common.document import csv_text, write_text
 from ddlbench.common.form import schema_of
-from ddlbench.common.schema import file_schema, read_yaml
+from ddlbench.common.schema import file_schema
 from ddlbench.common.statistics import GB, MB, unit_for
 from ddlbench.experiment.cell import Cell, settings
 from ddlbench.experiment.config import ExperimentKeys, Profiling
@@ -31,9 +32,21 @@ from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import REASON_CODES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.documents import PredictedCell
-from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, VALIDATION, Column
+from ddlbench.report.status_document import StatusDocument
+from ddlbench.report.tables import (
+    CELLS,
+    LINKS,
+    MEASUREMENTS,
+    RANKS,
+    STEPS,
+    SUMMARY,
+    TREE_STEPS,
+    VALIDATION,
+)
+from ddlbench.report.tree_tables import rank_columns, setting_columns
 
 _PLANNING = "src/ddlbench/planning"
+_REFERENCE = "docs/reference"
 _END = "<!-- end of table -->"
 _FORMS: Mapping[str, Any] = {
     "experiment": ExperimentKeys, "profile": Profiling, "data": OwnDataset,
@@ -87,20 +100,19 @@ TABLES = (
     GeneratedTable(
         f"{_PLANNING}/transformer_shapes.csv", "ddlbench.networks.factory:transformer_table"
     ),
-    GeneratedTable("docs/results.md", "ddlbench.commands.tables:results_page"),
+    GeneratedTable(f"{_REFERENCE}/columns.csv", "ddlbench.commands.tables:columns_csv"),
+    GeneratedTable(f"{_REFERENCE}/fields.csv", "ddlbench.commands.tables:fields_csv"),
+    GeneratedTable(f"{_REFERENCE}/reasons.csv", "ddlbench.commands.tables:reasons_csv"),
+    GeneratedTable(f"{_REFERENCE}/networks.csv", "ddlbench.networks.factory:pairs_table"),
+    GeneratedTable(f"{_REFERENCE}/devices.csv", "ddlbench.planning.device_folder:device_tables"),
+    GeneratedTable(
+        "docs/measurement.md", "ddlbench.commands.tables:main_columns", section="columns"
+    ),
     GeneratedTable("docs/oracle/oracle.csv", "ddlbench.report.figures.paradl:published_table"),
     GeneratedTable(
-        "docs/networks.md", "ddlbench.networks.factory:markdown_table", section="networks"
+        "docs/networks.md", "ddlbench.commands.tables:dataset_table", section="datasets"
     ),
-    GeneratedTable(
-        "docs/datasets.md", "ddlbench.commands.tables:dataset_table", section="datasets"
-    ),
-    GeneratedTable(
-        "docs/emulated_accelerators.md",
-        "ddlbench.planning.device_folder:device_tables",
-        section="devices",
-    ),
-    GeneratedTable("docs/papers.md", "ddlbench.commands.papers:papers_table", section="papers"),
+    GeneratedTable("docs/papers/figures.csv", "ddlbench.commands.papers:papers_table"),
     GeneratedTable(
         "docs/papers.md", "ddlbench.report.comparison:comparison_markdown", section="comparison"
     ),
@@ -110,8 +122,14 @@ TABLES = (
         for path, form in (
             ("config/README.md", "experiment"),
             ("config/README.md", "profile"),
-            ("docs/datasets.md", "data"),
+            ("docs/networks.md", "data"),
         )
+    ),
+    *(
+        GeneratedTable(
+            f"config/schemas/{name}.json", "ddlbench.commands.schemas:schema_json", (name,)
+        )
+        for name in SCHEMAS
     ),
     GeneratedTable("config/README.md", "ddlbench.commands.tables:axis_table", section="axes"),
     GeneratedTable(
@@ -252,28 +270,60 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def results_page() -> str:
-    """The whole page in Markdown; its prose is in ``results_page.yaml``."""
-    text = read_yaml(Path(__file__).with_name("results_page.yaml"))
-    parts = [
-        text["introduction"],
-        _table("measurements.csv: one row a cell of the matrix", MEASUREMENTS),
-        _table("summary.csv: one row a cell configuration, over its repeats", SUMMARY),
-        _table("steps.csv: one row a step of every cell", STEPS),
-        _table("validation.csv: one row an epoch of every cell with `validate`", VALIDATION),
-        "## result.json\n\n| field | type | meaning |\n|---|---|---|\n"
-        + "".join(
-            f"| `{name}` | {kind} | {meaning} |\n" for name, kind, meaning in schema_fields()
-        ),
-        text["reason_codes"]
-        + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in REASON_CODES.items()),
-        text["partitions"],
-        text["predictions"]
-        + "".join(
-            f"| `{name}` | {kind} | {meaning} |\n" for name, kind, meaning in _predicted_fields()
-        ),
+_COLUMNS_OF = {
+    "measurements.csv": MEASUREMENTS, "summary.csv": SUMMARY, "steps.csv": STEPS,
+    "validation.csv": VALIDATION,
+}  # fmt: skip
+_MAIN_COLUMNS = (
+    "status", "reason", "epoch_s", "samples_per_s", "step_median_s", "step_low_s", "speedup",
+    "speedup_normalised", "load_s", "mfu", "sent_bytes", "energy_j", "peak_memory_bytes",
+    "accuracy", "update_semantics", "noisy", "unsteady", "disturbed", "departure", "no_speedup",
+    "comparability", "stale",
+)  # fmt: skip
+
+
+def main_columns() -> str:
+    """The columns that most readers need, as Markdown."""
+    known = {column.name: column for column in MEASUREMENTS}
+    lines = ["| column | unit | meaning |", "|---|---|---|"]
+    for name in _MAIN_COLUMNS:
+        column = known[name]
+        meaning = column.description.replace("|", r"\|")
+        lines.append(f"| `{column.name}` | {column.unit} | {meaning} |")
+    return "\n".join(lines)
+
+
+def columns_csv() -> str:
+    """One row a column of every table of an experiment, and of a tree of results."""
+    of_trees = {
+        "ddlbench.load": (*CELLS, *setting_columns()), "export: steps": TREE_STEPS,
+        "export: ranks": (*RANKS, *rank_columns()), "export: links": LINKS,
+    }  # fmt: skip
+    rows = [
+        (file, column.name, column.kind, column.unit, column.description)
+        for file, columns in {**_COLUMNS_OF, **of_trees}.items()
+        for column in columns
     ]
-    return "\n".join(parts)
+    return csv_text([("file", "column", "kind", "unit", "meaning"), *rows])
+
+
+def fields_csv() -> str:
+    """One row a field of every file of results in JSON."""
+    files = {
+        "result.json": schema_fields(), "predictions.json": _predicted_fields(),
+        "status --json": _status_fields(),
+    }  # fmt: skip
+    rows = [
+        (file, name, kind.replace("`", ""), meaning)
+        for file, fields_of_file in files.items()
+        for name, kind, meaning in fields_of_file
+    ]
+    return csv_text([("file", "field", "type", "meaning"), *rows])
+
+
+def reasons_csv() -> str:
+    """One row a code that says why a cell has no number."""
+    return csv_text([("code", "meaning"), *REASON_CODES.items()])
 
 
 def schema_fields() -> list[tuple[str, str, str]]:
@@ -287,13 +337,9 @@ def _predicted_fields() -> list[tuple[str, str, str]]:
     return list(_walk("", schema, {}))
 
 
-def _table(title: str, columns: Sequence[Column]) -> str:
-    meanings = [column.description.replace("|", r"\|") for column in columns]
-    lines = [
-        f"| `{column.name}` | {column.kind} | {column.unit} | {meaning} |\n"
-        for column, meaning in zip(columns, meanings, strict=True)
-    ]
-    return f"## {title}\n\n| column | kind | unit | meaning |\n|---|---|---|---|\n{''.join(lines)}"
+def _status_fields() -> list[tuple[str, str, str]]:
+    schema = schema_of(StatusDocument)
+    return list(_walk("", schema, schema["$defs"]))
 
 
 def _walk(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from click.core import ParameterSource
 
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import show
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.timeline.box import trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell
 from ddlbench.report.timeline.figure import SCHEDULES, STAGE_ALL_REDUCES, Lesson, show_schedule
+from ddlbench.report.traces.breakdown import breakdowns_of, lines_of, values_of
+from ddlbench.report.traces.formats import FORMATS, write_cell
 
 _OF_SCHEDULES = {
     "stages": "--stages",
@@ -31,14 +35,30 @@ _OF_SCHEDULES = {
 }
 
 
+_OF_CELLS = {"written": "--write"}
+_OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json"}
+
+
 @click.command("timeline")
-@click.argument("cell_folder", required=False, type=click.Path(path_type=Path))
+@click.argument(
+    "paths", metavar="[CELL_FOLDER | TRACE...]", nargs=-1, type=click.Path(path_type=Path)
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder; the cell's if left out.")
 @click.option(
     "--steps",
     type=click.IntRange(1),
     help="Steps, or mini-batches, to show; chosen if left out, 1 for a schedule alone.",
 )
+@click.option(
+    "--write",
+    "written",
+    nargs=2,
+    metavar="FORMAT FOLDER",
+    help=f"Write the cell for other tools in place of a picture: {', '.join(FORMATS)}.",
+)
+@click.option("--last-step", is_flag=True, help="Of traces: count the last step's work, too.")
+@click.option("--exact", is_flag=True, help="Of traces: do not round to microseconds, as HTA does.")
+@click.option("--json", "as_json", is_flag=True, help="Of traces: print JSON instead of a table.")
 @click.option(
     "--schedule",
     type=click.Choice(list(SCHEDULES)),
@@ -90,34 +110,72 @@ _OF_SCHEDULES = {
 @click.pass_context
 def timeline(
     context: click.Context,
-    cell_folder: Path | None,
+    *,
+    paths: tuple[Path, ...],
     out: Path | None,
     steps: int | None,
+    written: tuple[str, str] | None,
+    last_step: bool,
+    exact: bool,
+    as_json: bool,
     schedule: str | None,
     **options: Any,
 ) -> None:
-    """Draw what each device of a cell, or of a schedule, does when.
+    """Draw what each device of a cell, or of a schedule, does when; or break traces down.
 
     CELL_FOLDER is a folder below results/<site>/cells/ with a plan.json. Writes a PNG, a PDF, a CSV
     of the boxes, and a JSON file for chrome://tracing or ui.perfetto.dev.
+
+    TRACE is a file of torch.profiler (Kineto: .json, .json.gz), one a rank, or a folder of them.
+    Prints how much of the time each rank computes, waits for communication, copies, or is idle.
     """
-    given = [
-        option
-        for name, option in _OF_SCHEDULES.items()
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    ]
-    if (cell_folder is None) == (schedule is None):
+
+    def given(names: Mapping[str, str]) -> list[str]:
+        return [
+            option
+            for name, option in names.items()
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        ]
+
+    if bool(paths) == (schedule is not None):
         raise ConfigError(
-            "timeline: write a cell's folder, below results/<site>/cells/, or --schedule with one "
-            f"of {', '.join(SCHEDULES)}"
+            "timeline: write a cell's folder, below results/<site>/cells/, traces of "
+            f"torch.profiler, or --schedule with one of {', '.join(SCHEDULES)}"
         )
-    if cell_folder is not None:
-        if given:
-            raise ConfigError(f"timeline: {', '.join(given)}: only for a --schedule; leave it out")
-        made = _of_cell(cell_folder, out or cell_folder, steps)
-    else:
-        made = _of_schedule(_lesson(str(schedule), steps, **options), out or Path())
+    if schedule is not None:
+        _only("a cell or traces", given({**_OF_CELLS, **_OF_TRACES}))
+        made = _of_schedule(_lesson(schedule, steps, **options), out or Path())
+        click.echo(f"{made}, .pdf, .csv and .json are written")
+        return
+    _only("a --schedule", given(_OF_SCHEDULES))
+    if _are_traces(paths):
+        _only("a cell", given({**_OF_CELLS, "out": "--out", "steps": "--steps"}))
+        breakdowns = breakdowns_of(paths, last_step=last_step, exact=exact)
+        show([values_of(one) for one in breakdowns], lines_of(breakdowns), as_json=as_json)
+        return
+    _only("traces", given(_OF_TRACES))
+    if len(paths) > 1:
+        raise ConfigError(f"timeline: {len(paths)} folders; name one cell, or files of traces")
+    if written is not None:
+        _only("a picture", given({"out": "--out", "steps": "--steps"}))
+        click.echo("\n".join(map(str, write_cell(paths[0], written[0], Path(written[1])))))
+        return
+    made = _of_cell(paths[0], out or paths[0], steps)
     click.echo(f"{made}, .pdf, .csv and .json are written")
+
+
+def _only(subject: str, options: Sequence[str]) -> None:
+    if options:
+        raise ConfigError(f"timeline: {', '.join(options)}: only for {subject}; leave it out")
+
+
+def _are_traces(paths: Sequence[Path]) -> bool:
+    """Whether files are named, or folders of traces, which have no plan.json."""
+    if any(not path.is_dir() for path in paths):
+        return any(path.exists() or path.suffix in (".json", ".gz") for path in paths)
+    return not any((path / "plan.json").is_file() for path in paths) and any(
+        path.glob("*.json*") or path.glob("*.gz") for path in paths
+    )
 
 
 def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:

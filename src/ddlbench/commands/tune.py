@@ -15,6 +15,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
     duration_text,
+    examples,
     in_one_unit,
     left_out,
     paragraph,
@@ -44,7 +45,12 @@ if TYPE_CHECKING:
 _TRIALS = 6
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ddlbench tune --strategy gpipe --network vgg11 --dataset cifar10 --geometry 1x2 "
+        "--batch-size 64 --vary chunks=2,4,8 --dry-run"
+    )
+)
 @cell_options
 @click.option("--strategy", required=True, help="Name of the strategy.")
 @click.option(

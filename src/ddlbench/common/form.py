@@ -2,7 +2,7 @@
 
 pydantic checks them. A hint is a number, text, bool, enumeration, mapping, another such dataclass,
 or a tuple of these (a list in JSON), with limits where a type below says so. The text below a field
-describes it; docs/results.md shows it. Values are not converted: "1" is no number, and 1.5 no
+describes it. Values are not converted: "1" is no number, and 1.5 no
 count. A key that is no field is refused, as what it says would be lost in silence.
 """
 

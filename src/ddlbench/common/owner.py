@@ -158,7 +158,7 @@ def start_ticks(pid: int) -> int:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
     except OSError:
         return 0
-    # The name, in brackets, may hold blanks; the 3rd field, its state, is the first behind it.
+    # The name, in brackets, may hold blanks; the 3rd field, its state, is the first after it.
     fields = text.rpartition(")")[2].split()
     if len(fields) < 20 or fields[0] in "ZX":
         return 0

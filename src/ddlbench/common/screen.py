@@ -169,6 +169,19 @@ def left_out(
     return ["", head, *named_lines(reasons, "  ")]
 
 
+_HELP_WIDTH = 76
+"""Columns of a line of click's help, without its indentation."""
+
+
+def examples(*commands: str) -> str:
+    """The last lines of a command's help: how people call it."""
+    lines = ["\b", "Examples:"]
+    for command in commands:
+        parts = textwrap.wrap(command, _HELP_WIDTH - 4, break_on_hyphens=False)
+        lines.append("  " + " \\\n      ".join(parts))
+    return "\n".join(lines)
+
+
 def paragraph(text: str, indent: str = "", hanging: str | None = None) -> list[str]:
     """Lines of a sentence that fits the terminal; paths and options are not broken."""
     return textwrap.wrap(

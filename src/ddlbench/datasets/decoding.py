@@ -51,7 +51,7 @@ def decode(file: Path | BinaryIO, spec: DatasetSpec, place: str | None = None) -
     except (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError) as error:
         raise DataError(
             f"{place} is not a readable image ({error}); replace it, and find "
-            "others like it: ddlbench check-data"
+            "others like it: ddlbench check --data"
         ) from error
     pixels = np.asarray(image)
     return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)

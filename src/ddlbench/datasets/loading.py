@@ -173,7 +173,7 @@ class EncodedImages(_Images):
 
 
 class TokenSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Sequences of tokens, and the token behind each position; arguments as of ArrayImages."""
+    """Sequences of tokens, and the token after each position; arguments as of ArrayImages."""
 
     def __init__(
         self, data: TokenSplit, origin: tuple[Path, DataRequest, str], keep: np.ndarray | None
@@ -207,7 +207,7 @@ class TokenSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self._read(sample_ids)[:, 1:].contiguous()
 
     def _read(self, sample_ids: np.ndarray) -> torch.Tensor:
-        """Each sequence and the token behind it: int64 (n, T + 1)."""
+        """Each sequence and the token after it: int64 (n, T + 1)."""
         begin = self._places[sample_ids] * self._data.length
         places = begin[:, None] + np.arange(self._data.length + 1)
         return torch.from_numpy(self._data.tokens[places].astype(np.int64))

@@ -36,7 +36,14 @@ from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.runtime.initial_state import check_settings, initial_state
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.executor import Context, executor_of
-from ddlbench.strategies.training import Batch, Loss, make_loss, rate_of, replay_of
+from ddlbench.strategies.training import (
+    Batch,
+    Loss,
+    make_loss,
+    make_optimizer,
+    rate_of,
+    replay_of,
+)
 
 State = dict[str, Tensor]
 
@@ -120,7 +127,7 @@ def train_in_parts(
         micro_batches: parts of a shard, which follow each other.
     """
     network.train()
-    optimizer = torch.optim.SGD(network.parameters(), cell.learning_rate, cell.momentum)
+    optimizer = make_optimizer(cell, network.parameters())
     weights: dict[Tensor, Tensor] = {weight: weight for weight in network.parameters()}
     of_shards = [network, *(copy_of(network, weights) for _ in range(shards - 1))]
     losses: list[list[float]] = [[] for _ in range(shards)]

@@ -136,7 +136,7 @@ class Cell(Form):
     cuDNN does not search."""
     validate: bool = False
     """Classify the validation images after every measured epoch, outside of the timed steps
-    ([docs/datasets.md](../docs/datasets.md#accuracy))."""
+    ([docs/networks.md](../docs/networks.md#accuracy))."""
     compile: bool = False
     """Have torch.compile make kernels of the network, before warm-up; the seconds that it takes are
     a figure of their own, and strategies that cannot are `unsupported`

@@ -103,11 +103,11 @@ class ExperimentKeys(Form):
     data: OwnDatasets = field(default_factory=dict)
     """Datasets of your own by name, for example `photos: {folder: ~/photos, size: 96}` or `texts:
     {tokens: corpus.bin, vocabulary: 50304, sequence: 1024}`
-    ([docs/datasets.md](../docs/datasets.md#your-own-data))."""
+    ([docs/networks.md](../docs/networks.md#your-own-data))."""
     real_data: Mapping[str, Name] = field(default_factory=dict)
     """Folders of your own copies of datasets, by dataset name, in torchvision's layout or as files
     of tokens; they go before the site's. Cells with data_source real read them
-    ([docs/datasets.md](../docs/datasets.md))."""
+    ([docs/networks.md](../docs/networks.md#your-own-data))."""
     predict: bool = False
     """Also profile networks, measure links, predict every cell and score the predictions; no cell's
     path or result depends on it. Without it, `snakemake predictions` does so."""
@@ -294,7 +294,15 @@ class PaperFile(PaperKeys):
             ConfigError: a key is unknown or wrong.
         """
         keys = {key: values[key] for key in _KEYS if key in values}
-        return cls(**vars(read_checked(PaperKeys, keys, where)), values=values)
+        file = cls(**vars(read_checked(PaperKeys, keys, where)), values=values)
+        for name, scale in file.scales.items():
+            base = scale.get("like")
+            if base is not None and (base == name or "like" in file.scales.get(base, {"like": ""})):
+                raise ConfigError(
+                    f"{where}: scales.{name}.like: no scale {base} has keys of its own here; write "
+                    f"scales.{base}, or leave like out"
+                )
+        return file
 
     def site(self, scale: str) -> str | None:
         """Where the cells of a scale run, unless the user says otherwise; None: on a cluster."""
@@ -367,7 +375,7 @@ def read_papers() -> list[PaperFile]:
 
 
 def _by_number(path: Path) -> tuple[int, list[tuple[int, str]]]:
-    """Tables behind figures, an appendix behind both; fig10 behind fig9."""
+    """Figures, then tables, then an appendix; fig9 before fig10."""
     digits = "".join(sign if sign.isdigit() else " " for sign in path.stem).split()
     place = next((n for n, kind in enumerate(("fig", "table")) if path.stem.startswith(kind)), 2)
     return place, [(int(number), path.stem) for number in digits]

@@ -97,6 +97,11 @@ def result_file(site: str, cell_id: str, results: Path = RESULTS) -> Path:
     return results / f"{site}/cells/{cell_id}/result.json"
 
 
+def dataset_file(site: str, cell_id: str) -> Path:
+    """What `snakemake datasets` made of a cell's data on the nodes of its job."""
+    return RESULTS / f"{site}/datasets/{cell_id}/staged.json"
+
+
 def plan_file(site: str, cell_id: str) -> Path:
     """Who ran where in a cell, and how."""
     return cell_dir(site, cell_id) / "plan.json"

@@ -53,7 +53,7 @@ class DeviceMemory(Form):
     reserved_bytes: Natural | None
     """Peak reserved by the CUDA allocator, with what it kept from warm-up."""
     device_used_bytes: Natural | None
-    """NVML: used on the whole device."""
+    """NVML or AMD SMI: used on the whole device."""
     total_bytes: Natural | None
     """Size of the device."""
     peak_with_warmup_bytes: Natural | None = None
@@ -94,7 +94,7 @@ class RankEntry(Form):
     cpu_utilisation: Amount | None
     """CPU seconds over wall seconds times threads, measured region."""
     gpu_utilisation: Amount | None
-    """Mean NVML utilisation, 0 to 1, measured region."""
+    """Mean utilisation by NVML or AMD SMI, 0 to 1, measured region."""
     cpu_s: Amount | None = None
     """Processor seconds of all its threads, measured region."""
     peak_flops_per_s: Amount | None = None
@@ -389,6 +389,10 @@ class Provenance(Form):
     """CUDA."""
     nccl: str | None = None
     """NCCL."""
+    rocm: str | None = None
+    """ROCm, of a torch for AMD's GPUs."""
+    rccl: str | None = None
+    """RCCL, which torch calls NCCL there."""
     backend: str | None = None
     """Communication library of the run."""
 

@@ -144,7 +144,7 @@ class Accelerator(Form):
             return Reason(
                 "no_accelerator_profile",
                 f"the emulated accelerator has no table {path}; make it from profiles measured on "
-                f"the device: ddlbench accelerator {path.parents[1].name} --site SITE",
+                f"the device: ddlbench site accelerator {path.parents[1].name} --site SITE",
             )
         return None
 
@@ -162,7 +162,7 @@ class Slurm(Form):
     constraint: str | None = None
     """Node features to ask for."""
     gpu_type: str | None = None
-    """GRES type, for example a100."""
+    """GRES type, for example a100 or mi250x."""
     gres: str = "gpu"
     """GRES name of a device; empty asks for none."""
     exclusive: bool = True
@@ -259,6 +259,9 @@ class Site:
     """What a worker computes on. A site that says cuda and finds no GPU is an error."""
     launcher: Literal["local", "slurm"]
     """How processes start; local on this machine, slurm with srun inside the job."""
+    starter: Literal["auto", "torchrun"] = "auto"
+    """What starts the ranks: auto is ddlbench itself or srun, torchrun is PyTorch's launcher, once
+    on each node. Nodes of emulated fabrics are always started by ddlbench itself."""
     nodes: Count = 1
     """Largest number of nodes one cell may use."""
     devices_per_node: Annotated[int, InFile(_AUTO)]
@@ -268,7 +271,7 @@ class Site:
     that strategies work; says nothing of how long devices take beside each other."""
     accelerator: Accelerator | None = None
     """Devices that this machine lacks, emulated: blocks of networks take the time of a device
-    instead of computing. Everything else is real. See docs/emulated_accelerators.md."""
+    instead of computing. Everything else is real. See docs/links.md."""
     cpus_per_device: Count = 1
     """CPU cores that belong to one device."""
     memory_per_device_mb: Count | None = None
@@ -294,7 +297,7 @@ class Site:
     cell's own folder."""
     data: OwnDatasets = field(default_factory=dict)
     """Datasets of your own by name, for example {photos: {folder: ~/photos, size: 96}};
-    docs/datasets.md has the keys of each."""
+    docs/networks.md has the keys of each."""
     real_data: Mapping[str, str] = field(default_factory=dict)
     """Where the real datasets lie, by dataset name, in torchvision's layout."""
     setup: tuple[Name, ...] = ()
@@ -303,10 +306,10 @@ class Site:
     """Image in which the processes of a cell run; it holds ddlbench and what it needs. Empty runs
     them as they are."""
     interconnect: Interconnect = field(default_factory=Interconnect)
-    """How the speed of links is measured; see docs/interconnect.md."""
+    """How the speed of links is measured; see docs/links.md."""
     fabrics: Annotated[Mapping[str, LinkCondition], InFile(_fabrics)] = field(default_factory=dict)
     """Link conditions that ddlbench emulates, by name: the nodes of a cell with such a fabric are
-    network namespaces of one real node; see docs/networking.md."""
+    network namespaces of one real node; see docs/links.md."""
     slurm: Slurm = field(default_factory=Slurm)
     """What SLURM is asked for; only for launcher slurm."""
 
@@ -485,6 +488,11 @@ def parse_site(
         raise ConfigError(
             f"{where}: devices_share_gpu is for device: cuda; CPU devices share their node anyway, "
             "so leave it out"
+        )
+    if keys.get("starter") == "torchrun" and (keys.get("slurm") or {}).get("mpi"):
+        raise ConfigError(
+            f"{where}: slurm.mpi needs ranks that srun starts; leave out starter: torchrun, or "
+            "leave out slurm.mpi: Horovod then meets over gloo"
         )
     devices = keys.setdefault("devices_per_node", _AUTO["default"])
     keys["fabrics"] = _conditions(keys.get("fabrics", {}), f"{where}: fabrics")

@@ -114,7 +114,7 @@ class EnergyDomain(Form):
     """Name of its host."""
     domain: str
     """UUID of a GPU; RAPL's domain of a host."""
-    counted_by: Literal["nvml", "rapl"]
+    counted_by: Literal["nvml", "amdsmi", "rapl"]
     """Whose counter: the GPU's or the processor's."""
     energy_j: Amount
     """Joules of the whole GPU, package or memory, whoever used it."""

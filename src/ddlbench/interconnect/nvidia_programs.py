@@ -519,7 +519,7 @@ def main() -> None:
         beside.replace(target)
     except (ConfigError, OSError) as error:
         sys.exit(f"ddlbench: {error}")
-    print(f"{target} is built; `ddlbench doctor` says whether the nodes see it")
+    print(f"{target} is built; `ddlbench site doctor` says whether the nodes see it")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
+from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
@@ -255,22 +256,19 @@ def transformer_table() -> str:
     return "\n".join([*lines, ""])
 
 
-def markdown_table() -> str:
-    """One row for each pair of built-in network and dataset, as Markdown."""
-    lines = [
-        "| network | dataset | sample | blocks | conv + linear | parameter tensors | parameters |",
-        "|---|---|---|---:|---:|---:|---:|",
+def pairs_table() -> str:
+    """One row for each pair of built-in network and dataset, as CSV."""
+    rows: list[tuple[object, ...]] = [
+        ("network", "dataset", "sample", "blocks", "layers", "parameter_tensors", "parameters")
     ]
     for name, spec in pairs():
         with torch.device("meta"):  # shapes only: no memory, no random numbers
             network = load("ddlbench.networks", name)(spec)
         sample = "x".join(str(size) for size in spec.shape)
         tensors = len(list(network.parameters()))
-        lines.append(
-            f"| {name} | {spec.name} | {sample} | {len(network)} | {num_layers(network)} "
-            f"| {tensors} | {num_parameters(network):,} |"
-        )
-    return "\n".join(lines)
+        sizes = (len(network), num_layers(network), tensors, num_parameters(network))
+        rows.append((name, spec.name, sample, *sizes))
+    return csv_text(rows)
 
 
 def num_parameters(module: nn.Module) -> int:

@@ -101,7 +101,7 @@ def small_network(layers: Iterable[nn.Module], channels: int, num_classes: int) 
     Args:
         layers: the blocks ``features_0``, ``features_1``, ...
         channels: of the last layer's output.
-        num_classes: outputs of the linear layer behind the average over height and width.
+        num_classes: outputs of the linear layer after the average over height and width.
     """
     blocks = OrderedDict((f"features_{index}", layer) for index, layer in enumerate(layers))
     blocks["avgpool"] = nn.AdaptiveAvgPool2d((1, 1))

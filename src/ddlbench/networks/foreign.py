@@ -278,7 +278,7 @@ def _read_configuration(path: Path) -> dict[str, Any]:
 
 
 def _parted(library: str, name: str) -> tuple[str, dict[str, Any]]:
-    """A name, and the arguments behind its question mark, as numbers where they are.
+    """A name, and the arguments after its question mark, as numbers where they are.
 
     Raises:
         ConfigError: one asks for weights of others.
@@ -325,7 +325,7 @@ def _called(
         why = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             f"network {name} cannot be built for {spec.name}, {'x'.join(map(str, spec.shape))}: "
-            f"{why}; other arguments stand behind a question mark (?name=value)"
+            f"{why}; other arguments stand after a question mark (?name=value)"
         ) from None
 
 

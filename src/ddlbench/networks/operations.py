@@ -28,11 +28,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ddlbench.common.document import csv_text
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import pairs
 from ddlbench.networks.factory import skeleton
 from ddlbench.networks.inputs import input_dtype
-from ddlbench.planning.layer_table import LAYER_COLUMNS
+from ddlbench.planning.layer_table import LAYER_COLUMNS, REFUSED
 
 _SAMPLES = 2  # batch norm refuses a single value per channel
 _FEW_CHANNELS = 4
@@ -165,9 +166,12 @@ def _storage(tensor: Tensor) -> int:
 
 def main(network: str, dataset: str) -> None:
     """Print the rows of a network, for a process that has no torch."""
-    DATASETS.check(dataset)
     spec = DATASETS[dataset]
-    rows = layer_rows(skeleton(network, spec), spec)
+    try:
+        rows = layer_rows(skeleton(network, spec), spec)
+    except ConfigError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        sys.exit(REFUSED)
     print(csv_text([LAYER_COLUMNS, *((network, dataset, *row) for row in rows)]), end="")
 
 

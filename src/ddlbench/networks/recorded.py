@@ -204,7 +204,7 @@ def _merged(first: Recording, second: Recording, evaluated: Recording) -> list[E
 
 
 def _cuts(entries: Sequence[Entry], returned: int) -> list[int]:
-    """Entries behind which no older value of the data is used; the input first, the result last."""
+    """Entries after which no older value of the data is used; the input first, the result last."""
     last_use = list(range(len(entries)))
     for number, entry in enumerate(entries):
         for ref in _refs(entry):

@@ -5,8 +5,8 @@
     config/accelerators/<device>/device.yaml               :class:`Device`
                                 /<dataset>/<network>.csv    :mod:`ddlbench.planning.device_table`
 
-A site file names it as ``accelerator.profiles``. ``ddlbench accelerator`` makes one from profiles
-that were measured on the device, or from ``graph.txt`` files of PipeDream.
+A site file names it as ``accelerator.profiles``. ``ddlbench site accelerator`` makes one from
+profiles that were measured on the device, or from ``graph.txt`` files of PipeDream.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from typing import Any, Literal
 
 import yaml
 
-from ddlbench.common.document import write_text
+from ddlbench.common.document import csv_text, write_text
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Form, Name
 from ddlbench.common.schema import read_checked, read_yaml
-from ddlbench.common.statistics import MB
 from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS, profile_file, project_root
@@ -195,21 +194,19 @@ def tables_of(folder: Path) -> Iterator[tuple[str, str, DeviceTable]]:
 
 
 def device_tables() -> str:
-    """One row a network of each shipped device, as Markdown."""
-    lines = [
-        "| device | dataset | network | blocks | parameter tensors | parameters | batch sizes "
-        "| forward + backward pass, at batch size |",
-        "|---|---|---|---:|---:|---:|---|---:|",
-    ]
+    """One row a network of each shipped device, as CSV; passes are those of the largest batch."""
+    rows: list[tuple[object, ...]] = [
+        (
+            "device", "dataset", "network", "blocks", "parameter_tensors", "parameter_bytes",
+            "batch_sizes", "largest_batch", "forward_s", "backward_s",
+        )
+    ]  # fmt: skip
     root = project_root() / "config" / "accelerators"
     for folder in sorted(path.parent for path in root.glob(f"*/{DESCRIPTION}")):
         for dataset, network, table in tables_of(folder):
             largest = table.batch_sizes[-1]
-            forward_s, backward_s = table.pass_s(largest)
-            sizes = ", ".join(map(str, table.batch_sizes))
-            lines.append(
-                f"| `{folder.name}` | {dataset} | {network} | {len(table.blocks)} "
-                f"| {table.tensors} | {MB.text(table.parameter_bytes, '.1f')} | {sizes} "
-                f"| {1e3 * forward_s:.1f} + {1e3 * backward_s:.1f} ms, {largest} |"
-            )
-    return "\n".join(lines)
+            sizes = " ".join(map(str, table.batch_sizes))
+            passes = [f"{time_s:.4g}" for time_s in table.pass_s(largest)]
+            weights = (len(table.blocks), table.tensors, table.parameter_bytes)
+            rows.append((folder.name, dataset, network, *weights, sizes, largest, *passes))
+    return csv_text(rows)

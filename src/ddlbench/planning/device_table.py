@@ -154,7 +154,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: no such table; make it with: ddlbench accelerator "
+            f"{path}: no such table; make it with: ddlbench site accelerator "
             f"{path.parents[1].name} --site SITE, from profiles measured on the device"
         ) from None
     except OSError as error:

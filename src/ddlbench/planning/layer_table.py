@@ -19,22 +19,29 @@ none                    the block computes nothing
 ======================= ==========================================================================
 
 Another network is traced by torch in a process of its own
-(:mod:`ddlbench.networks.operations`).
+(:mod:`ddlbench.networks.operations`). Its table is kept beside the results until its files, its
+library or its dataset change.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.paths import RESULTS
+from ddlbench.planning.trainable import key_of
 
 LAYER_COLUMNS = (
     "network", "dataset", "block", "kind", "operations", "read_items", "written_items", "weights",
@@ -42,7 +49,11 @@ LAYER_COLUMNS = (
 )  # fmt: skip
 KINDS = ("first", "pointwise", "spatial", "depthwise", "linear", "attention", "norm", "elementwise")
 _FILE = Path(__file__).with_name("layer_table.csv")
+_COUNTER = Path(__file__).parents[1] / "networks" / "operations.py"
 _TRACED_S = 300
+REFUSED = 3
+"""Exit status where the network is none that could be built; the last line says why."""
+COUNTED = RESULTS / ".networks-counted"
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,12 @@ def layers_of(network: str, dataset: str) -> tuple[LayerBlock, ...]:
         ConfigError: it cannot be built, or not run on shapes alone.
     """
     built_in = _table().get((network, dataset))
-    return _traced(network, dataset) if built_in is None else built_in
+    if built_in is not None:
+        return built_in
+    found = _counted(network, dataset)
+    if isinstance(found, str):
+        raise ConfigError(found)
+    return found
 
 
 @cache
@@ -103,24 +119,37 @@ def _table() -> Mapping[tuple[str, str], tuple[LayerBlock, ...]]:
 
 
 @cache
-def _traced(network: str, dataset: str) -> tuple[LayerBlock, ...]:
+def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
+    """The blocks of a network that is not built in, or why there are none."""
+    content = f"{key_of(network, dataset)} {DATASETS[dataset]} {_COUNTER.read_text('utf-8')}"
+    path = COUNTED / f"{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.csv"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return _blocks(path.read_text("utf-8"), network, dataset)
     command = [sys.executable, "-m", "ddlbench.networks.operations", network, dataset]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TRACED_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(
+        return (
             f"network {network}: its operations were not counted within {_TRACED_S} s; profile it "
             "on a device (--profile)"
-        ) from None
+        )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-        raise ConfigError(
+        if done.returncode == REFUSED:
+            return last
+        return (
             f"network {network}: its operations cannot be counted without running it ({last}); "
             "profile it on a device (--profile)"
         )
-    return _read(csv.DictReader(io.StringIO(done.stdout)))[network, dataset]
+    with suppress(OSError):  # it is counted again the next time
+        write_text(path, done.stdout)
+    return _blocks(done.stdout, network, dataset)
+
+
+def _blocks(text: str, network: str, dataset: str) -> tuple[LayerBlock, ...]:
+    return _read(csv.DictReader(io.StringIO(text)))[network, dataset]
 
 
 def _read(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], tuple[LayerBlock, ...]]:

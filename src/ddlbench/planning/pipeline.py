@@ -47,7 +47,7 @@ class PlannedStage:
     """One stage of a plan.
 
     Args:
-        first, last: its first block, and the block behind its last one.
+        first, last: its first block, and the block after its last.
         ranks: of its replicas.
         weight_versions: most versions of its weights that a rank holds.
     """

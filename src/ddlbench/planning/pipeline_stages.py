@@ -111,7 +111,7 @@ def even_costs(
 ) -> tuple[int, ...]:
     """Number of blocks of each stage that makes the dearest stage cheapest.
 
-    ``costs`` are of each block, at least as many as stages; ``sent`` is what crosses a cut behind
+    ``costs`` are of each block, at least as many as stages; ``sent`` is what crosses a cut after
     each block. Both have any unit.
     """
     return _even_costs(tuple(costs), tuple(sent), tuple(replicas))
@@ -146,7 +146,7 @@ def _best(
 ) -> tuple[float, tuple[int, ...]]:
     """The least joined cost of all stages, and their lengths; the earliest cut among equal ones.
 
-    ``cost`` takes a stage's first block, the one behind its last, and its replicas.
+    ``cost`` takes a stage's first block, the block after its last, and its replicas.
     """
     first, *others = replicas
     # best[n]: the first n blocks in the stages so far, and the lengths of these.

@@ -285,7 +285,7 @@ class Strategy:
     def ran_as(self, cell: Cell, details: Mapping[str, Any]) -> str:
         """What a plan amounts to where the strategy's name says another thing; else empty.
 
-        It stands behind the strategy's label in tables and figures.
+        It follows the strategy's label in tables and figures.
         """
         samples = self.samples_per_update(cell, details)
         return f"{samples} samples an update" if samples != cell.batch_size else ""

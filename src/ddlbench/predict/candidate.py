@@ -278,8 +278,8 @@ def _with_prediction(
         assert room.capacity_bytes is not None
         reason = Reason(
             "too_large",
-            f"does not fit: {GB.text(room.needed_bytes)} needed, a device has "
-            f"{GB.text(room.capacity_bytes)}",
+            f"does not fit: {GB.text(room.needed_bytes, ',.1f')} needed, a device has "
+            f"{GB.text(room.capacity_bytes, ',.1f')}",
         )
     return replace(
         candidate,

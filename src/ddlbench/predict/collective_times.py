@@ -29,10 +29,9 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import nearest
 from ddlbench.predict.hardware import Described, DeviceSheet, Fabric, System
 from ddlbench.predict.platforms import Array, Constant, HeldOut, check_columns, fit, refuse
-from ddlbench.predict.run_tables import ScoreQuestion
+from ddlbench.predict.run_tables import ScoreQuestion, rows_of_kind
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -56,7 +55,6 @@ fifth, and there are as many of them as constants."""
 _OWN_SIZES = (2**24, 2**30)
 _NEEDED = ("collective", "accelerator", "nodes", "ranks", "payload_bytes", "time_s")
 _LINK, _CARDS = "nvlink_gb_per_s_one_way", "nic_gb_per_s_a_node"
-_KINDS = ("min_bytes", "max_bytes", "max_gpus", "min_gpus", "accelerator", "nodes")
 _NEAR = 0.2
 
 
@@ -212,7 +210,10 @@ class Points:
 
 
 def read_points(
-    table: pd.DataFrame, where: str = "the table", fabric: Fabric | None = None
+    table: pd.DataFrame,
+    where: str = "the table",
+    fabric: Fabric | None = None,
+    device: DeviceSheet | None = None,
 ) -> Points:
     """Check a table of all-reduces.
 
@@ -221,7 +222,8 @@ def read_points(
             time_s; nvlink_gb_per_s_one_way (the data sheet's if empty), nic_gb_per_s_a_node (if
             there are several nodes).
         where: its name.
-        fabric: whose latency and rate stand for unknown ones.
+        fabric: whose latency and rate stand for those of the table.
+        device: whose link stands for those of the table.
 
     Raises:
         ConfigError: a column is missing, or a value is wrong.
@@ -244,8 +246,11 @@ def read_points(
         wrong = (numbers.isna() & given.notna()) | (numbers <= 0)
         refuse(wrong, given, where, f"{name} is {{!r}}; write a number above 0")
         table[name] = numbers * 1e9
-    sheets = {name: DeviceSheet.called(str(name)) for name in set(table["accelerator"])}
+    named = set(table["accelerator"])
+    sheets = {name: device or DeviceSheet.called(str(name)) for name in named}
     of = [sheets[name] for name in table["accelerator"]]
+    if device:
+        table[_LINK] = np.nan
     link = table[_LINK].fillna(
         pd.Series([sheet.link.bytes_per_s if sheet else np.nan for sheet in of])
     )
@@ -254,7 +259,7 @@ def read_points(
     devices = table["ranks"] / table["nodes"]
     cards = table[_CARDS]
     if fabric:
-        cards = cards.fillna(pd.Series([fabric.node_bytes_per_s(int(n)) for n in devices]))
+        cards = pd.Series([fabric.node_bytes_per_s(int(n)) for n in devices])
     lacking = (table["nodes"] > 1) & cards.isna()
     refuse(lacking, table["nodes"], where, f"{{!r}} nodes need a network; fill {_CARDS}")
     table["sweep"] = [
@@ -406,11 +411,9 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
         ConfigError: a value of the table or of the question is wrong.
     """
     fabric = Fabric.load(question.fabric) if question.fabric else None
-    given = read_points(table, question.where, fabric)
-    chosen = _chosen(given, question.kind)
-    points = given.take(chosen)
-    if not len(points):
-        raise ConfigError(f"no row of {len(given)} is of this kind; leave out a part of --kind")
+    device = DeviceSheet.named(question.device) if question.device else None
+    given = read_points(table, question.where, fabric, device)
+    points = given.take(rows_of_kind(question.kind, _filters(given.rows), len(given)))
     library = Library.load(question.software or "nccl")
     if question.hold_out == "none":
         expected_s = points.expected_s(library)
@@ -418,24 +421,22 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
         inside = _inside(points, points.measured_s / expected_s, ends)
         own_s = None
     else:
-        known = _with_shipped(given, fabric)
+        known = _with_shipped(given)
         expected_s, inside, own_s = _nested(points, known, library, question.hold_out)
     errors = np.abs(expected_s / points.measured_s - 1)
     return _scored(points, errors, inside, own_s)
 
 
-def _with_shipped(given: Points, fabric: Fabric | None) -> Points:
+def _with_shipped(given: Points) -> Points:
     """The shipped points and those of a table, each once."""
-    rows = pd.concat([pd.read_csv(PUBLISHED), _written(given)], ignore_index=True)
+    known = read_points(pd.read_csv(PUBLISHED))
+    rows = pd.concat([known.rows, given.rows], ignore_index=True)
     keys = ["accelerator", "nodes", "ranks", "payload_bytes", "time_s"]
-    for name in keys[1:]:
-        rows[name] = pd.to_numeric(rows[name])
-    return read_points(rows.drop_duplicates(keys, ignore_index=True), fabric=fabric)
-
-
-def _written(points: Points) -> pd.DataFrame:
-    """The rows in the units of a table."""
-    return points.rows.assign(**{name: points.rows[name] / 1e9 for name in (_LINK, _CARDS)})
+    groups = {
+        name: np.concatenate([values, getattr(given.groups, name)])
+        for name, values in vars(known.groups).items()
+    }
+    return Points(rows, Groups(**groups)).take(~rows.duplicated(keys).to_numpy())
 
 
 def _nested(
@@ -496,24 +497,11 @@ def _kinds_of(points: Points, hold_out: str) -> Array:
             return rows["sweep"].to_numpy(dtype=str)
 
 
-def _chosen(points: Points, kind: Mapping[str, str]) -> Array:
-    rows, chosen = points.rows, np.ones(len(points), dtype=bool)
-    columns = {"bytes": "payload_bytes", "gpus": "ranks"}
-    for name, value in kind.items():
-        if name not in _KINDS:
-            remark = nearest(name, _KINDS)
-            raise ConfigError(f"--kind {name}={value}: {name!r} is unknown; {remark}")
-        if name == "accelerator":
-            chosen &= (rows[name] == value).to_numpy()
-            continue
-        if not value.isdigit():
-            raise ConfigError(f"--kind {name}={value}; write a whole number")
-        if name == "nodes":
-            chosen &= (rows[name] == int(value)).to_numpy()
-            continue
-        values = rows[columns[name[4:]]].to_numpy(dtype=float)
-        chosen &= values >= int(value) if name.startswith("min") else values <= int(value)
-    return chosen
+def _filters(rows: pd.DataFrame) -> dict[str, Array]:
+    """Columns that ``--kind`` may name."""
+    names = {"bytes": "payload_bytes", "gpus": "ranks", "nodes": "nodes"}
+    columns = {name: rows[column].to_numpy(dtype=float) for name, column in names.items()}
+    return columns | {"accelerator": rows["accelerator"].to_numpy(dtype=str)}
 
 
 def _scored(points: Points, errors: Array, inside: Array, own_s: Array | None) -> dict[str, Any]:

@@ -127,6 +127,15 @@ class DeviceSheet(Described):
         )
 
     @classmethod
+    def named(cls, name: str) -> DeviceSheet:
+        """The device of a file name, an alias, or a file.
+
+        Raises:
+            ConfigError: there is none, or a key is wrong.
+        """
+        return cls.called(name) or cls.load(name)
+
+    @classmethod
     def called(cls, alias: str) -> DeviceSheet | None:
         """The shipped device of that file name or alias; None if there is none."""
         for name in cls.names():

@@ -33,10 +33,9 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import nearest
-from ddlbench.predict.hardware import Software
+from ddlbench.predict.hardware import Fabric, Software
 from ddlbench.predict.platforms import Array, Fit, check_columns, fit, refuse
-from ddlbench.predict.run_tables import ScoreQuestion
+from ddlbench.predict.run_tables import ScoreQuestion, rows_of_kind
 
 PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "mlperf_resnet50.csv")))
 CONSTANTS = ("start_s", "straggler_share", "network_share")
@@ -52,7 +51,6 @@ _NUMBERS = (
     "epochs_median", "step_s", "run_s_median", "epochs_share_of_run",
 )  # fmt: skip
 _NEEDED = ("round", "submitter", "system", "accelerator", *_NUMBERS)
-_KINDS = ("max_gpus", "min_gpus", "accelerator", "round", "submitter")
 _SOFT = 0.05
 """Error of a logarithm beyond which errors weigh less: systems of one kind differ by 5 %."""
 _PULL = 0.1
@@ -131,7 +129,9 @@ class Scalings:
         return self.rows["measured_s"].to_numpy(dtype=float)
 
 
-def scalings(table: pd.DataFrame, where: str = "the table") -> Scalings:
+def scalings(
+    table: pd.DataFrame, where: str = "the table", fabric: Fabric | None = None
+) -> Scalings:
     """The systems of a table that are larger than the smallest of their family.
 
     The smallest one may be a row of the shipped table. Rows of other software are left out, and
@@ -141,6 +141,7 @@ def scalings(table: pd.DataFrame, where: str = "the table") -> Scalings:
         table: with the columns of the shipped one. ``nic_gb_per_s_a_node`` may be missing or empty:
             then it is the shipped row's of that system, or read from ``host_network``.
         where: the table's name.
+        fabric: whose rate stands for those of the table.
 
     Raises:
         ConfigError: a column is missing, or a value is wrong.
@@ -148,6 +149,9 @@ def scalings(table: pd.DataFrame, where: str = "the table") -> Scalings:
     shipped = _checked(pd.read_csv(PUBLISHED), PUBLISHED.name)
     given = _checked(table, where)
     given[NIC] = _rates(given, shipped)
+    if fabric:
+        per_node = given["accelerators_per_node"]
+        given[NIC] = fabric.bytes_per_s / 1e9 * (per_node if fabric.per == "device" else 1)
     usable = given[given["is_horovod"] & (given["accelerators"] > 0) & (given["nodes"] > 0)]
     left_out = Counter({"other software, or no number of nodes": len(given) - len(usable)})
     smallest = _smallest_systems(pd.concat([usable, shipped], ignore_index=True))
@@ -326,7 +330,7 @@ def term_gains(table: pd.DataFrame, question: ScoreQuestion) -> Iterator[dict[st
     Yields:
         ``term``, and the mean and median error of all steps and of those on several nodes.
     """
-    everything = scalings(table, question.where)
+    everything = _asked(table, question)
     software = Software.load(question.software or "horovod")
     hold_out = "submitter" if question.hold_out == "none" else question.hold_out
     for term, without in TERMS.items():
@@ -335,6 +339,21 @@ def term_gains(table: pd.DataFrame, question: ScoreQuestion) -> Iterator[dict[st
         many = everything.rows["devices"].to_numpy() >= _MANY
         values = {"all": _means(errors)} | ({"many": _means(errors[many])} if many.any() else {})
         yield {"term": term, **values}
+
+
+def _asked(table: pd.DataFrame, question: ScoreQuestion) -> Scalings:
+    """The systems of a question's table.
+
+    Raises:
+        ConfigError: it names a device, or a value is wrong.
+    """
+    if question.device:
+        raise ConfigError(
+            "--hardware decides nothing of MLPerf's runs, as their predictions begin with each "
+            "submitter's smallest system; leave it out"
+        )
+    fabric = Fabric.load(question.fabric) if question.fabric else None
+    return scalings(table, question.where, fabric)
 
 
 def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
@@ -348,11 +367,12 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     """
     if table.empty:
         raise ConfigError(f"{question.where}: has no row; write at least one run")
-    everything = scalings(table, question.where)
-    chosen = everything.take(_chosen(everything.rows, question.kind))
-    if not len(chosen):
+    everything = _asked(table, question)
+    if not len(everything):
         reasons = "; ".join(f"{reason}: {count}" for reason, count in everything.left_out.items())
-        raise ConfigError(f"no row can be predicted ({reasons}, or --kind leaves them out)")
+        raise ConfigError(f"no row can be predicted ({reasons})")
+    rows = everything.rows
+    chosen = everything.take(rows_of_kind(question.kind, _filters(rows), len(rows)))
     software = Software.load(question.software or "horovod")
     software.require(CONSTANTS)
     predicted_s = _held_out(chosen, everything, software, question.hold_out)
@@ -410,23 +430,10 @@ def _chips(names: pd.Series[str]) -> pd.Series[str]:
     return names.str.extract(r"\b([A-Z]+\d+S?)(?=\W|$)", expand=False).fillna(names)
 
 
-def _chosen(rows: pd.DataFrame, kind: Mapping[str, str]) -> Array:
-    chosen = np.ones(len(rows), dtype=bool)
-    for name, value in kind.items():
-        match name:
-            case "max_gpus" | "min_gpus":
-                if not value.isdigit():
-                    raise ConfigError(f"--kind {name}={value}; write a whole number")
-                large = rows["devices"] >= int(value)
-                chosen &= large if name == "min_gpus" else ~large | (rows["devices"] == int(value))
-            case "accelerator":
-                chosen &= rows[name].str.contains(value, case=False, regex=False)
-            case "round" | "submitter":
-                chosen &= rows[name].str.casefold() == value.casefold()
-            case _:
-                remark = nearest(name, _KINDS)
-                raise ConfigError(f"--kind {name}={value}: {name!r} is unknown; {remark}")
-    return np.asarray(chosen, dtype=bool)
+def _filters(rows: pd.DataFrame) -> dict[str, Array]:
+    """Columns that ``--kind`` may name."""
+    columns = {name: rows[name].to_numpy() for name in ("accelerator", "round", "submitter")}
+    return columns | {"gpus": rows["devices"].to_numpy(), "nodes": rows["nodes"].to_numpy()}
 
 
 def _means(errors: Array) -> dict[str, float]:

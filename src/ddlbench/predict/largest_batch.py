@@ -204,8 +204,8 @@ def batch_advice(largest: LargestBatch, memory: MemoryOfBatches) -> list[str]:
     assert largest.needed_bytes is not None
     how = "confirmed by a cell" if largest.confirmed else "predicted, not measured"
     return [
-        f"Largest batch: {largest.batch_size} samples a step ({how}); {GB.text(largest.needed_bytes)} "
-        f"of {capacity} predicted, limited by {largest.limit}.",
+        f"Largest batch: {largest.batch_size} samples a step ({how}); "
+        f"{GB.text(largest.needed_bytes)} of {capacity} predicted, limited by {largest.limit}.",
         *measured,
     ]
 

@@ -100,7 +100,7 @@ class PlannedCluster:
         Raises:
             ConfigError: there is no such file, or several nodes have no fabric.
         """
-        device = DeviceSheet.called(hardware) or DeviceSheet.load(hardware)
+        device = DeviceSheet.named(hardware)
         shapes = list(geometries)
         nodes = max(nodes for nodes, _ in shapes)
         if nodes > 1 and fabric is None:
@@ -184,7 +184,7 @@ def _folder(profile: str) -> Path:
     if not (folder / "device.yaml").is_file():
         raise ConfigError(
             f"--profile {profile!r} is no folder of a device; write one of {', '.join(named)}, or "
-            "a folder that `ddlbench accelerator` has made"
+            "a folder that `ddlbench site accelerator` has made"
         )
     return folder
 

@@ -106,8 +106,8 @@ class Layers:
     @classmethod
     def of(cls, blocks: Sequence[LayerBlock]) -> Layers:
         rows = [
-            (index, KINDS.index(operation.kind), operation.operations, operation.read_items, operation.written_items,
-             operation.weights, operation.times)
+            (index, KINDS.index(operation.kind), operation.operations, operation.read_items,
+             operation.written_items, operation.weights, operation.times)
             for index, block in enumerate(blocks)
             for operation in block.operations
         ]  # fmt: skip

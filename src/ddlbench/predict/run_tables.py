@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.platforms import read_table
+from ddlbench.predict.platforms import Array, read_table
 
 HoldOut = Literal["none", "model", "gpus", "submitter", "device"]
 HOLD_OUTS: tuple[HoldOut, ...] = ("none", "model", "gpus", "submitter", "device")
@@ -47,6 +48,65 @@ class ScoreQuestion:
     device: str | None = None
     fabric: str | None = None
     where: str = "the table"
+
+
+_LIMITS = ("max", "min")
+_FEW = 12
+_LAYOUT: Mapping[str, float | str] = {"pipeline": "no", "tensor": 1.0}
+"""Of rows whose table has no layouts: all are data-parallel."""
+
+
+def rows_of_kind(kind: Mapping[str, str], columns: Mapping[str, Array], rows: int) -> Array:
+    """Rows that all filters of a question let pass, (rows,) of bool.
+
+    ``max_gpus=8``, ``gpus_max=8`` and ``min_gpus`` limit a column of numbers, ``gpus=8`` and
+    ``submitter=NVIDIA`` say its value; of an accelerator a part of the name is enough.
+
+    Args:
+        kind: filters, by name.
+        columns: that the table has, (rows,) each; numbers, or words.
+        rows: of the table.
+
+    Raises:
+        ConfigError: a filter is of no column, its value is wrong, or it leaves no row.
+    """
+    columns = {name: np.full(rows, value) for name, value in _LAYOUT.items()} | dict(columns)
+    chosen = np.ones(rows, dtype=bool)
+    for name, value in kind.items():
+        words = name.split("_")
+        limit = next((word for word in _LIMITS if word in (words[0], words[-1])), None)
+        column = "_".join(word for word in words if word != limit)
+        if column not in columns:
+            known = ", ".join(sorted(columns))
+            raise ConfigError(f"--kind {name}={value}: {column!r} is unknown; write {known}")
+        values = columns[column]
+        if values.dtype.kind in "OU":
+            if limit:
+                raise ConfigError(f"--kind {name}={value}: {column} is a word; write {column}=...")
+            same = _is_word(values.astype(str), value, part=column == "accelerator")
+            if not same.any():
+                known = ", ".join(sorted(set(values.astype(str)))[:_FEW])
+                raise ConfigError(f"--kind {name}={value}: no row has it; write {known}")
+            chosen &= same
+            continue
+        if not value.isdigit():
+            raise ConfigError(f"--kind {name}={value}; write a whole number")
+        number = float(value)
+        chosen &= {"max": values <= number, "min": values >= number, None: values == number}[limit]
+    if not chosen.any():
+        raise ConfigError(f"no row of {rows} is of this kind; leave out a part of --kind")
+    return chosen
+
+
+def _is_word(words: Array, wanted: str, *, part: bool) -> Array:
+    wanted = wanted.casefold()
+    same = [wanted in word if part else wanted == word for word in map(str.casefold, words)]
+    return np.array(same, dtype=bool)
+
+
+def yes_or_no(answers: Array) -> Array:
+    """A column of words, of one of bool."""
+    return np.where(answers, "yes", "no")
 
 
 _EMPTY: Mapping[str, Any] = {

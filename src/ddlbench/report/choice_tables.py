@@ -34,7 +34,7 @@ PUBLISHED = f"printed: {published.CITATION}, 4 GPUs of a node"
 def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
     """Table 8.1 as text: the fastest, and what each recommender says, with its extra time.
 
-    A wrong pick has its extra time behind it, ``~`` one within the noise of the fastest. A tie has
+    A wrong pick is followed by its extra time, ``~`` one within the noise of the fastest. A tie has
     the share that is right. The last column is the recommender of the thesis, for the same network
     and dataset on its four GPUs, whatever our geometry.
 
@@ -92,7 +92,7 @@ def rates_by_recommender(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside_printed(table: pd.DataFrame) -> pd.DataFrame:
-    """Table 8.1 or 8.2 with the printed values of the same network and dataset behind each row.
+    """Table 8.1 or 8.2 with the printed values of the same network and dataset after each row.
 
     Of cases ``printed_recommended``, ``printed_fastest`` and ``printed_extra_time``; of rates
     ``printed_correct`` of ``printed_n``, by dataset and over all. They are of four GPUs of a node.

@@ -20,7 +20,7 @@ of a figure makes a sentence of it.
 What is unknown gives no note. Results of earlier versions name no processors for each rank; then
 provenance has those of rank 0.
 
-Whether a machine had the same speed tells the probe, a fixed piece of work that every cell times
+The probe tells whether a machine kept its speed. It is a fixed piece of work that every cell times
 before and after its training::
 
     probe  [ training ]  probe       the two are apart by over 15 %: unsteady
@@ -144,13 +144,18 @@ class Note:
             return ""
         return Code.OTHER_DATA if self.about == "own_data" else self.code
 
+    @property
+    def clause(self) -> str:
+        """In what measurements differ, as ``ran with different software``; empty if in nothing."""
+        return next((kind.clause for kind in _KINDS if kind.name == self.about), "")
+
     def sentence(self, data: str = "") -> str:
         """The note in words, of this data or its own."""
         of_a_repeat = self.about == _A_REPEAT
         return self.code.sentence.format(
             cell="a repeat " if of_a_repeat else "a cell ",
             has="a repeat has " if of_a_repeat else "",
-            clause=next((kind.clause for kind in _KINDS if kind.name == self.about), ""),
+            clause=self.clause,
             data=data or self.data,
         )
 
@@ -235,7 +240,7 @@ def _versions(provenance: Provenance) -> Iterator[tuple[str, str]]:
     for name, version in (provenance.packages or {}).items():
         if name not in _OF_THE_WORKFLOW:
             yield name, version
-    for name in ("driver", "cuda", "nccl"):
+    for name in ("driver", "cuda", "nccl", "rocm", "rccl"):
         if (said := getattr(provenance, name)) is not None:
             yield name, said
 
@@ -351,7 +356,7 @@ def of_a_repeat(note: Note) -> Note:
 def sentences(shown: pd.DataFrame) -> list[str]:
     """The notes of all cells of a figure, each once, without a full stop.
 
-    Of many notes of one kind, only the kind is said.
+    Where many notes are of one kind, only the kind is named.
     """
     notes = notes_of(shown["comparability"])
     few = len(notes) <= _MOST_SENTENCES

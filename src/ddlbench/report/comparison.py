@@ -139,30 +139,29 @@ def comparison_csv() -> str:
 
 
 def comparison_markdown() -> str:
-    """docs/papers.md's table: the values that have a partner, and how many have none."""
+    """docs/papers.md's table: a row a figure and strategy, over its values that have a partner."""
     table = comparison()
     pairs = table[table["ratio"].notna()]
-    names = [*COLUMNS[:10], "quantity"]
-    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    rows: dict[str, list[str]] = {}
-    for row in pairs.to_dict("records"):
-        rows.setdefault(" | ".join(_text(row[name]) for name in names[1:]), []).append(
-            str(row["figure"])
+    lines = [
+        "| figure | strategy | quantity | pairs | median of ours / printed | lowest | highest "
+        "| bed |",
+        "|---|---|---|---:|---:|---:|---:|---|",
+    ]
+    for key, rows in pairs.groupby(["figure", "strategy", "quantity", "bed"], sort=False):
+        figure, strategy, quantity, bed = key
+        ratios = rows["ratio"]
+        shown = " | ".join(
+            f"{value:.2f}" for value in (ratios.median(), ratios.min(), ratios.max())
         )
-    lines += [f"| {', '.join(figures)} | {rest} |" for rest, figures in rows.items()]
+        lines.append(f"| {figure} | {strategy} | {quantity} | {len(rows)} | {shown} | {bed} |")
     alone = table[table["ratio"].isna()]
     unmeasured = int((alone["published"].notna() & alone["measured"].isna()).sum())
     unprinted = int((alone["published"].isna() & alone["measured"].notna()).sum())
     summary = (
-        f"{len(rows)} pairs. In the table of all figures {unmeasured} printed values have no cell "
-        f"of the same dataset, network, strategy and devices here, and {unprinted} of our values "
-        "are not printed, or not digitised."
+        f"{unmeasured} printed values have no cell of the same dataset, network, strategy and "
+        f"devices here. {unprinted} of our values are not printed, or not digitised."
     )
     return "\n".join([*lines, "", summary])
-
-
-def _text(value: Any) -> str:
-    return _number(value) if isinstance(value, float) else str(value)
 
 
 def _number(value: float) -> str:

@@ -24,7 +24,7 @@ from ddlbench.common.document import UnreadableJson, digest_of
 from ddlbench.common.errors import ConfigError, printable
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import LinkCondition
-from ddlbench.experiment.paths import RESULTS, cell_dir, result_file
+from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import (
     FEWEST_STEPS,
     Checkpointing,
@@ -102,13 +102,51 @@ def records_of(
         row.cell.id: {
             "experiment": experiment,
             "site": site_name,
-            "base_cell_id": row.base_id,
-            **_identity(row.cell),
-            **_condition(row.condition),
-            **_outcome(row, site_name, results_root, plans),
+            **_record_at(row, site_name, results_root, plans),
         }
         for row in rows
     }
+    compare(records)
+    return list(records.values())
+
+
+def _record_at(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) -> dict[str, Any]:
+    path = result_file(site, row.cell.id, root)
+    return record_of(row, path, result_or_fault(path, site, row.cell.id), plans)
+
+
+def result_or_fault(path: Path, site: str, cell_id: str) -> Result | InvalidResult | None:
+    """The result of a cell, or what is wrong with its file; None without one."""
+    try:
+        return cell_result(path, site, cell_id)
+    except InvalidResult as error:
+        return error
+
+
+def record_of(
+    row: MatrixRow,
+    path: Path,
+    outcome: Result | InvalidResult | None,
+    plans: CurrentPlans | None = None,
+) -> dict[str, Any]:
+    """What is known of a cell by itself.
+
+    Args:
+        row: the cell.
+        path: where its result lies, or would lie.
+        outcome: its result, or what is wrong with that file; None without one.
+        plans: to say what is stale; None says nothing of it.
+    """
+    return {
+        "base_cell_id": row.base_id,
+        **_identity(row.cell),
+        **_condition(row.condition),
+        **_outcome(row, path, outcome, plans),
+    }
+
+
+def compare(records: Mapping[str, dict[str, Any]]) -> None:
+    """Add to the records of a site's cells, by their ids, what each is against its base."""
     _note_departures(records)
     for record in records.values():
         base = records.get(record["base_cell_id"])
@@ -116,7 +154,6 @@ def records_of(
             _compare(record, base)
     for record in records.values():
         record.update(columns_of(record.get("bearing", [])))
-    return list(records.values())
 
 
 def _note_departures(records: Mapping[str, dict[str, Any]]) -> None:
@@ -162,12 +199,11 @@ def _inside(condition: LinkCondition) -> dict[str, Any]:
     }
 
 
-def _outcome(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) -> dict[str, Any]:
-    path = result_file(site, row.cell.id, root)
-    try:
-        result = cell_result(path, site, row.cell.id)
-    except InvalidResult as error:
-        return _invalid(error, path)
+def _outcome(
+    row: MatrixRow, path: Path, result: Result | InvalidResult | None, plans: CurrentPlans | None
+) -> dict[str, Any]:
+    if isinstance(result, InvalidResult):
+        return _invalid(result, path)
     if result is None:
         return _without_result(row, path)
     circumstances = Circumstances.of(result)
@@ -297,6 +333,7 @@ def _timing(timing: Timing | None, cell: Cell) -> dict[str, Any]:
         "step_median_s": timing.step_s.median_s,
         "step_low_s": timing.step_s.low_s,
         "step_high_s": timing.step_s.high_s,
+        "load_step_s": timing.load_s / timing.step_s.count if timing.step_s.count else None,
     }
 
 
@@ -369,23 +406,29 @@ def collect_steps(
     # One table in the end: pandas takes milliseconds for each, and there may be thousands.
     fields: dict[str, list[Any]] = {column.name: [] for column in STEPS}
     for row in rows:
-        of_cell = _steps_of(row, site_name, results_root)
-        if not of_cell:
+        if row.unsupported is not None:
             continue
-        count = len(of_cell["step"])
+        columns = steps_of(result_file(site_name, row.cell.id, results_root).parent)
+        if not columns:
+            continue
+        count = len(columns["step"])
         for name, values in fields.items():
-            values.extend(of_cell[name] if name in of_cell else [_of_cell(row.cell, name)] * count)
+            if name in columns:
+                values.extend(columns[name])
+            else:
+                values.extend([field_of_cell(row.cell, name)] * count)
     return typed_frame(fields, STEPS)
 
 
-def _of_cell(cell: Cell, name: str) -> Any:
+def field_of_cell(cell: Cell, name: str) -> Any:
+    """A column that says which cell a row is of."""
     return cell.id if name == "cell_id" else getattr(cell, name)
 
 
-def _steps_of(row: MatrixRow, site: str, root: Path) -> dict[str, list[Any]]:
+def steps_of(folder: Path) -> dict[str, list[Any]]:
     """The columns of a cell's own file; none if it is missing or damaged."""
-    path = root / cell_dir(site, row.cell.id).relative_to(RESULTS) / "steps.csv"
-    if row.unsupported is not None or not path.is_file():
+    path = folder / "steps.csv"
+    if not path.is_file():
         return {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -409,7 +452,7 @@ def collect_validation(
             continue
         with suppress(InvalidResult):
             result = cell_result(path, site_name, row.cell.id)
-            of_cell = {name: _of_cell(row.cell, name) for name in ("cell_id", *OF_CELL)}
+            of_cell = {name: field_of_cell(row.cell, name) for name in ("cell_id", *OF_CELL)}
             records += (
                 [{**of_cell, **asdict(epoch)} for epoch in result.validation] if result else []
             )

@@ -32,7 +32,7 @@ def idle_of(spans: pd.DataFrame) -> pd.DataFrame:
         spans: passes of one step: ``partition``, ``kind``, ``micro_batch``, ``start_s``, ``end_s``.
 
     Returns:
-        the same columns; ``kind`` is sending or waiting, ``micro_batch`` that of the pass behind.
+        the same columns; ``kind`` is sending or waiting, ``micro_batch`` that of the next pass.
     """
     ends = {(row.kind, row.micro_batch, row.partition): row.end_s for row in rows_of(spans)}
     first_s, last_s = spans["start_s"].min(), spans["end_s"].max()

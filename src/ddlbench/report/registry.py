@@ -136,6 +136,7 @@ FigureKind = Literal[
     "tuning",
     "choices",
     "transformer",
+    "comparison",
 ]
 
 
@@ -157,7 +158,8 @@ class FigureEntry:
             * ``choice``: the content of choice.json; ``tuning``: that of tuning.json;
             * ``sizes``: what ``ddlbench.predict.largest_batch.sizes_dict`` returns;
             * ``choices``: rows of a study's choices.csv;
-            * ``transformer``: measured runs, predicted seconds, their source; or a platform.
+            * ``comparison``: a ``Comparison`` of two trees of results;
+            * ``transformer``: measured runs, predicted seconds, their source.
         draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or only
             the figure if it shows no numbers.
         applicable: whether a matrix has something to show; for the first two kinds.
@@ -262,13 +264,13 @@ FIGURES: Registry[FigureEntry] = Registry(
             _figure("oracle_published", "published", "figures.paradl:draw_published"),
             _figure("transformer_runs", "transformer", "figures.transformer:draw_runs"),
             _figure("transformer_errors", "transformer", "figures.transformer:draw_errors"),
-            _figure("transformer_scaling", "transformer", "figures.transformer:draw_scaling"),
             _figure("timeline", "cell", "timeline.figure:draw_cell"),
             _figure("schedule", "schedule", "timeline.figure:draw_schedule"),
             _figure("split", "sharding", "figures.sharding:draw"),
             _figure("choice", "choice", "figures.choice:draw"),
             _figure("sizes", "sizes", "figures.sizes:draw"),
             _figure("tuning", "tuning", "figures.choice:draw_tuning"),
+            _figure("ratios", "comparison", "figures.ratios:draw"),
             _figure("ways_to_choose", "choices", "figures.choice:draw_ways"),
         )
     ),

@@ -125,7 +125,8 @@ class RunScreen:
                 self._planned[part] += int(count)
         self._fit_names()
         counts = [_counted(self._planned[part], part) for part in _PARTS if self._planned[part]]
-        counts += ["HTML report"] * bool(stats.get(_PAGE))
+        if stats.get(_PAGE):
+            counts.append("HTML report")
         heading = f"cell of {_shared}" if self._brief and _shared else "cell"
         headings = [self._row("", heading, *_HEADINGS)] if self._planned["cell"] else []
         return [f"{_title}: {', '.join(counts)}", *headings]

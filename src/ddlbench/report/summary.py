@@ -37,8 +37,9 @@ _FROM_FIRST = [
     "link_inside_bits_per_s", "settings",
 ]  # fmt: skip
 _MEDIANS = (
-    "step_median_s", "load_s", "loss_last", "accuracy", "probe_s", "mfu", "flops_per_s",
-    "peak_flops_per_s", "cpu_s", "energy_per_sample_j", "compile_s", "median_samples_per_s",
+    "step_median_s", "load_s", "load_step_s", "loss_last", "accuracy", "probe_s", "mfu",
+    "flops_per_s", "peak_flops_per_s", "cpu_s", "energy_per_sample_j", "compile_s",
+    "median_samples_per_s",
 )  # fmt: skip
 _FEWEST_TO_BOOTSTRAP = 3
 

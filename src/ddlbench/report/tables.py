@@ -1,7 +1,7 @@
 """Tables as CSV files: fixed columns, empty for unknown, written whole or not at all.
 
-A column has a name, a kind, a unit and a meaning, in ``columns.yaml``. ``docs/results.md`` is made
-from them (``make tables``).
+A column has a name, a kind, a unit and a meaning, in ``columns.yaml``; ``make tables`` makes
+``docs/reference/columns.csv`` of them.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ MEASUREMENTS = _columns("measurements")
 SUMMARY = _columns("summary")
 STEPS = _columns("steps")
 VALIDATION = _columns("validation")
+CELLS = _columns("cells")
+TREE_STEPS = _columns("tree_steps")
+RANKS = _columns("ranks")
+LINKS = _columns("links")
 
 
 @dataclass(frozen=True)

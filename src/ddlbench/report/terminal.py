@@ -136,13 +136,13 @@ def speedup_table(
     kept = [name for name in differing if name != "geometry"]
     names = list(dict.fromkeys(_column_name(row) for row in rows if row["strategy"] != BASE))
     groups: dict[tuple[str, ...], dict[str, dict[Hashable, Any]]] = {}
+    geometries = {str(one["geometry"]) for one in rows if one["strategy"] != BASE}
     for row in rows:
         key = (
             dataset_label(str(row["dataset"])),
             network_label(str(row["network"])),
             *(str(row[name]) for name in kept),
         )
-        geometries = {str(one["geometry"]) for one in rows if one["strategy"] != BASE}
         places = sorted(geometries) if row["strategy"] == BASE else [str(row["geometry"])]
         for place in places:
             groups.setdefault((*key, place), {})[_column_name(row)] = row

@@ -2,7 +2,7 @@
 
 ::
 
-    GPU     NVML, total energy since the driver was loaded        millijoules (Volta and later)
+    GPU     its maker's library, see gpus.py                      whole GPU since the driver came
     host    RAPL, /sys/class/powercap/intel-rapl:*/energy_uj      microjoules, wrapping around
 
 A counter is of the whole GPU or processor, whoever computes on it. RAPL's counters of packages and
@@ -30,7 +30,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.factory import training_flops
 from ddlbench.planning.plan import Process
+from ddlbench.runtime.gpus import gpus_of, library_name
 
 POWERCAP = Path("/sys/class/powercap")
 _COUNTED = ("package", "dram")  # beginnings of names of RAPL's domains
@@ -96,26 +96,23 @@ class EnergyMeter:
         for domain, counter in self._counters.items():
             try:
                 joules[domain] = counter()
-            except Exception:  # NVML's errors, and a file that went away
+            except Exception:  # the library's errors, and a file that went away
                 self.missing.append(f"{domain}: its counter could not be read during training")
         self._counters = {domain: self._counters[domain] for domain in joules}
         return joules
 
     def _open_gpus(self, devices: Sequence[torch.device]) -> None:
-        for handle in dict.fromkeys(handles_of(devices)):
-            if handle is None:
-                self.missing.append("GPUs: NVML does not answer")
+        for gpu in gpus_of(list(dict.fromkeys(devices))):
+            if gpu is None:
+                self.missing.append(f"GPUs: {library_name()} does not answer")
                 return
             try:
-                import pynvml  # noqa: PLC0415 - only where a GPU is
-
-                name = pynvml.nvmlDeviceGetUUID(handle)
-                pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+                name = gpu.uuid()
+                gpu.joules()
             except Exception as error:  # of old GPUs, and of parts of a GPU
-                self.missing.append(f"GPUs: NVML counts no energy here ({error})")
+                self.missing.append(f"GPUs: {library_name()} counts no energy here ({error})")
                 return
-            text = name.decode() if isinstance(name, bytes) else str(name)
-            self._counters[f"nvml {text}"] = partial(_nvml_joules, handle)
+            self._counters[f"{gpu.counted_by} {name}"] = gpu.joules
 
     def _open_host(self, powercap: Path) -> None:
         folders = sorted(powercap.glob("intel-rapl:*")) if powercap.is_dir() else []
@@ -142,31 +139,6 @@ class EnergyMeter:
             for counter in self._of_host:
                 with suppress(OSError, ValueError):  # whoever reads it for a result says so
                     counter.joules()
-
-
-def _nvml_joules(handle: Any) -> float:
-    import pynvml  # noqa: PLC0415 - only where a GPU is
-
-    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-
-
-def handles_of(devices: Sequence[torch.device]) -> list[Any]:
-    """NVML handles of CUDA devices, by UUID, as NVML ignores CUDA_VISIBLE_DEVICES.
-
-    Empty for CPU devices; None for each device where NVML does not answer.
-    """
-    if devices[0].type != "cuda":
-        return []
-    try:
-        import pynvml  # noqa: PLC0415 - only where a GPU is
-
-        pynvml.nvmlInit()
-        return [
-            pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(d).uuid}")
-            for d in devices
-        ]
-    except Exception:  # a driver without NVML must not stop a measurement
-        return [None for _ in devices]
 
 
 def taken(before: Joules, after: Joules) -> dict[str, float]:

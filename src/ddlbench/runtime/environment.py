@@ -38,9 +38,12 @@ _PACKAGES = (
     "snakemake",
     "snakemake-executor-plugin-slurm",
 )
-_LIBRARIES = ("driver", "cuda", "nccl")
+_LIBRARIES = ("driver", "cuda", "nccl", "rocm", "rccl")
 # Only these variables are recorded: they change how fast, or where, a run computes.
-_PREFIXES = ("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TORCH_", "CUBLAS_")
+_PREFIXES = (
+    *("OMP_", "MKL_", "KMP_", "CUDA_", "NCCL_", "GLOO_", "HOROVOD_", "TORCH_", "CUBLAS_"),
+    *("TORCHELASTIC_", "HIP_", "HSA_", "ROCR_", "RCCL_", "MIOPEN_"),
+)
 
 
 def driver_provenance(seed: int) -> dict[str, Any]:
@@ -68,6 +71,8 @@ def rank_provenance() -> dict[str, Any]:
     """What only a rank knows: its processor, GPUs, libraries and environment."""
     import torch  # noqa: PLC0415 - the supervisor has none
 
+    from ddlbench.runtime.gpus import model_of, software_of_gpus  # noqa: PLC0415 - likewise
+
     # Named as the processor, an emulated one is never compared with a real one.
     emulated = Accelerator.of_this_process()
     values: dict[str, Any] = {
@@ -82,13 +87,13 @@ def rank_provenance() -> dict[str, Any]:
         "driver": None,
         "cuda": None,
         "nccl": None,
+        "rocm": None,
+        "rccl": None,
     }
     if torch.cuda.is_available():
         values.update(
-            gpu_models=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-            cuda=torch.version.cuda,
-            driver=_driver(),
-            nccl=".".join(str(part) for part in torch.cuda.nccl.version()),
+            gpu_models=[model_of(index) for index in range(torch.cuda.device_count())],
+            **software_of_gpus(),
         )
     return values
 
@@ -151,17 +156,6 @@ def _cpu_model() -> str | None:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or sys.platform
-
-
-def _driver() -> str | None:
-    try:
-        import pynvml  # noqa: PLC0415 - only where a GPU is
-
-        pynvml.nvmlInit()
-        text = pynvml.nvmlSystemGetDriverVersion()
-    except Exception:  # provenance must not stop a measurement
-        return None
-    return text.decode() if isinstance(text, bytes) else str(text)
 
 
 _LONGEST_SOCKET = 107

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,7 +34,16 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import DeviceKind
-from ddlbench.runtime.launch import Launch, LocalLaunch, Step, launch, listen, rendezvous_address
+from ddlbench.runtime.launch import (
+    Launch,
+    LocalLaunch,
+    Step,
+    launch,
+    listen,
+    rendezvous_address,
+    visible_devices,
+)
+from ddlbench.runtime.torchrun import TorchrunLaunch
 from ddlbench.runtime.watchdog import phase_in
 
 
@@ -69,6 +78,14 @@ class Fabric(Protocol):
         """The ``link`` part of a result; None for the site's own network."""
 
 
+# What starts the processes of a cell over a site's own network, by the site's key ``starter``. It
+# takes the bound socket of the rendezvous over.
+STARTERS: Mapping[str, Callable[[Step, Site, socket.socket], Launch]] = {
+    "auto": launch,
+    "torchrun": TorchrunLaunch,
+}
+
+
 class SiteFabric:
     """The site's own network, as it is."""
 
@@ -83,7 +100,7 @@ class SiteFabric:
 
     def launch(self, step: Step, rendezvous: Rendezvous) -> Launch:
         assert rendezvous.listener is not None
-        return launch(step, self._site, rendezvous.listener)
+        return STARTERS[self._site.starter](step, self._site, rendezvous.listener)
 
     def report(self) -> None:
         return None
@@ -315,11 +332,11 @@ class _Inside:
         if self.share_gpu:
             return sockets
         first = process.node * self.devices_per_node
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if visible == [""]:
+        name, visible = visible_devices()
+        if visible is None:
             visible = [str(index) for index in range(first + self.devices_per_node)]
         devices = visible[first : first + self.devices_per_node]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(devices), **sockets}
+        return {name: ",".join(devices), **sockets}
 
 
 @contextmanager

@@ -15,6 +15,7 @@ A process learns its rank and devices from its environment::
 
     launch   DDLBENCH_NODE, DDLBENCH_LOCAL_RANK     processes that this machine starts itself
     srun     SLURM_NODEID, SLURM_LOCALID            one task a process
+    torchrun SLURM_NODEID, LOCAL_RANK               one torchrun a node, see torchrun.py
       '-> own_process -> own_devices                a GPU's index on the node, or among its own
 
 Several ranks may share one GPU (site key ``devices_share_gpu``)::
@@ -62,11 +63,26 @@ def identity_variables(process: Process) -> dict[str, str]:
     return {_NODE: str(process.node), _LOCAL_RANK: str(process.local_rank)}
 
 
-def own_process(processes: Iterable[Process]) -> Process:
-    """The entry of ``processes`` that describes this process."""
-    node = int(os.environ.get(_NODE, os.environ.get("SLURM_NODEID", "0")))
+def own_process(processes: Sequence[Process]) -> Process:
+    """The entry of ``processes`` that describes this process.
+
+    Raises:
+        RuntimeError: torchrun started another number of processes.
+    """
+    node = own_node()
     local = int(os.environ.get(_LOCAL_RANK, os.environ.get("SLURM_LOCALID", "0")))
+    if "TORCHELASTIC_RUN_ID" in os.environ and _LOCAL_RANK not in os.environ:
+        local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+        if count != len(processes):
+            raise RuntimeError(f"torchrun started {count} processes, the plan has {len(processes)}")
+        if count == sum(process.node == 0 for process in processes):
+            node = 0  # this task of SLURM may be a node of another step
     return next(p for p in processes if (p.node, p.local_rank) == (node, local))
+
+
+def own_node() -> int:
+    """Index of this process's node in its job."""
+    return int(os.environ.get(_NODE, os.environ.get("SLURM_NODEID", "0")))
 
 
 def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device, ...]:
@@ -103,9 +119,22 @@ def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device
 
 def gpu_models(devices: Sequence[torch.device]) -> list[str]:
     """Model of each GPU, in the order of ``devices``; empty for CPU devices."""
-    import torch  # noqa: PLC0415 - see own_devices
+    from ddlbench.runtime.gpus import model_of  # noqa: PLC0415 - it needs torch, see own_devices
 
-    return [torch.cuda.get_device_name(d) for d in devices if d.type == "cuda"]
+    return [model_of(device) for device in devices if device.type == "cuda"]
+
+
+# HIP looks at its variable first, and at CUDA's where it is not set. What ROCR_VISIBLE_DEVICES
+# hides, neither of them counts.
+_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+
+
+def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, list[str] | None]:
+    """The variable that chooses GPUs here, and its list; None for a list that is not set."""
+    for name in _VISIBLE:
+        if listed := environment.get(name, "").strip():
+            return name, listed.split(",")
+    return _VISIBLE[-1], None
 
 
 def own_cores() -> str:
@@ -246,6 +275,12 @@ def listen(address: str, port: int = 0) -> socket.socket:
     return listener
 
 
+def free_port(address: str) -> int:
+    """A port of ``address`` that nobody listens on now."""
+    with socket.create_server((address, 0)) as found:
+        return int(found.getsockname()[1])
+
+
 def keep_port(listener: socket.socket) -> socket.socket | None:
     """A socket that keeps the port of ``listener``, which is closed, until it is closed itself.
 
@@ -302,7 +337,7 @@ def launch(step: Step, site: Site, listener: socket.socket) -> Launch:
         return LocalLaunch(step, listener)
 
 
-def _worker_environment(step: Step) -> dict[str, str]:
+def worker_environment(step: Step) -> dict[str, str]:
     """The environment of every worker, without its rank's own variables."""
     threads = str(step.threads)
     values = {
@@ -437,7 +472,7 @@ class LocalLaunch(Launch):
         self, step: Step, listener: socket.socket | None = None, place: Place | None = None
     ) -> None:
         super().__init__()
-        shared = _worker_environment(step)
+        shared = worker_environment(step)
         for process in step.processes:
             command = list(step.command)
             environment = {**shared, **identity_variables(process)}
@@ -473,7 +508,7 @@ class SrunLaunch(Launch):
             devices=step.devices_per_node // step.per_node,
         )
         options = ["--kill-on-bad-exit=1", "--label", "--unbuffered"]
-        self._start([*srun, *options, *step.command], _worker_environment(step))
+        self._start([*srun, *options, *step.command], worker_environment(step))
 
     def stop(self) -> None:
         super().stop()

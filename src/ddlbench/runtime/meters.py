@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddlbench.runtime.energy import EnergyMeter, Joules, added, handles_of, taken
+from ddlbench.runtime.energy import EnergyMeter, Joules, added, taken
+from ddlbench.runtime.gpus import Gpu, gpus_of
 from ddlbench.strategies.executor import Executor
 
 _SAMPLE_S = 0.2
@@ -57,7 +58,7 @@ class Usage:
 
     Args:
         cpu: processor seconds over wall seconds and threads, 0 to 1 (more if other threads ran).
-        gpu: mean of NVML's samples over the devices, 0 to 1; None without a GPU.
+        gpu: mean of the driver's samples over the devices, 0 to 1; None without a GPU.
         cpu_s: processor seconds of all threads of the process; None if a part of them is unknown.
         energy_j: by domain, of those that were counted all the time.
     """
@@ -96,7 +97,7 @@ class Utilisation:
     ) -> None:
         self.usage = Usage(0.0, None, None)
         self._threads, self._energy = threads, energy
-        self._handles = [h for h in handles_of(devices) if h is not None]
+        self._gpus = [gpu for gpu in gpus_of(devices) if gpu is not None]
         self._samples: list[float] = []
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
@@ -104,7 +105,7 @@ class Utilisation:
     def __enter__(self) -> Utilisation:
         self._joules = self._energy.read() if self._energy is not None else {}
         self._wall, self._cpu = time.perf_counter(), time.process_time()
-        if self._handles:
+        if self._gpus:
             self._sampler.start()
         return self
 
@@ -112,7 +113,7 @@ class Utilisation:
         wall_s = time.perf_counter() - self._wall
         cpu_s = time.process_time() - self._cpu
         joules = self._energy.read() if self._energy is not None else {}
-        if self._handles:
+        if self._gpus:
             self._stop.set()
             self._sampler.join()
         self.usage = Usage(
@@ -124,12 +125,10 @@ class Utilisation:
         )
 
     def _sample(self) -> None:
-        import pynvml  # noqa: PLC0415 - only where a GPU is
-
         while not self._stop.wait(_SAMPLE_S):
-            with contextlib.suppress(pynvml.NVMLError):
-                rates = [pynvml.nvmlDeviceGetUtilizationRates(h).gpu for h in self._handles]
-                self._samples.append(sum(rates) / len(rates) / 100)
+            with contextlib.suppress(Exception):  # each library has errors of its own
+                rates = [gpu.utilisation() for gpu in self._gpus]
+                self._samples.append(sum(rates) / len(rates))
 
 
 def restart_peaks(devices: Sequence[torch.device]) -> list[int]:
@@ -161,7 +160,7 @@ def device_memory(
     if devices[0].type == "cpu":
         name = "cpu" if len(devices) == 1 else f"cpu ({len(devices)} partitions together)"
         return [_memory(name, peak_bytes=cpu_peak)]
-    entries = [_cuda_memory(*pair) for pair in zip(devices, handles_of(devices), strict=False)]
+    entries = [_cuda_memory(*pair) for pair in zip(devices, gpus_of(devices), strict=False)]
     for entry, earlier in zip(entries, measured, strict=False):
         entry["peak_bytes"] = max(earlier, entry["peak_bytes"])
     for entry, earlier in zip(entries, before, strict=False):
@@ -188,13 +187,11 @@ def _memory(device: str, **values: int | None) -> dict[str, Any]:
     return {"device": device, **{key: values.get(key) for key in keys}}
 
 
-def _cuda_memory(device: torch.device, handle: Any) -> dict[str, Any]:
+def _cuda_memory(device: torch.device, gpu: Gpu | None) -> dict[str, Any]:
     used: int | None = None
-    if handle is not None:
-        import pynvml  # noqa: PLC0415 - only where a GPU is
-
-        with contextlib.suppress(pynvml.NVMLError):
-            used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    if gpu is not None:
+        with contextlib.suppress(Exception):  # each library has errors of its own
+            used = gpu.used_bytes()
     return _memory(
         str(device),
         peak_bytes=torch.cuda.max_memory_allocated(device),

@@ -322,7 +322,7 @@ COMPILE_RULE = (
     "three steps before warm-up, less three times the last of them, with empty caches of "
     "torch.compile; slowest rank"
 )
-_COVERS = {"nvml": "gpu", "rapl": "host"}
+_COVERS = {"nvml": "gpu", "amdsmi": "gpu", "rapl": "host"}
 
 
 def efficiency(cell: Cell, reports: Sequence[RankReport], timing: Timing) -> Efficiency:
@@ -443,7 +443,7 @@ def drain_notes(cell: Cell, synchronous: bool, validations: int = 0) -> list[str
     if cell.checkpoint_every_steps:
         moments.append((f"every {cell.checkpoint_every_steps} steps", "a checkpoint"))
     if validations > 1:
-        moments.append(("behind every epoch", "the validation"))
+        moments.append(("after every epoch", "the validation"))
     return [
         f"{when} all that is under way is finished for {what}; that wait is in the steps' times"
         for when, what in ([] if synchronous else moments)

@@ -239,11 +239,14 @@ class Executor:
         progress, data = self.context.progress, self.data
         batches: Iterator[MiniBatch | None]
         batches = repeat(None) if data is None else data.batches(first, count)
+        # In a single step, workers that read ahead have not done so, and loading takes longer.
+        loads = data is not None and (count > 1 or not self.plan.cell.loader_workers)
         self.spans.begin_run(first)
         clock.start()
         for done in range(1, count + 1):
             begin_s = time.perf_counter()
-            batch = next(batches)
+            with self.spans.span("load", done - 1) if loads else nullcontext():
+                batch = next(batches)
             load_s.append(time.perf_counter() - begin_s)
             set_learning_rate(self.optimizer, self.plan.cell, first + done - 1)
             losses += self.train(batch)

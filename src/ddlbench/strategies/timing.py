@@ -12,9 +12,9 @@ mark; it lasts from one completion to the next::
 
 :class:`SpanRecorder` records the parts of a step for timelines::
 
-    phases   | forward         | backward              | update |   between spans
-    spans        |halo|   |halo|    |all_reduce|                    interrupt a phase
-    beside                            |-- bucket 0 --|              run at the same time
+    phases          | forward         | backward              | update |   between spans
+    spans     |load|    |halo|   |halo|    |all_reduce|                    interrupt a phase
+    beside                                   |-- bucket 0 --|              run at the same time
 
 On CUDA its marks are events on the process's current stream; a wait is then a wait of the stream.
 One anchor converts them to the host's clock: an event that is recorded while the device is idle, at
@@ -138,7 +138,7 @@ class SpanRecorder:
 
     @contextmanager
     def span(self, kind: str, number: int | None = None) -> Iterator[None]:
-        """Time the body, which interrupts the current phase.
+        """Time the body, which interrupts the current phase if it is of the current step.
 
         Args:
             kind: "forward", "receive_wait", ...
@@ -147,10 +147,14 @@ class SpanRecorder:
         if not self.enabled or (self._cuda and not self._is_kept(number)):
             yield
             return
+        of_step = number is None or number == self._number
         begin = self.now()
-        self._close(begin)
+        if of_step:
+            self._close(begin)
         yield
-        end = self._since = self.now()
+        end = self.now()
+        if of_step:
+            self._since = end
         self._add(kind, number, begin, end)
 
     def beside(self, kind: str, begin: Mark, end: Mark) -> None:

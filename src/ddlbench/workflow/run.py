@@ -36,6 +36,7 @@ from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.paths import (
     LOG_HEADING,
     check_results,
+    dataset_file,
     figures_dir,
     html_report_file,
     prediction_figures_dir,
@@ -53,7 +54,7 @@ from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import SchedulerRequest, faulty_inputs, request, same_for_all
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.matrix import cell_of, expand
-from ddlbench.planning.planner import measured_inputs
+from ddlbench.planning.planner import measured_inputs, request_of
 from ddlbench.planning.profiles import needs_of, profiles_of
 from ddlbench.report import run_screen
 from ddlbench.workflow.graph import inspected, keep_finished, plan_quickly, planned
@@ -126,7 +127,7 @@ class Run:
         """Take this machine for one run; on a cluster, check that jobs can run as they ask."""
         planned()
         jobs = [job for job in self._workflow.dag.needrun_jobs() if not job.is_local]
-        cells = [self._cell(job.wildcards) for job in jobs if job.rule.name == "cell"]
+        cells = [self._cell(job.wildcards) for job in jobs if job.rule.name in ("cell", "dataset")]
         with _ending_in_a_sentence():
             hold_machine(self.site)
             if jobs:
@@ -152,6 +153,12 @@ class Run:
     def results(self, _wildcards: Any) -> list[str]:
         """Results that this experiment asks for."""
         return self._results
+
+    def datasets(self, _wildcards: Any) -> list[str]:
+        """A report of each dataset, made on the nodes of the largest cell that reads it."""
+        by_nodes = sorted(self.cells.values(), key=lambda cell: cell.nodes)
+        largest = {request_of(cell, self.site): cell for cell in by_nodes}
+        return [str(dataset_file(self.site.name, cell.id)) for cell in largest.values()]
 
     def existing_results(self, _wildcards: Any = None) -> list[str]:
         """Results that are there already."""

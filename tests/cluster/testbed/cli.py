@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="testbed", description="A SLURM cluster on this machine; docs/testbed.md tells more."
+        prog="testbed", description="A SLURM cluster on this machine; docs/failures.md tells more."
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 

@@ -35,7 +35,7 @@ class Options:
         cpu_share: cores of CPU time that belong to one device; None is unlimited.
         cpu_period_us: the share is granted once in so many microseconds. A task that was idle
             computes at full speed until the grant is used up, so this must be short beside what a
-            task computes at a stretch; docs/testbed.md has the measurement.
+            task computes at a stretch; docs/failures.md has the measurement.
         memory_mb: memory (10^6 bytes) of a job's tasks on a node; None is unlimited.
         scratch_mb: size (10^6 bytes) of a node's scratch, then a tmpfs; None is a folder on disk.
         private_tmp: give every node its own /tmp; jobs' files may then not lie in /tmp.

@@ -31,7 +31,7 @@ _ACCOUNTING = {
     "mariadb-install-db": "mariadb-server-core",
     "mariadb": "mariadb-client-core",
 }
-# nftables makes lossy links (see docs/testbed.md).
+# nftables makes lossy links (see docs/failures.md).
 _INSTALLED = [
     *("slurm-wlm", "slurmctld", "slurmd", "munge"),
     *("iproute2", "nftables", "iputils-ping", "util-linux"),

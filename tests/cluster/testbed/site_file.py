@@ -14,7 +14,8 @@ def site_text(options: Options) -> str:
     if options.bandwidth is not None:
         traits.append(f"{options.bandwidth} links")
     return f"""\
-# A test bed on one machine (docs/testbed.md); written by `testbed site`.
+# yaml-language-server: $schema=../schemas/site.json
+# A test bed on one machine (docs/failures.md); written by `testbed site`.
 description: "test bed: {", ".join(traits)}"
 device: cpu
 launcher: slurm

@@ -1,4 +1,4 @@
-"""`ddlbench init` and `ddlbench doctor`, on the words of clusters that are not here."""
+"""`ddlbench site init` and `ddlbench site doctor`, on the words of clusters that are not here."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_init_does_not_overwrite(project):
 
 def run_init(*words, answers=None):
     found = CliRunner().invoke(
-        cli.commands, ["init", *words], input=answers, catch_exceptions=False
+        cli.commands, ["site", "init", *words], input=answers, catch_exceptions=False
     )
     assert found.exit_code == 0, found.output
     return found.output
@@ -156,7 +156,9 @@ def test_any_text_stays_a_text_in_the_file(text, project, cluster):
 def test_what_is_no_site_is_not_written(name, words, sentence, project, cluster):
     cluster(SINFO, "gpu")
     with pytest.raises(ConfigError, match=sentence):
-        CliRunner().invoke(cli.commands, ["init", name, "--yes", *words], catch_exceptions=False)
+        CliRunner().invoke(
+            cli.commands, ["site", "init", name, "--yes", *words], catch_exceptions=False
+        )
     assert not list((project / "config" / "sites").iterdir())
 
 
@@ -164,7 +166,7 @@ def test_an_older_site_stays_when_the_new_one_is_refused(project, cluster):
     cluster(SINFO, "gpu")
     run_init("beta", "--yes")
     before = load_site("beta")
-    words = ["init", "beta", "--yes", "--overwrite", "--scratch", ""]
+    words = ["site", "init", "beta", "--yes", "--overwrite", "--scratch", ""]
     with pytest.raises(ConfigError):
         CliRunner().invoke(cli.commands, words, catch_exceptions=False)
     assert load_site("beta") == before
@@ -173,7 +175,7 @@ def test_an_older_site_stays_when_the_new_one_is_refused(project, cluster):
 def test_without_slurm_init_says_so(project, monkeypatch):
     monkeypatch.setenv("PATH", str(project))
     with pytest.raises(ConfigError, match=r"^no SLURM answers here.*slurm-example.yaml"):
-        CliRunner().invoke(cli.commands, ["init", "x", "--yes"], catch_exceptions=False)
+        CliRunner().invoke(cli.commands, ["site", "init", "x", "--yes"], catch_exceptions=False)
 
 
 def site_of(project, **changes):

@@ -1,4 +1,4 @@
-"""``ddlbench accelerator``: profiles of a site, or graphs of PipeDream, become a device."""
+"""``ddlbench site accelerator``: profiles of a site, or graphs of PipeDream, become a device."""
 
 from __future__ import annotations
 

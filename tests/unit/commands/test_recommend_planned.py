@@ -84,7 +84,6 @@ def test_options_of_hardware_need_it(option):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--precision", "fp32"),
         ("--profile", "one-core"),
         ("--option", "gpipe.chunks=8"),
         ("--allow-stale",),
@@ -96,3 +95,51 @@ def test_what_decides_nothing_of_a_shape_is_refused(words):
     error = ask(*shape, "--batch-size", "64", *words).exception
     assert isinstance(error, ConfigError)
     assert words[0] in str(error)
+
+
+def test_a_configuration_file_of_a_decoder(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(
+        '{"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, '
+        '"num_hidden_layers": 4, "num_attention_heads": 16}'
+    )
+    words = ["--geometry", "1x8", "--batch-size", "64", "--json"]
+    whole = json.loads(ask(*NDR, "--network", f"hf:{file}", *words).output)
+    short = json.loads(ask(*NDR, "--network", f"hf:{file}", "--context", "512", *words).output)
+    assert short["layouts"][0]["step_s"] < whole["layouts"][0]["step_s"]
+
+
+def test_precision_of_a_shape_decides_its_time():
+    words = ["--network", "gpt-7b", "--batch-size", "64", "--geometry", "1x8", "--json"]
+    times = [
+        json.loads(ask(*NDR, *words, "--precision", one).output)["layouts"][0]["step_s"]
+        for one in ("bf16", "fp16", "fp32")
+    ]
+    assert times[0] == times[1] < times[2]
+
+
+def test_an_experiment_says_what_is_trained(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "experiment: mine\nsite: local\n"
+        "matrix: {dataset: [imagenet], network: [resnet50], strategy: [ddp], geometry: [1x2]}\n"
+        "settings: {batch_size: 512}\n"
+        "strategies: {ddp: {bucket_cap_bytes: 5000000}}\n"
+    )
+    found = ask("--configfile", str(file), *NDR, "--geometry", "2x8")
+    assert found.exit_code == 0, found.output
+    assert "ResNet-50, ImageNet-1000, 2x8 (16 GPUs), 512 samples" in found.output
+    written = ask("--configfile", str(file), *NDR, "--geometry", "2x8", "--batch-size", "1024")
+    assert "1,024 samples" in written.output
+
+
+def test_a_network_that_cannot_be_built_is_refused_at_once():
+    words = ["--network", "torchvision:resnet5", "--dataset", "imagenet", "--batch-size", "8"]
+    error = ask(*NDR, *words, "--geometry", "1x8").exception
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("torchvision has no network")
+
+
+def test_length_of_samples_is_of_shapes():
+    error = ask(*NDR, *RESNET, "--geometry", "1x8", "--sequence-length", "512").exception
+    assert "--sequence-length is of a transformer's shape" in str(error)

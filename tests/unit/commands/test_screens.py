@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ SCREENS = [
     (["oracle", "limits", "megatron-3.6b", "--batch-size", "512"], "efficiency"),
     (["oracle", "score", MANY_NODES, "--workload", "transformer"], "worst rows"),
     (["oracle", "calibrate", MANY_NODES, "--workload", "transformer"], "fitted"),
-    (["partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),
+    (["oracle", "partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),
 ]
 
 
@@ -95,6 +96,26 @@ def test_the_help_of_a_command_begins_with_its_line_in_the_list():
     context = click.Context(cli.commands)
     for name, sentence in (pair for group in cli.COMMANDS.values() for pair in group.items()):
         assert cli.commands.get_command(context, name).get_short_help_str(200) == sentence
+
+
+def test_examples_of_help_have_options_that_exist():
+    for words in every_command(cli.commands):
+        command = command_of(words)
+        text = (command.epilog or "").replace("\\\n", " ")
+        for line in text.splitlines()[2:]:
+            name, *arguments = shlex.split(line)
+            assert (name, arguments[: len(words)]) == ("ddlbench", [*words])
+            command.make_context("example", arguments[len(words) :], resilient_parsing=True)
+            known = {option for each in command.params for option in each.opts}
+            assert {word for word in arguments if word.startswith("--")} <= known
+
+
+def command_of(words: tuple[str, ...]) -> click.Command:
+    command: click.Command = cli.commands
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
+    return command
 
 
 def every_command(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -220,7 +241,7 @@ def test_a_site_that_is_not_filled_in_is_refused(project):
 
 def test_doctor_takes_the_site_of_the_experiment(project):
     with pytest.raises(ConfigError, match="site local starts its cells on this machine"):
-        printed("doctor")
+        printed("site", "doctor")
 
 
 @pytest.mark.parametrize(("terminal", "most"), [(True, 80), (False, 400)])

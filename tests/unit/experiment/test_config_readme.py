@@ -23,7 +23,7 @@ from ddlbench.planning.strategy import strategy_of
 
 CONFIG = project_root() / "config"
 README = (CONFIG / "README.md").read_text("utf-8")
-OF_DATA = (project_root() / "docs" / "datasets.md").read_text("utf-8")
+OF_DATA = (project_root() / "docs" / "networks.md").read_text("utf-8")
 SCHEMAS = {"experiment": file_schema(ExperimentKeys), "site": site_schema()}
 KEYWORDS = set(Draft202012Validator.VALIDATORS) | {"description", "default"}
 

@@ -26,6 +26,7 @@ from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.config import (
     FULL,
     LAPTOP,
+    PaperFile,
     at_scale,
     parse_experiment,
     read_paper,
@@ -442,8 +443,8 @@ def test_sites_are_compared_at_the_scale_that_was_asked_for(monkeypatch) -> None
 
 def test_the_page_has_every_figure() -> None:
     rows = papers_table()
-    assert all(f"`{figure}`" in rows for figure in FILES)
-    (table,) = (one for one in TABLES if one.section == "papers")
+    assert all(f"\n{figure}," in rows for figure in FILES)
+    (table,) = (one for one in TABLES if one.path == "docs/papers/figures.csv")
     page = (ROOT / table.path).read_text("utf-8")
     assert table.text(page) == page, "python -m ddlbench.commands.tables writes it anew"
 
@@ -465,3 +466,10 @@ def test_a_file_that_points_nowhere_is_one_sentence(tmp_path, monkeypatch, chang
     monkeypatch.setattr("ddlbench.experiment.config.project_root", lambda: tmp_path)
     with pytest.raises(ConfigError, match=says):
         read_papers()
+
+
+@pytest.mark.parametrize("scales", [{"small": {"like": "laptop"}}, {"laptop": {"like": "laptop"}}])
+def test_a_scale_like_one_that_is_not_there_is_refused(scales: dict[str, Any]) -> None:
+    values = read_yaml(next((project_root() / "config/papers/ddlbench").glob("fig5.yaml")))
+    with pytest.raises(ConfigError, match="no scale laptop has keys of its own"):
+        PaperFile.of_values({**values, "scales": scales}, "mine.yaml")

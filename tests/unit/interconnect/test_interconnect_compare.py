@@ -1,11 +1,11 @@
-"""`ddlbench interconnect compare` on nccl-tests' text, nvbandwidth's JSON and links.json."""
+"""`ddlbench links compare` on nccl-tests' text, nvbandwidth's JSON and links.json."""
 
 import json
 
 import pytest
 from click.testing import CliRunner
 
-from ddlbench.commands.interconnect import interconnect
+from ddlbench.commands.links import links as links_command
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import given_hockney
 from ddlbench.experiment.links import Links, LinkSweep, SweepPoint, write_links
@@ -31,7 +31,7 @@ def nccl_text(factor=1.0, nodes=2):
 def compare(path, *options, fabric="efa-3200"):
     words = ["compare", str(path), "--hardware", "h100-sxm", *options]
     words += ["--fabric", fabric] if fabric else []
-    return CliRunner().invoke(interconnect, words, catch_exceptions=False)
+    return CliRunner().invoke(links_command, words, catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "Normal"), (2.0, "Slow"), (0.5, "Fast")])

@@ -391,7 +391,7 @@ def test_planning_and_parsing_need_no_torch():
     code = (
         "import sys\n"
         "import ddlbench.interconnect.time_plan, ddlbench.interconnect.p2p\n"
-        "import ddlbench.interconnect.nvbandwidth_json, ddlbench.commands.interconnect\n"
+        "import ddlbench.interconnect.nvbandwidth_json, ddlbench.commands.links\n"
         "import ddlbench.interconnect.measure, ddlbench.interconnect.measure\n"
         "import ddlbench.interconnect.pair_matrix, ddlbench.report.drawing\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'horovod')])\n"

@@ -1,13 +1,15 @@
-"""The table of docs/networks.md has DDLBench's counts."""
+"""The table of built-in networks has DDLBench's counts."""
 
 from __future__ import annotations
 
+import csv
+import io
 from functools import cache
 
 import pytest
 
 from ddlbench.experiment.registry import pairs
-from ddlbench.networks.factory import markdown_table
+from ddlbench.networks.factory import pairs_table
 
 # Parameters of DDLBench's own networks for small images, and of the perceptron by hand (784 or
 # 3072 to 128 to 64 to 10); MNIST has one input channel.
@@ -24,7 +26,7 @@ SMALL = {
 
 @cache
 def _rows() -> dict[tuple[str, str], list[str]]:
-    rows = [line.strip("| ").split(" | ") for line in markdown_table().splitlines()[2:]]
+    rows = list(csv.reader(io.StringIO(pairs_table())))[1:]
     return {(row[0], row[1]): row[2:] for row in rows}
 
 
@@ -35,7 +37,7 @@ def test_one_row_a_pair() -> None:
 @pytest.mark.parametrize("network", SMALL)
 def test_parameters_of_small_networks(network: str) -> None:
     rows = _rows()
-    counts = tuple(int(rows[network, name][-1].replace(",", "")) for name in ("mnist", "cifar10"))
+    counts = tuple(int(rows[network, name][-1]) for name in ("mnist", "cifar10"))
     assert counts == SMALL[network]
 
 

@@ -1,4 +1,4 @@
-"""``ddlbench partition`` as a person types it."""
+"""``ddlbench oracle partition`` as a person types it."""
 
 from __future__ import annotations
 

@@ -129,10 +129,10 @@ def test_table_leaves_input_out_and_a_shape_carries_its_tensor(tmp_path, size) -
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ("node3,ReLU,1,1,8,0\nnode2,Conv2d,1,1,8,4\n", "'node2' comes behind node 3"),
-        ("node10,ReLU,1,1,8,0\nnode9,Conv2d,1,1,8,4\n", "'node9' comes behind node 10"),
-        ("node2,ReLU,1,1,8,0\nnode2,ReLU,1,1,8,0\n", "'node2' comes behind node 2"),
-        ("conv,Conv2d,1,1,8,0\nimages,Input0,0,0,8,0\n", "'images' is an input behind a layer"),
+        ("node3,ReLU,1,1,8,0\nnode2,Conv2d,1,1,8,4\n", "'node2' comes after node 3"),
+        ("node10,ReLU,1,1,8,0\nnode9,Conv2d,1,1,8,4\n", "'node9' comes after node 10"),
+        ("node2,ReLU,1,1,8,0\nnode2,ReLU,1,1,8,0\n", "'node2' comes after node 2"),
+        ("conv,Conv2d,1,1,8,0\nimages,Input0,0,0,8,0\n", "'images' is an input after a layer"),
         ("2,Conv2d,1,1,8,0\n3,Add(inplace),0,0,8,0\n", "'Add.inplace.', takes or gives several"),
         ("2,Conv2d,1,1,8,0\n3,Concat(1),0,0,8,0\n", "'Concat.1.', takes or gives several"),
         ("2,LSTM,1,1,[8; 4],0\n3,Linear,0,0,8,0\n", "'LSTM', takes or gives several"),

@@ -127,7 +127,7 @@ ROWS = {
     "pipe-zb": "zero bubble",
     "pipe-zbv": "zero bubble V",
 }
-PAGE = Path(__file__).parents[3] / "docs" / "strategies" / "pipelines.md"
+PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
 
 
 @pytest.mark.parametrize("strategy", ALL)

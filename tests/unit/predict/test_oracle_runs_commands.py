@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 from decoder_factory import playbook
 
-from ddlbench.commands.interconnect import interconnect
+from ddlbench.commands.links import links as links_command
 from ddlbench.commands.oracle import oracle
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict import collective_times, horovod_scaling
@@ -157,6 +157,6 @@ def test_a_sweep_of_one_rank_is_refused(tmp_path):
         "    199.1  168.53  0.00      0\n"
     )
     words = ["compare", str(path), "--operation", "all_reduce", "--hardware", "h100-sxm"]
-    result = CliRunner().invoke(interconnect, words)
+    result = CliRunner().invoke(links_command, words)
     assert isinstance(result.exception, ConfigError)
     assert "one rank sends nothing" in str(result.exception)

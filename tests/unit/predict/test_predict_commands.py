@@ -165,7 +165,7 @@ DEMO = [
     ("recommend", *ASKED),
     ("predict", *ASKED, "--strategy", "horovod"),
     ("accuracy",),
-    ("interconnect", "show", "results/local/links/default/links.json"),
+    ("links", "show", "results/local/links/default/links.json"),
     ("oracle", "anomalies", "results/local/demo/predictions.json"),
 ]
 

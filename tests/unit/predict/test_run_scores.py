@@ -163,8 +163,8 @@ def test_wrong_values_end_in_one_sentence(change, sentence):
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ({"pipelines": "no"}, "did you mean 'pipeline'"),
-        ({"pipeline": "maybe"}, "write yes or no"),
+        ({"pipelines": "no"}, "'pipelines' is unknown"),
+        ({"pipeline": "maybe"}, "no row has it; write no"),
         ({"max_gpus": "few"}, "write a whole number"),
         ({"max_gpus": "1"}, "no row of"),
     ],

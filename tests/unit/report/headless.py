@@ -19,7 +19,7 @@ PROBE = """<script>
 addEventListener("load", () => {
   const screen = document.documentElement.clientWidth;
   const wide = [...document.querySelectorAll("body *")].filter(one =>
-    !one.closest(".scroll table, .scroll img, .scroll pre") &&
+    !one.closest(".scroll table, .scroll img, .scroll pre, details:not([open])") &&
     one.getBoundingClientRect().right > screen + 1);
   const drawn = [...document.images].every(one => one.complete && one.naturalWidth > 0);
   document.body.dataset.found = [screen, document.documentElement.scrollWidth, drawn,
@@ -50,10 +50,22 @@ def in_browser(folder: Path, page: Path, *options: str) -> str:
 
 def assert_fits(html: str, width: int, folder: Path) -> None:
     """Every picture is drawn, and nothing is wider than a screen of so many pixels."""
-    # The page itself forbids scripts.
+    assert probed(html, width, folder, PROBE) == f"{width} {width} true none"
+
+
+def probed(html: str, width: int, folder: Path, probe: str) -> str:
+    """What a probe says of a page on a screen of so many pixels.
+
+    Args:
+        html: the page.
+        width: of the screen.
+        folder: for files of the browser.
+        probe: a script element and the end of the body; it sets ``document.body.dataset.found``.
+    """
+    # The page itself forbids scripts of others.
     html = html.replace("default-src 'none'", "script-src 'unsafe-inline'")
-    (folder / "probed.html").write_text(html.replace("</body>", PROBE))
+    (folder / "probed.html").write_text(html.replace("</body>", probe))
     frame = folder / "frame.html"
     frame.write_text(_FRAME.format(width=width))
     dom = in_browser(folder, frame, "--dump-dom", "--allow-file-access-from-files")
-    assert f"found: {width} {width} true none" in dom
+    return dom.partition("found: ")[2].partition("</body>")[0].strip()

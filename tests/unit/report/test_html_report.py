@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
 from html.parser import HTMLParser
 
 import pytest
 from answer_factory import answer, candidate
-from headless import PROBE, assert_fits, in_browser, needs_browser
+from headless import PROBE, assert_fits, in_browser, needs_browser, probed
 from report_factory import SITE_NAME, failed, matrix, result, site, write
 
 from ddlbench.experiment.paths import RESULTS, advice_file
 from ddlbench.predict.recommend import answers_dict, write_choice
 from ddlbench.report import make_tables
 from ddlbench.report.html_report import make_html_report
+from ddlbench.report.page_sections import SECTIONS, TEXTS
+from ddlbench.report.registry import FIGURES, FigureEntry
 from ddlbench.report.style import new_figure, save_figure
 
 EVIL = "<script>alert('x')</script> & \"y\""
-NEVER_CLOSED = {"meta", "img", "br"}
+NEVER_CLOSED = {"meta", "img", "br", "input"}
 
 STAY = answer(
     [candidate("sequential", 0.2, 1.0), candidate("ddp", 0.1, 2.0)],
@@ -38,6 +44,9 @@ class Page(HTMLParser):
         self.sources: list[str] = []
         self.links: list[str] = []
         self.rows: list[list[str]] = []
+        self.anchors: list[str] = []
+        self.scripts: list[str] = []
+        self.folded: list[str] = []
         self.feed(html)
         self.close()
         assert self.open == []
@@ -45,6 +54,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         values = dict(attrs)
         self.tags.append(tag)
+        self.anchors += [values["id"]] if "id" in values else []
+        if tag == "script":
+            self.scripts.append("")
         if tag not in NEVER_CLOSED:
             self.open.append(tag)
         if tag == "figure":
@@ -61,11 +73,14 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         inside = self.open[-1] if self.open else ""
-        if inside in ("style", "title"):
+        if inside == "script":
+            self.scripts[-1] += data
+        if inside in ("style", "title", "script"):
             return
         self.texts.append(data)
         if inside in ("h1", "h2", "h3"):
             self.headings.append(data)
+            self.folded += [data] if "details" in self.open else []
         if {"td", "th"} & set(self.open):
             self.rows[-1][-1] += data
 
@@ -86,13 +101,20 @@ def reported(tmp_path, monkeypatch):
     folder = tmp_path / SITE_NAME / "demo"
 
     def run(
-        states=None, figures=("speedup", "memory", "steps"), predicted=(), answers=None, **of_site
+        states=None,
+        figures=("speedup", "memory", "steps"),
+        predicted=(),
+        answers=None,
+        timing=None,
+        **of_site,
     ):
         for row in rows:
             state = (states or {}).get(row.cell.strategy, "ok")
             seconds = {"sequential": 8.0, "ddp": 4.0}.get(row.cell.strategy, 10.0)
             if state == "ok":
-                write(tmp_path, row.cell, result(row.cell, epoch_s=seconds))
+                values = result(row.cell, epoch_s=seconds)
+                values["timing"] |= timing or {}
+                write(tmp_path, row.cell, values)
             elif state != "not run":
                 write(tmp_path, row.cell, failed(row.cell, state, EVIL))
         make_tables("demo", SITE_NAME, rows, tmp_path, folder / "tables")
@@ -114,34 +136,79 @@ def test_the_page_names_experiment_site_date_and_commit(reported):
     assert "4 strategies, 1 network, 1 dataset; largest cell: 2 workers (CPU)." in page.text
 
 
-def test_the_advice_and_its_table_come_before_the_figures(reported):
+def test_sections_come_by_what_a_reader_asks_first(reported):
+    figures = ("speedup", "memory", "steps", "choice", "traffic", "timelines")
+    page = Page(reported(figures=figures, predicted=("accuracy",), answers=[STAY]).read_text())
+    titles = [section.title for section in SECTIONS]
+    assert [one for one in page.headings if one in titles] == [
+        "What to train with", "Speed-up", "Ranking of strategies", "Time",
+        "Memory, traffic, utilisation", "Timelines", "Every configuration",
+        "How good are the predictions?", "What was measured", "Files",
+    ]  # fmt: skip
+
+
+def test_the_advice_says_how_sure_it_is_and_the_table_of_speedups_follows(reported):
     page = Page(reported(answers=[STAY]).read_text())
     assert "VGG-11, MNIST, 1x2, batch 16: Train with sequential." in page.text
-    assert page.headings.index("What to train with") < page.headings.index("Figures")
-    assert page.rows[0] == ["dataset", "network", "1 device", "DDP", "GPipe", "Horovod"]
-    assert page.rows[1] == ["MNIST", "VGG-11", "75/s", "2.00", "0.80", "0.80"]
+    assert page.rows[0][:3] == ["Train with", "Fastest", "Speed-up"]
+    assert page.rows[1][0] == "Sequential"
+    assert page.rows[2] == ["dataset", "network", "1 device", "DDP", "GPipe", "Horovod"]
+    assert page.rows[3] == ["MNIST", "VGG-11", "75/s", "2.00", "0.80", "0.80"]
 
 
-def test_figures_come_by_what_a_reader_asks_first(reported):
+def test_figures_are_in_their_sections_and_predictions_are_folded(reported):
     predicted = ("parts_ddp", "deviation_horovod", "deviation_ddp", "accuracy")
     page = Page(reported(predicted=predicted).read_text())
     assert page.figures == [
-        "speedup", "accuracy", "memory", "steps", "deviation_ddp", "deviation_horovod", "parts_ddp"
+        "speedup", "steps", "memory", "accuracy", "deviation-ddp", "deviation-horovod", "parts-ddp"
     ]  # fmt: skip
-    assert (
-        page.headings.count("What each predictor says a step is made of, beside the measured step")
-        == 1
-    )
+    assert page.headings.count(FIGURES["parts"].heading) == 1
+    assert FIGURES["parts"].heading in page.folded
+    assert FIGURES["speedup"].heading not in page.folded
 
 
-def test_what_is_advised_is_the_first_figure_and_the_highest_speedup_is_explained(reported):
+def test_headings_are_short():
+    headings = [entry.heading for entry in FIGURES.values()] + [one.title for one in SECTIONS]
+    assert [text for text in headings if len(text.split()) > 8] == []
+
+
+def test_anchors_can_be_read_are_unique_and_lead_somewhere(reported):
+    predicted = ("parts_ddp", "accuracy")
+    page = Page(reported({"gpipe": "timeout"}, predicted=predicted, answers=[STAY]).read_text())
+    assert len(set(page.anchors)) == len(page.anchors)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z0-9]+)*", anchor) for anchor in page.anchors)
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.anchors)
+    assert {"speed-up", "memory-traffic-utilisation", "figure-parts-ddp"} <= set(page.anchors)
+
+
+def test_sections_name_what_there_is():
+    named = [name for section in SECTIONS for name in section.figures]
+    assert set(named) <= set(FIGURES)
+    assert len(set(named)) == len(named)
+    assert {name for section in SECTIONS for name in section.texts} == set(TEXTS)
+
+
+def test_a_figure_that_no_section_names_has_a_place(reported, monkeypatch):
+    entry = FigureEntry("experiment", "package.module:draw", caption="Heat of devices. More.")
+    monkeypatch.setattr("ddlbench.report.page_figures.FIGURES", {**FIGURES, "heat": entry})
+    monkeypatch.setattr("ddlbench.report.registry.FIGURES", {**FIGURES, "heat": entry})
+    page = Page(reported(figures=("speedup", "heat")).read_text())
+    at = page.headings.index("Further figures")
+    assert page.headings[at + 1] == "Heat of devices"
+
+
+def test_a_picture_that_is_too_large_is_linked(reported, monkeypatch):
+    monkeypatch.setattr("ddlbench.report.page_figures._MOST_BYTES", 10)
+    page = Page(reported(figures=("speedup",)).read_text())
+    assert page.figures == []
+    assert "figures/speedup.png" in page.links
+
+
+def test_the_highest_speedup_is_explained(reported):
     page = Page(reported(figures=("speedup", "memory", "choice"), answers=[STAY]).read_text())
-    assert page.figures == ["choice", "speedup", "memory"]
-    at = page.headings.index("Figures")
-    assert page.headings[at + 1] == "Which strategy is the fastest?"
+    assert page.figures == ["speedup", "choice", "memory"]
     note = "DDP has the highest speed-up for VGG-11 and is not advised: one device may be as fast."
     assert note in page.text
-    assert page.texts.index(note) < page.texts.index("Figures", page.texts.index(note))
     assert "tables/advice.json" in page.links
 
 
@@ -160,12 +227,45 @@ def test_pictures_are_in_the_page_and_their_numbers_are_linked(reported):
     assert "tables/summary.csv" in page.links
     outside = [link for link in page.links if not link.startswith("#")]
     assert all((path.parent / link).is_file() for link in outside)
-    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert not {"link", "iframe", "object"} & set(page.tags)
+
+
+def test_the_page_is_one_file_and_runs_one_script(reported):
+    html = reported().read_text()
+    page = Page(html)
+    data, script = page.scripts
+    assert json.loads(data)["count"] == 4
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
+    assert policy.startswith("default-src 'none'; ")
+    assert policy.endswith(f"script-src 'sha256-{digest}'")
+    assert "http:" not in html
+    assert "https:" not in html
+
+
+def test_the_plot_has_every_configuration_and_its_state(reported):
+    data = json.loads(Page(reported({"gpipe": "timeout"}).read_text()).scripts[0])
+    texts = {one["name"]: [one["pool"][at] for at in one["values"]] for one in data["texts"]}
+    numbers = {one["name"]: one["values"] for one in data["numbers"]}
+    assert texts["strategy"] == ["Sequential", "DDP", "GPipe", "Horovod"]
+    assert texts["status"] == ["ok", "ok", "timeout", "ok"]
+    assert texts["state"][2] == f"timeout: {EVIL}"
+    assert numbers["speedup"] == [1.0, 2.0, None, 0.8]
+    assert numbers["workers"] == [1, 2, 2, 2]
+    assert set(texts["strategy"]) == set(data["colours"])
+
+
+def test_a_state_says_what_a_number_suffers_from(reported):
+    page = Page(reported(timing={"noisy": True, "load_s": 2.4}).read_text())
+    states = [row[-1] for row in page.rows[-4:]]
+    waits = "input-bound: 100 of 213 ms"  # 24 steps of 16 samples at 75 a second
+    assert states[0] == f"ok, noisy, {waits}"
+    assert f"Waiting for data: Sequential of VGG-11 on MNIST, 1x1: {waits}; DDP" in page.text
 
 
 def test_what_is_not_drawn_is_named(reported):
     page = Page(reported(figures=()).read_text())
-    assert "No figure is drawn yet." in page.text
+    assert page.figures == []
     named = page.text.partition("Not drawn yet: ")[2].partition(".")[0].split(", ")
     assert {"speedup", "memory", "traffic", "utilisation", "steps"} <= set(named)
 
@@ -194,12 +294,12 @@ def test_a_run_without_any_result_has_a_page(reported):
 def test_texts_of_results_are_escaped(reported):
     path = reported({"gpipe": "out_of_memory"}, description=EVIL)
     html = path.read_text()
-    assert "<script" not in html
+    assert "<script>alert" not in html
     page = Page(html)
     assert f"Site local: {EVIL}; commit" in page.text
     assert f"out of memory : {EVIL}" in page.text
     assert page.rows[-2] == [
-        "MNIST", "VGG-11", "GPipe", "1x2", "", "", "", f"out of memory: {EVIL}"
+        "MNIST", "VGG-11", "GPipe", "1x2", "16", "", "", "", f"out of memory: {EVIL}"
     ]  # fmt: skip
 
 
@@ -218,7 +318,27 @@ def test_a_browser_shows_every_picture_and_nothing_is_wider_than_the_screen(
 
 
 @needs_browser
-def test_a_browser_runs_no_script_of_the_page(reported, tmp_path):
+def test_a_browser_runs_no_other_script_of_the_page(reported, tmp_path):
     page = tmp_path / "probed.html"
     page.write_text(reported(figures=()).read_text().replace("</body>", PROBE))
     assert 'data-found="' not in in_browser(tmp_path, page, "--dump-dom")
+
+
+_FILTER_AND_POINT = """<script>
+addEventListener("load", () => {
+  const hidden = () => document.querySelectorAll("#configurations tr[hidden]").length;
+  const before = hidden(), select = document.querySelector("#plot-filters select");
+  select.value = "1";
+  select.dispatchEvent(new Event("change"));
+  const canvas = document.querySelector("#plot canvas");
+  canvas.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+  document.body.dataset.found = [before, hidden(),
+    document.getElementById("plot-tip").textContent.includes("DDP")].join(" ");
+});
+</script></body>"""
+
+
+@needs_browser
+def test_a_filter_of_the_plot_hides_rows_and_a_point_says_what_it_is(reported, tmp_path):
+    html = reported({"gpipe": "out_of_memory"}).read_text()
+    assert probed(html, 1280, tmp_path, _FILTER_AND_POINT) == "0 3 true"

@@ -104,7 +104,7 @@ def test_data_that_is_gone_hinders_only_cells_that_need_it(project, tmp_path):
 
 def test_check_data_names_all_bad_files(project, tmp_path):
     write_experiment(project)
-    code, said = run("check-data", "--configfile", "mine.yaml")
+    code, said = run("check", "--data", "--configfile", "mine.yaml")
     assert (code, said) == (
         0, "photos: 12 images in 3 classes (12 for validation) every file can be read",
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_check_data_names_all_bad_files(project, tmp_path):
     whole = (photos / "val/bee/001.png").read_bytes()
     (photos / "val/bee/001.png").write_bytes(whole[:50])
     picture(0, 0).convert("F").save(photos / "val/bee/x.tif")
-    code, said = run("check-data", "--configfile", "mine.yaml", "--json")
+    code, said = run("check", "--data", "--configfile", "mine.yaml", "--json")
     (checked,) = json.loads(said)
     assert code == 1
     assert checked["read"] == 21
@@ -126,12 +126,12 @@ def test_check_data_names_all_bad_files(project, tmp_path):
 
 def test_check_data_reads_a_folder_as_a_dataset(project, tmp_path):
     photos = str(tmp_path / "photos")
-    code, said = run("check-data", "--dataset", "highres", "--folder", photos)
+    code, said = run("check", "--data", "--dataset", "highres", "--folder", photos)
     assert (code, said.startswith("highres: 12 images in 3 classes")) == (0, True)
-    code, said = run("check-data", "--dataset", "tokens", "--folder", photos)
+    code, said = run("check", "--data", "--dataset", "tokens", "--folder", photos)
     assert code == 1
     assert "train.bin is missing" in said
-    code, said = run("check-data", "--folder", photos)
-    assert (code, "needs --dataset" in said) == (1, True)
-    code, said = run("check-data")
+    code, said = run("check", "--data", "--folder", photos)
+    assert (code, "needs one --dataset" in said) == (1, True)
+    code, said = run("check", "--data")
     assert (code, "names no data of your own" in said) == (1, True)

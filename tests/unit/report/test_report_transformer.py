@@ -1,13 +1,12 @@
 """Figures of the transformer oracle: readable, and true to their numbers."""
 
-import numpy as np
 import pytest
 from figure_checks import assert_no_overlap, assert_readable
 
 from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.runs import MANY_NODES, ONE_NODE, read_runs
-from ddlbench.predict.transformer.step import PARTS, steps
-from ddlbench.report.figures.transformer import draw_errors, draw_runs, draw_scaling
+from ddlbench.predict.transformer.step import steps
+from ddlbench.report.figures.transformer import draw_errors, draw_runs
 from ddlbench.report.style import style
 
 
@@ -34,12 +33,3 @@ def test_every_run_is_drawn_with_its_error(draw, predicted):
     assert table["error"].to_numpy() == pytest.approx(seconds / runs.measured_s - 1)
     assert set(table["place"]) == {"one node", "many nodes"}
     assert len(figure.axes) == (2 if draw is draw_runs else 8)
-
-
-def test_scaling_stacks_parts_up_to_the_step():
-    platform = Accelerators.load("a100-80gb")
-    figure, table = drawn(draw_scaling, platform)
-    assert table["devices"].tolist() == [64, 128, 256, 512, 1024, 2048, 4096]
-    assert np.sum([table[part] for part in PARTS], axis=0) == pytest.approx(table["step_s"])
-    heights = sum(patch.get_height() for patch in figure.axes[0].patches)
-    assert heights == pytest.approx((table["step_s"] * table["devices"]).sum() / 3600)

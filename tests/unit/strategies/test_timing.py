@@ -108,6 +108,18 @@ def test_what_lies_between_spans_has_a_name_and_the_ends_of_a_step_have_none():
     assert kinds(recorder) == [*((kind, 0) for kind in step), *((kind, 1) for kind in step)]
 
 
+def test_loading_the_next_mini_batch_is_no_part_of_the_last_step():
+    recorder = SpanRecorder(CPU)
+    for number in range(2):
+        with recorder.span("load", number):
+            pass
+        recorder.begin_step(between="wait")
+        with recorder.span("update"):
+            pass
+    assert kinds(recorder) == [("load", 0), ("update", 0), ("load", 1), ("update", 1)]
+    assert recorder.wait_s == 0.0
+
+
 @pytest.mark.parametrize(
     ("keep", "numbers"), [({"keep_first": 2}, [0, 1]), ({"keep_last": 2}, [3, 4]), ({}, range(5))]
 )

@@ -52,7 +52,7 @@ class Claim(Form):
 
 @dataclass(frozen=True)
 class Ledger(Form):
-    """What papers claim and a run can test; see docs/claims.md."""
+    """What papers claim and a run can test; see plugins/claims/README.md."""
 
     claims: tuple[Claim, ...]
     """One entry a claim."""

@@ -177,7 +177,7 @@ class MemoryLimit:
         optimizer_states: tensors as large as the weights that the optimizer keeps: 1 for SGD with
             momentum, 0 without, 2 for Adam.
         extra_warmup: more mini-batches in flight on every stage but the last. The partitioner
-            counts them once more for each stage behind: perhaps a few too many, never too few.
+            counts them once more for each later stage: perhaps a few too many, never too few.
     """
 
     limit_bytes: float
@@ -334,11 +334,11 @@ class LayerGraph:
     def chain(self, order: Sequence[int]) -> Chain:
         """The nodes in such an order, each with the bytes of all tensors that cross a cut after it.
 
-        A tensor crosses if a node behind the cut reads it, or if no node does: the loss reads it.
+        A tensor crosses if a node after the cut reads it, or if no node does: the loss reads it.
         """
         waiting = [len(readers) for readers in self.readers]
         nodes: list[Node] = []
-        crossing = Fraction(0)  # exact: what has crossed leaves no rounding behind
+        crossing = Fraction(0)  # exact: what has crossed leaves no rounding
         for node in order:
             crossing += Fraction(self.nodes[node].output_bytes)
             for source in self.read[node]:
@@ -465,7 +465,7 @@ def graph_file(text: str, path: Path) -> GraphFile:
                     "node once"
                 )
             layer = layer.removesuffix("--").strip()
-            fields = fields.partition("--")[0].strip()  # behind them is a stage_id
+            fields = fields.partition("--")[0].strip()  # a stage_id follows
             nodes[name] = GraphNode(number, name, layer, *_costs(fields, where))
         elif not fields and _is_name(name) and dashes and _is_name(layer):
             edges.setdefault((name, layer), number)

@@ -1,7 +1,7 @@
 """Profiles of the partitioner: ours, PipeDream's ``graph.txt``, and tables of a chain.
 
 A table has a row for each layer, in the order of the forward pass, and no edges. Layers take the
-tensor of the row before; only the tensor before a ``Size`` also goes to the row behind it, where
+tensor of the row before; only the tensor before a ``Size`` also goes to the row after it, where
 the shape is used.
 """
 
@@ -162,9 +162,9 @@ def _check_chain(
         number = int(digits[0]) if digits else last + 1
         wrong = None
         if is_input(layer) and behind_layer:
-            wrong = f"node {shown(name)} is an input behind a layer"
+            wrong = f"node {shown(name)} is an input after a layer"
         elif number <= last:
-            wrong = f"node {shown(name)} comes behind node {last}"
+            wrong = f"node {shown(name)} comes after node {last}"
         elif _JOINING.fullmatch(layer) or size.lstrip().startswith("["):
             wrong = f"node {shown(name)}, {shown(layer)}, takes or gives several tensors"
         if wrong:

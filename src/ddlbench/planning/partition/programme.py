@@ -112,7 +112,7 @@ class CostModel:
 
     Attributes:
         first: ``(T, w, r, level, G)`` of a stage without a cut before it; T and w broadcast.
-        other: ``(T, w, r, level, (a_in, a_out))`` of a stage behind a cut; a_out is 0 at the end
+        other: ``(T, w, r, level, (a_in, a_out))`` of a stage after a cut; a_out is 0 at the end
             of the network.
         antichains: a cut through a graph is charged as in the release, see the
             top of this module.
@@ -335,7 +335,7 @@ class _Table:
         ahead = self._best[before]
         stage = self._other[r][start + 1 :, start + 1 :]
         cuts = np.arange(start, self._size - 1)
-        demand = self._rounded[r][start + 1 :, start + 1 :]  # of the stage behind each cut
+        demand = self._rounded[r][start + 1 :, start + 1 :]  # of the stage after each cut
         if self._uniform:  # the same numbers, faster
             period = ahead.period_s[start, cuts][:, None, demand[0, 0]]
         else:
@@ -406,7 +406,7 @@ class GraphStates(States):
         return self.sent_bytes
 
     def spans(self, values: Sequence[float]) -> Array:
-        """Differences of exact sums: nodes that take no time leave no rounding behind."""
+        """Differences of exact sums: nodes that take no time leave no rounding."""
         each = np.array(values, dtype=np.float64)
         until = np.array([math.fsum(each[held]) for held in self.members])
         before = np.concatenate(([0.0], until[:-1]))

@@ -81,7 +81,7 @@ class Messaging:
         receives_ahead: receives of a channel posted beyond the one that is waited for; 0 posts
             each on demand, None posts all of them at the start.
         lowered: receives are posted where torch's runtime puts them among the passes of a rank.
-        paired: a send and the receive of the other kind behind it are posted and waited for
+        paired: a send and the receive of the other kind after it are posted and waited for
             together, and a send is waited for before the next one.
         waits_for_sends: an update, or the all-reduce before it, waits for all sends of its rank.
         late_sums: an update waits for the all-reduce of the update before; the last one for its
@@ -221,7 +221,7 @@ class _Builder:
         return True
 
     def _post_listed(self, rank: int) -> None:
-        """Posts the receives that the runtime lists behind the passes that are done."""
+        """Posts the receives that the runtime lists after the passes that are done."""
         unposted = self._unposted[rank]
         while unposted and unposted[0][0] <= self._passes[rank]:
             _, channel = unposted.popleft()

@@ -1,6 +1,6 @@
 """The oracle in its authors' code: how that evaluates Table III of Kahira et al. (report of 2020).
 
-It keeps the faults that ``docs/oracle.md`` lists and ``corrected.py`` mends:
+It keeps these faults, which ``corrected.py`` mends:
 
 * a network has one time, which is spread over layers by a count of operations that charges pooling
   with channels x filters; there is no weight update;
@@ -8,7 +8,9 @@ It keeps the faults that ``docs/oracle.md`` lists and ``corrected.py`` mends:
 * filter and channel: each convolution, also the first, is charged three rounds of its output;
 * data+filter exchanges all weights in each group (Table III has a share of them), and its
   contention is a literal divisor of the bandwidth, as is that of data+spatial;
+* gradients of layers that all devices hold are not exchanged by filter and channel;
 * layers after the split of data+spatial cost nothing;
+* memory counts inputs and outputs twice, and no state of an optimizer;
 * halo: (K-1)/2 rows both ways for every kernel above 1, whatever its stride.
 
 Collectives go round a ring (Kahira et al., section IV-B; Thakur et al. 2005). Every step takes as
@@ -157,7 +159,7 @@ def _data_filter(workload: Workload, platform: Platform, config: Configuration) 
 def _spatial_parts(
     workload: Workload, config: Configuration, halo: Link, gather: Link
 ) -> tuple[float, float, float]:
-    """Seconds of the split layers, of their halos, and of gathering and scattering behind them."""
+    """Seconds of the split layers, of their halos, and of gathering and scattering after them."""
     p, batch = config.inside, config.group_batch
     split = _before_the_head(workload)
     dim = config.split_dims[0]

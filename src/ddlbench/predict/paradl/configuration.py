@@ -16,7 +16,7 @@ HYBRIDS = ("data+filter", "data+spatial")
 
 @dataclass(frozen=True)
 class OwnSplit:
-    """How one of this project's strategies splits a network (docs/strategies/splits.md).
+    """How one of this project's strategies splits a network (docs/strategies.md).
 
     Attributes:
         shares: the fullest device's share of each layer's filters, channels or rows.

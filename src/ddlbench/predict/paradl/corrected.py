@@ -38,10 +38,10 @@ where they differ from those above:
     statistics  batch normalisation: all-gather of 2 C forward, all-reduce of 2 C backward
     gather      forward alone, as each device takes its part of the gradient; or the all-reduce
                 of a mean over all positions
-    gradients   of split layers over p, of the layers behind them between groups:
+    gradients   of split layers over p, of the layers after them between groups:
 
         group 0   rank 0 --- rank 1     split layers: one ring over all ranks
-                     |         |        behind them all ranks of a group have the same gradient:
+                     |         |        after them all ranks of a group have the same gradient:
         group 1   rank 2 --- rank 3     p2 rings between groups (|), at the same time
 """
 

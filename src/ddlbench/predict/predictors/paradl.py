@@ -71,7 +71,7 @@ _PUBLISHED = {
     "data+spatial": (
         *_ROWS,
         "gradients of all weights are all-reduced in a group, then between groups",
-        "layers behind the rows cost nothing, a link is divided by 2 p2, a halo message takes 3 ms",
+        "layers after the rows cost nothing, a link is divided by 2 p2, a halo message takes 3 ms",
     ),
     "pipeline": (_OWN_CUT,),
 }

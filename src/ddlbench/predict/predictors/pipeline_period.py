@@ -5,7 +5,7 @@ Its partitioner's cost model is applied to the stages of a plan.
 ::
 
     released   T = max over stages s of (t_s + 4 (r_s - 1) w_s / (B r_s)) / r_s
-                     and, behind a cut, 2 a_in / (B r_s),  2 a_out / (B r_s)
+                     and, after a cut,  2 a_in / (B r_s),  2 a_out / (B r_s)
     paper      T = max over stages s of max(t_s, 2 (r_s - 1) w_s / B) / r_s,  and cuts of 2 a / B
 
 t_s is the profile's forward and backward time of the stage's blocks for a whole mini-batch. B is
@@ -282,7 +282,7 @@ class PipelineLinks:
     def held(self, event: Event) -> Held | None:
         """The links of two nodes that a message holds, out of the one and into the other.
 
-        A notice has next to no bytes, but waits behind messages.
+        A notice has next to no bytes, but waits for earlier messages.
         """
         action, peer = event.action, event.peer
         if event.role not in ("message", "notice") or peer is None:

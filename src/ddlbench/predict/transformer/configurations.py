@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -64,23 +64,19 @@ class Precision:
 
     Args:
         item: of one activation, and of one weight as messages carry it.
-        weight, gradient, optimizer: that a parameter takes on its device.
         update: read and written to update one parameter.
     """
 
     item: float
-    weight: float
-    gradient: float
-    optimizer: float
     update: float
 
 
 PRECISIONS: Mapping[str, Precision] = {
     # Update: gradient to single precision (6), Adam on the master weight and two moments (28), the
     # new weight in half precision (2).
-    "mixed": Precision(item=2, weight=2, gradient=4, optimizer=12, update=36),
+    "mixed": Precision(item=2, update=36),
     # SGD with momentum, as the suite's own cells: three items are read, two are written.
-    "single": Precision(item=4, weight=4, gradient=4, optimizer=4, update=20),
+    "single": Precision(item=4, update=20),
 }
 """By name; the first is usual: half precision with master weights in single precision, and Adam."""
 HALF = 2.0
@@ -238,7 +234,6 @@ def _usual(rows: pd.DataFrame) -> Mapping[str, Any]:
 
 
 _FILES = (".yaml", ".yml")
-_GPT = (*SHAPE, "vocabulary")
 
 
 @dataclass(frozen=True)
@@ -264,6 +259,13 @@ class Shape(Form):
     """Feed-forward layers side by side (mixture of experts)."""
     active_experts: Count = 1
     """That each token goes through."""
+    head_size: Count | None = None
+    """Items of a head; all heads together are as wide as the network if left out."""
+
+    @property
+    def attention_width(self) -> int:
+        """Items of all heads of queries."""
+        return self.attention_heads * self.head_size if self.head_size else self.hidden_size
 
     @property
     def groups(self) -> float:
@@ -278,7 +280,7 @@ class Shape(Form):
     @property
     def is_gpt(self) -> bool:
         """Whether Megatron-LM's formulas count it."""
-        same = self.groups == 1 and self.wide == 4 * self.hidden_size
+        same = self.groups == 1 and self.wide == 4 * self.hidden_size == 4 * self.attention_width
         return same and not self.gated and self.tied_embedding and self.experts == 1
 
     @property
@@ -287,23 +289,9 @@ class Shape(Form):
         if self.is_gpt:
             return float(parameters(self.layers, hidden, self.vocabulary, self.sequence_length))
         expert = (2 + self.gated) * hidden * self.wide
-        layer = 2 * hidden**2 * (1 + self.groups) + self.experts * expert
+        attention = 2 * hidden * self.attention_width * (1 + self.groups)
+        layer = attention + self.experts * expert
         return float(self.layers * layer + (2 - self.tied_embedding) * self.vocabulary * hidden)
-
-    def columns(self) -> dict[str, int]:
-        """As columns of a table of configurations; the vocabulary padded for fast products.
-
-        Raises:
-            ConfigError: it is no GPT, which those tables are of.
-        """
-        if not self.is_gpt:
-            raise ConfigError(
-                "a decoder with gates, grouped queries, experts or two embeddings is no GPT; "
-                "ask `ddlbench recommend --hardware`"
-            )
-        padded = -(-self.vocabulary // PADDING) * PADDING
-        given = {name: value for name, value in asdict(self).items() if name in _GPT}
-        return {**given, "vocabulary": padded}
 
 
 _ANSWERS = ("gated", "tied_embedding")
@@ -354,7 +342,7 @@ def load_shape(name: str) -> Shape:
         )
     path = Path(name)
     shape = read_checked(Shape, read_yaml(path), str(path))
-    if shape.hidden_size % shape.attention_heads:
+    if shape.head_size is None and shape.hidden_size % shape.attention_heads:
         raise ConfigError(
             f"{path}: hidden_size {shape.hidden_size} does not divide by attention_heads "
             f"{shape.attention_heads}; write a multiple"
@@ -447,55 +435,3 @@ def head_forward_operations(
 ) -> Numbers:
     """Operations of the logits' forward pass: 2 b s h V."""
     return 2 * samples * sequence * hidden * vocabulary
-
-
-def step_operations(
-    samples: Numbers,
-    sequence: Numbers,
-    layers: Numbers,
-    hidden: Numbers,
-    vocabulary: Numbers,
-    *,
-    recomputation: str = "full",
-) -> Numbers:
-    """Operations of one step of ``samples`` sequences.
-
-    A backward pass is two forward passes. Full recomputation adds a forward pass of each layer
-    (then this is Megatron-LM's Equation 3, 96 B s l h^2 (1 + s / 6h + V / 16 l h)); selective
-    adds one of attention.
-    """
-    weights, attention = layer_forward_operations(samples, sequence, hidden)
-    again = {"none": (3, 3), "selective": (3, 4), "full": (4, 4)}[recomputation]
-    head = head_forward_operations(samples, sequence, hidden, vocabulary)
-    return layers * (again[0] * weights + again[1] * attention) + 3 * head
-
-
-def activation_bytes(
-    samples: Numbers,
-    sequence: Numbers,
-    hidden: Numbers,
-    heads: Numbers,
-    tensor: Numbers,
-    *,
-    recomputation: str = "none",
-    sequence_parallel: Numbers = False,
-) -> Numbers:
-    """Bytes that one layer keeps of a micro-batch for its backward pass, on one device.
-
-    ::
-
-        none        s b h (10 + 24 / t + 5 a s / h t)
-        selective   s b h (10 + 24 / t)
-        full        2 s b h                              only the layer's input
-
-    With sequence parallelism the 10 is divided by t, too. The input of full recomputation is
-    whole on each device without sequence parallelism.
-    """
-    unit = sequence * samples * hidden
-    shared = np.where(sequence_parallel, 1 / np.asarray(tensor, dtype=float), 1.0)
-    if recomputation == "full":
-        return 2 * unit * shared
-    kept = 10 * shared + 24 / tensor
-    if recomputation == "none":
-        kept = kept + 5 * heads * sequence / (hidden * tensor)
-    return unit * kept

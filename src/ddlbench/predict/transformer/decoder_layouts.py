@@ -76,7 +76,7 @@ def layouts(
     seconds = step_time(table, where, software).seconds
     low, high = _interval(table, software)
     tokens = global_batch * shape.sequence_length
-    attention = shape.layers * shape.hidden_size * shape.sequence_length  # of the unmasked half
+    attention = shape.layers * shape.attention_width * shape.sequence_length  # of the unmasked half
     operations = 6 * (_products(shape, table) + attention)
     peak = system.devices * where.peak_flops_per_s
     rows = rows.assign(
@@ -120,6 +120,7 @@ def decoders_of(shape: Shape, rows: pd.DataFrame, devices_per_node: int) -> Deco
         "sequence_length": shape.sequence_length,
         "tied_embedding": shape.tied_embedding,
         "gated": shape.gated,
+        "attention_width": shape.attention_width,
         "experts": shape.experts,
         "active_experts": shape.active_experts,
         "devices_per_node": devices_per_node,

@@ -150,6 +150,8 @@ def layer_bytes(table: Decoders, *, flash: bool = True) -> Array:
     feed = np.where(table["gated"] > 0, 8.0, 4.0) * table.tokens * table["feed_forward_size"]
     sent = np.where(table["experts"] > 1, 4.0 * active * items, 0.0)
     scores = table["attention_heads"] * table.tokens * table["sequence_length"]
-    kept = (14 + 4 * table.groups) * items + active * feed + sent
+    # Queries, and the output of attention with its copy, are as wide as all heads.
+    heads = (6 + 4 * table.groups) * table.tokens * table.attention_width
+    kept = 8 * items + heads + active * feed + sent
     kept = kept + (0.0 if flash else SCORE_BYTES) * scores
     return np.asarray(kept / table["tensor"])

@@ -181,7 +181,7 @@ class _Step:
 
     def _device(self) -> tuple[Array, Array, Array]:
         """Forward pass of a layer: products, attention, element-wise passes."""
-        table, part = self._table, self._hidden / self._tensor
+        table, part = self._table, self._table.attention_width / self._tensor
         wide = table["feed_forward_size"] / self._tensor
         gated, active = table["gated"] > 0, table["active_experts"]
         rows = table.tokens * active * table["expert_parallel"] / table["experts"]
@@ -253,7 +253,8 @@ class _Step:
         """Keys and values of a layer once round the devices that share a sequence."""
         members = self._table["context"]
         nodes, inside = self._group(members)
-        block = 2 * self._item * self._table.groups * self._table.tokens * self._hidden
+        width = self._table.groups * self._table.attention_width
+        block = 2 * self._item * self._table.tokens * width
         cards = np.minimum(self._constant("network_share") * self._card * inside, self._inside)
         rate = np.where(nodes > 1, cards, self._inside)
         message = block / self._tensor / rate + self._constant("collective_s")

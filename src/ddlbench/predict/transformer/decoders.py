@@ -40,8 +40,9 @@ NUMBERS = (
 """Columns of numbers; ``tied_embedding`` and ``gated`` are 0 or 1."""
 OPTIONAL: Mapping[str, float] = {
     "context": 1, "shards": 0, "experts": 1, "active_experts": 1, "expert_parallel": 1,
+    "attention_width": 0,
 }  # fmt: skip
-"""Columns that may be left out; 0 shards are all replicas."""
+"""Columns that may be left out; 0 shards are all replicas, a width of 0 is the network's."""
 WORDS = ("recomputation",)
 """Columns of words: none, selective or full."""
 
@@ -109,9 +110,15 @@ class Decoders:
         return np.asarray(self["micro_batch"] * self["sequence_length"] / self["context"])
 
     @cached_property
+    def attention_width(self) -> Array:
+        """Items of all heads of queries."""
+        given = self["attention_width"]
+        return np.where(given > 0, given, self["hidden_size"])
+
+    @cached_property
     def attention_parameters(self) -> Array:
         """Of a layer's four products; keys and values are as wide as their heads."""
-        return np.asarray(2 * self["hidden_size"] ** 2 * (1 + self.groups))
+        return np.asarray(2 * self["hidden_size"] * self.attention_width * (1 + self.groups))
 
     @cached_property
     def expert_parameters(self) -> Array:

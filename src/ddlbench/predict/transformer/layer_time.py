@@ -51,7 +51,7 @@ KERNELS = 17
 """Of a layer's forward pass: 6 products, 2 norms, 4 copies, softmax, GELU, 3 with dropout."""
 HEAD_KERNELS = 12
 ALL_REDUCES = 2
-"""Of a pass of a layer: behind attention's projection, and behind the second product of 4h."""
+"""Of a pass of a layer: after attention's projection, and after the second product of 4h."""
 SHARED_BYTES, SPLIT_BYTES, SCORE_BYTES = 22.0, 32.0, 12.0
 EMBEDDING_BYTES = 10.0
 HEAD_BYTES = 58.0

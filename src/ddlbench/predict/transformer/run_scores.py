@@ -18,10 +18,9 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import nearest
 from ddlbench.predict.hardware import Software
 from ddlbench.predict.platforms import Array, Fit, HeldOut
-from ddlbench.predict.run_tables import ScoreQuestion
+from ddlbench.predict.run_tables import ScoreQuestion, rows_of_kind, yes_or_no
 from ddlbench.predict.transformer.decoder_fit import (
     FEW_CONSTANTS,
     FEW_ROWS,
@@ -54,14 +53,8 @@ PIPELINE, NO_PIPELINE = "pipeline", "no pipeline"
 NEAR = 0.2
 FIRST = 3
 DRAWS = 12
-KINDS: Mapping[str, tuple[str, ...]] = {"pipeline": ("yes", "no"), "cleaned": ("yes", "no")}
-"""Filters of words; those of numbers are below."""
-LIMITS: Mapping[str, tuple[str, bool]] = {
-    "max_gpus": ("devices", True), "min_gpus": ("devices", False),
-    "tensor_max": ("tensor", True), "tensor_min": ("tensor", False),
-}  # fmt: skip
-"""Filters of numbers: the column that they limit, and whether from above."""
-MODEL, OWN_ROWS = "model", "own_rows"
+CLEANED, OWN_ROWS = "cleaned", "own_rows"
+"""What ``--kind`` says beside filters of rows."""
 ERRORS = (
     "mean_absolute_error", "median_absolute_error", "within_20_percent",
     "memory_mean_absolute_error", "memory_median_absolute_error",
@@ -97,15 +90,16 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     """
     runs = training_runs(table, question, question.where)
     known = shipped(origin_name(runs))
-    filters = _checked(question.kind)
+    filters = dict(question.kind)
+    cleaned, own_rows = filters.pop(CLEANED, "yes"), filters.pop(OWN_ROWS, None)
+    if cleaned not in ("yes", "no"):
+        raise ConfigError(f"--kind {CLEANED}={cleaned}; write yes or no")
     compared = replace(runs, step_s=cleaned_s(runs, known))
     chosen = _chosen(runs, filters)
-    scored = (runs if filters.get("cleaned") == "no" else compared).take(chosen)
-    if not len(scored):
-        raise ConfigError(f"no row of {len(runs)} is of this kind; leave out a part of --kind")
+    scored = (runs if cleaned == "no" else compared).take(chosen)
     software = Software.load(question.software or runs.origin.software)
-    if OWN_ROWS in filters:
-        return _of_own_rows(scored, software, int(filters[OWN_ROWS]))
+    if own_rows is not None:
+        return _of_own_rows(scored, software, own_rows)
     if runs.origin == ORIGINS["megatron"] and not question.software:
         return scored_values(
             scored, _of_gpts(table, chosen, predictions(scored, software), question)
@@ -326,13 +320,14 @@ def _by(runs: TrainingRuns, errors: Array, memory: Array) -> dict[str, Any]:
     }
 
 
-def _of_own_rows(runs: TrainingRuns, software: Software, count: int) -> dict[str, Any]:
-    """Errors of all other rows after a fit of three constants to ``count`` random rows.
+def _of_own_rows(runs: TrainingRuns, software: Software, text: str) -> dict[str, Any]:
+    """Errors of all other rows after a fit of three constants to ``text`` random rows.
 
     The other constants stay at their priors. The mean is over :data:`DRAWS` draws.
     """
+    count = int(text) if text.isdigit() else 0
     if not 1 <= count <= FEW_ROWS:
-        raise ConfigError(f"--kind own_rows={count}; write 1 to {FEW_ROWS}")
+        raise ConfigError(f"--kind own_rows={text}; write 1 to {FEW_ROWS}")
     runs = runs.take(runs.timed)
     if len(runs) < 2:
         raise ConfigError(
@@ -361,36 +356,13 @@ def _of_own_rows(runs: TrainingRuns, software: Software, count: int) -> dict[str
     }
 
 
-def _checked(kind: Mapping[str, str]) -> Mapping[str, str]:
-    """The filters, if all are known.
-
-    Raises:
-        ConfigError: one is unknown, or its value is wrong.
-    """
-    names = (*KINDS, *LIMITS, MODEL, OWN_ROWS)
-    for name, value in kind.items():
-        if name not in names:
-            raise ConfigError(f"--kind {name}={value}: {name!r} is unknown; {nearest(name, names)}")
-        if name in KINDS and value not in KINDS[name]:
-            raise ConfigError(f"--kind {name}={value}; write {' or '.join(KINDS[name])}")
-        if name in (*LIMITS, OWN_ROWS) and not value.isdigit():
-            raise ConfigError(f"--kind {name}={value}; write a whole number")
-    return kind
-
-
 def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
     """Rows of the kind."""
-    chosen = np.ones(len(runs), dtype=bool)
-    if "pipeline" in filters:
-        chosen &= (runs.decoders["pipeline"] > 1) == (filters["pipeline"] == "yes")
-    for name, (column, above) in LIMITS.items():
-        if name in filters:
-            values = runs.decoders.devices if column == "devices" else runs.decoders[column]
-            limit = float(filters[name])
-            chosen &= values <= limit if above else values >= limit
-    if MODEL in filters:
-        chosen &= runs.models == filters[MODEL]
-    return chosen
+    table = runs.decoders
+    columns = {name: table[name] for name in ("tensor", "data", "micro_batch")}
+    columns |= {"gpus": table.devices, "pipeline": yes_or_no(table["pipeline"] > 1)}
+    columns |= {"model": runs.models, "accelerator": runs.accelerators}
+    return rows_of_kind(filters, columns, len(runs))
 
 
 def origin_name(runs: TrainingRuns) -> str:

@@ -272,7 +272,7 @@ def _fastest(keys: Array, seconds: Array) -> Array:
 
 def _sheets(names: pd.Series[Any], device: str | None, where: str) -> list[DeviceSheet]:
     if device:
-        return [DeviceSheet.load(device)] * len(names)
+        return [DeviceSheet.named(device)] * len(names)
     sheets = {name: DeviceSheet.called(str(name)) for name in names.unique()}
     unknown = names.map(lambda name: sheets[name] is None)
     known = [alias for name in DeviceSheet.names() for alias in DeviceSheet.load(name).aliases]

@@ -258,8 +258,9 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     if best in ids:
         axes.get_yticklabels()[ids.index(best)].set_fontweight("bold")
     rows = [
-        (label, configuration["basis"], configuration["samples_per_s"], *configuration["interval_samples_per_s"],
-         configuration["predicted_samples_per_s"], configuration["cell_id"] == best)
+        (label, configuration["basis"], configuration["samples_per_s"],
+         *configuration["interval_samples_per_s"], configuration["predicted_samples_per_s"],
+         configuration["cell_id"] == best)
         for label, configuration in zip(labels, shown, strict=True)
     ]  # fmt: skip
     return page.figure, pd.DataFrame(rows, columns=_TUNING_COLUMNS)

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ddlbench.common.statistics import BYTES, GIB, MIB, Unit, unit_for
+from ddlbench.common.statistics import BYTES, Unit, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
@@ -195,7 +195,7 @@ draw_memory = partial(
         label="Peak memory",
         column="peak_memory_bytes",
         beside=("total_memory_bytes", "device_memory_bytes"),
-        unit=lambda largest: unit_for(largest / 2, (GIB, MIB)),  # MiB up to 2 GiB
+        unit=lambda largest: unit_for(largest / 2, BYTES),  # MB up to 2 GB
         explain=_memory_sentence,
         limit="device_memory_bytes",
     ),

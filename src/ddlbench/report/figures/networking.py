@@ -228,7 +228,7 @@ def _sentences(shown: pd.DataFrame, quantity: Quantity) -> list[str]:
     missing = shown[shown["mark"] != ""]
     if len(missing):
         parts = [
-            f"{mark}: {', '.join(dict.fromkeys(strategy_label(str(s)) for s in of_mark['strategy']))}"
+            f"{mark}: {', '.join(dict.fromkeys(map(strategy_label, of_mark['strategy'].map(str))))}"
             for mark, of_mark in missing.groupby("mark", sort=False)
         ]
         sentences.append(f"Crosses stand for cells without a rate ({'; '.join(parts)}).")

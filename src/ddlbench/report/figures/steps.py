@@ -45,6 +45,7 @@ from ddlbench.report.layout import (
     network_panels,
     unique,
 )
+from ddlbench.report.loading import input_bound
 from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.recorded_step import parts_of
 from ddlbench.report.style import (
@@ -88,6 +89,11 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     }
     lines = _lines(shown)
     labels = _line_labels(lines)
+    waits = {
+        str(row["configuration"]): text
+        for row in shown.to_dict("records")
+        if (text := input_bound(row))
+    }
     parallel = shown.loc[shown["strategy"] != BASE, "workers"]
     page = lay_out(
         f"Time of a step {common_workers(parallel)}".strip(),
@@ -110,7 +116,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             times = durations.get(str(row.configuration), np.array([]))
             mark = status_mark(str(row.status)) or ("" if len(times) else NO_STEPS)
             records.append(_record(row, times, mark))
-            flags.append((place, signs(row)))
+            flags.append((place, f"{waits.get(str(row.configuration), '')} {signs(row)}".strip()))
             if mark:
                 marks.append((place, mark))
             else:

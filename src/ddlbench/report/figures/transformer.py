@@ -17,10 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ddlbench.predict.platforms import Accelerators, Array
+from ddlbench.predict.platforms import Array
 from ddlbench.predict.transformer.runs import Runs
-from ddlbench.predict.transformer.search import Answer, Question, efficiencies, scaling
-from ddlbench.predict.transformer.step import PARTS
 from ddlbench.report.curves import ticks_at
 from ddlbench.report.footer import sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
@@ -32,20 +30,6 @@ _KINDS = {
     "pipeline": ("#E8854A", "^"),
     "tensor and pipeline": ("#4DBB9D", "D"),
 }
-_COLOURS = {
-    "products": "#0072B2",
-    "attention": "#56B4E9",
-    "element-wise": "#8CCBF0",
-    "host": "#999999",
-    "tensor parallelism": "#CC79A7",
-    "sends": "#F0E442",
-    "bubble": "#DDDDDD",
-    "data parallelism": "#D55E00",
-    "tied embedding": "#7A4A00",
-    "update": "#009E73",
-}
-_SHAPE, _BATCH = "gpt3-175b", 1536
-_LEAST, _MOST = 64, 4096
 _MANY_VALUES = 8
 _FEW = 20
 """Devices of a run on one node are fewer."""
@@ -137,54 +121,6 @@ def _errors(axes: Axes, name: str, of_place: pd.DataFrame) -> None:
     axes.axhline(0, color=GREY, linewidth=0.5)
     shown = range(len(values))[:: -2 if len(values) > _MANY_VALUES else -1]
     axes.set_xticks(shown, [f"{values[place]:g}" for place in shown])
-
-
-def draw_scaling(platform: Accelerators) -> tuple[Figure, pd.DataFrame]:
-    """Strong scaling of GPT-3: device-seconds of a step by part, and efficiency."""
-    answers = scaling(Question(_SHAPE, platform, _BATCH, max_devices=_MOST), _LEAST)
-    table = pd.DataFrame([_record(answer, answers) for answer in answers])
-    page = lay_out(
-        f"What does a step of GPT-3 (175 billion parameters, {_BATCH:,} samples) cost?",
-        [(Patch(facecolor=_COLOURS[part]), part) for part in PARTS],
-        [Section("", [Panel("", data=table)])],
-        footer=[sentence("gpt_scaling", platform=platform.description)],
-        size=PanelSize(min_width=120, height=62, left=14, between=0, bottom=16),
-    )
-    ((axes, of_panel),) = page.facets
-    _stack(axes, of_panel)
-    return page.figure, table
-
-
-def _record(answer: Answer, answers: list[Answer]) -> dict[str, float | str]:
-    place = answers.index(answer)
-    row = answer.row
-    return {
-        "devices": answer.devices,
-        "cut": f"{row['tensor']:.0f} x {row['data']:.0f} x {row['pipeline']:.0f}",
-        "micro_batch": int(row["micro_batch"]),
-        "recomputation": str(row["recomputation"]),
-        "step_s": answer.step_s,
-        "efficiency": efficiencies(answers)[place],
-        **{part: answer.parts[part] for part in PARTS},
-    }
-
-
-def _stack(axes: Axes, table: pd.DataFrame) -> None:
-    devices = table["devices"].to_numpy(dtype=float)
-    below = np.zeros(len(table))
-    for part in PARTS:
-        cost = table[part].to_numpy(dtype=float) * devices / 3600
-        axes.bar(range(len(table)), cost, bottom=below, width=0.7, color=_COLOURS[part])
-        below += cost
-    for place, (top, share) in enumerate(zip(below, table["efficiency"], strict=True)):
-        axes.text(place, top, f"{share:.0%}", ha="center", va="bottom")
-    labels = [
-        f"{row['devices']:,}\n{row['cut']}\nmicro {row['micro_batch']}\n{row['step_s']:.3g} s"
-        for row in table.to_dict("records")
-    ]
-    axes.set_xticks(range(len(table)), labels)
-    axes.set_ylim(0, below.max() * 1.12)
-    axes.set_ylabel("GPU-hours a step", labelpad=2)
 
 
 def _table(runs: Runs, predicted_s: Array) -> pd.DataFrame:

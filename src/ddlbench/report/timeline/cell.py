@@ -93,7 +93,7 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
     Raises:
         InvalidTimeline: it is no cell's folder, a file is wrong, or there is nothing to draw.
     """
-    plan, rows = _read_plan(folder)
+    plan, rows = read_cell_plan(folder)
     measured = read_measured(folder, rows)
     numbers = {box.mini_batch for box in measured}
     first = min(numbers, default=0)
@@ -109,7 +109,7 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
             f"{folder}: nothing to draw: the cell has recorded no passes, and strategy "
             f"{plan.cell.strategy} has no schedule of stages; name a cell of a pipeline"
         )
-    result = _read_result(folder)
+    result = read_cell_result(folder)
     return CellTimeline(
         cell=plan.cell,
         rows=rows,
@@ -124,7 +124,12 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
     )
 
 
-def _read_plan(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...]]:
+def read_cell_plan(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...]]:
+    """The plan of a cell's folder, and its devices.
+
+    Raises:
+        InvalidTimeline: it is no cell's folder, or its plan is wrong.
+    """
     path = folder / "plan.json"
     if not path.is_file():
         raise InvalidTimeline(
@@ -194,7 +199,12 @@ def _planned(
     return boxes_of(schedule, durations, first), ""
 
 
-def _read_result(folder: Path) -> Result | None:
+def read_cell_result(folder: Path) -> Result | None:
+    """The result of a cell's folder; None without one.
+
+    Raises:
+        InvalidTimeline: it is wrong.
+    """
     path = folder / "result.json"
     if not path.is_file():
         return None
@@ -424,7 +434,7 @@ def _all_reduces(boxes: Iterable[Box], rows: Sequence[Row]) -> Seconds:
 
 
 _KINDS = {"all_gather": "gather", "broadcast": "gather", "reduce_scatter": "scatter"}
-_DRAWN = ("forward", "backward", "update")
+_DRAWN = ("load", "forward", "backward", "update")
 
 
 def predicted_boxes(plan: Plan, folder: Path, first: int, steps: int) -> tuple[Box, ...]:

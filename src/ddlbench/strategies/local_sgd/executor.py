@@ -21,7 +21,7 @@ from ddlbench.planning.plan import Plan
 from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.local_sgd.descriptor import LocalSgdOptions
 from ddlbench.strategies.process_group import GradientSum, join_all
-from ddlbench.strategies.training import Loss, Run, rate_of, state_tensors
+from ddlbench.strategies.training import Loss, Run, make_optimizer, rate_of, state_tensors
 
 
 class LocalSgdExecutor(Executor):
@@ -122,10 +122,7 @@ def replay(
 ) -> Iterator[tuple[float, ...]]:
     """Train each replica in place on its share of each mini-batch."""
     cell, details = plan.cell, LocalSgdOptions.of(plan)
-    optimizers = [
-        torch.optim.SGD(network.train().parameters(), cell.learning_rate, cell.momentum)
-        for network in networks
-    ]
+    optimizers = [make_optimizer(cell, network.train().parameters()) for network in networks]
     outer = _Outer(networks, details)
     step = 0
     for _, batches in runs:

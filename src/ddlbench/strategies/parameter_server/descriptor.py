@@ -13,7 +13,7 @@ so each of K servers holds a K-th of the weights, whatever the sizes of tensors.
 the first devices of the cell; the others share ``batch_size``.
 
 Sources: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014;
-docs/strategies/parameter_server.md.
+docs/strategies.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ There is one process for each device, on any number of nodes; ranks are numbered
 Mini-batches are never split: each passes every stage whole, and its number in the run decides on
 which replica. The executor carries out the actions of ``schedule``.
 
-Sources: PipeDream (Narayanan et al., SOSP 2019); docs/strategies/pipelines.md.
+Sources: PipeDream (Narayanan et al., SOSP 2019); docs/pipelines.md.
 """
 
 from __future__ import annotations

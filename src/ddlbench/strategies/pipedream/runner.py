@@ -272,7 +272,8 @@ class ScheduleRunner:
         inputs, self._arrived = self._arrived, None
         if self.batches is not None:
             begin_s = time.perf_counter()
-            batch = next(self.batches)
+            with self.spans.span("load", number):
+                batch = next(self.batches)
             self.load_s[number] = time.perf_counter() - begin_s
             inputs = batch.inputs if inputs is None else inputs
             labels = batch.labels

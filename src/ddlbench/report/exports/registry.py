@@ -1,0 +1,110 @@
+"""The registry of formats that ``ddlbench export`` writes.
+
+A format is a module of this folder and a line of the table. Another package adds one by an entry
+point of the group ``ddlbench.exports``: an :class:`ExportFormat`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlbench.common.entry_points import Registry, load_target
+from ddlbench.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ddlbench.report.tree_tables import TreeTables
+
+FOLDER = Path("exports")
+"""Where exports lie unless told otherwise; beside the results, as what lies in them is read."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What an export says of the results beside their numbers.
+
+    Args:
+        author: name of who publishes them, with an address in angle brackets if there is one.
+        licence: of the results, an identifier of SPDX.
+        configs: files of the experiments; empty lets the format look for them.
+    """
+
+    author: str
+    licence: str
+    configs: tuple[Path, ...] = ()
+
+
+Write = Callable[["TreeTables", Path, Study], str]
+"""Writes the tables to a path, whole or not at all, and returns a command that opens it."""
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """One format.
+
+    Args:
+        write: a :data:`Write`, or ``module:function`` of one.
+        holds: what is in it, for the help.
+        out: name of its file or folder.
+        imports: the module that it needs beside ddlbench's own; empty without one.
+        package: what to install for that.
+    """
+
+    write: str | Write
+    holds: str
+    out: str
+    imports: str = ""
+    package: str = ""
+
+    def check(self, name: str) -> None:
+        """Refuse a format whose package is missing.
+
+        Raises:
+            ConfigError: with the command that installs it.
+        """
+        if self.imports and importlib.util.find_spec(self.imports) is None:
+            package = self.package or self.imports
+            raise ConfigError(
+                f"format {name} needs the package {package}: python -m pip install {package}"
+            )
+
+    def writer(self, name: str) -> Write:
+        """The function that writes it."""
+        if not isinstance(self.write, str):
+            return self.write
+        write: Write = load_target(name, self.write)
+        return write
+
+
+def _of_package(name: str, target: str) -> ExportFormat:
+    entry: Any = load_target(name, target)
+    if not isinstance(entry, ExportFormat):
+        raise ConfigError(f"export {name} ({target}) is no ExportFormat; make it one")
+    return entry
+
+
+_HERE = "ddlbench.report.exports"
+EXPORTS: Registry[ExportFormat] = Registry(
+    "ddlbench.exports",
+    {
+        "parquet": ExportFormat(
+            f"{_HERE}.parquet:write", "cells.parquet, steps.parquet", "parquet", "pyarrow"
+        ),
+        "duckdb": ExportFormat(
+            f"{_HERE}.duckdb:write", "tables cells, steps, ranks, links", "results.duckdb", "duckdb"
+        ),
+        "mlflow": ExportFormat(
+            f"{_HERE}.mlflow:write", "a run a cell", "mlruns", "mlflow", "mlflow-skinny"
+        ),
+        "openmetrics": ExportFormat(
+            f"{_HERE}.openmetrics:write", "a gauge a number, for Prometheus", "ddlbench.prom"
+        ),
+        "ro-crate": ExportFormat(
+            f"{_HERE}.ro_crate:write", "a Workflow Run Crate of the study", "ro-crate"
+        ),
+    },
+    _of_package,
+)

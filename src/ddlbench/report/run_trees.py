@@ -1,0 +1,443 @@
+"""Trees of results, read for a comparison: every run below a folder, or a reference file.
+
+::
+
+    nightly/                          a tree is any folder: results/, a site, one cell
+      mycluster/cells/<cell id>/
+        result.json                   a run: its configuration, status, step
+        steps.csv                     its steps, of which only the relative error is used
+        failure.json                  a run that failed, where there is no result.json
+    reference.yaml                    or a row a configuration (experiment/reference.py)
+
+Where a file lies does not matter, as a result says what it is of. The same run twice counts once.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from ddlbench.common.document import UnreadableJson, digest_of
+from ddlbench.common.errors import ConfigError, printable
+from ddlbench.common.run_noise import Sample, median_error
+from ddlbench.common.statistics import round_means
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.reference import Reference, ReferenceRow, read_reference
+from ddlbench.experiment.result import FEWEST_STEPS, InvalidResult, Result, StepSummary, read_result
+from ddlbench.experiment.status import FAILURE_FILE, Failure, Status
+from ddlbench.planning.strategy import known_strategy
+from ddlbench.report.comparability import Circumstances
+from ddlbench.report.tables import STEPS, read_columns
+
+RESULT_FILE = "result.json"
+_DEPTH = 6  # folders of a cell's path
+_STEP_COLUMNS = tuple(column for column in STEPS if column.name in {"warmup", "step_s"})
+_NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement of a cell.
+
+    Args:
+        cell: what was measured.
+        site: where; empty if a failed run does not tell.
+        status: how it ended.
+        reason: why it has no step; empty if it has one.
+        step_s: its median step.
+        summary_error: relative standard error of that by the result's summary; None if unknown.
+        folder: in which its steps.csv may lie.
+        created: when the result was written.
+        circumstances: what it was measured on and with.
+        device_kind: ``cpu`` or ``cuda``; empty if it does not tell.
+        emulated: its devices were emulated accelerators.
+    """
+
+    cell: Cell
+    site: str
+    status: Status
+    reason: str = ""
+    step_s: float | None = None
+    summary_error: float | None = None
+    folder: Path | None = None
+    created: str | None = None
+    circumstances: Circumstances = field(default_factory=Circumstances)
+    device_kind: str = ""
+    emulated: bool = False
+
+    @cached_property
+    def step_error(self) -> float | None:
+        """Relative standard error of its median step, best from the steps themselves."""
+        error = None if self.folder is None else _error_of_steps(self.cell, self.folder)
+        return self.summary_error if error is None else error
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """All runs of one configuration at one site of a tree.
+
+    Args:
+        cell: repeat 0 of it.
+        site: where.
+        sample: of the runs that have a step; None if none has.
+        failed: runs that are not ok.
+        status: ``ok`` if a run has a step, or all were disturbed; else the gravest.
+        reason: of a run without a step, the gravest; empty if there is none.
+        circumstances: of the first run that has a step, else of any.
+        device_kind, emulated: as of :class:`Run`.
+        digest: of when its runs were written, and of their steps; empty if unknown.
+    """
+
+    cell: Cell
+    site: str
+    sample: Sample | None
+    failed: int
+    status: Status
+    reason: str
+    circumstances: Circumstances
+    device_kind: str
+    emulated: bool
+    digest: str = ""
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Configuration:
+        """Join the runs of one cell."""
+        timed = [run for run in runs if run.step_s is not None]
+        others = [run for run in runs if run.step_s is None]
+        gravest = min((run.status for run in others), key=list(Status).index, default=Status.OK)
+        first = (timed or others)[0]
+        reasons = [run.reason for run in others if run.status == gravest]
+        return cls(
+            cell=first.cell.again(0),
+            site=first.site,
+            sample=_sample(timed) if timed else None,
+            failed=sum(run.status != Status.OK for run in others),
+            status=Status.OK if timed else gravest,
+            reason=reasons[0] if reasons else "",
+            circumstances=first.circumstances,
+            device_kind=first.device_kind,
+            emulated=first.emulated,
+            digest=_digest(timed),
+        )
+
+    @property
+    def runs(self) -> int:
+        """Runs that have a step."""
+        return 0 if self.sample is None else self.sample.runs
+
+
+def _sample(timed: Sequence[Run]) -> Sample:
+    """The sample of runs; steps are read of a single one, as repeats tell more than they do."""
+    errors = [timed[0].step_error] if len(timed) == 1 else []
+    return Sample.of([run.step_s for run in timed if run.step_s], errors)
+
+
+def _digest(runs: Sequence[Run]) -> str:
+    """What tells the same runs from others; empty unless all say when they were written."""
+    made = [(run.created, run.step_s) for run in runs]
+    return digest_of(sorted(made)) if made and all(created for created, _ in made) else ""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One side of a comparison.
+
+    Args:
+        name: as the user wrote it.
+        configurations: of it, in the order of their paths.
+        unreadable: files of which not even the cell is known, with the fault of each.
+        created: times at which its runs were written, of those that tell.
+        commits: of the measuring code.
+        versions: packages and drivers that ran steps.
+        is_reference: it is a reference file.
+    """
+
+    name: str
+    configurations: tuple[Configuration, ...]
+    unreadable: tuple[str, ...] = ()
+    created: tuple[str, ...] = ()
+    commits: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+    is_reference: bool = False
+
+    @cached_property
+    def sites(self) -> tuple[str, ...]:
+        """Names of its sites."""
+        return tuple(sorted({one.site for one in self.configurations if one.site}))
+
+
+def read_tree(path: Path) -> Tree:
+    """Read a folder of results, one result.json, or a reference file.
+
+    Raises:
+        ConfigError: there is nothing, or nothing that can be read as one of these.
+    """
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist; give a folder of results, or a file of `ddlbench reference`"
+        )
+    if path.is_dir():
+        return _of_files(str(path), sorted(_files(path)))
+    if path.name == RESULT_FILE:
+        return _of_files(str(path), [path])
+    return _of_reference(str(path), read_reference(path))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """A file for each cell below: its result, else its failure; links are followed once.
+
+    Raises:
+        OSError: a folder may not be read, so that results would be left out in silence.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    seen: set[tuple[int, int]] = set()
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        status = Path(place).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in (RESULT_FILE, FAILURE_FILE):
+            if name in names:
+                yield Path(place) / name
+                break
+
+
+def _of_files(name: str, files: Sequence[Path]) -> Tree:
+    found: dict[object, Run] = {}
+    faults = []
+    for file in files:
+        try:
+            run = _run_of(file)
+        except ConfigError as error:
+            faults.append(str(error))
+            continue
+        # A copy of a run is no repeat.
+        known = (run.site, run.cell.id, run.created, run.step_s) if run.created else file
+        found.setdefault(known, run)
+    if not found:
+        _refuse(name, faults)
+    runs = _with_site(list(found.values()))
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.site, run.cell.again(0).id), []).append(run)
+    return Tree(
+        name,
+        tuple(Configuration.of(group) for _, group in sorted(groups.items())),
+        tuple(faults),
+        tuple(sorted({run.created for run in runs if run.created})),
+        _each(one for run in runs for one in run.circumstances.commit),
+        _each(one for run in runs for one in run.circumstances.versions),
+    )
+
+
+def _with_site(runs: list[Run]) -> list[Run]:
+    """Runs that failed name no site; they are of the only one that others name."""
+    sites = {run.site for run in runs if run.site}
+    if len(sites) != 1:
+        return runs
+    return [run if run.site else replace(run, site=next(iter(sites))) for run in runs]
+
+
+def _refuse(name: str, faults: Sequence[str]) -> None:
+    if faults:
+        more = f" ({len(faults) - 1} more files are unreadable)" if len(faults) > 1 else ""
+        raise ConfigError(f"{faults[0]}{more}; {name} holds no other result")
+    raise ConfigError(
+        f"{name} holds no result.json; give a folder in which cells were measured, as "
+        "results/mysite, or a file of `ddlbench reference`"
+    )
+
+
+def _each(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(values)))
+
+
+def _run_of(file: Path) -> Run:
+    """The run of a result or a failure; of a damaged file what its path tells.
+
+    Raises:
+        ConfigError: it cannot be read, and its path is not that of a cell.
+    """
+    try:
+        if file.name == RESULT_FILE:
+            return _of_result(read_result(file), file.parent)
+        failure = Failure.read(file.parent)
+        if failure is None:
+            raise UnreadableJson("it is gone")
+        cell, site = _by_path(file) or (Cell.from_id(failure.cell_id), "")
+        return Run(cell, site, Status.FAILED, _in_one_line(failure.reason))
+    except (InvalidResult, UnreadableJson, ConfigError) as error:
+        known = _by_path(file)
+        said = _in_one_line(str(error).removeprefix(f"{file}: "))
+        if known is None:
+            raise ConfigError(f"{file}: {said}") from None
+        return Run(*known, Status.INVALID, f"{file.name} cannot be used: {said}")
+
+
+def _by_path(file: Path) -> tuple[Cell, str] | None:
+    """Cell and site of ``<site>/cells/<cell id>/result.json``."""
+    parts = file.absolute().parts[:-1]
+    try:
+        cell = Cell.from_id("/".join(parts[-_DEPTH:]))
+    except ConfigError:
+        return None
+    below = parts[:-_DEPTH]
+    return cell, below[-2] if len(below) > 1 and below[-1] == "cells" else ""
+
+
+def _of_result(result: Result, folder: Path) -> Run:
+    """The run of a result.
+
+    Raises:
+        ConfigError: it names no cell.
+    """
+    run = Run(
+        Cell.from_id(result.cell_id),
+        result.site,
+        Status(result.status),
+        created=result.provenance.created,
+        circumstances=Circumstances.of(result),
+        device_kind=result.device_kind,
+        emulated=result.accelerator is not None,
+    )
+    if result.status != Status.OK:
+        return replace(run, reason=_in_one_line(result.reason or "gives no reason"))
+    timing = result.timing
+    if timing is None or not timing.step_s.median_s:
+        return replace(run, status=Status.INVALID, reason="its status is ok, but no step was timed")
+    if timing.disturbed:
+        said = f"disturbed: {_in_one_line(timing.disturbed)}"
+        return replace(run, reason=said)
+    return replace(
+        run,
+        step_s=timing.step_s.median_s,
+        summary_error=_error_of_summary(timing.step_s),
+        folder=folder,
+    )
+
+
+def _error_of_summary(steps: StepSummary) -> float | None:
+    """From the interval of the median; None for few steps."""
+    low_s, high_s = steps.low_s, steps.high_s
+    if steps.count < FEWEST_STEPS or not low_s or not high_s or high_s < low_s:
+        return None
+    return math.log(high_s / low_s) / (2 * _NORMAL_95)
+
+
+def _error_of_steps(cell: Cell, folder: Path) -> float | None:
+    """From steps.csv beside a result; None without it, or if it is damaged."""
+    try:
+        with (folder / "steps.csv").open(encoding="utf-8", newline="") as file:
+            columns = read_columns(file, _STEP_COLUMNS)
+    except (ValueError, OverflowError, OSError, csv.Error):
+        return None
+    pairs = zip(columns["warmup"], columns["step_s"], strict=True)
+    steps_s = [step_s for warmup, step_s in pairs if not warmup]
+    if not all(isinstance(step_s, float) and math.isfinite(step_s) for step_s in steps_s):
+        return None
+    try:
+        round_steps = known_strategy(cell.strategy).round_steps(cell)
+    except (ConfigError, ValueError, TypeError, KeyError):  # of a package that is not here
+        round_steps = 1
+    return median_error(round_means(steps_s, max(1, round_steps)))
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def _of_reference(name: str, reference: Reference) -> Tree:
+    rows = sorted(reference.configurations, key=lambda row: (row.site, row.configuration))
+    return Tree(
+        name,
+        tuple(_of_row(row, reference) for row in rows),
+        created=reference.measured,
+        commits=reference.commits,
+        versions=reference.versions,
+        is_reference=True,
+    )
+
+
+def _of_row(row: ReferenceRow, reference: Reference) -> Configuration:
+    sample = None
+    if row.step_s is not None:
+        sample = Sample(row.step_s, row.runs, row.spread, row.step_error)
+    one_commit = reference.commits if len(reference.commits) == 1 else ()
+    names = [version.partition(" ")[0] for version in reference.versions]
+    one_version = reference.versions if len(set(names)) == len(names) else ()
+    return Configuration(
+        row.cell,
+        row.site,
+        sample,
+        row.failed_runs,
+        Status(row.status),
+        row.reason or "",
+        Circumstances(processors=row.processors, versions=one_version, commit=one_commit),
+        row.device_kind or "",
+        row.emulated,
+        row.digest or "",
+    )
+
+
+def reference_of(tree: Tree, created: str) -> Reference:
+    """What a tree reached, as a reference file keeps it.
+
+    Args:
+        tree: of results.
+        created: when the file is written.
+
+    Raises:
+        ConfigError: no configuration of it was measured.
+    """
+    if not any(one.runs for one in tree.configurations):
+        first = tree.configurations[0]
+        raise ConfigError(
+            f"{tree.name}: no run has a step, so there is nothing to keep ({first.reason})"
+        )
+    rows = [_row_of(one) for one in tree.configurations if _is_kept(one)]
+    return Reference(
+        schema_version=1,
+        created=created,
+        measured=tuple(dict.fromkeys([*tree.created[:1], *tree.created[-1:]])),
+        sites=tree.sites,
+        commits=tree.commits,
+        versions=tree.versions,
+        configurations=tuple(rows),
+    )
+
+
+def _is_kept(one: Configuration) -> bool:
+    """Whether a configuration says something of its site: a disturbed or damaged run does not."""
+    return bool(one.site) and (one.runs > 0 or one.status in _ENDED)
+
+
+_ENDED = (Status.OUT_OF_MEMORY, Status.UNSUPPORTED, Status.TIMEOUT, Status.FAILED)
+
+
+def _row_of(one: Configuration) -> ReferenceRow:
+    sample = one.sample
+    return ReferenceRow(
+        configuration=one.cell.id.removesuffix("/rep0"),
+        site=one.site,
+        status=one.status,  # type: ignore[arg-type] # one of _ENDED or ok
+        reason=None if one.status == Status.OK else one.reason,
+        step_s=sample.median_s if sample else None,
+        runs=one.runs,
+        failed_runs=one.failed,
+        spread=sample.spread if sample else None,
+        step_error=sample.step_error if sample else None,
+        device_kind="cuda" if one.device_kind == "cuda" else "cpu" if one.device_kind else None,
+        emulated=one.emulated,
+        processors=one.circumstances.processors,
+        digest=one.digest or None,
+    )

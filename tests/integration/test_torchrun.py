@@ -1,0 +1,90 @@
+"""Cells whose processes torchrun starts: what they train, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from threading import Thread
+
+import psutil
+import pytest
+from local_cells import DDP, HOROVOD, PARAMETER_SERVER, local_site, odd_cell, run_one, running
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.runtime.launch import rendezvous_address
+from ddlbench.runtime.supervise import CellFailed
+
+TORCHRUN = {"starter": "torchrun"}
+
+
+@pytest.mark.parametrize("cell", [DDP, HOROVOD, PARAMETER_SERVER], ids=lambda cell: cell.strategy)
+def test_it_trains_what_other_starters_train(cell, tmp_path, shared_cells):
+    found, _ = run_one(cell, local_site(tmp_path, cell.devices, **TORCHRUN), tmp_path)
+    assert found["status"] == "ok", found["reason"]
+    known = shared_cells.run(cell).result
+    assert found["processes"] == known["processes"]
+    assert found["loss"]["first"] == pytest.approx(known["loss"]["first"], rel=1e-6)
+    if cell.strategy != "parameter-server":  # whose workers update in any order
+        assert found["loss"] == pytest.approx(known["loss"], rel=1e-6)
+    environment = found["provenance"]["environment"]
+    assert "TORCHELASTIC_RUN_ID" in environment
+    assert "TORCHELASTIC_RUN_ID" not in known["provenance"]["environment"]
+
+
+def test_a_killed_rank_ends_all_others_and_is_a_failure(tmp_path):
+    class Killer(Thread):
+        """Kills rank 1 as soon as it trains, and notes every process of the cell."""
+
+        seen: set[psutil.Process] = set()  # noqa: RUF012
+
+        def run(self) -> None:
+            while len(ranks := running("-m ddlbench.runtime.worker")) < 2:
+                self.seen.update(running())
+            self.seen.update(running())
+            os.kill(max(ranks, key=lambda rank: rank.environ()["RANK"]).pid, signal.SIGKILL)
+
+    killer = Killer(daemon=True)
+    killer.start()
+    cell = odd_cell("plain", "ddp", epochs=2000)
+    with pytest.raises(CellFailed, match="rank 1: killed by signal 9"):
+        run_one(cell, local_site(tmp_path, **TORCHRUN), tmp_path)
+    killer.join()
+    _, alive = psutil.wait_procs(killer.seen, timeout=10)
+    assert not alive
+
+
+SRUN = """#!/usr/bin/env python3
+import os, subprocess, sys
+words = sys.argv[1:]
+options = {}
+while words[0].startswith("--"):
+    name, _, value = words.pop(0).partition("=")
+    options[name] = value
+each = int(options["--ntasks-per-node"])
+running = []
+for rank in range(int(options["--ntasks"])):
+    place = {"SLURM_NODEID": rank // each, "SLURM_LOCALID": rank % each, "SLURM_PROCID": rank}
+    environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
+    running.append(subprocess.Popen(words, env=environment))
+sys.exit(max(process.wait() for process in running))
+"""
+
+
+def test_one_torchrun_on_each_node_meet(tmp_path, monkeypatch, shared_cells):
+    """Real torchruns over real sockets; an srun that starts its tasks on this machine."""
+    program = tmp_path / "bin/srun"
+    program.parent.mkdir()
+    program.write_text(SRUN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    site = local_site(tmp_path, 1, launcher="slurm", nodes=2, **TORCHRUN)
+    try:
+        rendezvous_address(site, 2)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    cell = odd_cell("plain", "ddp", nodes=2).with_(devices_per_node=1)
+    found, _ = run_one(cell, site, tmp_path)
+    assert found["status"] == "ok", found["reason"]
+    known = shared_cells.run(cell.with_(nodes=1, devices_per_node=2)).result
+    assert found["loss"] == pytest.approx(known["loss"], rel=1e-6)
+    assert found["processes"] == 2
