@@ -2,7 +2,13 @@
 
 import sys
 
-from ddlbench.experiment.paths import cell_dir, dataset_file, links_file, profile_file, result_file
+from ddlbench.experiment.paths import (
+    cell_dir,
+    dataset_file,
+    links_file,
+    profile_file,
+    result_file,
+)
 from ddlbench.report.registry import caption_of, heading_of
 from ddlbench.workflow.run import Run
 
