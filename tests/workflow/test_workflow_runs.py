@@ -240,9 +240,9 @@ def test_snakemakes_report_has_figures_and_captions(workflow, first):
         assert any(name.endswith(f"{figure}.png") for name in names), names
     assert any(name.endswith("measurements.csv") for name in names)
     for caption in (
-        "How much faster an epoch is than sequential training",
+        "Speed-up over one device of the site",
         "Peak memory of the fullest device",
-        "Every measured step, not only its median",
+        "Every measured step",
         "One row a cell of the matrix",
         "Each cell of the experiment is one job",
         "tiny on box, 3 cells",
