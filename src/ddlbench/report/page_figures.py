@@ -101,6 +101,11 @@ class Captioned:
     pictures: tuple[Picture, ...]
     too_large: tuple[tuple[str, str], ...] = ()  # name and address of pictures that are not in it
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether it takes the page's width."""
+        return any(picture.is_wide for picture in self.pictures)
+
 
 class PageFigures:
     """The figures of an experiment, by section.
