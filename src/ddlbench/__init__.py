@@ -25,6 +25,9 @@ def load(
     ``status`` is not ``ok`` has a ``reason`` and empty numbers. A file that is damaged is a
     warning, and a row of status ``invalid``. Only text is read, and nothing is written.
 
+    The base of a speed-up is that of the experiment whose tables lie in the tree. Without them it
+    is the cell of one device of the same data, network, batch and settings.
+
     Args:
         results: a folder of results, of a site or of one cell; or several of these.
 
