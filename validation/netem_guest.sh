@@ -92,7 +92,7 @@ chmod +x "$root/init"
 
 qemu-system-x86_64 -accel "${NETEM_GUEST_ACCEL:-tcg,thread=multi}" -cpu max -m "$memory_mb" -smp "${NETEM_GUEST_CORES:-2}" -nographic \
     -no-reboot -nic none -kernel "$image" -initrd "$work/initramfs.gz" \
-    -append "console=ttyS0 ${NETEM_GUEST_KERNEL:-quiet} panic=-1 loglevel=3 mitigations=off" \
+    -append "console=ttyS0 ${NETEM_GUEST_KERNEL:-quiet} panic=-1 loglevel=3 mitigations=off no_timer_check" \
     -virtfs local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap \
     < /dev/null | tr -d '\r' | tee "$work/console.log"
 grep -q '^netem-guest: exit status 0$' "$work/console.log"
