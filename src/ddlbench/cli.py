@@ -41,7 +41,7 @@ COMMANDS = {
         "accuracy": "Compare predictions with measured cells.",
         "calibrate": "Learn a site's constants from measured cells.",
         "oracle": "Project and choose ways to cut a network.",
-        "timeline": "Draw what each device of a cell, or of a schedule, does when.",
+        "timeline": "Draw what devices do when; break down traces of others.",
     },
     "Published": {
         "papers": "List the published figures and tables, and how to make each.",

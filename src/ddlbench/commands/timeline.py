@@ -121,7 +121,7 @@ def timeline(
     schedule: str | None,
     **options: Any,
 ) -> None:
-    """Draw what each device of a cell, or of a schedule, does when; or break traces down.
+    """Draw what devices do when; break down traces of others.
 
     CELL_FOLDER is a folder below results/<site>/cells/ with a plan.json. Writes a PNG, a PDF, a CSV
     of the boxes, and a JSON file for chrome://tracing or ui.perfetto.dev.
@@ -173,9 +173,9 @@ def _are_traces(paths: Sequence[Path]) -> bool:
     """Whether files are named, or folders of traces, which have no plan.json."""
     if any(not path.is_dir() for path in paths):
         return any(path.exists() or path.suffix in (".json", ".gz") for path in paths)
-    return not any((path / "plan.json").is_file() for path in paths) and any(
-        path.glob("*.json*") or path.glob("*.gz") for path in paths
-    )
+    if any((path / "plan.json").is_file() for path in paths):
+        return False
+    return any(file.suffix in (".json", ".gz") for path in paths for file in path.iterdir())
 
 
 def _of_cell(folder: Path, out: Path, steps: int | None) -> Path:
