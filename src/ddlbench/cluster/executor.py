@@ -91,7 +91,7 @@ class SlurmExecutor(plugin.Executor):
 
     def run_jobs(self, jobs: list[JobExecutorInterface]) -> None:
         """Submit all jobs that are ready, those of one shape together."""
-        if self._main_event_loop is None:
+        if getattr(self, "_main_event_loop", None) is None:
             with suppress(RuntimeError):
                 self._main_event_loop = asyncio.get_running_loop()
         for alike in job_array.arrays_of(jobs, _array_tasks):
