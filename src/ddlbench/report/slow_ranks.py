@@ -109,7 +109,9 @@ def paces_of(result: Result, trace: str | None = None) -> list[Pace]:
     Raises:
         ValueError, KeyError, TypeError, AttributeError: the trace is not what a cell records.
     """
-    still = set(result.timing.pauses.ranks) if result.timing and result.timing.disturbed else set()
+    timing = result.timing
+    paused = timing.pauses if timing is not None and timing.disturbed else None
+    still = set() if paused is None else set(paused.ranks)
     still = still if len(still) < len(result.ranks) else set()
     paces = []
     for alike in _comparable(result.ranks):
