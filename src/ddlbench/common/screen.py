@@ -67,6 +67,7 @@ def table(
 
     Columns without any text are left out. Where the first column is too wide even without the
     columns that may be left out, its text stands on a line of its own, above the rest of the row.
+    Where that is not enough, the longest texts of another column lose their middle.
     """
     width = width or terminal_width()
     shown = columns(headings) if isinstance(headings, str) else list(headings)
@@ -85,12 +86,28 @@ def table(
     room = max(least, width - max(map(len, whole)) + max(least, *(len(row[0]) for row in texts)))
     inside = [row if len(row[0]) <= room else ["", *row[1:]] for row in texts]
     heading, *rest = _rendered(shown, inside, room)
+    over = max(map(len, (heading, *rest))) - width
+    if over > 0 and (shorter := _with_shorter_texts(shown, texts, over)) != texts:
+        return table(shown, shorter, width)
     lines = [heading]
     for row, line in zip(texts, rest, strict=True):
         if len(row[0]) > room:
             lines += textwrap.wrap(row[0], width, break_on_hyphens=False)
         lines.append(line)
     return lines
+
+
+def _with_shorter_texts(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], over: int
+) -> list[list[str]]:
+    """The rows with the widest column of names, but the first, so much narrower."""
+    names = [at for at in range(1, len(columns)) if not columns[at].right]
+    if not names:
+        return [[*row] for row in rows]
+    widest = max(names, key=lambda at: max(len(row[at]) for row in rows))
+    least = max(len(columns[widest].heading), _SHORTEST_WORD)
+    room = max(least, max(len(row[widest]) for row in rows) - over)
+    return [[*row[:widest], shortened(row[widest], room), *row[widest + 1 :]] for row in rows]
 
 
 def _without(

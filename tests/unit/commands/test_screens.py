@@ -98,6 +98,15 @@ def test_the_help_of_a_command_begins_with_its_line_in_the_list():
         assert cli.commands.get_command(context, name).get_short_help_str(200) == sentence
 
 
+def test_long_names_of_a_later_column_lose_their_middle():
+    columns = [Column("dataset"), Column("network"), Column("speed-up", right=True)]
+    rows = [("photos", "ResNet-18 (torchvision)", "1.97"), ("photos", "cnn", "1.90")]
+    lines = table(columns, rows, 36)
+    assert max(map(len, lines)) <= 36
+    assert lines[1].startswith("photos   Res..")
+    assert lines[1].endswith("1.97")
+
+
 def test_examples_of_help_have_options_that_exist():
     for words in every_command(cli.commands):
         command = command_of(words)
