@@ -17,7 +17,7 @@ from ddlbench.cluster import job_array
 from ddlbench.cluster.executor import SlurmExecutor, _Pace
 from ddlbench.common.owner import Writer
 from ddlbench.slurm import jobs as slurm_jobs
-from tests.unit.cluster.test_cluster_executor import (  # noqa: F401 - fixtures
+from test_cluster_executor import (  # noqa: F401 - fixtures
     POLICY,
     Group,
     RuleJob,

@@ -48,8 +48,6 @@ SCREENS = [
     (["oracle", "target", "resnet50", "--batch-size", "32", "--epoch-s", "3600"], "strategy"),
     (["oracle", "score", MEASURED], "worst cell"),
     (["oracle", "calibrate", MEASURED, "--hold-out", "network"], "fitted"),
-    (["oracle", "best", "megatron-3.6b", "--devices", "64", "--batch-size", "512"], "t x d x p"),
-    (["oracle", "limits", "megatron-3.6b", "--batch-size", "512"], "efficiency"),
     (["oracle", "score", MANY_NODES, "--workload", "transformer"], "worst rows"),
     (["oracle", "calibrate", MANY_NODES, "--workload", "transformer"], "fitted"),
     (["oracle", "partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),

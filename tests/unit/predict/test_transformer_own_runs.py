@@ -63,7 +63,7 @@ def test_a_vit_has_its_published_shape():
 
 
 def test_our_network_is_a_shape_by_name():
-    assert load_shape("vit-small:imagenet").columns()["hidden_size"] == 384
+    assert load_shape("vit-small:imagenet").hidden_size == 384
     with pytest.raises(ConfigError, match=r"transformer 'vit-smal:imagenet' is unknown"):
         load_shape("vit-smal:imagenet")
 
