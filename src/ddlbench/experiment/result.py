@@ -543,6 +543,15 @@ def cell_result(path: Path, site: str, cell_id: str) -> Result | None:
         raise InvalidResult(f"{path}: is the result of {shown(result.cell_id)}")
     if result.site != site:
         raise InvalidResult(f"{path}: is the result of site {shown(result.site)}, not of {site}")
+    return complete(result, path)
+
+
+def complete(result: Result, path: Path) -> Result:
+    """The result.
+
+    Raises:
+        InvalidResult: it is ok without times.
+    """
     if result.status == Status.OK and (result.timing is None or result.timing.epoch_s is None):
         raise InvalidResult(f"{path}: the status is ok, but there is no epoch_s")
     return result

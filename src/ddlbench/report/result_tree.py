@@ -6,10 +6,10 @@
                        |                  |                        |
     found     */cells/<cell id>    cells/<cell id>      result.json or failure.json itself
 
-A tree needs neither the experiment nor the site that it was measured with: the path of a cell says
-what it is, and so does its file where the folder was copied. Tables of experiments that lie in the
-tree (``measurements.csv``) say which experiments select a cell, and its base. Links to folders are
-followed, each folder once.
+A tree needs neither the experiment nor the site that it was measured with: a result says what it is
+of, wherever its folder was moved or copied to. Of a damaged or failed one the path says it. Tables
+of experiments that lie in the tree (``measurements.csv``) say which experiments select a cell, and
+its base. Links to folders are followed, each folder once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition
 from ddlbench.experiment.paths import LINKS_FILE
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.result import InvalidResult, Result, cell_result, read_result
+from ddlbench.experiment.result import InvalidResult, Result, complete, read_result
 from ddlbench.experiment.status import FAILURE_FILE, Failure
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.tables import MEASUREMENTS, read_columns
@@ -125,8 +126,7 @@ def read_tree(results: Given | Iterable[Given]) -> ResultTree:
                 links.append((str(path), folder / LINKS_FILE))
             if _TABLE in files and folder.name == "tables":
                 tables.append((str(path), folder / _TABLE))
-            if RESULT_FILE in files or FAILURE_FILE in files:
-                cells += _cell(str(path), folder, faults)
+            cells += _cell(str(path), folder, files, faults)
     selected = _selections(tables, faults)
     for fault in faults[:_MOST_WARNINGS]:
         _LOG.warning("%s", printable(fault))
@@ -140,6 +140,19 @@ def read_tree(results: Given | Iterable[Given]) -> ResultTree:
         )
     experiments = tuple((tree, file.parents[1]) for tree, file in tables)
     return ResultTree(tuple(_with_bases(cells, selected)), tuple(links), experiments)
+
+
+def cells_below(path: Path) -> tuple[list[TreeCell], list[str]]:
+    """The cells of one tree without their bases, and what is wrong with files that tell of none.
+
+    Raises:
+        ConfigError: the folder is missing or is none.
+    """
+    faults: list[str] = []
+    folders = _folders(_folder(path), set(), faults)
+    cells = [cell for folder, files in folders for cell in _cell(str(path), folder, files, faults)]
+    broken = {str(cell.outcome) for cell in cells if isinstance(cell.outcome, InvalidResult)}
+    return cells, [fault for fault in faults if fault not in broken]
 
 
 def _paths(results: Given | Iterable[Given]) -> list[Path]:
@@ -199,23 +212,39 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _cell(tree: str, folder: Path, faults: list[str]) -> list[TreeCell]:
-    """The cell in a folder; none, and a fault, where nothing tells which it is."""
-    path = folder / RESULT_FILE
-    outcome: Result | InvalidResult | None
+def _cell(tree: str, folder: Path, files: set[str], faults: list[str]) -> list[TreeCell]:
+    """The cell in a folder; none, and perhaps a fault, where nothing tells which it is."""
+    if RESULT_FILE not in files and FAILURE_FILE not in files:
+        return []
+    placed = _placed(folder)
     try:
-        site, cell_id = _placed(folder) or _said(folder)
-        cell = Cell.from_id(cell_id)
-        outcome = cell_result(path, site, cell_id)
+        if RESULT_FILE in files:
+            result = _result(folder / RESULT_FILE)
+            return [TreeCell(tree, result.site, Cell.from_id(result.cell_id), folder, result)]
+        failure = Failure.read(folder)
+        site, cell_id = placed or ("", "" if failure is None else failure.cell_id)
+        return [TreeCell(tree, site, Cell.from_id(cell_id), folder, None)]
     except InvalidResult as error:
         faults.append(str(error))
-        if _placed(folder) is None:
-            return []
-        outcome = error
+        if placed is not None:
+            with suppress(ConfigError):
+                return [TreeCell(tree, placed[0], Cell.from_id(placed[1]), folder, error)]
     except (ConfigError, UnreadableJson) as error:
         faults.append(f"{folder} is left out: {error}")
-        return []
-    return [TreeCell(tree, site, cell, folder, outcome)]
+    return []
+
+
+def _result(path: Path) -> Result:
+    """The result of a file, whose folder may have been moved or copied.
+
+    Raises:
+        InvalidResult: it cannot be read.
+        ConfigError: its site could be no folder.
+    """
+    result = complete(read_result(path), path)
+    if not re.fullmatch(str(FOLDER_NAME["pattern"]), result.site):
+        raise ConfigError(f"{shown(result.site)} is no name of a site")
+    return result
 
 
 def _placed(folder: Path) -> tuple[str, str] | None:
@@ -224,23 +253,6 @@ def _placed(folder: Path) -> tuple[str, str] | None:
     if len(parts) < _PARTS_OF_ID + 2 or parts[-_PARTS_OF_ID - 1] != "cells":
         return None
     return parts[-_PARTS_OF_ID - 2], "/".join(parts[-_PARTS_OF_ID:])
-
-
-def _said(folder: Path) -> tuple[str, str]:
-    """The same as the cell's file says.
-
-    Raises:
-        InvalidResult, UnreadableJson: it cannot be read.
-        ConfigError: its site could be no folder.
-    """
-    path = folder / RESULT_FILE
-    if path.is_file():
-        result = read_result(path)
-        if not re.fullmatch(str(FOLDER_NAME["pattern"]), result.site):
-            raise ConfigError(f"{shown(result.site)} is no name of a site")
-        return result.site, result.cell_id
-    failure = Failure.read(folder)
-    return "", "" if failure is None else failure.cell_id
 
 
 _Selections = dict[tuple[str, str, str], list[tuple[str, str]]]

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,14 +27,13 @@ from ddlbench.common.run_noise import Sample, median_error
 from ddlbench.common.statistics import round_means
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.reference import Reference, ReferenceRow, read_reference
-from ddlbench.experiment.result import FEWEST_STEPS, InvalidResult, Result, StepSummary, read_result
+from ddlbench.experiment.result import FEWEST_STEPS, Result, StepSummary
 from ddlbench.experiment.status import FAILURE_FILE, Failure, Status
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.comparability import Circumstances
+from ddlbench.report.result_tree import RESULT_FILE, TreeCell, cells_below
 from ddlbench.report.tables import STEPS, read_columns
 
-RESULT_FILE = "result.json"
-_DEPTH = 6  # folders of a cell's path
 _STEP_COLUMNS = tuple(column for column in STEPS if column.name in {"warmup", "step_s"})
 _NORMAL_95 = 1.96
 
@@ -181,48 +179,17 @@ def read_tree(path: Path) -> Tree:
         raise ConfigError(
             f"{path} does not exist; give a folder of results, or a file of `ddlbench reference`"
         )
-    if path.is_dir():
-        return _of_files(str(path), sorted(_files(path)))
-    if path.name == RESULT_FILE:
-        return _of_files(str(path), [path])
+    if path.is_dir() or path.name == RESULT_FILE:
+        return _of_cells(str(path), *cells_below(path))
     return _of_reference(str(path), read_reference(path))
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """A file for each cell below: its result, else its failure; links are followed once.
-
-    Raises:
-        OSError: a folder may not be read, so that results would be left out in silence.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    seen: set[tuple[int, int]] = set()
-    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        status = Path(place).stat()
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in (RESULT_FILE, FAILURE_FILE):
-            if name in names:
-                yield Path(place) / name
-                break
-
-
-def _of_files(name: str, files: Sequence[Path]) -> Tree:
+def _of_cells(name: str, cells: Sequence[TreeCell], faults: Sequence[str]) -> Tree:
     found: dict[object, Run] = {}
-    faults = []
-    for file in files:
-        try:
-            run = _run_of(file)
-        except ConfigError as error:
-            faults.append(str(error))
-            continue
+    for cell in cells:
+        run = _run_of(cell)
         # A copy of a run is no repeat.
-        known = (run.site, run.cell.id, run.created, run.step_s) if run.created else file
+        known = (run.site, run.cell.id, run.created, run.step_s) if run.created else cell.folder
         found.setdefault(known, run)
     if not found:
         _refuse(name, faults)
@@ -262,37 +229,21 @@ def _each(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(values)))
 
 
-def _run_of(file: Path) -> Run:
-    """The run of a result or a failure; of a damaged file what its path tells.
-
-    Raises:
-        ConfigError: it cannot be read, and its path is not that of a cell.
-    """
+def _run_of(measured: TreeCell) -> Run:
+    """The run of a cell that has a result, a damaged one, or a failure."""
+    if measured.result is not None:
+        return _of_result(measured.result, measured.folder)
+    run = Run(measured.cell, measured.site, Status.INVALID)
+    if measured.outcome is not None:
+        why = str(measured.outcome).removeprefix(f"{measured.folder / RESULT_FILE}: ")
+        return replace(run, reason=f"{RESULT_FILE} cannot be used: {_in_one_line(why)}")
     try:
-        if file.name == RESULT_FILE:
-            return _of_result(read_result(file), file.parent)
-        failure = Failure.read(file.parent)
-        if failure is None:
-            raise UnreadableJson("it is gone")
-        cell, site = _by_path(file) or (Cell.from_id(failure.cell_id), "")
-        return Run(cell, site, Status.FAILED, _in_one_line(failure.reason))
-    except (InvalidResult, UnreadableJson, ConfigError) as error:
-        known = _by_path(file)
-        said = _in_one_line(str(error).removeprefix(f"{file}: "))
-        if known is None:
-            raise ConfigError(f"{file}: {said}") from None
-        return Run(*known, Status.INVALID, f"{file.name} cannot be used: {said}")
-
-
-def _by_path(file: Path) -> tuple[Cell, str] | None:
-    """Cell and site of ``<site>/cells/<cell id>/result.json``."""
-    parts = file.absolute().parts[:-1]
-    try:
-        cell = Cell.from_id("/".join(parts[-_DEPTH:]))
-    except ConfigError:
-        return None
-    below = parts[:-_DEPTH]
-    return cell, below[-2] if len(below) > 1 and below[-1] == "cells" else ""
+        failure = Failure.read(measured.folder)
+    except UnreadableJson as error:
+        why = str(error).removeprefix(f"{measured.folder / FAILURE_FILE}: ")
+        return replace(run, reason=f"{FAILURE_FILE} cannot be used: {_in_one_line(why)}")
+    reason = "it is gone" if failure is None else _in_one_line(failure.reason)
+    return replace(run, status=Status.FAILED, reason=reason)
 
 
 def _of_result(result: Result, folder: Path) -> Run:

@@ -197,6 +197,13 @@ def test_one_site_each_is_compared_and_of_several_sites_those_of_one_name(tree, 
     assert "holds both site=" in refused("compare", a, b, "--across", "site")
 
 
+def test_a_site_whose_folder_was_renamed_is_compared(tree):
+    a, b = tree("a"), tree("b")
+    (b / "local").rename(b / "before")
+    assert {row["verdict"] for row in compared(a, b)["rows"].values()} == {"same"}
+    assert len(compared(a, b / "before")["rows"]) == 3
+
+
 def test_settings_that_need_not_match_are_both_named(tree, tmp_path):
     a, b = tree("a"), tmp_path / "b"
     for repeat in range(3):
