@@ -11,12 +11,6 @@ from typing import Any
 
 import pytest
 import snakemake_executor_plugin_slurm as plugin
-
-from ddlbench.cluster import executor as module
-from ddlbench.cluster import job_array
-from ddlbench.cluster.executor import SlurmExecutor, _Pace
-from ddlbench.common.owner import Writer
-from ddlbench.slurm import jobs as slurm_jobs
 from test_cluster_executor import (  # noqa: F401 - fixtures
     POLICY,
     Group,
@@ -26,6 +20,12 @@ from test_cluster_executor import (  # noqa: F401 - fixtures
     sbatch,
     slurm,
 )
+
+from ddlbench.cluster import executor as module
+from ddlbench.cluster import job_array
+from ddlbench.cluster.executor import SlurmExecutor, _Pace
+from ddlbench.common.owner import Writer
+from ddlbench.slurm import jobs as slurm_jobs
 
 
 @pytest.fixture
