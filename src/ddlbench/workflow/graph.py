@@ -5,7 +5,7 @@ Snakemake's graph holds an object for each job, file and resource. Two things co
     functions of resources   Snakemake inspects the signature of each three times a job
     garbage collection       each full collection walks all objects, and finds nothing to free
 
-Both are kept off here, without a change of what is planned. And a cell that is done stays done.
+Both are kept off here, without a change of what is planned.
 """
 
 from __future__ import annotations
@@ -26,21 +26,6 @@ def inspected(function: Callable[..., Any]) -> Callable[..., Any]:
 
         overwrite_function_params(function, inspect.signature(function).parameters)
     return function
-
-
-def keep_finished(rule: str) -> None:
-    """Have no job of a rule run again for the list of its inputs, which Snakemake has recorded.
-
-    The path of a cell says all that it is. Earlier versions had a rule of its own for its data, so
-    their records name another input.
-    """
-    with suppress(ImportError, AttributeError):
-        from snakemake.persistence import PersistenceBase  # noqa: PLC0415 - as above
-
-        changed: Callable[..., bool] = PersistenceBase._input_changed
-        PersistenceBase._input_changed = lambda records, job, file=None: (
-            job.rule.name != rule and changed(records, job, file)
-        )
 
 
 def plan_quickly() -> None:

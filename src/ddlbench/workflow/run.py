@@ -57,7 +57,7 @@ from ddlbench.planning.matrix import cell_of, expand
 from ddlbench.planning.planner import measured_inputs, request_of
 from ddlbench.planning.profiles import needs_of, profiles_of
 from ddlbench.report import run_screen
-from ddlbench.workflow.graph import inspected, keep_finished, plan_quickly, planned
+from ddlbench.workflow.graph import inspected, plan_quickly, planned
 from ddlbench.workflow.guards import (
     begin,
     check_cluster,
@@ -88,7 +88,6 @@ class Run:
             check_results(self.site.name)
             if workflow.is_main_process:
                 plan_quickly()
-                keep_finished("cell")
                 check_profile(self.site, sys.argv[1:])
             self.rows = expand(self.experiment, self.site)
         experiment, site = self.experiment.name, self.site.name

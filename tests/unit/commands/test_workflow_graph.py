@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 import inspect
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from snakemake.common import get_function_params
-from snakemake.persistence import PersistenceBase
 
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.budget import request, same_for_all
-from ddlbench.workflow.graph import inspected, keep_finished, plan_quickly, planned
+from ddlbench.workflow.graph import inspected, plan_quickly, planned
 
 
 @pytest.mark.parametrize("name", ["local", "slurm-example"])
@@ -43,11 +41,3 @@ def test_garbage_is_collected_again_once_jobs_run():
     planned()
     assert gc.isenabled()
     gc.unfreeze()
-
-
-def test_a_finished_cell_is_no_reason_to_run_for_another_list_of_inputs(monkeypatch):
-    monkeypatch.setattr(PersistenceBase, "_input_changed", lambda *_: True)
-    keep_finished("cell")
-    cell, tables = (SimpleNamespace(rule=SimpleNamespace(name=name)) for name in ("cell", "tables"))
-    assert not PersistenceBase._input_changed(None, cell, "result.json")
-    assert PersistenceBase._input_changed(None, tables, "measurements.csv")
