@@ -143,7 +143,7 @@ _PORT = 29500  # nothing else runs in an emulated node, so any port is free
 _CORES_FOR_A_RELAY = 3
 _CHECK_RELAY_S = 5.0
 # If other work delays the links for a moment, a later probe can still pass.
-_PROBES, _PAUSE_S = 3, 2.0
+_PROBES, _PAUSE_S = 6, 5.0
 # NCCL's faster transports would bypass the emulated link.
 _SOCKETS = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
 _SOCKETS_INSIDE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
