@@ -275,6 +275,7 @@ def test_a_link_that_misses_its_setting_is_refused_before_any_rank_starts(
 ):
     nodes = Nodes()
     nodes.missed = [["12 ms"], ["13 ms"], ["delay 14 ms instead of 10 ms"], ["not looked at"]]
+    monkeypatch.setattr(fabric, "_PROBES", 3)
     monkeypatch.setattr(fabric, "_PAUSE_S", 0.0)
     monkeypatch.setattr(fabric, "available", lambda backend: None)
     monkeypatch.setattr(fabric, "EmulatedNodes", lambda *given: nodes)
