@@ -3,7 +3,6 @@
 #
 #   bash validation/netem_guest.sh COMMAND...            in the folder where it is called
 #   bash validation/netem_guest.sh ddlbench links probe --latency-ms 100 --backend netem
-#   bash validation/netem_guest.sh python validation/netem_cell.py
 #
 # Needs root, qemu-system-x86, busybox-static, cpio, and a Debian kernel package, which is downloaded
 # with apt-get and unpacked, not installed (KERNEL_DEB names one that is there). QEMU computes what
@@ -14,7 +13,7 @@
 #
 # Nothing that the guest writes stays: its console is all that is kept.
 set -euo pipefail
-[ $# -gt 0 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 work=${NETEM_GUEST_WORK:-${TMPDIR:-/tmp}/ddlbench-netem-guest}
 memory_mb=${NETEM_GUEST_MB:-3000}
 mkdir -p "$work"
