@@ -25,9 +25,9 @@ from ddlbench.common.screen import (
 )
 from ddlbench.common.statistics import BYTES, TIMES
 from ddlbench.experiment.cell import from_path
+from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import tables_dir
 from ddlbench.experiment.registry import BASE, known
-from ddlbench.experiment.site import making_command
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict.advice import range_text

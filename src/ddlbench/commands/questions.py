@@ -23,6 +23,7 @@ from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
+from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import (
     CONFIG,
     check_results,
@@ -31,7 +32,7 @@ from ddlbench.experiment.paths import (
     project_root,
     result_file,
 )
-from ddlbench.experiment.site import load_site, making_command
+from ddlbench.experiment.site import load_site
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.ranking import Question

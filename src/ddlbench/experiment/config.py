@@ -16,7 +16,8 @@ or with the sentence that says why nothing is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -28,8 +29,9 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count, Form, InFile, Name, Positive, typed_open
 from ddlbench.common.schema import check, nearest, read_checked, read_yaml
 from ddlbench.experiment.cell import Condition, Matrix, OptionValue, Settings, WrittenCell, axes
-from ddlbench.experiment.dataset_spec import OwnDatasets, declare
-from ddlbench.experiment.paths import NAMES_OF_SITES, project_root
+from ddlbench.experiment.dataset_spec import OwnDatasets, declare, declaring_file
+from ddlbench.experiment.paths import CONFIG, NAMES_OF_SITES, project_root
+from ddlbench.experiment.site import load_site, site_file
 
 FULL = "full"
 LAPTOP = "laptop"
@@ -452,3 +454,25 @@ def _scale(scales: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]
 def _experiment(name: str, without: Sequence[str] = ()) -> dict[str, Any]:
     values = read_yaml(project_root() / "config" / "experiments" / f"{name}.yaml")
     return {key: value for key, value in values.items() if key not in without}
+
+
+def making_command(site: str, files: Iterable[Path]) -> str:
+    """The command with which the workflow makes files of a site.
+
+    Args:
+        site: its name.
+        files: below ``results/<site>/``.
+    """
+    launcher, planned = "<slurm or local>", site
+    with suppress(ConfigError):
+        launcher = load_site(site).launcher
+    with suppress(ConfigError):
+        planned = read_yaml(project_root() / CONFIG).get("site", site)
+    files = list(files)
+    words = ["snakemake", "--profile", f"profiles/{launcher}", *map(str, files)]
+    declared = declaring_file(part for file in files for part in file.parts)
+    if declared is not None and site_file(site) != Path(declared) and Path(declared).is_file():
+        words += ["--configfile", declared]
+        with suppress(ConfigError):
+            planned = read_yaml(Path(declared)).get("site", "local")
+    return " ".join([*words, *(["--config", f"site={site}"] if planned != site else [])])

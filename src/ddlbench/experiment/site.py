@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -33,10 +32,9 @@ from ddlbench.experiment.dataset_spec import (
     OwnDataset,
     OwnDatasets,
     declare,
-    declaring_file,
 )
 from ddlbench.experiment.fabric import FOLDER_NAME, LinkCondition, link_schema
-from ddlbench.experiment.paths import CONFIG, project_root
+from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.status import Reason
 
 _ACCELERATOR = "DDLBENCH_ACCELERATOR"
@@ -561,17 +559,14 @@ def _emulated(values: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _unfilled(values: Any, key: str = "") -> list[str]:
-    """Keys whose value is still REPLACE_ME."""
+    """Keys whose value is still REPLACE_ME, each once."""
     if isinstance(values, dict):
-        values = {f"{key}.{name}" if key else str(name): each for name, each in values.items()}
-        return [
-            key_unfilled for name, each in values.items() for key_unfilled in _unfilled(each, name)
-        ]
-    if isinstance(values, list):
-        return list(
-            dict.fromkeys(key_unfilled for each in values for key_unfilled in _unfilled(each, key))
-        )
-    return [key] if isinstance(values, str) and "REPLACE_ME" in values else []
+        parts = [(f"{key}.{name}" if key else str(name), each) for name, each in values.items()]
+    elif isinstance(values, list):
+        parts = [(key, each) for each in values]
+    else:
+        return [key] if isinstance(values, str) and "REPLACE_ME" in values else []
+    return list(dict.fromkeys(missing for name, each in parts for missing in _unfilled(each, name)))
 
 
 def _conditions(fabrics: dict[str, Any], where: str) -> dict[str, LinkCondition]:
@@ -583,25 +578,3 @@ def _conditions(fabrics: dict[str, Any], where: str) -> dict[str, LinkCondition]
         str(name): LinkCondition.from_mapping(values, f"{where}.{name}")
         for name, values in fabrics.items()
     }
-
-
-def making_command(site: str, files: Iterable[Path]) -> str:
-    """The command with which the workflow makes files of a site.
-
-    Args:
-        site: its name.
-        files: below ``results/<site>/``.
-    """
-    launcher, planned = "<slurm or local>", site
-    with suppress(ConfigError):
-        launcher = load_site(site).launcher
-    with suppress(ConfigError):
-        planned = read_yaml(project_root() / CONFIG).get("site", site)
-    files = list(files)
-    words = ["snakemake", "--profile", f"profiles/{launcher}", *map(str, files)]
-    declared = declaring_file(part for file in files for part in file.parts)
-    if declared is not None and site_file(site) != Path(declared) and Path(declared).is_file():
-        words += ["--configfile", declared]
-        with suppress(ConfigError):
-            planned = read_yaml(Path(declared)).get("site", "local")
-    return " ".join([*words, *(["--config", f"site={site}"] if planned != site else [])])

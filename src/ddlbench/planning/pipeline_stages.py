@@ -36,10 +36,10 @@ from typing import Annotated, Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import making_command
 from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey
-from ddlbench.experiment.site import making_command
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import BlockCost
 from ddlbench.planning.options import Options, RuleText, Tried

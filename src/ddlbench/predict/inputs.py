@@ -35,11 +35,12 @@ from pathlib import Path
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import making_command
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.links import Links, read_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
-from ddlbench.experiment.site import load_site, making_command
+from ddlbench.experiment.site import load_site
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.calibration import read_calibration
 from ddlbench.predict.links import ALL_REDUCE, CollectiveTimes, Hop, LinkTable
