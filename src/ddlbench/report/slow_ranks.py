@@ -93,7 +93,7 @@ class SlowDevice:
 
     name: str
     host: str
-    when: Literal["always", "at times", "failed"]
+    when: Literal["always", "at times", "lost"]
     cells: int
     slow_cells: int
     ratio: float | None
@@ -115,10 +115,10 @@ def paces_of(result: Result, trace: str | None = None) -> list[Pace]:
     still = still if len(still) < len(result.ranks) else set()
     paces = []
     for alike in _comparable(result.ranks):
-        own = _own_by_trace(trace, alike) or _own_by_waits(result, alike)
-        for rank in alike if own else ():
-            others = median(own[other.rank] for other in alike if other is not rank)
-            ratio = own[rank.rank] / others if others > 0 else 1.0
+        own_time_s = _own_by_trace(trace, alike) or _own_by_waits(result, alike)
+        for rank in alike if own_time_s else ():
+            others = median(own_time_s[other.rank] for other in alike if other is not rank)
+            ratio = own_time_s[rank.rank] / others if others > 0 else 1.0
             paces.append(Pace(rank.host, rank.local_rank, ratio, rank.rank in still))
     return paces
 
@@ -221,7 +221,7 @@ def failed_nodes(reasons: Iterable[str]) -> list[SlowDevice]:
     seen = (match["nodes"] for reason in reasons if (match := _NODE_FAILED.search(reason)))
     jobs = Counter(node for node in seen if re.fullmatch(r"[A-Za-z0-9_.-]+", node))
     return [
-        SlowDevice(node, node, "failed", count, count, None)
+        SlowDevice(node, node, "lost", count, count, None)
         for node, count in sorted(jobs.items())
         if count >= _TWICE
     ]

@@ -20,7 +20,6 @@ def test_the_version_is_one():
 def test_the_map_of_the_documents_has_every_page():
     folder = ROOT / "docs"
     pages = {page.relative_to(folder).as_posix() for page in folder.rglob("*.md")}
-    pages -= {"validation/gpu/tables.md", "validation/gpu/cpu-tables.md"}  # data of a study
     linked = set(re.findall(r"\]\(([^)#]+\.md)", (folder / "README.md").read_text("utf-8")))
     assert {page for page in linked if not (folder / page).is_file()} == set()
     assert pages - linked - {"README.md"} == set()
