@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from ddlbench.common.errors import ConfigError, file_fault, shown
-from ddlbench.common.screen import counted
+from ddlbench.common.screen import counted, examples
 from ddlbench.experiment.reference import write_reference
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.regression_texts import lines_of, markdown_of, values_of
@@ -48,7 +48,14 @@ def share_of(text: str, option: str) -> float:
     return share
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ddlbench compare results.before results --fail-over 5%",
+        "ddlbench compare reference.yaml results --markdown > comment.md",
+        "ddlbench compare results/one-site results/other-site --figure ratios.png",
+        "ddlbench compare results results.bf16 --across precision",
+    )
+)
 @click.argument("first", metavar="A", type=click.Path(path_type=Path))
 @click.argument("second", metavar="B", type=click.Path(path_type=Path))
 @click.option(
@@ -108,11 +115,6 @@ def compare(
     cannot tell  all else: repeats make the interval narrower
     failed       runs fail in B, and not in A
 
-    \b
-    ddlbench compare results.before results --fail-over 5%
-    ddlbench compare reference.yaml results --markdown > comment.md
-    ddlbench compare results/one-site results/other-site --figure ratios.png
-    ddlbench compare results results.bf16 --across precision
     """  # noqa: D301 - click takes \b for a paragraph that is not wrapped
     margin = share_of(fail_over, "--fail-over")
     stated = None if spread is None else share_of(spread, "--spread")
@@ -156,7 +158,7 @@ def _draw(comparison: Comparison, figure: Path, *, quiet: bool) -> None:
     click.echo(f"figure: {figure}", err=quiet)
 
 
-@click.command()
+@click.command(epilog=examples("ddlbench reference results/mysite --out reference.yaml"))
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option(
     "--out",
@@ -171,11 +173,7 @@ def reference(*, results: Path, out: Path, overwrite: bool) -> None:
 
     It has a row a configuration: median step, spread from run to run, number of runs; and
     when, where and with what they were measured. `ddlbench compare` takes it in place of a folder.
-
-    \b
-    ddlbench reference results/mysite --out reference.yaml
-    ddlbench compare reference.yaml results/mysite
-    """  # noqa: D301 - click takes \b for a paragraph that is not wrapped
+    """
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {shown(str(out))}: write a name that ends in .yaml")
     if out.exists() and not overwrite:

@@ -25,6 +25,7 @@ from ddlbench.commands.partition import partition
 from ddlbench.commands.plan import with_matrix
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import examples
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
 from ddlbench.predict.paradl import measured as iterations
 from ddlbench.predict.paradl import oracle as cnn
@@ -188,7 +189,13 @@ oracle.add_command(read_command)
 oracle.add_command(partition)
 
 
-@oracle.command("best", short_help="Rank the strategies on so many devices.")
+@oracle.command(
+    "best",
+    short_help="Rank the strategies on so many devices.",
+    epilog=examples(
+        "ddlbench oracle best resnet50 --devices 64 --batch-size 2048",
+    ),
+)
 @DEVICES
 @of_network(ALL_SAMPLES)
 def best_command(question: cnn.Question, devices: int) -> Said:
@@ -200,7 +207,13 @@ def best_command(question: cnn.Question, devices: int) -> Said:
     return {"best": chosen, "ranking": ranking}, lines
 
 
-@oracle.command("limits", short_help="Say how far each strategy scales, and why no further.")
+@oracle.command(
+    "limits",
+    short_help="Say how far each strategy scales, and why no further.",
+    epilog=examples(
+        "ddlbench oracle limits resnet50 --batch-size 32",
+    ),
+)
 @click.option(
     "--strategy",
     type=click.Choice(STRATEGIES),
@@ -217,7 +230,13 @@ def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> Said:
     return [display.reach(each) for each in reaches], lines
 
 
-@oracle.command("target", short_help="Say which devices end an epoch in a given time.")
+@oracle.command(
+    "target",
+    short_help="Say which devices end an epoch in a given time.",
+    epilog=examples(
+        "ddlbench oracle target resnet50 --epoch-s 60 --batch-size 2048",
+    ),
+)
 @click.option("--epoch-s", type=float, required=True, help="Seconds that an epoch may take.")
 @MAX_DEVICES
 @of_network(GROUP_SAMPLES)
@@ -229,7 +248,13 @@ def target_command(question: cnn.Question, epoch_s: float) -> Said:
     return {"epoch_s": epoch_s, "strategies": values}, lines
 
 
-@oracle.command("score", short_help="Score projections against measured iterations.")
+@oracle.command(
+    "score",
+    short_help="Score projections against measured iterations.",
+    epilog=examples(
+        "ddlbench oracle score measured.csv",
+    ),
+)
 @MEASURED
 @PLATFORM
 @click.option(
@@ -294,7 +319,13 @@ def _write(platform: PlatformFile, path: Path | None) -> dict[str, str]:
     return {"written": str(path)}
 
 
-@oracle.command("calibrate", short_help="Fit the platform's constants to measurements.")
+@oracle.command(
+    "calibrate",
+    short_help="Fit the platform's constants to measurements.",
+    epilog=examples(
+        "ddlbench oracle calibrate measured.csv --output mine.yaml",
+    ),
+)
 @MEASURED
 @PLATFORM
 @CAMPAIGN
@@ -358,7 +389,13 @@ def calibrate_steps_command(
     return values, transformer_display.calibration_lines(values, platform)
 
 
-@click.command("rows", short_help="Write measured cells as a table of runs.")
+@click.command(
+    "rows",
+    short_help="Write measured cells as a table of runs.",
+    epilog=examples(
+        "ddlbench oracle rows --output runs.csv",
+    ),
+)
 @with_matrix
 @click.option("--output", type=_PATH, required=True, help="Write the CSV table here.")
 def rows_command(
@@ -391,7 +428,13 @@ def _draw(figure: str, path: Path, *inputs: Any) -> None:
     click.echo(f"{made}, .pdf and .csv are written")
 
 
-@oracle.command("figure", short_help="Draw measurements beside projections.")
+@oracle.command(
+    "figure",
+    short_help="Draw measurements beside projections.",
+    epilog=examples(
+        "ddlbench oracle figure measured.csv --out figures",
+    ),
+)
 @MEASURED
 @PLATFORM
 @CAMPAIGN
@@ -424,7 +467,13 @@ def figures_command(measured: tuple[Path, ...], out: Path, platform: Accelerator
         _draw(name, out / f"{name}.png", runs, predicted_s, where)
 
 
-@oracle.command("anomalies", short_help="Flag runs that depart from their projection.")
+@oracle.command(
+    "anomalies",
+    short_help="Flag runs that depart from their projection.",
+    epilog=examples(
+        "ddlbench oracle anomalies results/local/demo/predictions.json",
+    ),
+)
 @click.argument("runs", type=_PATH)
 @click.option(
     "--limit",
@@ -475,7 +524,13 @@ def anomalies_command(
         raise SystemExit(1)
 
 
-@oracle.command("explain", short_help="Draw who holds what of a layer, and what is sent.")
+@oracle.command(
+    "explain",
+    short_help="Draw who holds what of a layer, and what is sent.",
+    epilog=examples(
+        "ddlbench oracle explain filter data+spatial",
+    ),
+)
 @click.argument("strategies", nargs=-1, type=click.Choice(STRATEGIES), metavar="[STRATEGY]...")
 @OUT
 def explain_command(strategies: tuple[str, ...], out: Path) -> None:

@@ -12,7 +12,7 @@ import click
 
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import counted, duration_text, table
+from ddlbench.common.screen import counted, duration_text, examples, table
 from ddlbench.interconnect.nccl_tests import NcclTest, is_nccl_tests, parse_nccl_tests
 from ddlbench.interconnect.nvidia_programs import decoded
 from ddlbench.predict.run_logs import megatron, mlperf, torchtitan
@@ -35,7 +35,13 @@ _POINT_COLUMNS = (
 )
 
 
-@click.command("read", short_help="Make one table of other people's logs.")
+@click.command(
+    "read",
+    short_help="Make one table of other people's logs.",
+    epilog=examples(
+        "ddlbench oracle read slurm-1.out slurm-2.out --output runs.csv",
+    ),
+)
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Table to write.")
 def read_command(files: Sequence[Path], output: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ddlbench.common.screen import paragraph, table
+from ddlbench.common.screen import examples, paragraph, table
 from ddlbench.common.statistics import MS
 from ddlbench.predict.platforms import read_table
 from ddlbench.predict.roofline_score import (
@@ -23,7 +23,14 @@ from ddlbench.predict.roofline_score import (
 )
 
 
-@click.command("roofline", short_help="Score block times by data sheets.")
+@click.command(
+    "roofline",
+    short_help="Score block times by data sheets.",
+    epilog=examples(
+        "ddlbench oracle roofline",
+        "ddlbench oracle roofline runs.csv --json",
+    ),
+)
 @click.argument("runs", type=click.Path(path_type=Path), default=RUNS)
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Fit on all rows and write the constants."

@@ -13,7 +13,7 @@ from typing import Any, cast
 import click
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import paragraph, table
+from ddlbench.common.screen import examples, paragraph, table
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.predict import horovod_scaling
 from ddlbench.predict.hardware import Software
@@ -92,7 +92,11 @@ def kinds(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (p.partition("=") for p in parts)}
 
 
-@published.command("score", short_help="Score predictions of published runs.")
+@published.command(
+    "score",
+    short_help="Score predictions of published runs.",
+    epilog=examples("ddlbench oracle score runs.csv --hold-out model --kind pipeline=no"),
+)
 @click.argument("runs", type=_PATH)
 @HOLD_OUT
 @KIND
@@ -117,7 +121,11 @@ def score_command(
     click.echo(json.dumps(values) if as_json else "\n".join(lines))
 
 
-@published.command("calibrate", short_help="Fit constants of software to own runs.")
+@published.command(
+    "calibrate",
+    short_help="Fit constants of software to own runs.",
+    epilog=examples("ddlbench oracle calibrate runs.csv --software nanotron --output mine.yaml"),
+)
 @click.argument("runs", type=_PATH, nargs=-1)
 @SOFTWARE
 @HARDWARE
@@ -145,23 +153,23 @@ def calibrate_command(
     if geometry:
         nodes, devices_per_node = parse_geometry(geometry, where="--geometry")
         proposed = proposals(devices_per_node, nodes)
-        values["proposed"] = [{"tells": one.bound_by, **one.layout} for one in proposed]
+        values["proposed"] = [{"tells": entry.bound_by, **entry.layout} for entry in proposed]
         lines += table(
             "tells | > tensor | > data | > pipeline | > micro-batch",
-            [(one.bound_by, *map(str, one.layout.values())) for one in proposed],
+            [(entry.bound_by, *map(str, entry.layout.values())) for entry in proposed],
         )
     if runs:
         question = ScoreQuestion(software=software, device=hardware, fabric=fabric)
-        tables = [training_runs(read_table(one, ()), question, str(one)) for one in runs]
-        if len({one.origin for one in tables}) > 1:
+        tables = [training_runs(read_table(entry, ()), question, str(entry)) for entry in runs]
+        if len({entry.origin for entry in tables}) > 1:
             raise ConfigError("tables of different kinds; calibrate one software at a time")
         given = Software.load(software or tables[0].origin.software)
         where = ", ".join(path.name for path in runs)
         fitted, fits = calibrated(concatenated(tables), given, where)
         values |= {
-            "rows": sum(one.rows for one in fits),
-            "constants": {name: one.of(name) for one in fits for name in one.constants},
-            "intervals": {name: one.to_dict() for name, one in fitted.intervals.items()},
+            "rows": sum(entry.rows for entry in fits),
+            "constants": {name: entry.of(name) for entry in fits for name in entry.constants},
+            "intervals": {name: entry.to_dict() for name, entry in fitted.intervals.items()},
         }
         lines += calibration_lines(given, fits)
         if output:
@@ -173,7 +181,13 @@ def calibrate_command(
     click.echo(json.dumps(values) if as_json else "\n".join(lines))
 
 
-@click.command("terms", short_help="Say what each term of the model buys.")
+@click.command(
+    "terms",
+    short_help="Say what each term of the model buys.",
+    epilog=examples(
+        "ddlbench oracle terms runs.csv",
+    ),
+)
 @click.argument("runs", type=_PATH)
 @HOLD_OUT
 @SOFTWARE
@@ -250,9 +264,9 @@ def score_lines(values: Mapping[str, Any], where: str, question: ScoreQuestion) 
 
 def calibration_lines(software: Software, fits: Sequence[Fit]) -> list[str]:
     """Every fitted constant with its interval."""
-    told = [f"{fit.rows:,} rows fit {len(fit.constants)} constants" for fit in fits]
+    parts = [f"{fit.rows:,} rows fit {len(fit.constants)} constants" for fit in fits]
     few = f"; up to {FEW_ROWS} rows fit three" if fits[0].rows <= FEW_ROWS else ""
-    lines = paragraph(f"{software.description}; {', '.join(told)}{few}")
+    lines = paragraph(f"{software.description}; {', '.join(parts)}{few}")
     return lines + table(
         "constant | > fitted | > 90 % | > prior | unit", list(_constants(software, fits))
     )

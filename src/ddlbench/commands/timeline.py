@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import show
+from ddlbench.common.screen import examples, show
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.timeline.box import trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell
@@ -39,7 +39,14 @@ _OF_CELLS = {"written": "--write"}
 _OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json"}
 
 
-@click.command("timeline")
+@click.command(
+    "timeline",
+    epilog=examples(
+        "ddlbench timeline results/local/cells/cifar10/resnet18/ddp/1x2/batch_size=16/rep0",
+        "ddlbench timeline traces/ --json",
+        "ddlbench timeline --schedule 1f1b --stages 4 --mini-batches 8",
+    ),
+)
 @click.argument(
     "paths", metavar="[CELL_FOLDER | TRACE...]", nargs=-1, type=click.Path(path_type=Path)
 )

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.common.screen import named_lines, paragraph, show, table, two_digits
+from ddlbench.common.screen import examples, named_lines, paragraph, show, table, two_digits
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import load_site
 from ddlbench.report.kept_verdicts import KNOWN_TO
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-@click.command()
+@click.command(epilog=examples("ddlbench claims", "ddlbench claims --json"))
 @click.argument("claim", required=False)
 @click.option("--site", "site_name", default="local", show_default=True, help="Whose cells.")
 @click.option(
