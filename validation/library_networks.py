@@ -2,7 +2,7 @@
 
 Weights are random, images small and language models tiny, so that each takes a minute on two
 cores. Two workers train each with each strategy and are compared with one device. Writes
-docs/validation/library_networks.csv row by row, and goes on behind the last one. It needs ``timm``
+docs/validation/library_networks.csv row by row, and goes on after the last row. It needs ``timm``
 and ``transformers``.
 """
 

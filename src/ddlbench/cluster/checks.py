@@ -171,7 +171,7 @@ def _gpus(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
     if needed is None:
         return []
     gpu_type = site.slurm.gpu_type
-    types = sorted({found for kind in kinds for found, _ in kind.gpus if found})
+    types = sorted({type_name for kind in kinds for type_name, _ in kind.gpus if type_name})
     if gpu_type and types and gpu_type not in types:
         says = f"{name} has no {gpu_type}; write slurm.gpu_type: one of {', '.join(types)}"
         return [Finding("GRES", False, says)]

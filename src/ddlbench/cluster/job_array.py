@@ -28,7 +28,7 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
 TOO_LONG = "the batch script of the array is too long"
 _MOST_SCRIPT_BYTES = 2_000_000  # slurmctld takes 4 MB unless a site says otherwise
-# What sbatch is not told of.
+# Resources that are no option of sbatch.
 _NO_SHAPE = {"attempt", "tmpdir", "_nodes"}
 
 

@@ -156,8 +156,8 @@ class RunNoise:
 
     def __init__(self, pairs: Sequence[Pair], stated: float) -> None:
         self._stated = stated
-        own = [_pooled(pair) for pair in pairs]
-        repeated = [(variance, freedom) for variance, freedom in own if freedom]
+        pooled = [_pooled(pair) for pair in pairs]
+        repeated = [(variance, freedom) for variance, freedom in pooled if freedom]
         self._freedom = sum(freedom for _, freedom in repeated)
         self._repeated = len(repeated)
         self._pooled = _mean_variance(repeated)
@@ -188,10 +188,10 @@ class RunNoise:
         variance = noise.variance * (first.weight + second.weight)
         if first.spread is not None and second.spread is not None and first.runs != second.runs:
             # One tree may be noisier than the other (Welch 1947).
-            own = [one.weight * (one.spread or 0.0) ** 2 for one in pair]
-            variance = max(variance, sum(own))
+            variances = [sample.weight * (sample.spread or 0.0) ** 2 for sample in pair]
+            variance = max(variance, sum(variances))
         # A single run is off by what its steps tell, too: those of the others may have been more.
-        single = sum((one.step_error or 0.0) ** 2 for one in pair if one.runs == 1)
+        single = sum((sample.step_error or 0.0) ** 2 for sample in pair if sample.runs == 1)
         half = _quantile(noise.freedom) * math.sqrt(variance + single)
         if noise.source == "repeats" and noise.variance <= self._stated**2:
             # Few repeats that agree tell no less than the spread that is stated for none.
@@ -233,13 +233,14 @@ def _quantile(freedom: float) -> float:
 
 def _pooled(pair: Pair) -> tuple[float, int]:
     """Variance of runs within both trees, and its degrees of freedom."""
-    own = [((one.spread or 0.0) ** 2, one.freedom) for one in pair if one.freedom]
-    return _mean_variance(own), sum(freedom for _, freedom in own)
+    variances = [((sample.spread or 0.0) ** 2, sample.freedom) for sample in pair if sample.freedom]
+    return _mean_variance(variances), sum(freedom for _, freedom in variances)
 
 
-def _mean_variance(own: Sequence[tuple[float, int]]) -> float:
-    freedom = sum(one for _, one in own)
-    return sum(variance * one for variance, one in own) / freedom if freedom else 0.0
+def _mean_variance(variances: Sequence[tuple[float, int]]) -> float:
+    freedom = sum(degrees for _, degrees in variances)
+    total = sum(variance * degrees for variance, degrees in variances)
+    return total / freedom if freedom else 0.0
 
 
 def _prior(repeated: Sequence[tuple[float, int]]) -> tuple[float, float]:
@@ -267,11 +268,11 @@ def _trigamma_inverse(value: float) -> float:
     """Newton's method on 1 / trigamma, which is convex (Smyth 2004, appendix)."""
     from scipy.special import polygamma  # noqa: PLC0415 - slow to import
 
-    found = 0.5 + 1 / value
+    root = 0.5 + 1 / value
     for _ in range(50):
-        trigamma = float(polygamma(1, found))
-        step = trigamma * (1 - trigamma / value) / float(polygamma(2, found))
-        found += step
-        if -step / found < 1e-8:
+        trigamma = float(polygamma(1, root))
+        step = trigamma * (1 - trigamma / value) / float(polygamma(2, root))
+        root += step
+        if -step / root < 1e-8:
             break
-    return found
+    return root

@@ -176,9 +176,9 @@ def _merged(first: Recording, second: Recording, evaluated: Recording) -> list[E
         entry = entries[0]
         values = tree_map(
             lambda *each, path=entry.path: merge(each, path),
-            *((one.arguments, dict(one.named)) for one in entries),
+            *((each.arguments, dict(each.named)) for each in entries),
         )
-        shapes = [one.shape for one in entries]
+        shapes = [each.shape for each in entries]
         shape = None
         if shapes[0] is not None and shapes[1] is not None:
             shape = tuple(
@@ -192,7 +192,7 @@ def _merged(first: Recording, second: Recording, evaluated: Recording) -> list[E
                 values[0],
                 values[1],
                 entry.path,
-                any(one.of_data for one in entries),
+                any(each.of_data for each in entries),
                 entry.writes,
                 shape,  # type: ignore[arg-type]
             )
@@ -305,7 +305,9 @@ def _name_of(entries: Sequence[Entry], first: int, last: int, taken: Container[s
     """A block's name: the module that is just this block, or else its last layer."""
     within = [entries[number] for number in _needed(entries, first, last)]
     layers = [entry.target for entry in within if entry.kind == "layer"]
-    owners = [one.target.rpartition(".")[0] for one in within if one.kind == "attribute"]
+    owners = [
+        attribute.target.rpartition(".")[0] for attribute in within if attribute.kind == "attribute"
+    ]
     everywhere = [entry.target for entry in entries if entry.kind == "layer"]
     names = [*layers[-1:], *filter(None, owners), "block"][:1]
     prefix: list[str] = []
@@ -314,7 +316,7 @@ def _name_of(entries: Sequence[Entry], first: int, last: int, taken: Container[s
             break
         prefix.append(parts[0])
         module = ".".join(prefix)
-        if sum(f"{one}.".startswith(f"{module}.") for one in everywhere) == len(layers):
+        if sum(f"{owner}.".startswith(f"{module}.") for owner in everywhere) == len(layers):
             names.insert(0, module)
             break
     readable = [name.replace(".", "_") for name in names]
@@ -456,15 +458,15 @@ def _seen(call: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> _Seen:
 
 
 def _compare(what: str, ones: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> None:
-    for one, other in zip(ones, others, strict=True):
-        if (one is None) != (other is None):
+    for mine, other in zip(ones, others, strict=True):
+        if (mine is None) != (other is None):
             raise CannotRecord(f"its blocks and the network differ ({what})")
-        if one is None or other is None or not one.is_floating_point():
-            if one is not None and other is not None and not torch.equal(one, other):
+        if mine is None or other is None or not mine.is_floating_point():
+            if mine is not None and other is not None and not torch.equal(mine, other):
                 raise CannotRecord(f"its blocks and the network differ ({what})")
             continue
-        scale = float(one.abs().max()) if one.numel() else 0.0
-        if one.shape != other.shape or not torch.allclose(
-            one, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale
+        scale = float(mine.abs().max()) if mine.numel() else 0.0
+        if mine.shape != other.shape or not torch.allclose(
+            mine, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale
         ):
             raise CannotRecord(f"its blocks and the network differ ({what})")

@@ -150,22 +150,22 @@ class Comparison:
 def compared(trained: Iterable[Trained]) -> dict[str, Comparison]:
     """The comparison of each cell that is none of one device, by its id."""
     every = list(trained)
-    bases = [one for one in every if one.is_base]
+    bases = [each for each in every if each.is_base]
     by_training = _grouped(bases, _FIXED)
     bases_of_weights, by_weights = _grouped(bases, _OF_WEIGHTS), _grouped(every, _OF_WEIGHTS)
     comparisons = {}
-    for one in every:
-        if one.is_base:
+    for each in every:
+        if each.is_base:
             continue
-        reference = _nearest(one.cell, by_training.get(_key(one, _FIXED), ()))
-        weights = _key(one, _OF_WEIGHTS)
+        reference = _nearest(each.cell, by_training.get(_key(each, _FIXED), ()))
+        weights = _key(each, _OF_WEIGHTS)
         fellows = bases_of_weights.get(weights) or by_weights[weights]
         departure = (
-            _other_weights(one, [reference] if reference else fellows)
-            or (_other_training(one, reference.training) if reference else None)
-            or _unlike_replay(one)
+            _other_weights(each, [reference] if reference else fellows)
+            or (_other_training(each, reference.training) if reference else None)
+            or _unlike_replay(each)
         )
-        comparisons[one.cell.id] = Comparison(reference.cell.id if reference else None, departure)
+        comparisons[each.cell.id] = Comparison(reference.cell.id if reference else None, departure)
     return comparisons
 
 

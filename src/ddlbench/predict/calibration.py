@@ -203,8 +203,12 @@ def held_out(
 def calibrate(site: str, cells: Iterable[CalibrationCell]) -> Calibration:
     """Constants of every strategy with at least three measured cells, each with its interval."""
     measured = _by_strategy(cell for cell in cells if cell.measured_s is not None)
-    enough = {name: own for name, own in measured.items() if len(own) >= _FEWEST}
-    everything = [cell for own in enough.values() for cell in own]
+    enough = {
+        name: cells_of_strategy
+        for name, cells_of_strategy in measured.items()
+        if len(cells_of_strategy) >= _FEWEST
+    }
+    everything = [cell for cells_of_strategy in enough.values() for cell in cells_of_strategy]
     families = {strategy: _family_of(strategy, everything) for strategy in enough}
     return Calibration(
         site,
@@ -253,11 +257,14 @@ def ratio_of(cells: Sequence[CalibrationCell]) -> float | None:
     Constants are of each strategy by itself, the factor is of all. With fewer than nine cells it is
     that of the worst one.
     """
-    _, found = _judged(cells)
+    _, fitted_ratio = _judged(cells)
     ratios = sorted(
-        max(found[cell.cell_id] / cell.measured_s, cell.measured_s / found[cell.cell_id])
+        max(
+            fitted_ratio[cell.cell_id] / cell.measured_s,
+            cell.measured_s / fitted_ratio[cell.cell_id],
+        )
         for cell in cells
-        if cell.measured_s is not None and cell.cell_id in found
+        if cell.measured_s is not None and cell.cell_id in fitted_ratio
     )
     if not ratios:
         return None
@@ -268,7 +275,9 @@ def choose(cells: Sequence[CalibrationCell], count: int) -> list[CalibrationCell
     """The ``count`` cells that tell most of the constants, for each strategy in turn."""
     by_strategy = _by_strategy(cells)
     information = {name: np.diag([width**-2 for width in _PRIORS]) for name in by_strategy}
-    typical_s = {name: _typical_s(own) for name, own in by_strategy.items()}
+    typical_s = {
+        name: _typical_s(cells_of_strategy) for name, cells_of_strategy in by_strategy.items()
+    }
     chosen: list[CalibrationCell] = []
 
     def gain(cell: CalibrationCell) -> float:
@@ -277,7 +286,10 @@ def choose(cells: Sequence[CalibrationCell], count: int) -> list[CalibrationCell
         return float(np.linalg.slogdet(known + np.outer(row, row))[1] - np.linalg.slogdet(known)[1])
 
     while len(chosen) < count and any(by_strategy.values()):
-        best = max((cell for own in by_strategy.values() for cell in own), key=gain)
+        best = max(
+            (cell for cells_of_strategy in by_strategy.values() for cell in cells_of_strategy),
+            key=gain,
+        )
         row = best.row(best.predicted_s, typical_s[best.strategy]) / _NOISE
         information[best.strategy] = information[best.strategy] + np.outer(row, row)
         by_strategy[best.strategy].remove(best)
@@ -340,18 +352,20 @@ def scores(cells: Sequence[CalibrationCell]) -> pd.DataFrame:
     """
     records: list[dict[str, Any]] = []
     measured = [cell for cell in cells if cell.measured_s is not None]
-    for strategy, own in _by_strategy(measured).items():
+    for strategy, cells_of_strategy in _by_strategy(measured).items():
         family = _family_of(strategy, measured)
-        by_network = _taught(own, family, lambda cell: cell.network)
-        by_geometry = _taught(own, family, lambda cell: cell.geometry)
+        by_network = _taught(cells_of_strategy, family, lambda cell: cell.network)
+        by_geometry = _taught(cells_of_strategy, family, lambda cell: cell.geometry)
         records.append(
             {
                 "strategy": strategy,
-                "n": len(own),
-                "as_predicted": _mean_error(own, {c.cell_id: c.predicted_s for c in own}),
-                "networks_held_out": _mean_error(own, by_network),
-                "geometries_held_out": _mean_error(own, by_geometry),
-                "covered": _covered(own, family, by_network),
+                "n": len(cells_of_strategy),
+                "as_predicted": _mean_error(
+                    cells_of_strategy, {c.cell_id: c.predicted_s for c in cells_of_strategy}
+                ),
+                "networks_held_out": _mean_error(cells_of_strategy, by_network),
+                "geometries_held_out": _mean_error(cells_of_strategy, by_geometry),
+                "covered": _covered(cells_of_strategy, family, by_network),
             }
         )
     import pandas as pd  # noqa: PLC0415 - slow to import, and `recommend` needs no frame

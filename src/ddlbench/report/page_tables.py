@@ -127,8 +127,10 @@ def advised(inputs: PageInputs) -> PageTable | None:
         "Fastest: the chance to be the fastest of all strategies. 90 %: holds the step with this "
         "probability. By: whether the step is measured or predicted."
     )
-    told = [at < _CASE and len({row[at] for row in rows}) == 1 for at in range(len(_ADVISED))]
-    rows = [tuple("" if told[at] else text for at, text in enumerate(row)) for row in rows]
+    equal_in_all = [
+        at < _CASE and len({row[at] for row in rows}) == 1 for at in range(len(_ADVISED))
+    ]
+    rows = [tuple("" if equal_in_all[at] else text for at, text in enumerate(row)) for row in rows]
     return PageTable("advised-cases", *_shown(_ADVISED, rows), notes=[note], count="cases")
 
 
@@ -235,7 +237,7 @@ def reasons(inputs: PageInputs) -> list[tuple[str, str, str, str]]:
     """State, reason, names of the cells, and address of the first one's log."""
     shown = inputs.tables.measurements
     shown = shown[~shown["status"].isin([Status.OK, Status.NOT_RUN])]
-    found = []
+    rows = []
     for (status, reason), cells in shown.groupby(["status", "reason"], sort=False):
         names = short_names([Cell.from_id(name) for name in cells["cell_id"]])
         listed = ", ".join(names[:_FEW_NAMES])
@@ -243,8 +245,8 @@ def reasons(inputs: PageInputs) -> list[tuple[str, str, str, str]]:
             listed += f" and {len(names) - _FEW_NAMES} more"
         log = f"../cells/{cells['cell_id'].iloc[0]}/log.txt"
         log = quote(log) if (inputs.folder / log).is_file() else ""
-        found.append((str(status).replace("_", " "), str(reason), listed, log))
-    return found
+        rows.append((str(status).replace("_", " "), str(reason), listed, log))
+    return rows
 
 
 def facts(inputs: PageInputs) -> list[tuple[str, str]]:
@@ -256,7 +258,7 @@ def facts(inputs: PageInputs) -> list[tuple[str, str]]:
         return ", ".join(value for value in values if value) or _NOT_YET
 
     processors = dict.fromkeys(
-        one for text in summary["processors"] for one in str(text).split(NOTE_BREAK) if one
+        model for text in summary["processors"] for model in str(text).split(NOTE_BREAK) if model
     )
     return [
         ("Devices", different("device_kind", lambda kind: str(kind).upper())),

@@ -36,10 +36,10 @@ def verdicts(comparison: Comparison) -> str:
     """How many configurations have each verdict, and the middle of the ratios."""
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts.items())
     middle = comparison.middle
-    said = "" if middle is None else f"; median ratio {middle:.3f}"
-    what = "of the time of a sample, " if comparison.per_sample and said else ""
+    median_text = "" if middle is None else f"; median ratio {middle:.3f}"
+    what = "of the time of a sample, " if comparison.per_sample and median_text else ""
     return (
-        f"{counts} of {counted(len(comparison.rows), 'configuration')}{said} {what}"
+        f"{counts} of {counted(len(comparison.rows), 'configuration')}{median_text} {what}"
         f"(margin {percent(comparison.margin)})"
     )
 
@@ -69,7 +69,7 @@ def _numbers(row: Compared) -> tuple[str, str, str, str, str]:
         "" if ratio is None else f"{ratio.ratio:.3f}",
         "" if ratio is None else f"{ratio.low:.3f}-{ratio.high:.3f}",
         str(row.verdict),
-        ", ".join("-" if one is None else duration_text(one.median_s) for one in samples),
+        ", ".join("-" if sample is None else duration_text(sample.median_s) for sample in samples),
         f"{row.first.runs}, {row.second.runs if row.second else 0}",
     )
 
@@ -78,13 +78,13 @@ def remarks(comparison: Comparison, *, with_reasons: bool = True) -> Iterator[st
     """Sentences below the table."""
     if with_reasons:
         yield from _reasons(comparison)
-    if said := _alone(comparison):
-        yield said
+    if remark := _alone(comparison):
+        yield remark
     yield from _unreadable(comparison)
-    if said := _noise(comparison):
-        yield said
-    if said := _repeats(comparison):
-        yield said
+    if remark := _noise(comparison):
+        yield remark
+    if remark := _repeats(comparison):
+        yield remark
     yield from (f"{note}." for note in comparison.notes)
 
 
@@ -150,7 +150,7 @@ def _repeats(comparison: Comparison) -> str:
 
 
 def markdown_of(comparison: Comparison) -> str:
-    """The comparison for a pull request: what changed, and the rest behind a fold."""
+    """The comparison for a pull request: what changed, and the rest folded."""
     quiet = (Verdict.SAME, Verdict.BOTH_FAILED)
     loud = [row for row in comparison.rows if row.verdict not in quiet]
     rest = [row for row in comparison.rows if row.verdict in quiet]
@@ -159,9 +159,9 @@ def markdown_of(comparison: Comparison) -> str:
     blocks = [head + _escaped(summary(comparison)) + "."]
     if loud:
         blocks.append(_markdown_table(comparison, loud))
-    said = [f"* {_escaped(remark)}" for remark in remarks(comparison)]
-    if said:
-        blocks.append("\n".join(said))
+    bullets = [f"* {_escaped(remark)}" for remark in remarks(comparison)]
+    if bullets:
+        blocks.append("\n".join(bullets))
     if rest:
         name = f"{len(rest):,} without a change"
         inner = _markdown_table(comparison, rest)
@@ -233,8 +233,8 @@ def _row(row: Compared) -> dict[str, Any]:
         "high": None if ratio is None else ratio.high,
         "interval_from": None if noise is None else noise.source,
         "run_spread": None if noise is None else noise.variance**0.5,
-        **{f"{side}_step_s": one and one.median_s for side, one in samples.items()},
-        **{f"{side}_runs": one.runs if one else 0 for side, one in samples.items()},
+        **{f"{side}_step_s": sample and sample.median_s for side, sample in samples.items()},
+        **{f"{side}_runs": sample.runs if sample else 0 for side, sample in samples.items()},
         "a_failed_runs": row.first.failed,
         "b_failed_runs": row.second.failed if row.second else 0,
         "site": row.first.site or None,

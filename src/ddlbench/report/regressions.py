@@ -48,9 +48,9 @@ _MOST_NOTES = 4
 
 
 class Verdict(StrEnum):
-    """What is said of a configuration; the worst first."""
+    """The judgement on a configuration; the worst first."""
 
-    FAILED = "failed"
+    FAILED = str(Status.FAILED)
     MISSING = "missing"
     SLOWER = "slower"
     CANNOT_TELL = "cannot tell"
@@ -122,8 +122,8 @@ class Comparison:
     @property
     def counts(self) -> Mapping[Verdict, int]:
         """Configurations of each verdict that occurs, the worst first."""
-        found = Counter(row.verdict for row in self.rows)
-        return {verdict: found[verdict] for verdict in Verdict if found[verdict]}
+        tally = Counter(row.verdict for row in self.rows)
+        return {verdict: tally[verdict] for verdict in Verdict if tally[verdict]}
 
     @property
     def middle(self) -> float | None:
@@ -163,11 +163,11 @@ def compare_trees(
     """
     _check_across(across, [*first.configurations, *second.configurations])
     sites_match = _SITE not in across and max(len(first.sites), len(second.sites)) > 1
-    own = _keyed(first, across, sites_match)
-    other = _keyed(second, across, sites_match)
-    shared = [key for key in own if key in other]
+    of_first = _keyed(first, across, sites_match)
+    of_second = _keyed(second, across, sites_match)
+    shared = [key for key in of_first if key in of_second]
     both = set(shared)
-    lone = tuple([tree[key] for key in tree if key not in both] for tree in (own, other))
+    lone = tuple([tree[key] for key in tree if key not in both] for tree in (of_first, of_second))
     hint = _hint(lone[0], lone[1], sites_match)
     if not shared:
         raise ConfigError(
@@ -175,7 +175,7 @@ def compare_trees(
             + (f": {hint}" if hint else f"; {_example(first)}, {_example(second)}")
         )
     per_sample = "batch_size" in across
-    pairs = [(own[key], other[key]) for key in shared]
+    pairs = [(of_first[key], of_second[key]) for key in shared]
     rows = _judged(pairs, margin, stated, per_sample)
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
     common, names = _names([*sides[0], *sides[1], *lone[0], *lone[1]], sites_match)
@@ -189,8 +189,8 @@ def compare_trees(
     if require_all:
         lacking = zip(alone[0], lone[0], strict=True)
         rows += [
-            Compared(name, one, None, None, Verdict.MISSING, f"{second.name} lacks it")
-            for name, one in lacking
+            Compared(name, configuration, None, None, Verdict.MISSING, f"{second.name} lacks it")
+            for name, configuration in lacking
         ]
     return Comparison(
         first,
@@ -219,7 +219,7 @@ def _example(tree: Tree) -> str:
 
 
 def _check_across(across: Sequence[str], configurations: Sequence[Configuration]) -> None:
-    options = {name for one in configurations for name, _ in one.cell.options}
+    options = {name for configuration in configurations for name, _ in configuration.cell.options}
     of_cell = {field.name for field in fields(Cell)} - {"repeat"}
     known = {*of_cell, *_GEOMETRY, _SITE, *options}
     for name in across:
@@ -229,9 +229,9 @@ def _check_across(across: Sequence[str], configurations: Sequence[Configuration]
             )
 
 
-def _settings(one: Configuration, sites_match: bool) -> dict[str, Any]:
+def _settings(configuration: Configuration, sites_match: bool) -> dict[str, Any]:
     """Every setting that must match, by its name; options by theirs."""
-    cell = one.cell
+    cell = configuration.cell
     values = {
         field.name: getattr(cell, field.name)
         for field in fields(Cell)
@@ -239,7 +239,7 @@ def _settings(one: Configuration, sites_match: bool) -> dict[str, Any]:
     }
     values.update(cell.options)
     if sites_match:
-        values[_SITE] = one.site
+        values[_SITE] = configuration.site
     return values
 
 
@@ -250,18 +250,20 @@ def _keyed(
     left_out = {part for name in across for part in _GEOMETRY.get(name, (name,))}
     by_options = _OPTIONS in left_out
     keyed: dict[tuple[tuple[str, Any], ...], Configuration] = {}
-    for one in tree.configurations:
-        settings = _settings(one, sites_match)
-        without = left_out | ({name for name, _ in one.cell.options} if by_options else set())
+    for configuration in tree.configurations:
+        settings = _settings(configuration, sites_match)
+        without = left_out | (
+            {name for name, _ in configuration.cell.options} if by_options else set()
+        )
         key = tuple(sorted((n, repr(v)) for n, v in settings.items() if n not in without))
         if key in keyed:
-            raise ConfigError(_several(tree, keyed[key], one))
-        keyed[key] = one
+            raise ConfigError(_several(tree, keyed[key], configuration))
+        keyed[key] = configuration
     return keyed
 
 
-def _several(tree: Tree, one: Configuration, other: Configuration) -> str:
-    first, second = _settings(one, True), _settings(other, True)
+def _several(tree: Tree, this: Configuration, other: Configuration) -> str:
+    first, second = _settings(this, True), _settings(other, True)
     name = next(name for name in {**first, **second} if first.get(name) != second.get(name))
     return (
         f"{tree.name} holds both {name}={first.get(name)} and {name}={second.get(name)} of one "
@@ -269,44 +271,49 @@ def _several(tree: Tree, one: Configuration, other: Configuration) -> str:
     )
 
 
-def _hint(own: list[Configuration], other: list[Configuration], sites_match: bool) -> str:
+def _hint(lone: list[Configuration], other: list[Configuration], sites_match: bool) -> str:
     """In which few settings configurations without a partner differ from the other tree's."""
-    found: Counter[tuple[str, ...]] = Counter()
-    others = [_settings(one, sites_match) for one in other[:_MOST_HINTS]]
-    for one in own[:_MOST_HINTS]:
-        settings = _settings(one, sites_match)
+    differences: Counter[tuple[str, ...]] = Counter()
+    others = [_settings(configuration, sites_match) for configuration in other[:_MOST_HINTS]]
+    for configuration in lone[:_MOST_HINTS]:
+        settings = _settings(configuration, sites_match)
         differing = (_differing(settings, theirs) for theirs in others)
         nearest_one = min(differing, key=len, default=())
         if 0 < len(nearest_one) <= _FEW_DIFFERENCES:
-            found[nearest_one] += 1
-    if not found:
+            differences[nearest_one] += 1
+    if not differences:
         return ""
-    names, count = found.most_common(1)[0]
+    names, count = differences.most_common(1)[0]
     options = " ".join(f"--across {name}" for name in names)
     verb = "differs" if count == 1 else "differ"
     return f"{count:,} of A {verb} only in {' and '.join(names)} ({options})"
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    names = dict.fromkeys([*one, *other])
-    found = [name for name in names if one.get(name) != other.get(name)]
+def _differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> tuple[str, ...]:
+    names = dict.fromkeys([*settings, *others])
+    differing = [name for name in names if settings.get(name) != others.get(name)]
     both = _GEOMETRY["geometry"]
-    if set(both) & set(found):
-        found = [name for name in found if name not in both] + ["geometry"]
-    return tuple(found)
+    if set(both) & set(differing):
+        differing = [name for name in differing if name not in both] + ["geometry"]
+    return tuple(differing)
 
 
 def _names(configurations: Sequence[Configuration], with_sites: bool) -> tuple[str, list[str]]:
     """What all names would begin with, and the rest of each: what tells configurations apart."""
-    names = short_names([one.cell for one in configurations])
+    names = short_names([configuration.cell for configuration in configurations])
     if with_sites:
-        names = [f"{name} {one.site}" for name, one in zip(names, configurations, strict=True)]
+        names = [
+            f"{name} {configuration.site}"
+            for name, configuration in zip(names, configurations, strict=True)
+        ]
     words = [name.split(" ") for name in names]
     shared = 0
-    if len({tuple(own) for own in words}) > 1:
-        while shared < _PLACED and len({own[shared] for own in words}) == 1:
+    if len({tuple(words_of_name) for words_of_name in words}) > 1:
+        while shared < _PLACED and len({words_of_name[shared] for words_of_name in words}) == 1:
             shared += 1
-    return " ".join(words[0][:shared]), [" ".join(own[shared:]) for own in words]
+    return " ".join(words[0][:shared]), [
+        " ".join(words_of_name[shared:]) for words_of_name in words
+    ]
 
 
 def _both(name: str, other: str) -> str:
@@ -315,7 +322,7 @@ def _both(name: str, other: str) -> str:
     if len(words) != len(theirs):
         return f"{name}, {other}"
     pairs = zip(words, theirs, strict=True)
-    return " ".join(one if one == their else f"{one}/{their}" for one, their in pairs)
+    return " ".join(word if word == their else f"{word}/{their}" for word, their in pairs)
 
 
 _PLACED = 3  # dataset, network, strategy; the geometry always stays
@@ -334,64 +341,72 @@ def _judged(
     noises: dict[bool, RunNoise] = {}
     for emulated in (True, False):
         spread = stated or (SPREAD_EMULATED if emulated else SPREAD_COMPUTED)
-        own = [s for s, (one, _) in zip(samples, pairs, strict=True) if one.emulated == emulated]
-        noises[emulated] = RunNoise([pair for pair in own if pair is not None], spread)
+        alike = [
+            s for s, (before, _) in zip(samples, pairs, strict=True) if before.emulated == emulated
+        ]
+        noises[emulated] = RunNoise([pair for pair in alike if pair is not None], spread)
     return [
         _verdict(*pair, sample, noises[pair[0].emulated], margin)
         for pair, sample in zip(pairs, samples, strict=True)
     ]
 
 
-def _samples(one: Configuration, other: Configuration, per_sample: bool) -> Pair | None:
-    if one.sample is None or other.sample is None or _unlike_beds(one, other):
+def _samples(before: Configuration, after: Configuration, per_sample: bool) -> Pair | None:
+    if before.sample is None or after.sample is None or _unlike_beds(before, after):
         return None
     if not per_sample:
-        return one.sample, other.sample
-    return one.sample.scaled(1 / one.cell.batch_size), other.sample.scaled(
-        1 / other.cell.batch_size
+        return before.sample, after.sample
+    return before.sample.scaled(1 / before.cell.batch_size), after.sample.scaled(
+        1 / after.cell.batch_size
     )
 
 
-def _unlike_beds(one: Configuration, other: Configuration) -> str:
+def _unlike_beds(before: Configuration, after: Configuration) -> str:
     """Why steps of these have no ratio, whatever they are; empty if they have one."""
-    if one.emulated != other.emulated:
-        words = [("emulated" if each.emulated else "computed") for each in (one, other)]
+    if before.emulated != after.emulated:
+        words = [("emulated" if each.emulated else "computed") for each in (before, after)]
         return f"{words[0]} devices in A, {words[1]} ones in B"
-    kinds = {one.device_kind, other.device_kind} - {""}
+    kinds = {before.device_kind, after.device_kind} - {""}
     if len(kinds) > 1:
-        return f"measured on {one.device_kind} in A, on {other.device_kind} in B"
+        return f"measured on {before.device_kind} in A, on {after.device_kind} in B"
     return ""
 
 
 def _verdict(
-    one: Configuration, other: Configuration, samples: Pair | None, noise: RunNoise, margin: float
+    before: Configuration,
+    after: Configuration,
+    samples: Pair | None,
+    noise: RunNoise,
+    margin: float,
 ) -> Compared:
     def made(verdict: Verdict, reason: str = "", ratio: Ratio | None = None) -> Compared:
-        return Compared("", one, other, ratio, verdict, reason)
+        return Compared("", before, after, ratio, verdict, reason)
 
-    failed = [each.status != Status.OK for each in (one, other)]
+    failed = [each.status != Status.OK for each in (before, after)]
     if all(failed):
-        return made(Verdict.BOTH_FAILED, f"{other.status}: {other.reason}")
+        return made(Verdict.BOTH_FAILED, f"{after.status}: {after.reason}")
     if failed[1]:
-        return made(Verdict.FAILED, f"{other.status}: {other.reason}")
+        return made(Verdict.FAILED, f"{after.status}: {after.reason}")
     if failed[0]:
-        return made(Verdict.WORKS_NOW, f"in A {one.status}: {one.reason}")
-    ratio = None if samples is None else _ratio(one, other, samples, noise)
-    if other.failed and not one.failed:
-        runs = other.runs + other.failed
-        return made(Verdict.FAILED, f"{other.failed} of {runs} runs: {other.reason}", ratio)
+        return made(Verdict.WORKS_NOW, f"in A {before.status}: {before.reason}")
+    ratio = None if samples is None else _ratio(before, after, samples, noise)
+    if after.failed and not before.failed:
+        runs = after.runs + after.failed
+        return made(Verdict.FAILED, f"{after.failed} of {runs} runs: {after.reason}", ratio)
     if ratio is None:
-        why = _unlike_beds(one, other) or next(
+        why = _unlike_beds(before, after) or next(
             f"in {name} {each.reason}"
-            for name, each in (("A", one), ("B", other))
+            for name, each in (("A", before), ("B", after))
             if each.sample is None
         )
         return made(Verdict.CANNOT_TELL, why)
     return made(verdict_of(ratio, margin), ratio=ratio)
 
 
-def _ratio(one: Configuration, other: Configuration, samples: Pair, noise: RunNoise) -> Ratio:
-    if one.digest and one.digest == other.digest:  # a tree against itself, or against its copy
+def _ratio(before: Configuration, after: Configuration, samples: Pair, noise: RunNoise) -> Ratio:
+    if (
+        before.digest and before.digest == after.digest
+    ):  # a tree against itself, or against its copy
         ratio = samples[1].median_s / samples[0].median_s
         return Ratio(ratio, ratio, ratio)
     return noise.ratio(samples)
@@ -413,17 +428,18 @@ def _notes(
     """In what the trees were measured otherwise, each once."""
     if first.sites != second.sites:
         yield f"A is of site {_listed(first.sites)}, B of {_listed(second.sites)}"
-    found: Counter[str] = Counter()
-    for one, other in pairs:
-        if one.runs and other.runs:
-            for note in unlike_base(one.circumstances, other.circumstances):
+    differences: Counter[str] = Counter()
+    for before, after in pairs:
+        if before.runs and after.runs:
+            for note in unlike_base(before.circumstances, after.circumstances):
                 data = note.data.replace("(base)", "(A)").replace("(cell)", "(B)")
-                found[f"A and B {note.clause}: {data}"] += 1
-    most = found.most_common(_MOST_NOTES)
+                differences[f"A and B {note.clause}: {data}"] += 1
+    most = differences.most_common(_MOST_NOTES)
     yield from (text for text, _ in most)
-    if len(found) > len(most):
-        yield f"{counted(len(found) - len(most), 'difference')} more in what runs ran on or with"
-    same = sum(bool(one.digest) and one.digest == other.digest for one, other in pairs)
+    if len(differences) > len(most):
+        more = counted(len(differences) - len(most), "difference")
+        yield f"{more} more in what runs ran on or with"
+    same = sum(bool(before.digest) and before.digest == after.digest for before, after in pairs)
     if same:
         yield f"A and B hold the same runs of {counted(same, 'configuration')}"
 

@@ -166,7 +166,11 @@ class Tree:
     @cached_property
     def sites(self) -> tuple[str, ...]:
         """Names of its sites."""
-        return tuple(sorted({one.site for one in self.configurations if one.site}))
+        return tuple(
+            sorted(
+                {configuration.site for configuration in self.configurations if configuration.site}
+            )
+        )
 
 
 def read_tree(path: Path) -> Tree:
@@ -185,15 +189,15 @@ def read_tree(path: Path) -> Tree:
 
 
 def _of_cells(name: str, cells: Sequence[TreeCell], faults: Sequence[str]) -> Tree:
-    found: dict[object, Run] = {}
+    runs_by_content: dict[object, Run] = {}
     for cell in cells:
         run = _run_of(cell)
         # A copy of a run is no repeat.
         known = (run.site, run.cell.id, run.created, run.step_s) if run.created else cell.folder
-        found.setdefault(known, run)
-    if not found:
+        runs_by_content.setdefault(known, run)
+    if not runs_by_content:
         _refuse(name, faults)
-    runs = _with_site(list(found.values()))
+    runs = _with_site(list(runs_by_content.values()))
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.site, run.cell.again(0).id), []).append(run)
@@ -202,8 +206,8 @@ def _of_cells(name: str, cells: Sequence[TreeCell], faults: Sequence[str]) -> Tr
         tuple(Configuration.of(group) for _, group in sorted(groups.items())),
         tuple(faults),
         tuple(sorted({run.created for run in runs if run.created})),
-        _each(one for run in runs for one in run.circumstances.commit),
-        _each(one for run in runs for one in run.circumstances.versions),
+        _each(text for run in runs for text in run.circumstances.commit),
+        _each(text for run in runs for text in run.circumstances.versions),
     )
 
 
@@ -267,8 +271,8 @@ def _of_result(result: Result, folder: Path) -> Run:
     if timing is None or not timing.step_s.median_s:
         return replace(run, status=Status.INVALID, reason="its status is ok, but no step was timed")
     if timing.disturbed:
-        said = f"disturbed: {_in_one_line(timing.disturbed)}"
-        return replace(run, reason=said)
+        reason = f"disturbed: {_in_one_line(timing.disturbed)}"
+        return replace(run, reason=reason)
     return replace(
         run,
         step_s=timing.step_s.median_s,
@@ -350,12 +354,14 @@ def reference_of(tree: Tree, created: str) -> Reference:
     Raises:
         ConfigError: no configuration of it was measured.
     """
-    if not any(one.runs for one in tree.configurations):
+    if not any(configuration.runs for configuration in tree.configurations):
         first = tree.configurations[0]
         raise ConfigError(
             f"{tree.name}: no run has a step, so there is nothing to keep ({first.reason})"
         )
-    rows = [_row_of(one) for one in tree.configurations if _is_kept(one)]
+    rows = [
+        _row_of(configuration) for configuration in tree.configurations if _is_kept(configuration)
+    ]
     return Reference(
         schema_version=1,
         created=created,
@@ -367,28 +373,32 @@ def reference_of(tree: Tree, created: str) -> Reference:
     )
 
 
-def _is_kept(one: Configuration) -> bool:
+def _is_kept(configuration: Configuration) -> bool:
     """Whether a configuration says something of its site: a disturbed or damaged run does not."""
-    return bool(one.site) and (one.runs > 0 or one.status in _ENDED)
+    return bool(configuration.site) and (configuration.runs > 0 or configuration.status in _ENDED)
 
 
 _ENDED = (Status.OUT_OF_MEMORY, Status.UNSUPPORTED, Status.TIMEOUT, Status.FAILED)
 
 
-def _row_of(one: Configuration) -> ReferenceRow:
-    sample = one.sample
+def _row_of(configuration: Configuration) -> ReferenceRow:
+    sample = configuration.sample
     return ReferenceRow(
-        configuration=one.cell.id.removesuffix("/rep0"),
-        site=one.site,
-        status=one.status,  # type: ignore[arg-type] # one of _ENDED or ok
-        reason=None if one.status == Status.OK else one.reason,
+        configuration=configuration.cell.id.removesuffix("/rep0"),
+        site=configuration.site,
+        status=configuration.status,  # type: ignore[arg-type] # one of _ENDED or ok
+        reason=None if configuration.status == Status.OK else configuration.reason,
         step_s=sample.median_s if sample else None,
-        runs=one.runs,
-        failed_runs=one.failed,
+        runs=configuration.runs,
+        failed_runs=configuration.failed,
         spread=sample.spread if sample else None,
         step_error=sample.step_error if sample else None,
-        device_kind="cuda" if one.device_kind == "cuda" else "cpu" if one.device_kind else None,
-        emulated=one.emulated,
-        processors=one.circumstances.processors,
-        digest=one.digest or None,
+        device_kind="cuda"
+        if configuration.device_kind == "cuda"
+        else "cpu"
+        if configuration.device_kind
+        else None,
+        emulated=configuration.emulated,
+        processors=configuration.circumstances.processors,
+        digest=configuration.digest or None,
     )

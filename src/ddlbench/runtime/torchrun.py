@@ -116,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         options = torchrun_options(node, counts, endpoint, name)
         try:
             run.main([*options, f"--log-dir={logs}", *program])
-        except ChildFailedError as error:  # the ranks have said why
+        except ChildFailedError as error:  # the ranks give the reason
             return max(1, *(failure.exitcode for failure in error.failures.values()))
         except SignalException as error:
             return 128 + error.sigval

@@ -243,14 +243,14 @@ class Run:
         job.
         """
         constant, absent = same_for_all(self.site), object()
-        found: dict[str, Any] = {}
+        resources: dict[str, Any] = {}
         for name, field in _RESOURCES.items():
             value = constant.get(field, absent)
             if value is absent:
-                found[name] = _field_of(request_for, field)
+                resources[name] = _field_of(request_for, field)
             elif value is not None:
-                found[name] = value
-        return found
+                resources[name] = value
+        return resources
 
     def program(self, script: str) -> str:
         """The beginning of a job's command: Python, a script, the site, and folders of data."""

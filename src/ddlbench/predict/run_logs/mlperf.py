@@ -186,7 +186,7 @@ def _steps(
 ) -> tuple[list[float], str]:
     """Seconds a step, one value an epoch, a block or a report, and a doubt."""
     if epochs and batch and samples:
-        return [one * batch / samples for one in epochs], ""
+        return [number * batch / samples for number in epochs], ""
     blocks = list(_block_steps(events, batch))
     if blocks:
         return blocks, ""
@@ -194,10 +194,12 @@ def _steps(
     values = [event.value for event in stats if isinstance(event.value, dict)]
     known = [real(value.get("train_step_time")) for value in values]
     if any(known):
-        return [one for one in known if one], ""
+        return [number for number in known if number], ""
     rates = [real(value.get("throughput")) for value in values]
     if batch and any(rates):
-        return [batch / one for one in rates if one], "step_s by throughput, taken as samples/s"
+        return [
+            batch / number for number in rates if number
+        ], "step_s by throughput, taken as samples/s"
     return [], "" if batch else "no global_batch_size: no step_s"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddlbench.report.tree_tables import TreeTables
 
 FOLDER = Path("exports")
-"""Where exports lie unless told otherwise; beside the results, as what lies in them is read."""
+"""Where exports lie by default; beside the results, as what lies in them is read."""
 
 
 @dataclass(frozen=True)

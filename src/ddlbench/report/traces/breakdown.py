@@ -74,10 +74,10 @@ def merged(begin: Times, end: Times) -> Intervals:
     return Intervals(begin[first], np.maximum.reduceat(end, first))
 
 
-def shared(one: Intervals, other: Intervals) -> float:
+def shared(first: Intervals, other: Intervals) -> float:
     """How long both cover the time."""
-    times = np.concatenate([one.begin, one.end, other.begin, other.end])
-    ones, others = np.ones(len(one.begin)), np.full(len(other.begin), 2.0)
+    times = np.concatenate([first.begin, first.end, other.begin, other.end])
+    ones, others = np.ones(len(first.begin)), np.full(len(other.begin), 2.0)
     order = np.argsort(times, kind="stable")
     running = np.cumsum(np.concatenate([ones, -ones, others, -others])[order])
     times = times[order]

@@ -244,7 +244,7 @@ class _Pipeline:
 
     def graphs(self) -> list[Graph]:
         actions = self._schedule.schedule.actions
-        return [self._graph(rank, own) for rank, own in enumerate(actions)]
+        return [self._graph(rank, of_rank) for rank, of_rank in enumerate(actions)]
 
     def _graph(self, rank: int, actions: Sequence[Action]) -> Graph:
         graph, last, awaited = Graph(), 0, list[int]()
@@ -285,7 +285,7 @@ class _Pipeline:
 
 
 def _stages_of(plan: StrategyPlan, sizes: Sizes) -> tuple[list[tuple[int, int]] | None, float]:
-    """The blocks of each stage, first and behind the last, and the samples of a pass."""
+    """The blocks of each stage, the first and the one after the last, and the samples of a pass."""
     pipeline = plan.strategy.pipeline_of(plan)
     if pipeline is not None:
         return [(stage.first, stage.last) for stage in pipeline.stages], pipeline.samples
@@ -306,8 +306,8 @@ def _recorded(
     step = windows_of((), boxes, None, len(rows), 1)[0].first
     graphs = []
     for number in range(len(rows)):
-        own = [box for box in boxes if box.row == number and box.mini_batch == step]
-        graphs.append(_recorded_graph(plan, sizes, number, own))
+        of_rank = [box for box in boxes if box.row == number and box.mini_batch == step]
+        graphs.append(_recorded_graph(plan, sizes, number, of_rank))
     if plan.cell.devices > 1 and all(
         node.type == NodeType.COMP for graph in graphs for node in graph.nodes
     ):

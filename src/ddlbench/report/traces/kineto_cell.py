@@ -62,7 +62,7 @@ def kineto_files(folder: Path) -> dict[str, bytes]:
     about = {"cell": plan.cell.id, "strategy": plan.cell.strategy}
     files = {}
     for number, row in enumerate(rows):
-        own = [box for box in boxes if box.row == number]
+        of_rank = [box for box in boxes if box.row == number]
         trace = {
             "schemaVersion": 1,
             "deviceProperties": [],
@@ -74,7 +74,7 @@ def kineto_files(folder: Path) -> dict[str, bytes]:
             "ddlbench": about,
             "displayTimeUnit": "ms",
         }
-        events = rank_events(number, row, own, on_host=not on_gpu)
+        events = rank_events(number, row, of_rank, on_host=not on_gpu)
         files[f"rank-{number}.json"] = _trace_text(trace, events).encode()
     return files
 

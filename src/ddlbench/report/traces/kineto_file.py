@@ -259,9 +259,9 @@ class _Window:
     def find(self, pattern: re.Pattern[str]) -> bool:
         """Move on to the next match of a pattern that is shorter than a chunk."""
         while True:
-            found = pattern.search(self.text, self.at)
-            if found is not None:
-                self.found = found
+            match = pattern.search(self.text, self.at)
+            if match is not None:
+                self.found = match
                 return True
             self.at = max(self.at, len(self.text) - 4096)
             if not self.more():
