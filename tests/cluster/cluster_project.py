@@ -33,7 +33,7 @@ class Project:
         experiment: dict,
         networks: str,
     ) -> None:
-        self.folder, self.bed = folder, bed
+        self.folder, self.bed, self.most_jobs = folder, bed, 3
         for name in ("rules", "workflow", "config", "profiles", "envs"):
             shutil.copytree(ROOT / name, folder / name)
         shutil.copy(ROOT / "Snakefile", folder)
@@ -63,7 +63,7 @@ class Project:
         ]
         return [
             *(sys.executable, "-m", "snakemake", *arguments, "--profile", "profiles/slurm"),
-            *("--configfile", "experiment.yaml", "--jobs", "3"),
+            *("--configfile", "experiment.yaml", "--jobs", str(self.most_jobs)),
             *([] if os.environ.get("DDLBENCH_SHIPPED_PAUSES") else pauses),
         ]
 

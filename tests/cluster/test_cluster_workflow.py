@@ -139,6 +139,33 @@ def test_a_node_that_lost_its_data_makes_it_anew_and_only_that_node(project, fir
     assert changed == {"n3"}
 
 
+def test_cells_of_one_shape_are_one_array_and_a_lost_task_runs_again_alone(project, first_run):
+    repeated = {**EXPERIMENT, "experiment": "repeated", "repeats": 4}
+    repeated["matrix"] = {**EXPERIMENT["matrix"], "strategy": ["sequential"], "geometry": ["1x1"]}
+    project.configure(repeated)
+    project.most_jobs = 10
+    run = project.snakemake("cells")
+    assert run.returncode == 0, run.stderr[-4000:]
+    jobs = _jobs_of_repeats(project)
+    arrays, tasks = zip(*(jobs[repeat].split("_") for repeat in (1, 2, 3)), strict=True)
+    assert len(set(arrays)) == 1
+    assert sorted(tasks) == ["1", "2", "3"]
+    victim = next(cell for cell in project.results() if cell.repeat == 2)
+    (project.folder / "results/testbed/cells" / victim.id / "result.json").unlink()
+    again = project.snakemake("cells")
+    assert again.returncode == 0, again.stderr[-4000:]
+    after = _jobs_of_repeats(project)
+    assert {repeat for repeat in jobs if jobs[repeat] != after[repeat]} == {2}
+
+
+def _jobs_of_repeats(project: Project) -> dict[int, str]:
+    return {
+        cell.repeat: result["provenance"]["slurm_job_id"]
+        for cell, result in project.results().items()
+        if cell.strategy == "sequential" and cell.network == "cluster_network:plain"
+    }
+
+
 def _inode(bed: TestBed, node: str) -> str:
     found = bed.run(node, "sh", "-c", "stat -c '%i' /scratch/ddlbench-data-*/mnist-*/")
     return found.stdout.strip()
