@@ -51,7 +51,7 @@ from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.pipeline_stages import even_blocks
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
-from ddlbench.strategies.training import make_loss
+from ddlbench.strategies.training import MeanCrossEntropy
 
 _SAMPLES = 4
 _FEW_SAMPLES = 2  # of large ones
@@ -148,7 +148,7 @@ def look_at(cell: Cell, _rank: int, _store: Store | None) -> Look:
 def _trains_in_float64(cell: Cell) -> bool:
     few = cell.with_(batch_size=_SAMPLES)
     ((inputs, labels),) = whole_batches(few, 1, torch.float64)
-    return trains_in_float64(partial(built, cell), inputs, labels, make_loss(cell))
+    return trains_in_float64(partial(built, cell), inputs, labels, MeanCrossEntropy())
 
 
 @dataclass(frozen=True)

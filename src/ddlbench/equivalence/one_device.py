@@ -39,7 +39,7 @@ from ddlbench.strategies.executor import Context, executor_of
 from ddlbench.strategies.training import (
     Batch,
     Loss,
-    make_loss,
+    MeanCrossEntropy,
     make_optimizer,
     rate_of,
     replay_of,
@@ -241,7 +241,7 @@ def train(reference: Reference, network: nn.Sequential) -> Trained:
     """Train a network, in place, as the strategy's ranks together do."""
     cell = reference.cell
     batches = list(whole_batches(cell, reference.steps, dtype_of(reference.floating)))
-    loss_function = make_loss(cell)
+    loss_function = MeanCrossEntropy()
     plan = make_plan(cell)
     replay = replay_of(plan.strategy)
     if replay is not None:

@@ -102,6 +102,34 @@ def connect(
             dist.recv(greeting, source, group=groups[kind])
 
 
+def send(tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int = 0) -> dist.Work:
+    """Start to send; the tensor must not change until the send is complete."""
+    work = dist.isend(tensor, peer, group=group, tag=tag)
+    assert work is not None  # this rank is in the group
+    return work
+
+
+def receive(tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int = 0) -> dist.Work:
+    """Post a receive into a tensor."""
+    work = dist.irecv(tensor, peer, group=group, tag=tag)
+    assert work is not None
+    return work
+
+
+Ranks = list[list[int]]
+"""The ranks of each group; every rank is in exactly one."""
+
+
+def groups_of(world_size: int, size: int) -> Ranks:
+    """Groups of ``size`` neighbouring ranks."""
+    return [list(range(start, start + size)) for start in range(0, world_size, size)]
+
+
+def across(groups: Sequence[Sequence[int]]) -> Ranks:
+    """Groups of the ranks that have the same place in each group."""
+    return [list(same) for same in zip(*groups, strict=True)]
+
+
 class ShardedStateExecutor(Executor):
     """Base of executors some of whose parameters are DTensors; the others are plain tensors."""
 

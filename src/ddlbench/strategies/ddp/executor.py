@@ -71,8 +71,7 @@ def called(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
         spans.beside(kind, begin, spans.now())
         return future.value()
 
-    averaged: Averaged = hook.reduce(bucket).then(done)
-    return averaged
+    return hook.reduce(bucket).then(done)
 
 
 def average(bucket: dist.GradBucket) -> Averaged:
@@ -80,15 +79,13 @@ def average(bucket: dist.GradBucket) -> Averaged:
     gradients = bucket.buffer().div_(dist.get_world_size())
     work = dist.all_reduce(gradients, async_op=True)
     assert work is not None
-    averaged: Averaged = work.get_future().then(lambda future: future.value()[0])
-    return averaged
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 def halved(bucket: dist.GradBucket) -> Averaged:
     """Sum gradients as fp16; values beyond 65504 become infinite."""
     assert dist.group.WORLD is not None
-    averaged: Averaged = fp16_compress_hook(dist.group.WORLD, bucket)
-    return averaged
+    return fp16_compress_hook(dist.group.WORLD, bucket)
 
 
 _SEED = 0  # of the first factors, the same on all ranks

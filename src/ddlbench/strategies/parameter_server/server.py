@@ -57,7 +57,7 @@ from torch import Tensor, nn
 
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.parameter_server.descriptor import message_count
-from ddlbench.strategies.process_group import Channel
+from ddlbench.strategies.process_group import Channel, receive, send
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 ALIGNMENT = 16  # elements
@@ -128,26 +128,6 @@ class Layout:
         return [message for message in self.messages if message.server == server]
 
 
-class Row:
-    """Moves a network's weights and gradients into two rows, so that no message is copied.
-
-    Parameters become views of ``weights``. Their ``grad`` are views of ``gradients``, to which
-    autograd adds.
-    """
-
-    def __init__(self, network: nn.Module, layout: Layout) -> None:
-        self.parameters = [p for p in network.parameters() if p.requires_grad]
-        device = self.parameters[0].device
-        self.weights = torch.zeros(layout.elements, dtype=layout.dtype, device=device)
-        self.gradients = torch.zeros_like(self.weights)
-        weights = layout.views(self.weights, self.parameters)
-        gradients = layout.views(self.gradients, self.parameters)
-        for parameter, weight, gradient in zip(self.parameters, weights, gradients, strict=True):
-            weight.copy_(parameter.detach())
-            parameter.data = weight
-            parameter.grad = gradient
-
-
 def _aligned(elements: int) -> int:
     return -(-elements // ALIGNMENT) * ALIGNMENT
 
@@ -172,9 +152,9 @@ class Worker:
     ) -> None:
         self._messages = layout.messages
         self._servers, self._groups = servers, groups
-        self._row = Row(network, layout)
+        self._lay_out(network, layout)
         self._gradients_of = [0] * len(self._messages)
-        for index, parameter in enumerate(self._row.parameters):
+        for index, parameter in enumerate(self._parameters):
             numbers = layout.messages_of(index)
             for number in numbers:
                 self._gradients_of[number] += 1
@@ -183,9 +163,26 @@ class Worker:
         self._pushes: list[dist.Work] = []
         self._pulls: list[dist.Work] = []
 
+    def _lay_out(self, network: nn.Module, layout: Layout) -> None:
+        """Move weights and gradients into two rows, so that no message is copied.
+
+        Parameters become views of one row. Their ``grad`` are views of the other, to which autograd
+        adds.
+        """
+        self._parameters = [p for p in network.parameters() if p.requires_grad]
+        device = self._parameters[0].device
+        self._weights = torch.zeros(layout.elements, dtype=layout.dtype, device=device)
+        self._gradients = torch.zeros_like(self._weights)
+        weights = layout.views(self._weights, self._parameters)
+        gradients = layout.views(self._gradients, self._parameters)
+        for parameter, weight, gradient in zip(self._parameters, weights, gradients, strict=True):
+            weight.copy_(parameter.detach())
+            parameter.data = weight
+            parameter.grad = gradient
+
     def begin(self) -> None:
         """Set gradients to zero before a backward pass."""
-        self._row.gradients.zero_()
+        self._gradients.zero_()
         self._missing = list(self._gradients_of)
 
     def push_rest(self) -> None:
@@ -216,25 +213,15 @@ class Worker:
             number = len(self._pushes)
             message = self._messages[number]
             self._pull(number)  # before the push, so that the answer finds its receive posted
-            work = dist.isend(
-                self._row.gradients[message.begin : message.end],
-                self._servers[message.server],
-                group=self._groups[PUSH],
-                tag=number,
-            )
-            assert work is not None
-            self._pushes.append(work)
+            gradients = self._gradients[message.begin : message.end]
+            server = self._servers[message.server]
+            self._pushes.append(send(gradients, server, self._groups[PUSH], number))
 
     def _pull(self, number: int) -> None:
         message = self._messages[number]
-        work = dist.irecv(
-            self._row.weights[message.begin : message.end],
-            self._servers[message.server],
-            group=self._groups[PULL],
-            tag=number,
-        )
-        assert work is not None
-        self._pulls.append(work)
+        weights = self._weights[message.begin : message.end]
+        server = self._servers[message.server]
+        self._pulls.append(receive(weights, server, self._groups[PULL], number))
 
 
 def channels_between(servers: Sequence[int], workers: Sequence[int]) -> list[Channel]:
@@ -361,22 +348,12 @@ class Server:
 
     def _expect(self, place: int, worker: int) -> dist.Work:
         """Post the receive of a worker's next gradients."""
-        work = dist.irecv(
-            self._received[worker][place],
-            self._ranks[worker],
-            group=self._groups[PUSH],
-            tag=self._messages[place].number,
-        )
-        assert work is not None
-        return work
+        tag, gradients = self._messages[place].number, self._received[worker][place]
+        return receive(gradients, self._ranks[worker], self._groups[PUSH], tag)
 
     def _send(self, place: int, worker: int, weights: Tensor) -> dist.Work:
-        """Start to send weights, which must not change until the send is complete."""
-        work = dist.isend(
-            weights, self._ranks[worker], group=self._groups[PULL], tag=self._messages[place].number
-        )
-        assert work is not None
-        return work
+        tag = self._messages[place].number
+        return send(weights, self._ranks[worker], self._groups[PULL], tag)
 
     def _update(self, place: int, gradient: Tensor) -> None:
         """Step the optimiser on one message."""

@@ -34,11 +34,10 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.strategies.alone import dry_run
-from ddlbench.strategies.executor import Context, DataStream, Executor, RunRecord, Unsupported
+from ddlbench.strategies.executor import Context, Executor, RunRecord, Unsupported, free_blocks
 from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
 from ddlbench.strategies.pipedream.runner import (
     Channels,
@@ -66,18 +65,10 @@ class PipeDreamExecutor(Executor):
     replica_group: dist.ProcessGroup | None
     forms: list[TensorForm]
 
-    def prepare(
-        self,
-        plan: StrategyPlan,
-        process: Process,
-        network: nn.Sequential,
-        data: DataStream | None,
-        context: Context,
-    ) -> None:
-        super().prepare(plan, process, network, data, context)
+    def begin(self) -> None:
         if self.needs_dry_run():
-            dry_run(self.module, context.devices, self.practise)
-        self.parts = self._parts(self.module, self.optimizer, context)
+            dry_run(self.module, self.context.devices, self.practise)
+        self.parts = self._parts(self.module, self.optimizer, self.context)
 
     def needs_dry_run(self) -> bool:
         """Whether a posted receive blocks the device: on GPUs, but not over gloo."""
@@ -120,9 +111,7 @@ class PipeDreamExecutor(Executor):
         self.forms = block_forms(network, inputs, device)
         first, end, _ = self.stages[self.process.stage]
         blocks = list(network.named_children())[first:end]
-        for name in list(network._modules):
-            if name not in dict(blocks):  # freed: other processes hold them
-                delattr(network, name)
+        free_blocks(network, dict(blocks))
         return nn.Sequential(OrderedDict(blocks)).to(device)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -256,8 +245,7 @@ class PipeDreamExecutor(Executor):
             losses[number] = loss
         if self.replica_group is not None:
             dist.all_reduce(losses, group=self.replica_group)
-        values: list[float] = losses.tolist()
-        return values
+        return losses.tolist()
 
 
 State = dict[str, Tensor]

@@ -47,6 +47,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddlbench.common.document import csv_text
 from ddlbench.experiment.registry import load
 from ddlbench.experiment.registry import pairs as built_in_pairs
 from ddlbench.networks.inspection import has_hooks
@@ -55,6 +56,8 @@ from ddlbench.planning.network_tables import PAIR_COLUMNS, LinearPairs, why_not_
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.process_group import (
     ShardedStateExecutor,
+    across,
+    groups_of,
     join_all,
     local,
     side_by_side,
@@ -86,15 +89,11 @@ class TensorParallelExecutor(ShardedStateExecutor):
         # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         network.to(device)
-        ranks = range(self.plan.world_size)
-        rows = [list(ranks[at : at + details.group]) for at in ranks[:: details.group]]
-        self.over_groups = None
-        if self.groups > 1:
-            same_place = [list(line) for line in zip(*rows, strict=True)]
-            self.over_groups = side_by_side(same_place, self.context)
+        groups = groups_of(self.plan.world_size, details.group)
+        self.over_groups = side_by_side(across(groups), self.context) if self.groups > 1 else None
         if details.group > 1:
             # Of a group of our own, because a group that the mesh makes has torch's time limit.
-            within = side_by_side(rows, self.context)
+            within = side_by_side(groups, self.context)
             split_pairs(network, DeviceMesh.from_group(within, device.type))
         return network
 
@@ -221,14 +220,13 @@ def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[ModulePair]:
 
 def table() -> str:
     """``planning/tensor_pairs.csv``: every built-in network with each dataset it reads."""
-    lines = [",".join(PAIR_COLUMNS)]
+    rows: list[Sequence[str | int]] = [PAIR_COLUMNS]
     for name, spec in built_in_pairs():
         with torch.device("meta"):
             network = load("ddlbench.networks", name)(spec)
         known = linear_pairs(network)
-        numbers = (getattr(known, column) for column in PAIR_COLUMNS[2:])
-        lines.append(",".join([name, spec.name, *map(str, numbers)]))
-    return "\n".join([*lines, ""])
+        rows.append((name, spec.name, *(getattr(known, column) for column in PAIR_COLUMNS[2:])))
+    return csv_text(rows)
 
 
 def _plain_names(network: nn.Sequential) -> Iterator[tuple[str, str]]:
