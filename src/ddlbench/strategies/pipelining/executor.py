@@ -18,10 +18,12 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.planning.network_tables import why_not_in_pairs
 from ddlbench.planning.schedules import Action, Schedule
-from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported
+from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported, free_blocks
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
 from ddlbench.strategies.pipelining.stage import (
     TensorForm,
@@ -32,7 +34,15 @@ from ddlbench.strategies.pipelining.stage import (
     sample_form,
     torch_schedule,
 )
-from ddlbench.strategies.process_group import join_all, side_by_side, sum_gradients
+from ddlbench.strategies.process_group import (
+    ShardedStateExecutor,
+    join_all,
+    local,
+    side_by_side,
+    sum_gradients,
+    sum_in_place,
+)
+from ddlbench.strategies.tensor_parallel.executor import linear_pairs, split_pairs
 from ddlbench.strategies.timing import SpanRecorder
 
 # Spans of the last steps of a run are kept.
@@ -65,10 +75,8 @@ class PipelineExecutor(Executor):
         # On a GPU an event for each pass would disturb measured steps: record_step records there.
         self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
         self.stages = self._stages(network, mine, micro_batch)
-        keep = {number for stage in mine for number in self.blocks[stage]}
-        for number, name in enumerate(list(network._modules)):
-            if number not in keep:  # freed: other processes hold it
-                delattr(network, name)
+        names = list(network._modules)
+        free_blocks(network, {names[number] for stage in mine for number in self.blocks[stage]})
         self.schedule = torch_schedule(self.planned.name, self.stages, self.chunks, self._loss)
         return network
 
@@ -170,8 +178,7 @@ class PipelineExecutor(Executor):
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """A micro-batch's share of the mean loss of the mini-batch."""
         with self.spans.span("loss"):
-            loss: Tensor = self.loss_function(outputs, labels) / (self.chunks * self.replicas)
-        return loss
+            return self.loss_function(outputs, labels) / (self.chunks * self.replicas)
 
     def _check_order(self) -> None:
         """Check that torch ran the planned schedule, which figures draw and predictors replay."""
@@ -182,3 +189,29 @@ class PipelineExecutor(Executor):
                 f"torch {torch.__version__} ran schedule {self.planned.name} in another order "
                 f"than planned: {' '.join(map(str, self.passes))}"
             )
+
+
+class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
+    """A part of one stage for each process; the ranks of a stage send within its passes."""
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        cell, processes = self.plan.cell, self.plan.processes
+        together = len(processes) // len({(p.replica, p.stage) for p in processes})
+        why_not = why_not_in_pairs(linear_pairs(network), cell.network, cell.strategy, together)
+        if why_not is not None:
+            raise Unsupported(why_not)
+        # The ranks of a stage draw the same numbers in the layers that each of them computes.
+        torch.manual_seed(cell.seed + self.process.replica)
+        return super().place(network)
+
+    def prepared(self, blocks: nn.Sequential) -> nn.Sequential:
+        """The blocks with their pairs of linear layers split over the ranks of the stage."""
+        group = side_by_side(self.stage_ranks, self.context)
+        if len(self.stage_ranks[0]) > 1:
+            split_pairs(blocks, DeviceMesh.from_group(group, self.context.devices[0].type))
+        return blocks
+
+    def sum_over_replicas(self) -> None:
+        with torch.no_grad():
+            gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
+            sum_in_place(gradients, self.replica_group)

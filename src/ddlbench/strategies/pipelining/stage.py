@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, starmap
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -107,48 +107,41 @@ def block_facts(
     network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
 ) -> list[BlockFacts]:
     """Facts of every block, in order; the network is not changed."""
-    facts: list[BlockFacts] = []
 
-    def count(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
+    def count(double: nn.Sequential, name: str, inputs: Tensor) -> tuple[Tensor, BlockFacts]:
         with FlopCounterMode(display=False) as counter:
-            outputs: Tensor = double.get_submodule(name)(inputs)
+            outputs = double.get_submodule(name)(inputs)
         weights = network.get_submodule(name).parameters()
         parameters = sum(p.numel() * p.element_size() for p in weights)
-        facts.append(
-            BlockFacts(TensorForm.of(outputs), float(counter.get_total_flops()), parameters)
-        )
-        return outputs
+        work = float(counter.get_total_flops())
+        return outputs, BlockFacts(TensorForm.of(outputs), work, parameters)
 
-    run_blocks(network, micro_batch, device, count, forget=facts.clear)
-    return facts
+    return run_blocks(network, micro_batch, device, count)
 
 
 def block_forms(
     network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
 ) -> list[TensorForm]:
     """Forms of the input and of every block's output, in order; the network is not changed."""
-    forms = [micro_batch]
 
-    def look(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
-        outputs: Tensor = double.get_submodule(name)(inputs)
-        forms.append(TensorForm.of(outputs))
-        return outputs
+    def look(double: nn.Sequential, name: str, inputs: Tensor) -> tuple[Tensor, TensorForm]:
+        outputs = double.get_submodule(name)(inputs)
+        return outputs, TensorForm.of(outputs)
 
-    def forget() -> None:
-        del forms[1:]
+    return [micro_batch, *run_blocks(network, micro_batch, device, look)]
 
-    run_blocks(network, micro_batch, device, look, forget)
-    return forms
+
+_Seen = TypeVar("_Seen")
+_RunBlock = Callable[[nn.Sequential, str, Tensor], tuple[Tensor, _Seen]]
 
 
 def run_blocks(
     network: nn.Sequential,
     sample: TensorForm,
     device: torch.device | str,
-    run: Callable[[nn.Sequential, str, Tensor], Tensor],
-    forget: Callable[[], None],
-) -> None:
-    """Run the blocks of a copy, in order.
+    run: _RunBlock[_Seen],
+) -> list[_Seen]:
+    """Run the blocks of a copy, in order; returns what is seen of each.
 
     They run on fake tensors, which cannot run a block that reads a number, as of a loss. Then the
     copy computes, of zeros.
@@ -157,24 +150,23 @@ def run_blocks(
         network: on any device; it is not changed.
         sample: form of its input.
         device: where it runs.
-        run: (the copy, name of a block, its input) -> its output.
-        forget: called before the copy computes.
+        run: (the copy, name of a block, its input) -> its output, and what is seen of it.
     """
     try:
         with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-            _run_in_order(copy_without_data(network, device), sample.tensor(device), run)
+            return _in_order(copy_without_data(network, device), sample.tensor(device), run)
     except Exception:
-        forget()
         with torch.enable_grad(), seeded(0):
             zeros = torch.zeros(sample.shape, dtype=sample.dtype, device=device)
-            _run_in_order(copy_of(network).to(device), zeros, run)
+            return _in_order(copy_of(network).to(device), zeros, run)
 
 
-def _run_in_order(
-    double: nn.Sequential, passing: Tensor, run: Callable[[nn.Sequential, str, Tensor], Tensor]
-) -> None:
+def _in_order(double: nn.Sequential, passing: Tensor, run: _RunBlock[_Seen]) -> list[_Seen]:
+    all_seen = []
     for name in double._modules:  # named_children skips repeated modules
-        passing = run(double, name, passing.detach())
+        passing, seen = run(double, name, passing.detach())
+        all_seen.append(seen)
+    return all_seen
 
 
 _SAMPLES = 2  # batch norm refuses a single value per channel
@@ -239,7 +231,7 @@ class StageModule(nn.Module):
         """(N, ...) -> (N, ...)."""
         if inputs.requires_grad:
             inputs = _ContiguousGradient.apply(inputs)
-        outputs: Tensor = self.blocks(inputs)
+        outputs = self.blocks(inputs)
         if outputs._is_view() or not outputs.is_contiguous():
             outputs = outputs.clone(memory_format=torch.contiguous_format)
         return outputs
