@@ -70,7 +70,7 @@ from ddlbench.planning.schedules import (
 from ddlbench.planning.strategy import PARADL, Strategy
 from ddlbench.planning.traffic import GroupOptions
 from ddlbench.planning.trainable import why_not_in_stages
-from ddlbench.strategies.tensor_parallel.descriptor import weights_with_hooks
+from ddlbench.strategies.grouped import weights_with_hooks
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload

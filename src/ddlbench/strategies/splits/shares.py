@@ -167,23 +167,14 @@ def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Bloc
         if index >= end:
             blocks.append(_gathered(block, layers_of_block) if index == end else block)
             continue
-        share = (
-            rows_share(shape_of(layers_of_block[-1], workload.network)["output"], grid)
-            if layers_of_block
-            else 1.0
-        )
-        entering = (
-            rows_share(shape_of(layers_of_block[0], workload.network)["input"], grid)
-            if layers_of_block
-            else 1.0
-        )
-        between = block.saved_bytes - sum(
-            float(e["saved_bytes_per_sample"]) for e in layers_of_block
-        )
-        saved = (
-            sum(_saved_rows(entry, grid, workload.network) for entry in layers_of_block)
-            + share * between
-        )
+        entering = share = 1.0
+        if layers_of_block:
+            shapes = [shape_of(layers_of_block[at], workload.network) for at in (0, -1)]
+            entering = rows_share(shapes[0]["input"], grid)
+            share = rows_share(shapes[1]["output"], grid)
+        whole = sum(float(e["saved_bytes_per_sample"]) for e in layers_of_block)
+        own = sum(_saved_rows(entry, grid, workload.network) for entry in layers_of_block)
+        saved = own + share * (block.saved_bytes - whole)
         blocks.append(
             replace(
                 block,

@@ -54,6 +54,7 @@ from ddlbench.networks.inspection import has_hooks
 from ddlbench.networks.transformers import Attention, TransformerBlock
 from ddlbench.planning.network_tables import PAIR_COLUMNS, LinearPairs, why_not_in_pairs
 from ddlbench.strategies.executor import Unsupported
+from ddlbench.strategies.grouped import GroupDetails
 from ddlbench.strategies.process_group import (
     ShardedStateExecutor,
     across,
@@ -63,7 +64,6 @@ from ddlbench.strategies.process_group import (
     side_by_side,
     sum_in_place,
 )
-from ddlbench.strategies.tensor_parallel.descriptor import TensorDetails
 from ddlbench.strategies.tensor_parallel.shares import Pair, pairs_of
 from ddlbench.strategies.timing import SpanRecorder
 from ddlbench.strategies.training import Autocast
@@ -78,7 +78,7 @@ class TensorParallelExecutor(ShardedStateExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         device = self.context.devices[0]
-        details = TensorDetails.of(self.plan)
+        details = GroupDetails.of(self.plan)
         self.groups = details.replicas
         join_all(self.context, self.process, self.plan.world_size)
         why_not = why_not_in_pairs(
