@@ -47,9 +47,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from ddlbench.common.statistics import round_means
 from ddlbench.datasets.loader import BatchLoader, EpochStream, ImageDataset
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -109,7 +111,6 @@ def on_device(
 
 
 _FEWEST_STEPS = 3
-_ENOUGH_STEPS = 6  # have a 95 % interval
 _MOST_STEPS = 3000
 
 
@@ -195,8 +196,8 @@ def measure_steps(
         count = passes(0.6 * budget_s, statistics.median(warm_s), _FEWEST_STEPS, _MOST_STEPS)
         step_s, load_s = runner.run(count)
         window = steps_per_window(sum(step_s) / count, count)
-        median_s, interval_s = median_with_interval(_window_means(step_s, window))
-        loading_s = statistics.median(_window_means(load_s, window))
+        median_s, interval_s = median_with_interval(round_means(step_s, window))
+        loading_s = float(np.median(round_means(load_s, window)))
         marked = passes(0.1 * budget_s, median_s, 1, count)
         marked_s, ready = _marked(runner, marked, marks_on(device, cell.threads_per_device))
         if peak is None:
@@ -213,12 +214,6 @@ def measure_steps(
         "peak_bytes": peak,
     }
     return Steps(entry, ready, fixed)
-
-
-def _window_means(values: list[float], window: int) -> list[float]:
-    """Means over consecutive windows; what does not fill a window is left out."""
-    whole = len(values) // window * window
-    return [sum(values[i : i + window]) / window for i in range(0, whole, window)]
 
 
 def _marked(
@@ -374,7 +369,7 @@ def _measured(
     finally:
         runner.close()
     window = steps_per_window(sum(step_s) / count, count)
-    median_s, interval_s = median_with_interval(_window_means(step_s, window))
+    median_s, interval_s = median_with_interval(round_means(step_s, window))
     work = strategy_of(cell.strategy).device_work(cell)
     assert work is not None
     interval = None if interval_s is None else tuple(interval_s)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from ddlbench.common.statistics import is_known, median_interval
@@ -178,7 +179,7 @@ class PassTimer:
                 self.samples.add(piece, batch_size, marks, part)
 
 
-def median_with_interval(values: Sequence[float]) -> tuple[float, list[float] | None]:
+def median_with_interval(values: Sequence[float] | np.ndarray) -> tuple[float, list[float] | None]:
     """Median and its 95 % rank-based interval; None for a single value."""
     interval = median_interval(values)
     return interval.median, [interval.low, interval.high] if is_known(interval) else None

@@ -45,9 +45,9 @@ from ddlbench.runtime.job import Job, kept_folder, log_file, report_file, why_no
 from ddlbench.runtime.launch import Step, device_variables, python_command
 from ddlbench.runtime.lease import (
     Claim,
-    Heart,
     claim,
     copy_kept,
+    heartbeat,
     holds,
     keep,
     release,
@@ -101,7 +101,7 @@ def run_cell(
             copy_kept(cell_folder)
             return claimed.result
         # The lease is released while the heart still beats: it counts as left over without.
-        with Heart(cell_folder):
+        with heartbeat(cell_folder):
             try:
                 return run.finish(claimed)
             except _Terminated as ended:

@@ -185,9 +185,10 @@ def classify(
     batch: int,
     alive: Callable[[], None] = lambda: None,
 ) -> tuple[int, float | None, int]:
-    """How many labels of ``dataset`` have the highest output, the mean loss, and the labels.
+    """How many labels of ``dataset`` have the highest output; the mean loss; how many there are.
 
-    An image has one label, a sequence of tokens one at each position.
+    An image has one label, a sequence of tokens one at each position. None stands for a loss that
+    is NaN or infinite.
 
     Args:
         network: (N, ...) -> (N, classes) or (N, T, classes), on ``device``; left in ``eval`` mode.
@@ -195,9 +196,6 @@ def classify(
         device: of the network.
         batch: images at a time.
         alive: called after each batch.
-
-    Returns:
-        the count; the mean cross entropy, None if that is NaN or infinite; number of labels.
     """
     network.eval()
     correct, loss, count = 0, 0.0, 0
