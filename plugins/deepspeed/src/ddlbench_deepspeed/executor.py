@@ -82,9 +82,7 @@ class DeepSpeedExecutor(Executor):
     @property
     def network(self) -> nn.Module:
         """The network within the engine."""
-        network = self.engine.module
-        assert isinstance(network, nn.Module)
-        return network
+        return self.engine.module
 
     def state_dict(self) -> dict[str, Any]:
         """Whole weights; a collective in stage 3, which all processes call."""

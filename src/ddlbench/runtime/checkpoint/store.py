@@ -53,7 +53,7 @@ from ddlbench.planning.plan import Plan
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.rank_report import RankFailure, RankReport
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 KEPT_SETS = 2  # some file systems report a write that a crash then loses
 _MANIFEST, _JOURNAL, _ATTEMPTS = "manifest.json", "trail", "attempts.json"
 

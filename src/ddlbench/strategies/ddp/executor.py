@@ -216,11 +216,8 @@ class DdpExecutor(Executor):
     @property
     def own_optimizer(self) -> torch.optim.Optimizer:
         """The SGD that holds this rank's momentum."""
-        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
-            optimizer = self.optimizer.optim
-            assert isinstance(optimizer, torch.optim.Optimizer)
-            return optimizer
-        return self.optimizer
+        sharded: Any = self.optimizer
+        return sharded.optim if isinstance(sharded, ZeroRedundancyOptimizer) else self.optimizer
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Weights, the momentum that this rank keeps, and PowerSGD's state."""

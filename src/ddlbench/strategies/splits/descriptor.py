@@ -6,11 +6,6 @@
                    halo exchange                    | filters 1 |                 | channels 1 |
                                                   outputs all-gathered          outputs added up
 
-    data-...   groups of devices, each with its own share of the mini-batch:
-
-               node 0   [ rank 0  rank 1 ]  group 0: samples 0 .. b-1      by default a group is
-               node 1   [ rank 2  rank 3 ]  group 1: samples b .. 2b-1     the devices of a node
-
 Source: Kahira et al., "An Oracle for Guiding Large-Scale Model/Hybrid Parallel Training of
 Convolutional Neural Networks", HPDC 2021, section 3. Only once a user's own network is built is it
 known to have enough rows or filters; if not, the cell ends ``unsupported`` and names the layer.

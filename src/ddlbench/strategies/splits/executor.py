@@ -1,12 +1,5 @@
 """Executors of the splits, over gloo (CPU) or NCCL (CUDA): one process for each device.
 
-::
-
-    group 0   rank 0 | forward and backward, with exchanges in every layer | average | update
-              rank 1 |    of the same samples                              |  over   | update
-    group 1   rank 2 | ... of other samples                                | groups  | update
-              rank 3 |                                                     |         | update
-
 Every rank of a group reads the same samples, whole; a spatial rank then keeps its rows of them.
 """
 

@@ -1,12 +1,4 @@
-"""Tensor parallelism of pairs of linear layers, and groups of it that share the mini-batch.
-
-::
-
-    tensor-parallel   [ rank 0  rank 1  rank 2  rank 3 ]    all devices: the same samples
-
-    data-tensor       node 0   [ rank 0  rank 1 ]           group 0: samples 0 .. b-1
-                      node 1   [ rank 2  rank 3 ]           group 1: samples b .. 2b-1
-                                 0-2: the same part of the weights, whose gradients are added up
+"""Tensor parallelism of pairs of linear layers, also by groups that share the mini-batch.
 
 Of each attention a device has some heads, of each perceptron some hidden features. So a pair of
 linear layers costs one all-reduce forward and one backward, where two layers split by filters cost

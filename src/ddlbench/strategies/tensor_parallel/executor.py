@@ -1,14 +1,7 @@
 """Executor of tensor parallelism, over gloo (CPU) or NCCL (CUDA): one process for each device.
 
-::
-
-    group 0   rank 0 | forward | backward, with an all-reduce after each pair  | sum   | update
-              rank 1 |   of the same samples                                   | over  | update
-    group 1   rank 2 | ... of other samples                                    | groups| update
-              rank 3 |                                                         |       | update
-
-A rank's groups are the two axes of a mesh: its tensor group, and the ranks with the same place in
-the other groups, which have the same part of the weights.
+The groups (:mod:`ddlbench.strategies.grouped`) are a rank's tensor group, and the ranks with the same
+place in the other groups, which have the same part of the weights.
 
 DTensor's ``parallelize_module`` splits the linear layers of a network::
 
