@@ -1,7 +1,7 @@
 """Executor of tensor parallelism, over gloo (CPU) or NCCL (CUDA): one process for each device.
 
-The groups (:mod:`ddlbench.strategies.grouped`) are a rank's tensor group, and the ranks with the same
-place in the other groups, which have the same part of the weights.
+The groups (:mod:`ddlbench.strategies.grouped`) are a tensor group of a rank, and the ranks with the
+same place in the other groups, which have the same part of the weights.
 
 DTensor's ``parallelize_module`` splits the linear layers of a network::
 
