@@ -39,11 +39,7 @@ from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import scratch_dir
-from ddlbench.experiment.profile import (
-    InvalidProfile,
-    Profile,
-    write_profile,
-)
+from ddlbench.experiment.profile import InvalidProfile, Profile, write_profile
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.networks import build

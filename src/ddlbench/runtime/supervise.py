@@ -34,13 +34,7 @@ from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.planner import StrategyPlan, make_plan, measured_digests, request_of
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.store import Order, forget_checkpoints, restart_of
-from ddlbench.runtime.fabric import (
-    Fabric,
-    FabricUnfit,
-    FabricUnsupported,
-    fabric_up,
-    fault_of,
-)
+from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
 from ddlbench.runtime.job import Job, kept_folder, log_file, report_file, why_not_started
 from ddlbench.runtime.launch import Step, device_variables, python_command
 from ddlbench.runtime.lease import (

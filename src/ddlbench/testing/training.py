@@ -30,12 +30,7 @@ from torch.distributed import Store
 from torch.nn.functional import cross_entropy
 
 from ddlbench.equivalence.examination import STATISTICS
-from ddlbench.equivalence.one_device import (
-    Reader,
-    context_of,
-    train_in_parts,
-    whole_batches,
-)
+from ddlbench.equivalence.one_device import Reader, context_of, train_in_parts, whole_batches
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS

@@ -136,10 +136,7 @@ _RunBlock = Callable[[nn.Sequential, str, Tensor], tuple[Tensor, _Seen]]
 
 
 def run_blocks(
-    network: nn.Sequential,
-    sample: TensorForm,
-    device: torch.device | str,
-    run: _RunBlock[_Seen],
+    network: nn.Sequential, sample: TensorForm, device: torch.device | str, run: _RunBlock[_Seen]
 ) -> list[_Seen]:
     """Run the blocks of a copy, in order; returns what is seen of each.
 
