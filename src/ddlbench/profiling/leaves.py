@@ -167,9 +167,7 @@ class NetworkBytes:
 def network_bytes(blocks: Sequence[Block], inputs_of: Callable[[int], Tensor]) -> NetworkBytes:
     """Traces the network at two batch sizes, and takes the slope.
 
-    Args:
-        blocks: of the network.
-        inputs_of: makes inputs of a batch size.
+    ``inputs_of`` makes inputs of a batch size.
     """
     small, large = (_trace(blocks, inputs_of(batch)) for batch in _BATCH_SIZES)
     more = _BATCH_SIZES[1] - _BATCH_SIZES[0]

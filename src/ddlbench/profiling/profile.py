@@ -106,6 +106,9 @@ def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
     return profile
 
 
+_MEASURED = ("steps", "layers", "blocks", "tensors", "alone", "fixed_memory_bytes")
+
+
 def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> Profile:
     first, cell, key = reports[0], needs.cell, needs.key
     of_replicas = [report.get("replicas") for report in reports]
@@ -118,13 +121,8 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
         "threads_per_device": key.threads_per_device,
         "device_kind": site.device,
         "batch_sizes": list(needs.layer_batches),
-        "steps": first["steps"],
-        "layers": first["layers"],
-        "blocks": first["blocks"],
-        "tensors": first["tensors"],
-        "alone": first["alone"],
+        **{name: first[name] for name in _MEASURED},
         "node_slowdown": slowdowns([seconds for seconds in of_replicas if seconds]),
-        "fixed_memory_bytes": first["fixed_memory_bytes"],
         "device_memory_bytes": first["device_memory_bytes"] or _memory_of_device(site),
         **_shrink(site),
         "notes": [*first["notes"], *_comparison(first)],

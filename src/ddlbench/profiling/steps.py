@@ -332,12 +332,7 @@ def measure_alone(
 ) -> list[dict[str, Any]]:
     """Entries ``alone`` of profile.json, one for each cell that can run.
 
-    Args:
-        cells: of any sizes; each gets an equal share of the time.
-        dataset: where samples come from.
-        device: of this process.
-        budget_s: seconds that all of them should take.
-        notes: gets why a cell was left out.
+    Each cell gets an equal share of ``budget_s``; ``notes`` get why a cell was left out.
     """
     entries = []
     for cell in cells:

@@ -407,21 +407,14 @@ def _first_cause(failures: list[RankFailure], missing: set[int], outcome: Outcom
 
 
 def _lost(rank: int, outcome: Outcome) -> Reason:
-    sentence = f"rank {rank} ended without a report"
-    number = outcome.guards_killed.get(rank)
+    """Why, by the signal that ended its guard, or by what srun and the rank wrote last."""
+    number, log = outcome.guards_killed.get(rank), "\n".join(outcome.tail)
     if number is not None:
-        sentence += f": signal {number} ({signal.Signals(number).name}) ended its guard"
+        why = f"signal {number} ({signal.Signals(number).name}) ended its guard"
     else:
-        sentence += _last_words(rank, "\n".join(outcome.tail))
-    return Reason("rank_lost", sentence)
-
-
-def _last_words(rank: int, log: str) -> str:
-    """``: n2: module: command not found``: what srun and the rank wrote last; else empty."""
-    of_nodes = why_nodes_failed(log)
-    words = words_of_tasks(log.replace(f"[{rank}] ", f"{rank}: ")).get(rank, "")
-    last = of_nodes or words
-    return f": {last}" if last else ""
+        words = words_of_tasks(log.replace(f"[{rank}] ", f"{rank}: "))
+        why = why_nodes_failed(log) or words.get(rank, "")
+    return Reason("rank_lost", f"rank {rank} ended without a report" + (f": {why}" if why else ""))
 
 
 def _failures(reports: _Reports) -> list[RankFailure]:

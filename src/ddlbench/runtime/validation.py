@@ -44,8 +44,6 @@ class Validator:
     Args:
         build: makes the plain network on the CPU; called by rank 0 only.
         dataset: the validation split; read by rank 0 only.
-        rank, world_size: of this process.
-        store: of all processes; None for a single one.
         devices: of this process; rank 0 classifies on the first.
         batch: images that are classified at a time.
         alive: called by rank 0 after each batch, as a sign of life.

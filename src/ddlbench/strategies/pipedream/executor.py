@@ -103,7 +103,12 @@ class PipeDreamExecutor(Executor):
         self.planned = PipeDreamDetails.of(self.plan)
         self.stages = self.planned.stages
         device = self.context.devices[0]
-        self._check(network)
+        if self.stages[-1][1] != len(network):
+            raise Unsupported(
+                f"balance {self.planned.balance} deals {self.stages[-1][1]} blocks, "
+                f"the network has {len(network)}",
+                code="wrong_balance",
+            )
         self._join(device)
         # Of a mini-batch's inputs, and of every block's outputs.
         cell, floating = self.plan.cell, self.context.floating
@@ -166,15 +171,6 @@ class PipeDreamExecutor(Executor):
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         return chain(super().persistent_tensors(), self.parts.versions.tensors())
-
-    def _check(self, network: nn.Sequential) -> None:
-        blocks = self.stages[-1][1]
-        if blocks != len(network):
-            raise Unsupported(
-                f"balance {self.planned.balance} deals {blocks} blocks, "
-                f"the network has {len(network)}",
-                code="wrong_balance",
-            )
 
     def _join(self, device: torch.device) -> None:
         """Join the groups of all ranks, of each direction, and of this stage's replicas."""

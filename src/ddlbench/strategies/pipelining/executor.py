@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -58,7 +57,13 @@ class PipelineExecutor(Executor):
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         details = PipeliningDetails.of(self.plan)
         self.replicas, self.chunks = details.replicas, details.chunks
-        self.blocks = self._block_ranges(len(network))
+        self.blocks = [range(first, last) for first, last, _ in details.stages]
+        if self.blocks[-1].stop != len(network):
+            raise Unsupported(
+                f"the plan deals {self.blocks[-1].stop} blocks to {len(self.blocks)} stages, but "
+                f"the network has {len(network)}",
+                code="wrong_balance",
+            )
         # Tests compare built-in networks with sequential training; no other is known.
         actions = self.planned.computations(self.process.stage)
         splits_backward = any(action.kind == "backward_input" for action in actions)
@@ -125,29 +130,10 @@ class PipelineExecutor(Executor):
         shape = (self.replicas, self.planned.world_size, -1)
         # Of each rank its replica, its place in the pipeline, and its place in the stage's group.
         ranks = torch.arange(self.plan.world_size).reshape(shape)
-        self.pipeline = self._side_by_side(ranks.permute(0, 2, 1))
-        self.replica_group = self._side_by_side(ranks.permute(1, 2, 0))
+        pipelines, replicas = ranks.permute(0, 2, 1), ranks.permute(1, 2, 0)
+        self.pipeline = side_by_side(pipelines.flatten(0, 1).tolist(), self.context)
+        self.replica_group = side_by_side(replicas.flatten(0, 1).tolist(), self.context)
         self.stage_ranks = ranks.flatten(0, 1).tolist()
-
-    def _side_by_side(self, ranks: Tensor) -> dist.ProcessGroup:
-        """This rank's group, of those that the last dimension of ranks holds."""
-        return side_by_side(ranks.flatten(0, 1).tolist(), self.context)
-
-    def _block_ranges(self, blocks: int) -> list[range]:
-        """The planned blocks of each stage.
-
-        Raises:
-            Unsupported: the network has another number of blocks than the plan.
-        """
-        stages = PipeliningDetails.of(self.plan).stages
-        planned = [range(first, last) for first, last, _ in stages]
-        if planned[-1].stop != blocks:
-            raise Unsupported(
-                f"the plan deals {planned[-1].stop} blocks to {len(planned)} stages, but the "
-                f"network has {blocks}",
-                code="wrong_balance",
-            )
-        return planned
 
     def _stages(
         self, network: nn.Sequential, mine: list[int], micro_batch: TensorForm
