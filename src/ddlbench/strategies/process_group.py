@@ -236,19 +236,17 @@ class GradientSum:
 def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
     """Replace each gradient by its sum over the group, whose ranks have the same parameters.
 
-    A sparse gradient becomes dense: ranks have values at different places.
+    Of a sharded weight it is that of the rank's share. A sparse gradient becomes dense: ranks have
+    values at different places.
     """
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()
-    sum_in_place([p.grad for p in parameters if p.grad is not None], group)
-
-
-def sum_in_place(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replace each tensor by its sum over the group; all its ranks give tensors of these shapes."""
-    total = GradientSum(gradients, group, in_place=True)
-    for gradient, summed in zip(gradients, total.wait(), strict=True):
-        gradient.copy_(summed)
+    with torch.no_grad():
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        total = GradientSum(gradients, group, in_place=True)
+        for gradient, summed in zip(gradients, total.wait(), strict=True):
+            gradient.copy_(summed)
 
 
 def _flat(gradients: Sequence[Tensor], in_place: bool) -> Tensor:

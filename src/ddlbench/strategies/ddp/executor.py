@@ -6,8 +6,6 @@ sees when they begin and end::
     process    | forward | backward              | wait | update |
     buckets                  |-- 0 --|-- 1 --|-- 2 -----|
 
-With accumulation forward and backward passes alternate; buckets leave in the last one only.
-
 A bucket's span begins when its last gradient is ready. A sharded optimiser's broadcasts are the
 span ``gather``.
 

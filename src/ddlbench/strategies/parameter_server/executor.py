@@ -77,10 +77,6 @@ class ParameterServerExecutor(Executor):
             self.worker = Worker(self.module, self.layout, self._ranks("server"), self.groups)
         self._begin_alike()
 
-    def needs_dry_run(self) -> bool:
-        """Whether a posted receive blocks the device: on GPUs, but not over gloo."""
-        return self.context.devices[0].type == "cuda"
-
     def practise(self, double: nn.Module) -> None:
         """Train a copy without messages: step two of two adds to gradients and momentum."""
         if self.process.role == "server":

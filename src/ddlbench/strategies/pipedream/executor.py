@@ -7,8 +7,7 @@
 
 The pipeline fills and drains once in each run: between warm-up and the measured region, but not
 between epochs. :mod:`ddlbench.strategies.pipedream.runner` carries out the actions of the plan's
-schedule. On GPUs every stage makes a dry run first, as nothing may wait for the whole device while
-a receive is posted (:mod:`ddlbench.strategies.alone`).
+schedule. On GPUs every stage makes a dry run first (:mod:`ddlbench.strategies.alone`).
 
 The replay trains one mini-batch after the other on one device::
 
@@ -69,10 +68,6 @@ class PipeDreamExecutor(Executor):
         if self.needs_dry_run():
             dry_run(self.module, self.context.devices, self.practise)
         self.parts = self._parts(self.module, self.optimizer, self.context)
-
-    def needs_dry_run(self) -> bool:
-        """Whether a posted receive blocks the device: on GPUs, but not over gloo."""
-        return self.context.devices[0].type == "cuda"
 
     def practise(self, double: nn.Module) -> None:
         """Train a copy of the stage, without messages, until the pipeline would be full.

@@ -20,10 +20,8 @@ A channel is one direction between two ranks. Activations and gradients have sep
 groups: over NCCL, a send without a posted receive blocks its communicator, and an activation must
 not block a gradient on its way back.
 
-Over NCCL a posted receive is a kernel that spins until its message arrives, so an operation that
-waits for the whole device may deadlock two ranks (:mod:`ddlbench.strategies.alone`). Therefore
-:meth:`Channels.open` posts the first receive, and nothing may synchronise the device between it and
-the last receive.
+Over NCCL nothing may wait for the whole device while a receive is posted
+(:mod:`ddlbench.strategies.alone`), so from :meth:`Channels.open` to the last receive.
 
 All tensors of a kind have one form, which both sides know, so messages carry no header.
 

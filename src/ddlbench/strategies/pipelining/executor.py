@@ -36,10 +36,8 @@ from ddlbench.strategies.pipelining.stage import (
 from ddlbench.strategies.process_group import (
     ShardedStateExecutor,
     join_all,
-    local,
     side_by_side,
     sum_gradients,
-    sum_in_place,
 )
 from ddlbench.strategies.tensor_parallel.executor import linear_pairs, split_pairs
 from ddlbench.strategies.timing import SpanRecorder
@@ -102,15 +100,11 @@ class PipelineExecutor(Executor):
         self._check_order()
         if self.replicas > 1:
             with self.spans.span("all_reduce"):
-                self.sum_over_replicas()
+                sum_gradients(list(self.module.parameters()), self.replica_group)
         with self.spans.span("update"):
             self.optimizer.step()
         shares = [loss.detach() for loss in losses]
         return [torch.stack(shares).sum() * self.replicas] if last else []
-
-    def sum_over_replicas(self) -> None:
-        """Add up the gradients of the copies of this rank's stages."""
-        sum_gradients(list(self.module.parameters()), self.replica_group)
 
     def prepared(self, blocks: nn.Sequential) -> nn.Sequential:
         """The blocks of a stage, on its device, as the stage runs them."""
@@ -196,8 +190,3 @@ class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
         if len(self.stage_ranks[0]) > 1:
             split_pairs(blocks, DeviceMesh.from_group(group, self.context.devices[0].type))
         return blocks
-
-    def sum_over_replicas(self) -> None:
-        with torch.no_grad():
-            gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
-            sum_in_place(gradients, self.replica_group)

@@ -192,8 +192,8 @@ def table() -> str:
     return csv_text([BLOCK_COLUMNS, *chain.from_iterable(starmap(rows_of, pairs()))])
 
 
-_SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_SEVERAL = {
+_OF_ONE_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_OF_SEVERAL: dict[str, Any] = {
     "interleaved-1f1b": ScheduleInterleaved1F1B,
     "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
     "zero-bubble-v": ScheduleZBVZeroBubble,
@@ -312,10 +312,10 @@ def torch_schedule(
     loss_function: Callable[[Tensor, Tensor], Tensor],
 ) -> Any:
     """Torch's schedule of this name; it sums the gradients of micro-batches."""
-    if name in _SINGLE:
+    if name in _OF_ONE_STAGE:
         (stage,) = stages
-        return _SINGLE[name](stage, micro_batches, loss_function, scale_grads=False)
-    return _SEVERAL[name](list(stages), micro_batches, loss_function, scale_grads=False)
+        return _OF_ONE_STAGE[name](stage, micro_batches, loss_function, scale_grads=False)
+    return _OF_SEVERAL[name](list(stages), micro_batches, loss_function, scale_grads=False)
 
 
 _RELATIVE, _OF_THE_LARGEST = 1e-3, 1e-5  # far above the rounding of float32

@@ -89,12 +89,7 @@ class ShardGroup:
 
     def stack(self, values: Tensor) -> Tensor:
         """(n,) of every rank -> (size, n)."""
-        if self.size == 1:
-            return values[None]
-        with self.spans.span("gather"):
-            gathered = [torch.empty_like(values) for _ in range(self.size)]
-            dist.all_gather(gathered, values.contiguous(), group=self.process_group)
-            return torch.stack(gathered)
+        return self.all_gather(values[None], 0, Parts.even(self.size, self.size))
 
     def swap(
         self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]

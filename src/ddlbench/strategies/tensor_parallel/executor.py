@@ -53,9 +53,8 @@ from ddlbench.strategies.process_group import (
     across,
     groups_of,
     join_all,
-    local,
     side_by_side,
-    sum_in_place,
+    sum_gradients,
 )
 from ddlbench.strategies.tensor_parallel.shares import Pair, pairs_of
 from ddlbench.strategies.timing import SpanRecorder
@@ -93,9 +92,8 @@ class TensorParallelExecutor(ShardedStateExecutor):
     def backward(self, loss: Tensor) -> None:
         (loss / self.groups).backward()
         if self.over_groups is not None:
-            with self.spans.span("all_reduce"), torch.no_grad():
-                gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
-                sum_in_place(gradients, self.over_groups)
+            with self.spans.span("all_reduce"):
+                sum_gradients(list(self.module.parameters()), self.over_groups)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
