@@ -367,11 +367,7 @@ def steps_of(plan: StrategyPlan) -> int:
 
 
 def _in_world(work: Work, item: Any, world_size: int, limit_s: float) -> list[Any]:
-    """What each rank returns.
-
-    Raises:
-        TrialError: a rank failed, or all hang.
-    """
+    """What each rank returns; a TrialError if one fails, or all hang."""
     try:
         (ranks,) = run_ranks(work, [item], world_size, limit_s, quiet=True)
     except RanksFailedError as failure:

@@ -205,11 +205,8 @@ def tiny_cells(
 ) -> list[Cell] | Reason:
     """Cells that the strategy supports, which differ in their balance, or why there is none.
 
-    Args:
-        cell: network, dataset, strategy, options and settings.
-        blocks: of the network.
-        geometry: nodes, and devices of a node.
-        batch_size: of the mini-batch; by default the smallest that serves.
+    ``geometry`` is the number of nodes, and of devices of each. By default the mini-batch is the
+    smallest that serves.
     """
     strategy = strategy_of(cell.strategy)
     large = DATASETS[cell.dataset].input_bytes >= _LARGE_SAMPLE_BYTES

@@ -81,16 +81,10 @@ from ddlbench.strategies.training import with_precision
 def on_host(
     step_s: float, load_s: float, marked_s: Mapping[str, float], marked: int
 ) -> dict[str, float]:
-    """Parts of a step that starts when its data is loaded.
+    """``load_s``, and ``<part>_s`` of each part, of a step that starts when its data is loaded.
 
-    Args:
-        step_s: of a step without marks.
-        load_s: of that, the host's wait for data.
-        marked_s: seconds of each part over all marked steps.
-        marked: number of marked steps.
-
-    Returns:
-        ``load_s``, and ``<part>_s`` of each part; their sum is ``step_s``.
+    Their sum is ``step_s``, of a step without marks, in which the host waited ``load_s`` for data.
+    ``marked_s`` is the seconds of each part over all ``marked`` steps.
     """
     total_s = sum(marked_s.values()) or 1.0
     computing_s = max(step_s - load_s, 0.0)

@@ -89,11 +89,7 @@ def initial_state(plan: StrategyPlan, store: dist.Store | None, rank: int) -> In
 
 
 def _check_alike(digest: str, store: dist.Store | None, rank: int) -> None:
-    """Check that a rank begins with rank 0's weights.
-
-    Raises:
-        Unsupported: it does not.
-    """
+    """Raise Unsupported unless a rank begins with rank 0's weights."""
     if store is None:
         return
     if rank == 0:

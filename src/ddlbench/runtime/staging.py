@@ -42,11 +42,7 @@ class StagingFailed(RuntimeError):  # noqa: N818 - what happened
 def stage_cell(cell: Cell, site: Site, cell_folder: Path, attempt: int = 1) -> dict[str, Any]:
     """Stage the cell's data on its nodes, which leave their reports in the shared ``cell_folder``.
 
-    Args:
-        cell: whose data.
-        site: whose nodes.
-        cell_folder: shared by all nodes.
-        attempt: 2 or more if the workflow repeats the job.
+    ``attempt`` is 2 or more if the workflow repeats the job.
 
     Returns:
         ``seconds`` (until the slowest node is ready), ``verify_s`` (of these, reading what lay

@@ -73,8 +73,7 @@ def run_cell(
     """Measure a cell and write its result, unless another job does so or has just done so.
 
     Args:
-        cell: what to measure.
-        site: where.
+        cell, site: what to measure, and where.
         cell_folder: gets plan.json, log.txt, steps.csv; partitions.csv and trace.json if there is
             data for them; and, last, result.json.
         staging: report of :func:`~ddlbench.runtime.staging.stage_cell`.
@@ -135,11 +134,7 @@ def _terminable(me: Owner) -> Iterator[None]:
 
 @contextmanager
 def _file_fault_named(cell: Cell, cell_folder: Path) -> Iterator[None]:
-    """Say in one sentence that the disk is full, or that a file cannot be written or read.
-
-    Raises:
-        CellFailed: it is so.
-    """
+    """Raise CellFailed where the disk is full, or a file cannot be written or read."""
     try:
         yield
     except OSError as error:

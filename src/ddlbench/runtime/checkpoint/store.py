@@ -241,12 +241,8 @@ def restart_of(
 ) -> Restart:
     """Find the checkpoints of earlier attempts, record what those lost, and choose where to begin.
 
-    Args:
-        plan: of the cell.
-        site: may name the folder of checkpoints.
-        cell_folder: holds the checkpoints if the site names no folder.
-        dataset_digest: of the staged data.
-        run: unique name of the attempt.
+    ``cell_folder`` holds the checkpoints if the site names no folder. ``run`` is the unique name of
+    this attempt.
 
     Raises:
         ConfigError: the folder of checkpoints cannot be written, or is no path on this node.

@@ -253,11 +253,7 @@ _OWN_SIZES = "bucket_cap_mb_list"
 
 
 def _bucket_sizes(first_bytes: int, cap_bytes: int) -> dict[str, Any]:
-    """Arguments that give DDP's first bucket and the later ones these sizes.
-
-    Raises:
-        Unsupported: this release of torch takes no such pair.
-    """
+    """Arguments that give DDP's first bucket and the later ones these sizes."""
     if first_bytes == cap_bytes:  # a number is also the size of the first bucket
         return {"bucket_cap_mb": cap_bytes / 2**20}
     if (first_bytes, cap_bytes) == (DDP_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES):

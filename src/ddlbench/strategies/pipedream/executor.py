@@ -246,19 +246,12 @@ VersionOf = Callable[[int, int], int]
 
 @dataclass
 class _Stage:
-    """The weights of a stage.
+    """The weights of a stage."""
 
-    Args:
-        weights: names of its parameters that are trained.
-        replicas: mini-batches whose gradients one update averages.
-        versions: weights by name after each update of the current run.
-        waiting: gradients by name that no update has used yet.
-    """
-
-    weights: tuple[str, ...]
-    replicas: int
-    versions: list[State] = field(default_factory=list)
-    waiting: list[Mapping[str, Tensor | None]] = field(default_factory=list)
+    weights: tuple[str, ...]  # names of its parameters that are trained
+    replicas: int  # mini-batches whose gradients one update averages
+    versions: list[State] = field(default_factory=list)  # after each update of the current run
+    waiting: list[Mapping[str, Tensor | None]] = field(default_factory=list)  # gradients not used
 
 
 def replay(

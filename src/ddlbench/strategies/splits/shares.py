@@ -87,10 +87,7 @@ def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
 
 
 def _weight_share(entry: Mapping[str, Any], by: By, group: int, first: bool, network: str) -> float:
-    """Share of a layer's weights on the fullest device, for filters or channels.
-
-    ``first`` marks the first layer with such weights, which a split by channels leaves whole.
-    """
+    """Of a layer's weights on the fullest device; by channels the ``first`` layer stays whole."""
     by_channel = by == "channel"
     if entry["kind"] not in _WEIGHTED or (by_channel and first):
         return 1.0

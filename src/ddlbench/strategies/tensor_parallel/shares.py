@@ -78,11 +78,7 @@ class Pair:
 
 
 def _parent_of(layer: str) -> str:
-    """Name of the module that holds a layer; empty for the network itself.
-
-    >>> _parent_of("layer_0.attention.query"), _parent_of("fc1")
-    ('layer_0.attention', '')
-    """
+    """``layer_0.attention`` of ``layer_0.attention.query``; empty for the network itself."""
     return layer.rpartition(".")[0]
 
 
