@@ -73,7 +73,8 @@ def run_cell(
     """Measure a cell and write its result, unless another job does so or has just done so.
 
     Args:
-        cell, site: what to measure, and where.
+        cell: what to measure.
+        site: where.
         cell_folder: gets plan.json, log.txt, steps.csv; partitions.csv and trace.json if there is
             data for them; and, last, result.json.
         staging: report of :func:`~ddlbench.runtime.staging.stage_cell`.
