@@ -21,7 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from ddlbench.strategies.fsdp.descriptor import FsdpOptions, FullyShardedDataParallel, HybridSharded
+from ddlbench.planning.traffic import GroupOptions
+from ddlbench.strategies.fsdp.descriptor import FsdpOptions, FullyShardedDataParallel
 from ddlbench.strategies.process_group import ShardedStateExecutor, join_all
 from ddlbench.strategies.timing import SpanRecorder
 
@@ -63,7 +64,7 @@ class FsdpExecutor(ShardedStateExecutor):
         """The ranks that share the weights."""
         strategy = cast(FullyShardedDataParallel, self.plan.strategy)
         kind, sharers = self.context.devices[0].type, strategy.sharers(self.plan.cell)
-        if not isinstance(strategy, HybridSharded):
+        if not issubclass(strategy.options, GroupOptions):
             return init_device_mesh(kind, (sharers,))
         shape = (self.plan.world_size // sharers, sharers)
         return init_device_mesh(kind, shape, mesh_dim_names=("groups", "group"))

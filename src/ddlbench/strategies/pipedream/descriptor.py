@@ -129,11 +129,7 @@ class StagedStrategy(Strategy):
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Cut the network, with balance ``profile`` by the site's profile.
-
-        Raises:
-            ConfigError: the profile is missing or wrong.
-        """
+        """Cut the network, with balance ``profile`` by the site's profile."""
         balance = str(StageOptions.of_cell(cell).balance)
         blocks = self.blocks_of(cell)
         stages, period_s = stages_of(cell, balance, self.replicas(cell), blocks, site=site)

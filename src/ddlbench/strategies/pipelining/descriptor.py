@@ -143,11 +143,7 @@ class SynchronousPipeline(Strategy):
         raise NotImplementedError
 
     def pipeline_schedule(self, cell: Cell) -> Schedule:
-        """The schedule of one of the cell's replicas, ranks and micro-batches counted within it.
-
-        Raises:
-            InvalidSchedule: the numbers do not fit.
-        """
+        """The schedule of one of the cell's replicas, as :meth:`one_pipeline`."""
         chunks = PipeliningOptions.of_cell(cell).chunks
         return _proven(type(self), self.ranks(cell), self.stages_per_rank(cell), chunks)  # type: ignore[arg-type]
 
@@ -218,11 +214,7 @@ class SynchronousPipeline(Strategy):
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """The processes, and the details of :class:`PipeliningDetails`.
-
-        Raises:
-            ConfigError: balance is ``profile``, and the profile is missing or wrong.
-        """
+        """The processes, and the details of :class:`PipeliningDetails`."""
         values = self.option_values(cell)
         schedule = self.pipeline_schedule(cell)
         processes = self.placement(cell)

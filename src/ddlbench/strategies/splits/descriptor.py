@@ -95,11 +95,7 @@ class SplitStrategy(Grouped):
         return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(details.items()))])
 
     def step(self, workload: Workload, plan: Plan) -> Step | None:
-        """One device measured alone, and the messages that it would have sent, without places.
-
-        Raises:
-            ConfigError: the profile has no such measurement.
-        """
+        """One device measured alone, and the messages that it would have sent, without places."""
         work = self.device_work(plan.cell)
         if work is None:
             return None

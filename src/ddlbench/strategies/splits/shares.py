@@ -110,11 +110,7 @@ _WINDOWS = ("Conv", "MaxPool", "AvgPool")
 def split_bytes(
     workload: Workload, cell: Cell, split: LayerSplit, *, by: By, group: int, replicas: int
 ) -> tuple[int, ...]:
-    """Peak bytes of every rank: those of the fullest, as ranks differ by at most a row or filter.
-
-    Raises:
-        ConfigError: the profile has no shapes.
-    """
+    """Peak bytes of every rank: those of the fullest, as ranks differ by at most a row or filter."""
     end = len(workload.blocks)
     if group == 1:
         blocks = list(workload.blocks)

@@ -130,11 +130,7 @@ class TorchGPipe(Strategy):
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Add ``blocks_per_device`` with balance ``profile``.
-
-        Raises:
-            ConfigError: the profile is missing or wrong.
-        """
+        """Add ``blocks_per_device`` with balance ``profile``."""
         processes, details = super().plan(cell, site)
         if details["balance"] == "profile":
             micro_batch = cell.batch_size // int(details.get("chunks", 1))
