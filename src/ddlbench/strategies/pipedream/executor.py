@@ -65,6 +65,7 @@ class PipeDreamExecutor(Executor):
     forms: list[TensorForm]
 
     def begin(self) -> None:
+        self.spans = SpanRecorder(self.context.devices[0], keep_first=KEPT_MINI_BATCHES)
         if self.needs_dry_run():
             dry_run(self.module, self.context.devices, self.practise)
         self.parts = self._parts(self.module, self.optimizer, self.context)
@@ -122,7 +123,7 @@ class PipeDreamExecutor(Executor):
         if count == 0:
             return record
         schedule = self._schedule(count)
-        spans = SpanRecorder(self.context.devices[0], first, keep_first=KEPT_MINI_BATCHES)
+        self.spans.begin_run(first)
         clock = StepClock(self.context.devices)
 
         def set_rate(number: int) -> None:
@@ -133,8 +134,8 @@ class PipeDreamExecutor(Executor):
             schedule,
             self._version_in(schedule),
             batches=None if self.data is None else iter(self.data.batches(first, count)),
-            messages=self._channels(schedule, spans),
-            spans=spans,
+            messages=self._channels(schedule),
+            spans=self.spans,
             clock=clock,
             set_rate=set_rate,
         )
@@ -144,8 +145,8 @@ class PipeDreamExecutor(Executor):
             record.step_s += [seconds / share] * share
         record.load_s = [runner.load_s.get(number, 0.0) for number in range(count)]
         record.loss = self._losses(runner.losses, count)
-        record.spans = spans.spans()
-        record.communication_wait_s = spans.wait_s
+        record.spans = self.spans.spans()
+        record.communication_wait_s = self.spans.wait_s
         return record
 
     def record_step(self, _mini_batch: int) -> list[Span]:
@@ -214,7 +215,7 @@ class PipeDreamExecutor(Executor):
         first, end, _ = self.stages[self.process.stage]
         return {"activation": self.forms[first], "gradient": self.forms[end]}
 
-    def _channels(self, schedule: Schedule, spans: SpanRecorder) -> Channels:
+    def _channels(self, schedule: Schedule) -> Channels:
         return Channels(
             schedule.actions[self.process.rank],
             self.groups,
@@ -223,7 +224,7 @@ class PipeDreamExecutor(Executor):
             most=schedule.receives_ahead,
             # Without warm-ups one mini-batch is in flight at a time, so no message can be early.
             ahead=1 if any(schedule.warmups) else 0,
-            spans=spans,
+            spans=self.spans,
         )
 
     def _losses(self, own: dict[int, Tensor], count: int) -> list[float]:

@@ -110,7 +110,7 @@ _WINDOWS = ("Conv", "MaxPool", "AvgPool")
 def split_bytes(
     workload: Workload, cell: Cell, split: LayerSplit, *, by: By, group: int, replicas: int
 ) -> tuple[int, ...]:
-    """Peak bytes of every rank: those of the fullest, as ranks differ by at most a row or filter."""
+    """Peak bytes of every rank: those of the fullest; ranks differ by a row or filter at most."""
     end = len(workload.blocks)
     if group == 1:
         blocks = list(workload.blocks)
