@@ -53,6 +53,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddlbench.common.document import csv_text
+from ddlbench.common.errors import first_line
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import load, pairs
@@ -358,7 +359,7 @@ def _difference(blocks: nn.Sequential, inputs: Tensor) -> str | None:
         split = _gradients(blocks, inputs, _split_pass)
     except Exception as error:
         cause = error.__cause__ or error
-        return f"that fails: {_first_sentence(cause)}"
+        return f"that fails: {first_line(cause).partition('. ')[0].rstrip('.')}"
     for name, gradient in whole.items():
         if not _alike(gradient, split[name]):
             return f"{name} would get another gradient than from a whole pass"
@@ -388,11 +389,6 @@ def _split_pass(stage: nn.Module, received: Tensor, outputs: Tensor) -> None:
         [outputs], [_weighting(outputs)], [received], stage.parameters()
     )
     stage_backward_weight(stage.parameters(), groups)
-
-
-def _first_sentence(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].partition(". ")[0].rstrip(".")
 
 
 def _weighting(outputs: Tensor) -> Tensor:

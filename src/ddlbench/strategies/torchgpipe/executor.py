@@ -56,6 +56,7 @@ from torchgpipe.balance import balance_by_size, balance_by_time
 from torchgpipe.checkpoint import enable_recomputing, is_recomputing
 from torchgpipe.stream import use_device
 
+from ddlbench.common.errors import first_line
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.networks.emulated import QueuedDevices, queued_devices
 from ddlbench.networks.foreign import seeded
@@ -443,7 +444,7 @@ def check_recomputation(network: nn.Sequential, spec: DatasetSpec, floating: tor
             with torch.enable_grad(), enable_recomputing():
                 second = double(inputs)
         except RuntimeError as error:
-            why = f"fails: {str(error).strip().splitlines()[0]}"
+            why = f"fails: {first_line(error)}"
         else:
             # The same operations give the same numbers, but for the last bits.
             few = 16 * torch.finfo(first.dtype).eps
