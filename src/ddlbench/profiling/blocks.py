@@ -196,10 +196,14 @@ def time_one_by_one(blocks: Sequence[Block], inputs: Tensor, timer: PassTimer) -
 
     The timer counts with the seconds of one block times the number of blocks.
     """
-    timer = replace(timer, count=lambda block_s, count=timer.count: count(block_s * len(blocks)))
+
+    def count(block_s: float) -> int:
+        return timer.count(block_s * len(blocks))
+
     for block in blocks:
         with block.on_device() as device:
-            inputs = _time_alone(block, next_input(inputs, device), timer)
+            alone_timer = replace(timer, count=count)
+            inputs = _time_alone(block, next_input(inputs, device), alone_timer)
 
 
 def _time_alone(block: Block, inputs: Tensor, timer: PassTimer) -> Tensor:

@@ -128,6 +128,26 @@ class Layout:
         return [message for message in self.messages if message.server == server]
 
 
+class Row:
+    """Moves a network's weights and gradients into two rows, so that no message is copied.
+
+    Parameters become views of ``weights``. Their ``grad`` are views of ``gradients``, to which
+    autograd adds.
+    """
+
+    def __init__(self, network: nn.Module, layout: Layout) -> None:
+        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        device = self.parameters[0].device
+        self.weights = torch.zeros(layout.elements, dtype=layout.dtype, device=device)
+        self.gradients = torch.zeros_like(self.weights)
+        weights = layout.views(self.weights, self.parameters)
+        gradients = layout.views(self.gradients, self.parameters)
+        for parameter, weight, gradient in zip(self.parameters, weights, gradients, strict=True):
+            weight.copy_(parameter.detach())
+            parameter.data = weight
+            parameter.grad = gradient
+
+
 def _aligned(elements: int) -> int:
     return -(-elements // ALIGNMENT) * ALIGNMENT
 
@@ -152,9 +172,9 @@ class Worker:
     ) -> None:
         self._messages = layout.messages
         self._servers, self._groups = servers, groups
-        self._lay_out(network, layout)
+        self._row = Row(network, layout)
         self._gradients_of = [0] * len(self._messages)
-        for index, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self._row.parameters):
             numbers = layout.messages_of(index)
             for number in numbers:
                 self._gradients_of[number] += 1
@@ -163,26 +183,9 @@ class Worker:
         self._pushes: list[dist.Work] = []
         self._pulls: list[dist.Work] = []
 
-    def _lay_out(self, network: nn.Module, layout: Layout) -> None:
-        """Move weights and gradients into two rows, so that no message is copied.
-
-        Parameters become views of one row. Their ``grad`` are views of the other, to which autograd
-        adds.
-        """
-        self._parameters = [p for p in network.parameters() if p.requires_grad]
-        device = self._parameters[0].device
-        self._weights = torch.zeros(layout.elements, dtype=layout.dtype, device=device)
-        self._gradients = torch.zeros_like(self._weights)
-        weights = layout.views(self._weights, self._parameters)
-        gradients = layout.views(self._gradients, self._parameters)
-        for parameter, weight, gradient in zip(self._parameters, weights, gradients, strict=True):
-            weight.copy_(parameter.detach())
-            parameter.data = weight
-            parameter.grad = gradient
-
     def begin(self) -> None:
         """Set gradients to zero before a backward pass."""
-        self._gradients.zero_()
+        self._row.gradients.zero_()
         self._missing = list(self._gradients_of)
 
     def push_rest(self) -> None:
@@ -213,13 +216,13 @@ class Worker:
             number = len(self._pushes)
             message = self._messages[number]
             self._pull(number)  # before the push, so that the answer finds its receive posted
-            gradients = self._gradients[message.begin : message.end]
+            gradients = self._row.gradients[message.begin : message.end]
             server = self._servers[message.server]
             self._pushes.append(send(gradients, server, self._groups[PUSH], number))
 
     def _pull(self, number: int) -> None:
         message = self._messages[number]
-        weights = self._weights[message.begin : message.end]
+        weights = self._row.weights[message.begin : message.end]
         server = self._servers[message.server]
         self._pulls.append(receive(weights, server, self._groups[PULL], number))
 

@@ -96,7 +96,9 @@ class StagedStrategy(Strategy):
     executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
     replay: ClassVar[str] = "ddlbench.strategies.pipedream.executor:replay"
     predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
-    preferred_predictor = dict.fromkeys(("cpu", "cuda"), "pipeline-replay")
+    preferred_predictor: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cpu", "cuda"), "pipeline-replay"
+    )
     options: ClassVar[type[Options]] = StageOptions
 
     def schedule(

@@ -117,7 +117,9 @@ class SynchronousPipeline(Strategy):
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:PipelineExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
-    preferred_predictor = dict.fromkeys(("cpu", "cuda"), "pipeline-replay")
+    preferred_predictor: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cpu", "cuda"), "pipeline-replay"
+    )
     options: ClassVar[type[Options]] = PipeliningOptions
 
     def stages_per_rank(self, cell: Cell) -> int:

@@ -16,7 +16,7 @@ from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.pipelining.stage import sample_form
 from ddlbench.strategies.process_group import across, groups_of, join_all, sum_gradients
 from ddlbench.strategies.splits.convert import Grid, Rows, WeightShards, split_rows, split_weights
-from ddlbench.strategies.splits.descriptor import Channel, Filter, SplitDetails, grid_of
+from ddlbench.strategies.splits.descriptor import SplitDetails, SplitStrategy, grid_of
 from ddlbench.strategies.splits.layout import BlockTrace, trace
 from ddlbench.strategies.splits.shard_group import GridAxis, ShardGroup, axes_of, join_shard_group
 from ddlbench.strategies.splits.weights import WeightSplit
@@ -122,8 +122,9 @@ class WeightSplitExecutor(SplitExecutor):
     shards: WeightShards | None = None
 
     def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
-        strategy = cast(Filter | Channel, self.plan.strategy)
-        self.shards = split_weights(network, traced, self.within, strategy.by)
+        by = cast(SplitStrategy, self.plan.strategy).by
+        assert by != "rows"
+        self.shards = split_weights(network, traced, self.within, by)
 
     def state_dict(self) -> dict[str, Any]:
         """Whole weights under the names of the plain network, and this rank's optimiser state.
