@@ -124,10 +124,8 @@ def leaf_modules(block: Block) -> list[tuple[str, nn.Module]]:
 
 def next_input(outputs: Tensor, device: torch.device | None = None) -> Tensor:
     """A block's output as the next block's input: detached, with the same need for a gradient."""
-    entering = outputs.detach()
-    return (entering if device is None else entering.to(device)).requires_grad_(
-        outputs.requires_grad
-    )
+    entering = outputs.detach().to(device or outputs.device)
+    return entering.requires_grad_(outputs.requires_grad)
 
 
 def clear_gradients(module: nn.Module) -> None:
