@@ -10,7 +10,9 @@ RUNS = ((0, 2), (2, 4))  # (first, count): warm-up, and the measured region
 FEW_BYTES = 256  # messages that part every tensor but the smallest
 
 
-def cell_of(servers: int, workers: int, network: str = "odd", **options: Any) -> Cell:
+def cell_of(
+    servers: int, workers: int, network: str = "small_networks:odd", **options: Any
+) -> Cell:
     momentum = options.pop("momentum", 0.9)
     if servers > 1:
         options["servers"] = servers

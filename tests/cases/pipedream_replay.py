@@ -24,7 +24,7 @@ def cell_of(replicas: str, strategy: str = "pipedream", **options: Any) -> Cell:
         options["replicas"] = replicas
     return Cell(
         dataset="mnist",
-        network="tiny",
+        network="small_networks:tiny",
         strategy=strategy,
         batch_size=4,
         devices_per_node=sum(counts),

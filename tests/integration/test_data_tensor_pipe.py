@@ -18,7 +18,7 @@ def cell_of(nodes: int, devices: int, **options) -> Cell:
     """Six blocks in two stages, whose middle ones have two heads and eight hidden features."""
     return Cell(
         dataset="mnist",
-        network="transformer",
+        network="small_networks:transformer",
         strategy="data-tensor-pipe",
         batch_size=16,
         nodes=nodes,

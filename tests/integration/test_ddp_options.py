@@ -42,7 +42,7 @@ def test_a_sharded_optimiser_trains_as_one_device_does(devices):
 @pytest.mark.parametrize(
     ("devices", "network", "options"),
     [
-        (2, "transformer", {"accumulate": 2}),
+        (2, "small_networks:transformer", {"accumulate": 2}),
         (1, "residual", {"accumulate": 4}),
         (2, "residual", {"accumulate": 4, **SHARDED}),
         (2, "residual", {"accumulate": 2, "bucket_view": True, **SHARDED}),
@@ -56,7 +56,7 @@ def test_accumulation_trains_as_one_device_does(devices, network, options):
 
 
 def test_without_batch_norm_accumulation_changes_nothing():
-    cell = cell_of(2, "linear", accumulate=4)
+    cell = cell_of(2, "small_networks:linear", accumulate=4)
     expected, losses = reference(cell, 2, STEPS)
     (ranks,) = train([cell], RUNS)
     for rank in ranks:
@@ -74,7 +74,7 @@ def test_gradients_that_lie_in_buckets_train_the_same():
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "bucket_view": True, **SHARDED}])
 def test_fp16_gradients_train_as_one_device_does_but_for_rounding(options):
-    cell = cell_of(2, "transformer", hook="fp16", bucket_cap_bytes=4096, **options)
+    cell = cell_of(2, "small_networks:transformer", hook="fp16", bucket_cap_bytes=4096, **options)
     expected, _ = reference(cell, 2 * options.get("accumulate", 1), STEPS)
     (ranks,) = train([cell], RUNS)
     for rank in ranks:
@@ -86,7 +86,7 @@ def test_fp16_gradients_train_as_one_device_does_but_for_rounding(options):
 
 
 def test_low_rank_gradients_are_exact_for_two_steps_and_then_not():
-    cell = cell_of(2, "transformer", hook="powersgd", bucket_cap_bytes=4096)
+    cell = cell_of(2, "small_networks:transformer", hook="powersgd", bucket_cap_bytes=4096)
     (exact,), (ranks,) = train([cell], ((0, 2),)), train([cell], RUNS)
     for rank in exact:
         assert_same_weights(rank["state"], reference(cell, 2, 2)[0])
@@ -97,7 +97,7 @@ def test_low_rank_gradients_are_exact_for_two_steps_and_then_not():
 
 def test_low_rank_gradients_are_exact_where_gradients_are_of_low_rank():
     """The loss of ``linear`` weighs all outputs alike, so its gradient has rank one."""
-    cell = cell_of(2, "linear", hook="powersgd")
+    cell = cell_of(2, "small_networks:linear", hook="powersgd")
     expected, _ = reference(cell, 2, STEPS)
     (ranks,) = train([cell], RUNS)
     factors = bucket_bytes([Tensor("head", 8 * 7840, 1.0, (10, 784))], 1)
@@ -109,7 +109,7 @@ def test_low_rank_gradients_are_exact_where_gradients_are_of_low_rank():
 
 def test_ranks_without_weights_of_their_own_get_them_from_others():
     """Two tensors on four ranks; in float64 nothing but the order of sums differs."""
-    cell = cell_of(4, "linear", **SHARDED)
+    cell = cell_of(4, "small_networks:linear", **SHARDED)
     expected, _ = reference(cell, 4, STEPS)
     (ranks,) = train([cell], RUNS)
     for rank in ranks:

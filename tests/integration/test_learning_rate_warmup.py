@@ -48,7 +48,7 @@ needs_deepspeed = pytest.mark.skipif(
         (cell_of("local-sgd", 2, average_every_steps=1), 2),
         (cell_of("parameter-server", 3), 2),
         (cell_of("parameter-server", 2, mode="async"), 1),
-        (cell_of("tensor-parallel", 2, "transformer"), 1),
+        (cell_of("tensor-parallel", 2, "small_networks:transformer"), 1),
         (cell_of("gpipe", 2, balance="2+4"), 4),
         (cell_of("model-parallel-p2p", 2, balance="2+4"), 1),
         (cell_of("pipe-1f1b", 2, balance="2+4"), 4),

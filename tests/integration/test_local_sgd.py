@@ -19,7 +19,9 @@ AVERAGE = {"average_every_steps": ROUND}
 NESTEROV = {**AVERAGE, "outer_optimizer": "nesterov"}
 
 
-def cell_of(devices: int, network: str = "normed", momentum: float = 0.9, **options) -> Cell:
+def cell_of(
+    devices: int, network: str = "small_networks:normed", momentum: float = 0.9, **options
+) -> Cell:
     return Cell(
         dataset="mnist",
         network=network,
@@ -48,7 +50,7 @@ def test_every_replica_is_that_of_the_simulation(ranks):
         cell_of(ranks, **AVERAGE),
         cell_of(ranks, **NESTEROV),
         cell_of(ranks, momentum=0.0, **NESTEROV, outer_lr=0.3, outer_momentum=0.5),
-        cell_of(ranks, "odd", **NESTEROV),
+        cell_of(ranks, "small_networks:odd", **NESTEROV),
     ]
     for cell, found in zip(cells, train(cells, RUNS), strict=True):
         states, losses = by_hand(cell, ranks)

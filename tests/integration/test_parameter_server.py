@@ -26,10 +26,10 @@ def kinds_of(rank: dict) -> set[str]:
 @pytest.mark.parametrize(("servers", "workers"), [(1, 1), (2, 1), (1, 3), (2, 3)])
 def test_in_step_it_equals_sequential_training(servers, workers):
     cells = [
-        cell_of(servers, workers, "odd"),
-        cell_of(servers, workers, "odd", message_bytes=FEW_BYTES),
-        cell_of(servers, workers, "odd", momentum=0.0, message_bytes=FEW_BYTES),
-        cell_of(servers, workers, "normed", message_bytes=FEW_BYTES),
+        cell_of(servers, workers, "small_networks:odd"),
+        cell_of(servers, workers, "small_networks:odd", message_bytes=FEW_BYTES),
+        cell_of(servers, workers, "small_networks:odd", momentum=0.0, message_bytes=FEW_BYTES),
+        cell_of(servers, workers, "small_networks:normed", message_bytes=FEW_BYTES),
     ]
     for cell, ranks in zip(cells, train(cells, RUNS), strict=True):
         expected, losses = reference(cell, workers, STEPS)
@@ -42,7 +42,7 @@ def test_in_step_it_equals_sequential_training(servers, workers):
 
 
 def test_each_worker_keeps_its_own_batch_norm_statistics():
-    (ranks,) = train([cell_of(1, 3, "normed")], RUNS)
+    (ranks,) = train([cell_of(1, 3, "small_networks:normed")], RUNS)
     means = [rank["state"]["norm.running_mean"] for rank in parted(ranks)[1]]
     assert not torch.equal(means[0], means[1])
     assert not torch.equal(means[1], means[2])
@@ -96,8 +96,8 @@ def test_a_server_tells_of_its_measured_runs(runs, counted):
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_lone_worker_out_of_step_equals_sequential_training(servers):
     cells = [
-        cell_of(servers, 1, "odd", mode="async", message_bytes=FEW_BYTES),
-        cell_of(servers, 1, "normed", mode="async"),
+        cell_of(servers, 1, "small_networks:odd", mode="async", message_bytes=FEW_BYTES),
+        cell_of(servers, 1, "small_networks:normed", mode="async"),
     ]
     for cell, ranks in zip(cells, train(cells, RUNS), strict=True):
         expected, losses = reference(cell, 1, STEPS)
@@ -111,8 +111,10 @@ def test_a_lone_worker_out_of_step_equals_sequential_training(servers):
 @pytest.mark.parametrize("servers", [1, 2])
 def test_out_of_step_no_update_is_lost(servers):
     """Gradients that do not depend on the weights add up to the same in every order."""
-    linear = cell_of(servers, 3, "linear", mode="async", momentum=0.0, message_bytes=FEW_BYTES)
-    odd = cell_of(servers, 3, "odd", mode="async", message_bytes=FEW_BYTES)
+    linear = cell_of(
+        servers, 3, "small_networks:linear", mode="async", momentum=0.0, message_bytes=FEW_BYTES
+    )
+    odd = cell_of(servers, 3, "small_networks:odd", mode="async", message_bytes=FEW_BYTES)
     for cell, ranks in zip([linear, odd], train([linear, odd], RUNS), strict=True):
         served, workers = parted(ranks)
         if cell is linear:

@@ -29,8 +29,8 @@ FOUR_CUTS = ("1+2+1+5", "2+4+1+2", "1+5+2+1")
 
 def _cell(strategy: str, nodes: int, devices: int, batch: int = 16, **options) -> Cell:
     """Nine blocks, dealt as evenly as can be where no balance is given."""
-    network = options.pop("network", "tiny")
-    if "balance" not in options and network == "tiny":
+    network = options.pop("network", "small_networks:tiny")
+    if "balance" not in options and network == "small_networks:tiny":
         ranks = nodes * devices // options.get("replicas", 1)
         stages = ranks * (options.get("stages_per_rank", 2) if strategy in TWO_STAGES else 1)
         counts = [9 // stages + (stage < 9 % stages) for stage in range(stages)]
@@ -42,7 +42,7 @@ def _cell(strategy: str, nodes: int, devices: int, batch: int = 16, **options) -
         batch_size=batch,
         nodes=nodes,
         devices_per_node=devices,
-        learning_rate=0.5 if network == "tiny" else 0.01,
+        learning_rate=0.5 if network == "small_networks:tiny" else 0.01,
         options=tuple(sorted(options.items())),
     )
 
@@ -56,8 +56,8 @@ TWO_DEVICES = [
     *(_cell("pipe-zbv", 1, 2, balance=b) for b in FOUR_CUTS),
     _cell("pipe-zb", 1, 2, stages_per_rank=1),
     _cell("pipe-interleaved", 1, 2, chunks=1),
-    *(_cell(s, 1, 2, network="transformer", balance="2+4") for s in ALL[:2]),
-    *(_cell(s, 1, 2, network="transformer", balance="1+1+1+3") for s in TWO_STAGES),
+    *(_cell(s, 1, 2, network="small_networks:transformer", balance="2+4") for s in ALL[:2]),
+    *(_cell(s, 1, 2, network="small_networks:transformer", balance="1+1+1+3") for s in TWO_STAGES),
 ]
 FOUR_DEVICES = [
     *(_cell(strategy, 2, 2, chunks=8) for strategy in ALL),

@@ -35,7 +35,8 @@ OPTIONS = {
     "data-spatial": {"until": "drop0"},
 }
 NETWORKS = dict.fromkeys(
-    ("tensor-parallel", "data-tensor", "data-tensor-pipe"), "transformer-dropout"
+    ("tensor-parallel", "data-tensor", "data-tensor-pipe"),
+    "small_networks:transformer_with_dropout",
 )
 # Not in one process after another cell: they join once.
 ALONE = ("horovod", "deepspeed")

@@ -47,10 +47,10 @@ TWO_DEVICES = [
     *(_cell(strategy, 2, 1) for strategy in ("data-filter", "data-spatial")),
     _cell("spatial", 1, 2, split="width"),
     _cell("spatial", 1, 2, until="block1"),
-    _cell("filter", 1, 2, "tiny"),
-    _cell("channel", 1, 2, "tiny"),
-    _cell("filter", 1, 2, "transformer"),
-    _cell("channel", 1, 2, "transformer"),
+    _cell("filter", 1, 2, "small_networks:tiny"),
+    _cell("channel", 1, 2, "small_networks:tiny"),
+    _cell("filter", 1, 2, "small_networks:transformer"),
+    _cell("channel", 1, 2, "small_networks:transformer"),
 ]
 THREE_DEVICES = [*(_cell(strategy, 1, 3, batch=5) for strategy in PURE)]
 FOUR_DEVICES = [

@@ -17,7 +17,13 @@ STEPS = 4
 RUNS = ((0, 1), (1, STEPS - 1))
 
 
-def cell_of(strategy: str, nodes: int, devices: int, network: str = "transformer", **options: int):
+def cell_of(
+    strategy: str,
+    nodes: int,
+    devices: int,
+    network: str = "small_networks:transformer",
+    **options: int,
+):
     tokens = network.startswith("gpt")
     return Cell(
         dataset="tokens" if tokens else "mnist",

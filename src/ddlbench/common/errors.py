@@ -103,6 +103,11 @@ _CURES = {
 }
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its kind, if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def printable(text: str) -> str:
     """A text that a terminal shows and does not obey; its lines stay lines.
 

@@ -20,9 +20,8 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.equivalence.look import Expected, Look, look_at, tiny_cells
 from ddlbench.equivalence.one_device import (
     RankTraining,
-    Reference,
-    Timed,
-    Trial,
+    Trained,
+    Training,
     base_of,
     expect,
     train_rank,
@@ -253,7 +252,7 @@ class Examination:
     batch_size: int | None = None
     limit_s: float = _HANG_LIMIT_S
     _looks: dict[Cell, Look] = field(default_factory=dict)
-    _trained: dict[Reference, Timed] = field(default_factory=dict)
+    _trained: dict[Training, Trained] = field(default_factory=dict)
 
     def verdict_of(self, cell: Cell) -> Verdict:
         """Train a tiny cell as one device and as the strategy does, and compare.
@@ -298,16 +297,16 @@ class Examination:
         if look.noise is None:
             reason = f"one device cannot train the network: {look.failure}"
             return Verdict(cell, Kind.FAILED, None, reason)
-        trial = Trial(cell, steps_of(plan), look.floating)
+        training = Training(cell, steps_of(plan), look.floating)
         try:
-            timed = self.trained(Reference.of(plan, trial.steps, trial.floating))
-            limit_s = max(self.limit_s, _SLOWER * timed.train_s)
-            ranks: list[RankTraining] = _in_world(train_rank, trial, plan.world_size, limit_s)
+            trained = self.trained(Training.of(plan, training.steps, look.floating))
+            limit_s = max(self.limit_s, _SLOWER * trained.train_s)
+            ranks: list[RankTraining] = _in_world(train_rank, training, plan.world_size, limit_s)
         except TrialError as error:
             # The network was built before, so the strategy cannot have this one.
             kind = Kind.UNSUPPORTED if error.outcome == "wrong input" else error.outcome
             return Verdict(cell, kind, None, error.reason)
-        expected = Expected(timed.trained, look.noise, trial.floating, trial.steps)
+        expected = Expected(trained, look.noise, look.floating, training.steps)
         return compare(cell, expected, ranks, scope)
 
     def look(self, cell: Cell) -> Look:
@@ -321,15 +320,15 @@ class Examination:
             (self._looks[base],) = _in_world(look_at, base, 1, _ALONE_LIMIT_S)
         return self._looks[base]
 
-    def trained(self, reference: Reference) -> Timed:
+    def trained(self, training: Training) -> Trained:
         """What one device trains; the same training is done once.
 
         Raises:
             TrialError: it cannot train that.
         """
-        if reference not in self._trained:
-            (self._trained[reference],) = _in_world(expect, reference, 1, _ALONE_LIMIT_S)
-        return self._trained[reference]
+        if training not in self._trained:
+            (self._trained[training],) = _in_world(expect, training, 1, _ALONE_LIMIT_S)
+        return self._trained[training]
 
 
 def plain(cell: Cell) -> Cell:
@@ -368,11 +367,7 @@ def steps_of(plan: StrategyPlan) -> int:
 
 
 def _in_world(work: Work, item: Any, world_size: int, limit_s: float) -> list[Any]:
-    """What each rank returns.
-
-    Raises:
-        TrialError: a rank failed, or all hang.
-    """
+    """What each rank returns; a TrialError if one fails, or all hang."""
     try:
         (ranks,) = run_ranks(work, [item], world_size, limit_s, quiet=True)
     except RanksFailedError as failure:

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.distributed import Store
 
 from ddlbench.equivalence.one_device import (
-    Reference,
     State,
     Trained,
+    Training,
     base_of,
     begin_as_a_process,
     built,
@@ -51,7 +51,7 @@ from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.pipeline_stages import even_blocks
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import Strategy, normalise, strategy_of
-from ddlbench.strategies.training import make_loss
+from ddlbench.strategies.training import MeanCrossEntropy
 
 _SAMPLES = 4
 _FEW_SAMPLES = 2  # of large ones
@@ -148,7 +148,7 @@ def look_at(cell: Cell, _rank: int, _store: Store | None) -> Look:
 def _trains_in_float64(cell: Cell) -> bool:
     few = cell.with_(batch_size=_SAMPLES)
     ((inputs, labels),) = whole_batches(few, 1, torch.float64)
-    return trains_in_float64(partial(built, cell), inputs, labels, make_loss(cell))
+    return trains_in_float64(partial(built, cell), inputs, labels, MeanCrossEntropy())
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,12 @@ def _change(run: _Run, name: str) -> Tensor:
     return change(run.end[name], run.start[name])
 
 
-def _run(reference: Reference, rank: int, *, move: bool = False) -> _Run:
-    network = begin_as_a_process(reference.cell, reference.floating, rank)
+def _run(training: Training, rank: int, *, move: bool = False) -> _Run:
+    network = begin_as_a_process(training.cell, training.floating, rank)
     if move:
         move_weights(network, seed=1)
     start = {name: value.clone() for name, value in network.state_dict().items()}
-    trained = train(reference, network)
+    trained = train(training, network)
     losses = torch.tensor(trained.losses, dtype=torch.float64)
     return _Run(start, trained.states[0], losses)
 
@@ -177,9 +177,9 @@ def _run(reference: Reference, rank: int, *, move: bool = False) -> _Run:
 def _noise(cell: Cell, floating: Floating) -> Noise:
     large = DATASETS[cell.dataset].input_bytes >= _LARGE_SAMPLE_BYTES
     samples = _FEW_SAMPLES if large else _SAMPLES
-    reference = Reference(base_of(cell).with_(batch_size=samples), _STEPS, floating)
-    first, other = _run(reference, 0), _run(reference, 1)
-    moved = _run(reference, 0, move=True)
+    training = Training(base_of(cell).with_(batch_size=samples), _STEPS, floating)
+    first, other = _run(training, 0), _run(training, 1)
+    moved = _run(training, 0, move=True)
     changes = {name: difference(_change(moved, name), _change(first, name)) for name in first.end}
     moved_loss = difference(moved.losses, first.losses)
     start = max((difference(other.start[name], first.start[name]) for name in changes), default=0)
@@ -205,11 +205,8 @@ def tiny_cells(
 ) -> list[Cell] | Reason:
     """Cells that the strategy supports, which differ in their balance, or why there is none.
 
-    Args:
-        cell: network, dataset, strategy, options and settings.
-        blocks: of the network.
-        geometry: nodes, and devices of a node.
-        batch_size: of the mini-batch; by default the smallest that serves.
+    ``geometry`` is the number of nodes, and of devices of each. By default the mini-batch is the
+    smallest that serves.
     """
     strategy = strategy_of(cell.strategy)
     large = DATASETS[cell.dataset].input_bytes >= _LARGE_SAMPLE_BYTES

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +39,7 @@ from ddlbench.strategies.executor import Context, executor_of
 from ddlbench.strategies.training import (
     Batch,
     Loss,
-    make_loss,
+    MeanCrossEntropy,
     make_optimizer,
     rate_of,
     replay_of,
@@ -55,23 +55,20 @@ class Trained:
     Args:
         states: weights and buffers by name, of each shard or replica.
         losses: of each shard or replica, the mean loss of each step.
+        train_s: how long it took.
     """
 
     states: list[State]
     losses: list[list[float]]
-
-    @property
-    def mean_losses(self) -> list[float]:
-        """The loss of each step, over all shards."""
-        return [sum(of_step) / len(of_step) for of_step in zip(*self.losses, strict=True)]
+    train_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A training on one device.
+class Training:
+    """What one device or the ranks of a cell train.
 
     Args:
-        cell: of the strategy if it uses old weights or replicas, else of the base.
+        cell: of the ranks; on one device that of the base, unless weights are old or replicas'.
         steps: mini-batches.
         floating: type of floats.
         shards: parts of a mini-batch that ranks read.
@@ -85,8 +82,8 @@ class Reference:
     micro_batches: int = 1
 
     @classmethod
-    def of(cls, plan: StrategyPlan, steps: int, floating: Floating) -> Reference:
-        """What the ranks of a plan together must train."""
+    def of(cls, plan: StrategyPlan, steps: int, floating: Floating) -> Training:
+        """What one device must train as the ranks of a plan do together."""
         strategy, cell = plan.strategy, plan.cell
         if strategy.replay:
             return cls(cell, steps, floating)
@@ -97,14 +94,6 @@ class Reference:
 def base_of(cell: Cell) -> Cell:
     """The same network and settings on one device."""
     return cell.with_(strategy=BASE, nodes=1, devices_per_node=1, options=())
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What one device trained, and how long that took."""
-
-    trained: Trained
-    train_s: float
 
 
 def train_in_parts(
@@ -222,7 +211,7 @@ def _forget_seeds() -> None:
     torch.seed()
 
 
-def expect(reference: Reference, _rank: int, _store: Store | None) -> Timed:
+def expect(training: Training, _rank: int, _store: Store | None) -> Trained:
     """Train as one rank of a world of its own.
 
     Raises:
@@ -230,24 +219,23 @@ def expect(reference: Reference, _rank: int, _store: Store | None) -> Timed:
     """
     try:
         begin_s = time.perf_counter()
-        network = begin_as_a_process(reference.cell, reference.floating, 0)
-        trained = train(reference, network)
-        return Timed(trained, time.perf_counter() - begin_s)
+        trained = train(training, begin_as_a_process(training.cell, training.floating, 0))
+        return replace(trained, train_s=time.perf_counter() - begin_s)
     except BaseException as error:
         raise TrialError.of(error) from error
 
 
-def train(reference: Reference, network: nn.Sequential) -> Trained:
+def train(training: Training, network: nn.Sequential) -> Trained:
     """Train a network, in place, as the strategy's ranks together do."""
-    cell = reference.cell
-    batches = list(whole_batches(cell, reference.steps, dtype_of(reference.floating)))
-    loss_function = make_loss(cell)
+    cell = training.cell
+    batches = list(whole_batches(cell, training.steps, dtype_of(training.floating)))
+    loss_function = MeanCrossEntropy()
     plan = make_plan(cell)
     replay = replay_of(plan.strategy)
     if replay is not None:
         count = plan.strategy.replayed_networks(plan)
         networks = [network, *(copy_of(network) for _ in range(count - 1))]
-        losses = replay(plan, networks, [(reference.steps, batches)], loss_function)
+        losses = replay(plan, networks, [(training.steps, batches)], loss_function)
         of_networks = [list(of_one) for of_one in zip(*losses, strict=True)]
         return Trained([trained.state_dict() for trained in networks], of_networks)
     return train_in_parts(
@@ -255,18 +243,9 @@ def train(reference: Reference, network: nn.Sequential) -> Trained:
         network,
         batches,
         loss_function,
-        shards=reference.shards,
-        micro_batches=reference.micro_batches,
+        shards=training.shards,
+        micro_batches=training.micro_batches,
     )
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What all ranks of a cell do."""
-
-    cell: Cell
-    steps: int
-    floating: Floating
 
 
 @dataclass(frozen=True)
@@ -294,31 +273,31 @@ def context_of(
     return Context(devices=devices, store=store, interface="lo", floating=floating)
 
 
-def train_rank(trial: Trial, rank: int, store: Store | None) -> RankTraining:
+def train_rank(training: Training, rank: int, store: Store | None) -> RankTraining:
     """Train as one rank.
 
     Raises:
         TrialError: it did not train.
     """
     try:
-        return _train_rank(trial, rank, store)
+        return _train_rank(training, rank, store)
     except BaseException as error:
         raise TrialError.of(error) from error
 
 
-def _train_rank(trial: Trial, rank: int, store: Store | None) -> RankTraining:
-    cell = trial.cell
+def _train_rank(training: Training, rank: int, store: Store | None) -> RankTraining:
+    cell = training.cell
     plan = make_plan(cell)
     process = plan.processes[rank]
-    executor, floating = executor_of(cell), dtype_of(trial.floating)
+    executor, floating = executor_of(cell), dtype_of(training.floating)
     _forget_seeds()
     initial = initial_state(plan, store, rank)
-    network = _as_compared(initial.network, trial.floating)
+    network = _as_compared(initial.network, training.floating)
     data = Reader(cell, process, floating) if process.needs else None
     context = context_of(plan, process, store, floating)
     context.traits = initial.traits
     executor.prepare(plan, process, network, data, context)
-    record = executor.run(0, trial.steps)
+    record = executor.run(0, training.steps)
     check_settings(initial.settings)
     state = {name: value.clone() for name, value in executor.state_dict()["network"].items()}
     barrier(store, "trained", plan.world_size)

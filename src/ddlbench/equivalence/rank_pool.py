@@ -85,13 +85,8 @@ class RanksFailedError(AssertionError):
 @cache
 def _server() -> Any:
     """The context whose fork server has imported the modules that ranks need."""
-    modules = [
-        "torch",
-        "torch._dynamo",
-        "ddlbench.equivalence.look",
-        "ddlbench.equivalence.one_device",
-    ]
-    modules += ["ddlbench.networks", "ddlbench.runtime.worker"]
+    modules = ["torch", "torch._dynamo", "ddlbench.networks", "ddlbench.runtime.worker"]
+    modules += ["ddlbench.equivalence.look", "ddlbench.equivalence.one_device"]
     modules += [strategy_of(name).executor.partition(":")[0] for name in STRATEGIES]
     further = (*_MAIN_MODULES, *_OPTIONAL)
     modules += [name for name in further if importlib.util.find_spec(name.partition(".")[0])]

@@ -80,11 +80,7 @@ def trains_in_float64(
 ) -> bool:
     """Whether a whole pass of the network computes in float64 once its weights do.
 
-    Args:
-        make: builds the network anew.
-        inputs: (N, ...), floats of them in float64.
-        labels: (N,), or (N, T) of tokens.
-        loss_function: (outputs, labels) -> mean over the samples.
+    ``make`` builds the network anew. Of ``inputs`` (N, ...) floats are in float64.
     """
     try:
         network = in_float64(make()).train()

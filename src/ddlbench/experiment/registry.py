@@ -123,7 +123,7 @@ STRATEGIES: dict[str, str] = {
     "horovod": "ddlbench.strategies.horovod.descriptor:Horovod",
     "ddp": "ddlbench.strategies.ddp.descriptor:DistributedDataParallel",
     "fsdp": "ddlbench.strategies.fsdp.descriptor:FullyShardedDataParallel",
-    "hsdp": "ddlbench.strategies.hsdp.descriptor:HybridSharded",
+    "hsdp": "ddlbench.strategies.fsdp.descriptor:HybridSharded",
     "local-sgd": "ddlbench.strategies.local_sgd.descriptor:LocalSgd",
     "parameter-server": "ddlbench.strategies.parameter_server.descriptor:ParameterServer",
     "gpipe": "ddlbench.strategies.torchgpipe.descriptor:GPipe",
@@ -140,7 +140,7 @@ STRATEGIES: dict[str, str] = {
     "channel": "ddlbench.strategies.splits.descriptor:Channel",
     "data-filter": "ddlbench.strategies.splits.descriptor:DataFilter",
     "data-spatial": "ddlbench.strategies.splits.descriptor:DataSpatial",
-    "data-tensor-pipe": "ddlbench.strategies.data_tensor_pipe.descriptor:DataTensorPipe",
+    "data-tensor-pipe": "ddlbench.strategies.pipelining.descriptor:DataTensorPipe",
     "tensor-parallel": "ddlbench.strategies.tensor_parallel.descriptor:TensorParallel",
     "data-tensor": "ddlbench.strategies.tensor_parallel.descriptor:DataTensor",
 }

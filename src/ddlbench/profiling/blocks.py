@@ -24,9 +24,9 @@ split a pass is part of the halves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from torch.utils.hooks import RemovableHandle
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.profiling.timers import Marks, Part, Samples, Span
+from ddlbench.profiling.timers import Marks, Part, PassTimer, Span
 from ddlbench.strategies.training import Autocast, with_precision
 
 
@@ -122,9 +122,10 @@ def leaf_modules(block: Block) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def next_input(outputs: Tensor) -> Tensor:
+def next_input(outputs: Tensor, device: torch.device | None = None) -> Tensor:
     """A block's output as the next block's input: detached, with the same need for a gradient."""
-    return outputs.detach().requires_grad_(outputs.requires_grad)
+    entering = outputs.detach().to(device or outputs.device)
+    return entering.requires_grad_(outputs.requires_grad)
 
 
 def clear_gradients(module: nn.Module) -> None:
@@ -177,90 +178,43 @@ def _backward(
     return begin, marks.mark()
 
 
-def time_blocks(
-    blocks: Sequence[Block],
-    inputs: Tensor,
-    new_marks: Callable[[], Marks],
-    count: Callable[[float], int],
-    samples: Samples,
-) -> None:
-    """Times cut steps; ``samples`` gets the seconds by the block's index.
+def time_blocks(blocks: Sequence[Block], inputs: Tensor, timer: PassTimer) -> None:
+    """Times cut steps, each without gradients before; pieces are the blocks' indices."""
 
-    ``count`` gives the number of passes, from the seconds of one pass.
-    """
-
-    def cut(marks: Marks) -> list[Part]:
-        return cut_step(blocks, inputs, marks)[0]
-
-    _time_passes(blocks, len(inputs), cut, new_marks=new_marks, count=count, samples=samples)
-
-
-def _time_passes(
-    blocks: Sequence[Block],
-    batch_size: int,
-    run: Callable[[Marks], list[Part]],
-    *,
-    new_marks: Callable[[], Marks],
-    count: Callable[[float], int],
-    samples: Samples,
-) -> None:
-    """Warms up, then times a pass over all blocks several times, each without gradients before.
-
-    Args:
-        blocks: of the network.
-        batch_size: of the pass.
-        run: makes one pass, and gives the parts of each block.
-        new_marks: makes the clock of a series of passes.
-        count: the number of passes, from the seconds of one.
-        samples: gets the seconds by the block's index.
-    """
-    marks = new_marks()
-    begin = marks.mark()
-    _clear(blocks)
-    run(marks)
-    end = marks.mark()
-    marks.finish()
-    number = count(marks.wall_s(begin, end))
-    marks, passes = new_marks(), []
-    for _ in range(number):
+    def cut(marks: Marks) -> dict[Hashable, Part]:
         _clear(blocks)
-        passes.append(run(marks))
-    marks.finish()
-    for parts in passes:
-        for block, part in zip(blocks, parts, strict=True):
-            samples.add(block.index, batch_size, marks, part)
+        return dict(enumerate(cut_step(blocks, inputs, marks)[0]))
+
+    timer.time(cut, len(inputs))
     _clear(blocks)
 
 
-def time_one_by_one(
-    blocks: Sequence[Block],
-    inputs: Tensor,
-    new_marks: Callable[[], Marks],
-    count: Callable[[float], int],
-    samples: Samples,
-) -> None:
+def time_one_by_one(blocks: Sequence[Block], inputs: Tensor, timer: PassTimer) -> None:
     """As :func:`time_blocks`, one block at a time, for a network that is too large for the device.
 
-    ``count`` gets the seconds of one block times the number of blocks.
+    The timer counts with the seconds of one block times the number of blocks.
     """
+
+    def count(block_s: float) -> int:
+        return timer.count(block_s * len(blocks))
+
     for block in blocks:
         with block.on_device() as device:
-            inputs = inputs.detach().to(device).requires_grad_(inputs.requires_grad)
-            warm_s = _alone_s(block, inputs, new_marks())
-            marks = new_marks()
-            passes = [alone(block, inputs, marks) for _ in range(count(warm_s * len(blocks)))]
-            marks.finish()
-            for part, _ in passes:
-                samples.add(block.index, len(inputs), marks, part)
-            inputs = passes[-1][1]
+            alone_timer = replace(timer, count=count)
+            inputs = _time_alone(block, next_input(inputs, device), alone_timer)
 
 
-def _alone_s(block: Block, inputs: Tensor, marks: Marks) -> float:
-    begin = marks.mark()
-    alone(block, inputs, marks)
-    end = marks.mark()
-    marks.finish()
-    return marks.wall_s(begin, end)
+def _time_alone(block: Block, inputs: Tensor, timer: PassTimer) -> Tensor:
+    """Also returns the next block's input."""
+    following = inputs
+
+    def run(marks: Marks) -> dict[Hashable, Part]:
+        nonlocal following
+        part, following = alone(block, inputs, marks)
+        return {block.index: part}
+
+    timer.time(run, len(inputs))
+    return following
 
 
 def _clear(blocks: Sequence[Block]) -> None:
@@ -318,8 +272,7 @@ def ready_block_by_block(
     for block in blocks:
         order = ReadyOrder()
         with block.on_device() as device, order.listening(block.plain, marks):
-            inputs = inputs.detach().to(device).requires_grad_(inputs.requires_grad)
-            part, inputs = alone(block, inputs, marks)
+            part, inputs = alone(block, next_input(inputs, device), marks)
         marks.finish()
         orders.append(order)
         spans.append(part.backward)
@@ -353,25 +306,13 @@ def tensor_entries(
     ]
 
 
-def time_halves(
-    blocks: Sequence[Block],
-    inputs: Tensor,
-    new_marks: Callable[[], Marks],
-    count: Callable[[float], int],
-    samples: Samples,
-) -> None:
-    """Times all blocks; ``samples`` gets input halves as forward, weight halves as backward.
+def time_halves(blocks: Sequence[Block], inputs: Tensor, timer: PassTimer) -> None:
+    """Times halves of backward passes: of inputs as forward, of weights as backward."""
 
-    Args:
-        blocks: of a network that is on its device.
-        inputs: of the first block.
-        new_marks: as in :func:`_time_passes`.
-        count: likewise.
-        samples: gets the seconds by the block's index.
-    """
-
-    def one_by_one(marks: Marks) -> list[Part]:
-        parts, entering = [], inputs
+    def one_by_one(marks: Marks) -> dict[Hashable, Part]:
+        _clear(blocks)
+        parts: dict[Hashable, Part] = {}
+        entering = inputs
         for block in blocks:
             # As in the runtime, also the input of a stage without weights requires a gradient.
             # Tokens cannot.
@@ -380,11 +321,12 @@ def time_halves(
             if outputs._is_view():  # its graph is dropped in place, which a view forbids
                 outputs = outputs.clone()
             following = next_input(outputs)
-            parts.append(halved(block, entering, outputs, torch.randn_like(outputs), marks))
+            parts[block.index] = halved(block, entering, outputs, torch.randn_like(outputs), marks)
             entering = following
         return parts
 
-    _time_passes(blocks, len(inputs), one_by_one, new_marks=new_marks, count=count, samples=samples)
+    timer.time(one_by_one, len(inputs))
+    _clear(blocks)
 
 
 def halved(block: Block, inputs: Tensor, outputs: Tensor, gradient: Tensor, marks: Marks) -> Part:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Status
@@ -24,7 +26,7 @@ from ddlbench.profiling.blocks import (
     time_one_by_one,
 )
 from ddlbench.profiling.leaves import LeafBytes, NetworkBytes, network_bytes, time_leaves
-from ddlbench.profiling.timers import SHARES, Samples, marks_on, passes
+from ddlbench.profiling.timers import SHARES, PassTimer, Samples, marks_on, passes
 from ddlbench.runtime.rank_report import classify
 
 _ENOUGH_PASSES = 3
@@ -59,20 +61,21 @@ def measure_layers(
     blocks = blocks_of(network, cell.precision, device, resident=largest_batch > 0)
     begin = time.perf_counter()
     sizes = network_bytes(blocks, partial(made_up_inputs, spec))
-    marks = partial(marks_on, device, cell.threads_per_device)
+    times = _Times(needs, blocks, device, largest_batch, notes)
     if not ready:
-        ready = ready_block_by_block(blocks, made_up_inputs(spec, 2), marks())
+        inputs = made_up_inputs(spec, 2)
+        ready = ready_block_by_block(blocks, inputs, marks_on(device, cell.threads_per_device))
         notes.append(
             "when gradients are ready was found block by block, from the last to the first"
         )
     if not largest_batch:
         notes.append("the network does not fit on the device: its blocks were moved in and out")
     traced = time.perf_counter()
-    of_blocks = _time_blocks(needs, blocks, device, largest_batch, notes)
+    of_blocks = times.of_blocks()
     blocked = time.perf_counter()
-    of_halves = _time_halves(needs, blocks, device, largest_batch, notes)
+    of_halves = times.of_halves()
     halved = time.perf_counter()
-    of_leaves = _time_leaves(needs, blocks, device, notes)
+    of_leaves = times.of_leaves()
     return {
         "layers": _leaf_rows(blocks, sizes, of_blocks, of_leaves),
         "blocks": _block_rows(blocks, sizes, of_blocks, of_halves),
@@ -88,97 +91,91 @@ def measure_layers(
     }
 
 
-def _time_blocks(
-    needs: ProfileNeeds,
-    blocks: list[Block],
-    device: torch.device,
-    largest_batch: float,
-    notes: list[str],
-) -> Samples:
-    samples = Samples()
-    share_s = SHARES["blocks"] * needs.budget_s / len(needs.layer_batches)
+@dataclass(frozen=True)
+class _Times:
+    """Times the pieces of a network at the batch sizes of a profile; see :func:`measure_layers`."""
 
-    def count(pass_s: float) -> int:
-        fewest = passes(needs.budget_s / 4, pass_s, 1, _ENOUGH_PASSES)
-        return passes(share_s - pass_s, pass_s, fewest, _MOST_PASSES)
+    needs: ProfileNeeds
+    blocks: list[Block]
+    device: torch.device
+    largest_batch: float
+    notes: list[str]
 
-    def time_them(batch_size: int) -> None:
-        inputs = _inputs(needs, batch_size, device)
-        new_marks = partial(marks_on, device, needs.cell.threads_per_device)
-        fits = batch_size <= largest_batch
-        if fits and _fitting(lambda: time_blocks(blocks, inputs, new_marks, count, samples)):
-            return
-        if largest_batch:
-            notes.append(f"at batch size {batch_size} each block was timed alone: out of memory")
-        time_one_by_one(blocks, inputs, new_marks, count, samples)
+    def of_blocks(self) -> Samples:
+        budget_s, batches = self.needs.budget_s, self.needs.layer_batches
+        share_s = SHARES["blocks"] * budget_s / len(batches)
 
-    _while_it_fits("blocks", needs.layer_batches, time_them, notes)
-    return samples
+        def count(pass_s: float) -> int:
+            fewest = passes(budget_s / 4, pass_s, 1, _ENOUGH_PASSES)
+            return passes(share_s - pass_s, pass_s, fewest, _MOST_PASSES)
+
+        def time_them(inputs: Tensor, timer: PassTimer) -> None:
+            fits = len(inputs) <= self.largest_batch
+            if fits and _fitting(partial(time_blocks, self.blocks, inputs, timer)):
+                return
+            if self.largest_batch:
+                self.notes.append(
+                    f"at batch size {len(inputs)} each block was timed alone: out of memory"
+                )
+            time_one_by_one(self.blocks, inputs, timer)
+
+        return self._while_they_fit("blocks", batches, count, time_them)
+
+    def of_halves(self) -> Samples:
+        fitting = tuple(size for size in self.needs.layer_batches if size <= self.largest_batch)
+        share_s = SHARES["halves"] * self.needs.budget_s / max(len(fitting), 1)
+        count = partial(_filling, share_s)
+        time_them = partial(time_halves, self.blocks)
+        return self._while_they_fit("halves of backward passes", fitting, count, time_them)
+
+    def of_leaves(self) -> Samples:
+        batches = self.needs.layer_batches
+        share_s = SHARES["leaves"] * self.needs.budget_s
+        inner = sum(not block.is_leaf for block in self.blocks)
+        if inner == 0:
+            return Samples()
+        begin = time.perf_counter()
+
+        def time_them(inputs: Tensor, timer: PassTimer) -> None:
+            late = time.perf_counter() - begin > share_s
+            if late and len(inputs) > batches[1 % len(batches)]:
+                self.notes.append(
+                    f"leaf operations inside blocks were not timed at batch size {len(inputs)}: "
+                    "the time budget was spent"
+                )
+            else:
+                time_leaves(self.blocks, inputs, timer)
+
+        count = partial(_filling, share_s / len(batches) / inner)
+        return self._while_they_fit("leaf operations", batches, count, time_them)
+
+    def _while_they_fit(
+        self,
+        pieces: str,
+        batch_sizes: tuple[int, ...],
+        count: Callable[[float], int],
+        time_them: Callable[[Tensor, PassTimer], None],
+    ) -> Samples:
+        """At ascending batch sizes, up to the first that runs out of memory."""
+        cell = self.needs.cell
+        new_marks = partial(marks_on, self.device, cell.threads_per_device)
+        timer = PassTimer(new_marks, count, Samples())
+
+        def time_at(batch_size: int) -> None:
+            time_them(made_up_inputs(DATASETS[cell.dataset], batch_size, self.device), timer)
+
+        for batch_size in batch_sizes:
+            if not _fitting(partial(time_at, batch_size)):
+                self.notes.append(
+                    f"{pieces} were not timed at batch size {batch_size} or more: out of memory"
+                )
+                break
+        return timer.samples
 
 
-def _time_halves(
-    needs: ProfileNeeds,
-    blocks: list[Block],
-    device: torch.device,
-    largest_batch: float,
-    notes: list[str],
-) -> Samples:
-    samples = Samples()
-    fitting = tuple(size for size in needs.layer_batches if size <= largest_batch)
-    share_s = SHARES["halves"] * needs.budget_s / max(len(fitting), 1)
-
-    def count(pass_s: float) -> int:
-        return passes(share_s - pass_s, pass_s, 1, _MOST_PASSES)
-
-    def time_them(batch_size: int) -> None:
-        inputs = _inputs(needs, batch_size, device)
-        new_marks = partial(marks_on, device, needs.cell.threads_per_device)
-        time_halves(blocks, inputs, new_marks, count, samples)
-
-    _while_it_fits("halves of backward passes", fitting, time_them, notes)
-    return samples
-
-
-def _time_leaves(
-    needs: ProfileNeeds, blocks: list[Block], device: torch.device, notes: list[str]
-) -> Samples:
-    samples = Samples()
-    share_s = SHARES["leaves"] * needs.budget_s
-    inner = sum(not block.is_leaf for block in blocks)
-    if inner == 0:
-        return samples
-    begin = time.perf_counter()
-
-    def count(pass_s: float) -> int:
-        of_block_s = share_s / len(needs.layer_batches) / inner
-        return passes(of_block_s - pass_s, pass_s, 1, _MOST_PASSES)
-
-    def time_them(batch_size: int) -> None:
-        late = time.perf_counter() - begin > share_s
-        if late and batch_size > needs.layer_batches[1 % len(needs.layer_batches)]:
-            notes.append(
-                f"leaf operations inside blocks were not timed at batch size {batch_size}: "
-                "the time budget was spent"
-            )
-            return
-        inputs = _inputs(needs, batch_size, device)
-        new_marks = partial(marks_on, device, needs.cell.threads_per_device)
-        time_leaves(blocks, inputs, new_marks, count, samples)
-
-    _while_it_fits("leaf operations", needs.layer_batches, time_them, notes)
-    return samples
-
-
-def _while_it_fits(
-    pieces: str, batch_sizes: tuple[int, ...], action: Callable[[int], None], notes: list[str]
-) -> None:
-    """Runs an action at ascending batch sizes, up to the first that runs out of memory."""
-    for batch_size in batch_sizes:
-        if not _fitting(partial(action, batch_size)):
-            notes.append(
-                f"{pieces} were not timed at batch size {batch_size} or more: out of memory"
-            )
-            return
+def _filling(share_s: float, pass_s: float) -> int:
+    """Passes that fill a share of the budget, with the one that warmed up."""
+    return passes(share_s - pass_s, pass_s, 1, _MOST_PASSES)
 
 
 def _fitting(action: Callable[[], None]) -> bool:
@@ -189,10 +186,6 @@ def _fitting(action: Callable[[], None]) -> bool:
             raise
         return False
     return True
-
-
-def _inputs(needs: ProfileNeeds, batch_size: int, device: torch.device) -> torch.Tensor:
-    return made_up_inputs(DATASETS[needs.cell.dataset], batch_size, device)
 
 
 def _block_rows(

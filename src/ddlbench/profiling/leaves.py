@@ -16,9 +16,10 @@ This is done at two batch sizes: the difference is what grows with the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count as count_from
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ddlbench.profiling.blocks import Block, hooked, leaf_modules, next_input
-from ddlbench.profiling.timers import Marks, Part, Samples
+from ddlbench.profiling.timers import Marks, Part, PassTimer
 
 
 @dataclass(frozen=True)
@@ -41,40 +42,22 @@ class Call:
     keywords: dict[str, Any]
 
 
-def time_leaves(
-    blocks: Sequence[Block],
-    inputs: Tensor,
-    new_marks: Callable[[], Marks],
-    count: Callable[[float], int],
-    samples: Samples,
-) -> None:
-    """Warms up and times the leaves of every block; ``samples`` gets seconds by the leaf's name.
-
-    ``count`` gives the number of passes, from the seconds of one pass over a block's leaves.
-    """
+def time_leaves(blocks: Sequence[Block], inputs: Tensor, timer: PassTimer) -> None:
+    """Times the leaves of every block of several; pieces are the leaves' names."""
     for block in blocks:
         with block.on_device() as device:
-            inputs = inputs.detach().to(device).requires_grad_(inputs.requires_grad)
+            inputs = next_input(inputs, device)
             with recorded(block) as calls:
                 outputs = block.forward(inputs)
             following = next_input(outputs)
             del outputs
             if not block.is_leaf:
-                (warm,), marks = _passes(calls, block, new_marks(), 1)
-                pass_s = sum(marks.wall_s(*span) for part in warm for span in part if span)
-                passes, marks = _passes(calls, block, new_marks(), count(pass_s))
-                for parts in passes:
-                    for call, part in zip(calls, parts, strict=True):
-                        samples.add(call.name, len(inputs), marks, part)
+                timer.time(partial(_run_all, calls, block), len(inputs))
             inputs = following
 
 
-def _passes(
-    calls: Sequence[Call], block: Block, marks: Marks, number: int
-) -> tuple[list[list[Part]], Marks]:
-    passes = [[_run(call, block, marks) for call in calls] for _ in range(number)]
-    marks.finish()
-    return passes, marks
+def _run_all(calls: Sequence[Call], block: Block, marks: Marks) -> dict[Hashable, Part]:
+    return {call.name: _run(call, block, marks) for call in calls}
 
 
 def _call_names(name: str) -> Iterator[str]:
@@ -184,9 +167,7 @@ class NetworkBytes:
 def network_bytes(blocks: Sequence[Block], inputs_of: Callable[[int], Tensor]) -> NetworkBytes:
     """Traces the network at two batch sizes, and takes the slope.
 
-    Args:
-        blocks: of the network.
-        inputs_of: makes inputs of a batch size.
+    ``inputs_of`` makes inputs of a batch size.
     """
     small, large = (_trace(blocks, inputs_of(batch)) for batch in _BATCH_SIZES)
     more = _BATCH_SIZES[1] - _BATCH_SIZES[0]

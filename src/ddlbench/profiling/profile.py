@@ -23,9 +23,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -39,16 +39,7 @@ from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import scratch_dir
-from ddlbench.experiment.profile import (
-    BatchTime,
-    InvalidProfile,
-    LoneRun,
-    NodeSlowdown,
-    ParameterTensor,
-    Profile,
-    StepTimes,
-    write_profile,
-)
+from ddlbench.experiment.profile import InvalidProfile, Profile, write_profile
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.networks import build
@@ -115,6 +106,9 @@ def make_profile(needs: ProfileNeeds, site: Site, path: Path) -> Profile:
     return profile
 
 
+_MEASURED = ("steps", "layers", "blocks", "tensors", "alone", "fixed_memory_bytes")
+
+
 def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> Profile:
     first, cell, key = reports[0], needs.cell, needs.key
     of_replicas = [report.get("replicas") for report in reports]
@@ -127,13 +121,8 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
         "threads_per_device": key.threads_per_device,
         "device_kind": site.device,
         "batch_sizes": list(needs.layer_batches),
-        "steps": first["steps"],
-        "layers": first["layers"],
-        "blocks": first["blocks"],
-        "tensors": first["tensors"],
-        "alone": first["alone"],
+        **{name: first[name] for name in _MEASURED},
         "node_slowdown": slowdowns([seconds for seconds in of_replicas if seconds]),
-        "fixed_memory_bytes": first["fixed_memory_bytes"],
         "device_memory_bytes": first["device_memory_bytes"] or _memory_of_device(site),
         **_shrink(site),
         "notes": [*first["notes"], *_comparison(first)],
@@ -345,30 +334,14 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
     return replace(
         first,
         runs=sum(profile.runs for profile in profiles),
-        steps=_joined((p.steps for p in profiles), lambda step: step.batch_size, _step),
-        layers=tuple(
-            replace(
-                same[0],
-                forward=_times(layer.forward for layer in same),
-                backward=_times(layer.backward for layer in same),
-            )
-            for same in zip(*(profile.layers for profile in profiles), strict=True)
+        steps=_joined([p.steps for p in profiles], "batch_size"),
+        layers=_joined([p.layers for p in profiles], "name"),
+        blocks=_joined([p.blocks for p in profiles], "name"),
+        tensors=tuple(
+            sorted(_joined([p.tensors for p in profiles], "name"), key=lambda t: t.ready_fraction)
         ),
-        blocks=tuple(
-            replace(
-                same[0],
-                forward=_times(block.forward for block in same),
-                backward=_times(block.backward for block in same),
-                input_half=_times(block.input_half for block in same),
-                weight_half=_times(block.weight_half for block in same),
-            )
-            for same in zip(*(profile.blocks for profile in profiles), strict=True)
-        ),
-        tensors=_tensors(profiles),
-        node_slowdown=_joined(
-            (p.node_slowdown for p in profiles), lambda slowdown: slowdown.replicas, _slowdown
-        ),
-        alone=_joined((p.alone for p in profiles), lambda run: run.work, _lone_run),
+        node_slowdown=_joined([p.node_slowdown for p in profiles], "replicas"),
+        alone=_joined([p.alone for p in profiles], "work"),
         notes=tuple(dict.fromkeys(note for profile in profiles for note in profile.notes)),
         provenance={**first.provenance, "runs": [dict(p.provenance) for p in profiles]},
     )
@@ -379,73 +352,38 @@ def _shape(profile: Profile) -> tuple[object, ...]:
     return (profile.shrink, *map(tuple, names))
 
 
-def _joined(
-    runs: Iterable[Sequence[_Entry]],
-    key: Callable[[_Entry], Hashable],
-    join: Callable[[Sequence[_Entry]], _Entry],
-) -> tuple[_Entry, ...]:
+def _joined(runs: Sequence[Sequence[_Entry]], key: str) -> tuple[_Entry, ...]:
     """Entries of equal key in all runs, joined; in the order of the first run."""
-    first, *others = [{key(entry): entry for entry in run} for run in runs]
+    first, *others = [{getattr(entry, key): entry for entry in run} for run in runs]
     shared = [name for name in first if all(name in other for other in others)]
-    return tuple(join([first[name], *(other[name] for other in others)]) for name in shared)
+    return tuple(_join([first[name], *(other[name] for other in others)]) for name in shared)
 
 
-def _step(steps: Sequence[StepTimes]) -> StepTimes:
-    step_s = median(step.step_s for step in steps)
-
-    def part_s(seconds: Callable[[StepTimes], float]) -> float:
-        return step_s * median(seconds(step) / step.step_s for step in steps)
-
-    peaks = [step.peak_bytes for step in steps if step.peak_bytes is not None]
-    return replace(
-        steps[0],
-        count=sum(step.count for step in steps),
-        step_s=step_s,
-        interval_s=_widest(step.interval_s for step in steps),
-        load_s=part_s(lambda step: step.load_s),
-        forward_s=part_s(lambda step: step.forward_s),
-        backward_s=part_s(lambda step: step.backward_s),
-        optimizer_s=part_s(lambda step: step.optimizer_s),
-        peak_bytes=max(peaks, default=None),
-    )
+_MEDIANS = ("step_s", "time_s", "slowdown", "ready_fraction")
+_INTERVALS = ("interval", "interval_s")
+_TIMINGS = ("forward", "backward", "input_half", "weight_half")
+_PARTS = ("load_s", "forward_s", "backward_s", "optimizer_s")
 
 
-def _times(runs: Iterable[Sequence[BatchTime]]) -> tuple[BatchTime, ...]:
-    def join(times: Sequence[BatchTime]) -> BatchTime:
-        return replace(
-            times[0],
-            time_s=median(time.time_s for time in times),
-            interval_s=_widest(time.interval_s for time in times),
-        )
-
-    return _joined(runs, lambda time: time.batch_size, join)
-
-
-def _slowdown(entries: Sequence[NodeSlowdown]) -> NodeSlowdown:
-    return replace(
-        entries[0],
-        slowdown=median(entry.slowdown for entry in entries),
-        interval=_widest(entry.interval for entry in entries),
-    )
-
-
-def _lone_run(runs: Sequence[LoneRun]) -> LoneRun:
-    return replace(
-        runs[0],
-        count=sum(run.count for run in runs),
-        step_s=median(run.step_s for run in runs),
-        interval_s=_widest(run.interval_s for run in runs),
-    )
-
-
-def _tensors(profiles: Sequence[Profile]) -> tuple[ParameterTensor, ...]:
-    def join(tensors: Sequence[ParameterTensor]) -> ParameterTensor:
-        return replace(
-            tensors[0], ready_fraction=median(tensor.ready_fraction for tensor in tensors)
-        )
-
-    joined = _joined((profile.tensors for profile in profiles), lambda one: one.name, join)
-    return tuple(sorted(joined, key=lambda tensor: tensor.ready_fraction))
+def _join(same: Sequence[Any]) -> Any:
+    """One entry of several runs, by the names of its fields."""
+    joined: dict[str, Any] = {}
+    for name in (field.name for field in fields(same[0])):
+        values = [getattr(entry, name) for entry in same]
+        if name in _MEDIANS:
+            joined[name] = median(values)
+        elif name in _INTERVALS:
+            joined[name] = _widest(values)
+        elif name in _TIMINGS:
+            joined[name] = _joined(values, "batch_size")
+        elif name == "count":
+            joined[name] = sum(values)
+        elif name == "peak_bytes":
+            joined[name] = max((value for value in values if value is not None), default=None)
+        elif name in _PARTS:
+            shares = (part_s / entry.step_s for part_s, entry in zip(values, same, strict=True))
+            joined[name] = joined["step_s"] * median(shares)
+    return replace(same[0], **joined)
 
 
 def _widest(intervals: Iterable[_Interval]) -> _Interval:

@@ -47,9 +47,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from ddlbench.common.statistics import round_means
 from ddlbench.datasets.loader import BatchLoader, EpochStream, ImageDataset
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -79,16 +81,10 @@ from ddlbench.strategies.training import with_precision
 def on_host(
     step_s: float, load_s: float, marked_s: Mapping[str, float], marked: int
 ) -> dict[str, float]:
-    """Parts of a step that starts when its data is loaded.
+    """``load_s``, and ``<part>_s`` of each part, of a step that starts when its data is loaded.
 
-    Args:
-        step_s: of a step without marks.
-        load_s: of that, the host's wait for data.
-        marked_s: seconds of each part over all marked steps.
-        marked: number of marked steps.
-
-    Returns:
-        ``load_s``, and ``<part>_s`` of each part; their sum is ``step_s``.
+    Their sum is ``step_s``, of a step without marks, in which the host waited ``load_s`` for data.
+    ``marked_s`` is the seconds of each part over all ``marked`` steps.
     """
     total_s = sum(marked_s.values()) or 1.0
     computing_s = max(step_s - load_s, 0.0)
@@ -109,7 +105,6 @@ def on_device(
 
 
 _FEWEST_STEPS = 3
-_ENOUGH_STEPS = 6  # have a 95 % interval
 _MOST_STEPS = 3000
 
 
@@ -195,8 +190,8 @@ def measure_steps(
         count = passes(0.6 * budget_s, statistics.median(warm_s), _FEWEST_STEPS, _MOST_STEPS)
         step_s, load_s = runner.run(count)
         window = steps_per_window(sum(step_s) / count, count)
-        median_s, interval_s = median_with_interval(_window_means(step_s, window))
-        loading_s = statistics.median(_window_means(load_s, window))
+        median_s, interval_s = median_with_interval(round_means(step_s, window))
+        loading_s = float(np.median(round_means(load_s, window)))
         marked = passes(0.1 * budget_s, median_s, 1, count)
         marked_s, ready = _marked(runner, marked, marks_on(device, cell.threads_per_device))
         if peak is None:
@@ -213,12 +208,6 @@ def measure_steps(
         "peak_bytes": peak,
     }
     return Steps(entry, ready, fixed)
-
-
-def _window_means(values: list[float], window: int) -> list[float]:
-    """Means over consecutive windows; what does not fill a window is left out."""
-    whole = len(values) // window * window
-    return [sum(values[i : i + window]) / window for i in range(0, whole, window)]
 
 
 def _marked(
@@ -337,12 +326,7 @@ def measure_alone(
 ) -> list[dict[str, Any]]:
     """Entries ``alone`` of profile.json, one for each cell that can run.
 
-    Args:
-        cells: of any sizes; each gets an equal share of the time.
-        dataset: where samples come from.
-        device: of this process.
-        budget_s: seconds that all of them should take.
-        notes: gets why a cell was left out.
+    Each cell gets an equal share of ``budget_s``; ``notes`` get why a cell was left out.
     """
     entries = []
     for cell in cells:
@@ -374,7 +358,7 @@ def _measured(
     finally:
         runner.close()
     window = steps_per_window(sum(step_s) / count, count)
-    median_s, interval_s = median_with_interval(_window_means(step_s, window))
+    median_s, interval_s = median_with_interval(round_means(step_s, window))
     work = strategy_of(cell.strategy).device_work(cell)
     assert work is not None
     interval = None if interval_s is None else tuple(interval_s)

@@ -17,38 +17,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from ddlbench.common.statistics import is_known, median_interval
 from ddlbench.experiment.site import Accelerator
 
 
-class Marks(Protocol):
-    """Points in the work of one device."""
-
-    def mark(self) -> int:
-        """End of the work issued so far; returns the mark's number."""
-        ...
-
-    def finish(self) -> None:
-        """Waits for the device; marks can be read after this."""
-        ...
-
-    def busy_s(self, first: int, last: int) -> float:
-        """Seconds for which the work between two marks kept the device busy."""
-        ...
-
-    def wall_s(self, first: int, last: int) -> float: ...
-
-
 class CpuMarks:
-    """Marks of the host.
+    """Points in the work of the host; with ``processor``, busy seconds are processor time.
 
-    Args:
-        processor: busy seconds are processor time instead of wall time.
+    Marks can be read once they are finished.
     """
 
     def __init__(self, processor: bool) -> None:
@@ -57,6 +40,7 @@ class CpuMarks:
         self._busy: list[float] = []
 
     def mark(self) -> int:
+        """End the work issued so far; returns the mark's number."""
         self._busy.append(time.process_time() if self._processor else time.perf_counter())
         self._wall.append(time.perf_counter())
         return len(self._wall) - 1
@@ -65,6 +49,7 @@ class CpuMarks:
         """The host has nothing to wait for."""
 
     def busy_s(self, first: int, last: int) -> float:
+        """Seconds for which the work between two marks kept the device busy."""
         return self._busy[last] - self._busy[first]
 
     def wall_s(self, first: int, last: int) -> float:
@@ -72,7 +57,7 @@ class CpuMarks:
 
 
 class CudaMarks:
-    """Marks of a GPU: events on the current stream."""
+    """Points in the work of a GPU: events on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -94,6 +79,9 @@ class CudaMarks:
 
     def wall_s(self, first: int, last: int) -> float:
         return self.busy_s(first, last)
+
+
+Marks = CpuMarks | CudaMarks
 
 
 def marks_on(device: torch.device, threads: int) -> Marks:
@@ -161,7 +149,37 @@ class Samples:
         )
 
 
-def median_with_interval(values: Sequence[float]) -> tuple[float, list[float] | None]:
+@dataclass(frozen=True)
+class PassTimer:
+    """Times a pass over some pieces several times, after one that warms up.
+
+    Args:
+        new_marks: makes the clock of a series of passes.
+        count: the number of passes, from the seconds of one.
+        samples: gets the seconds of each piece.
+    """
+
+    new_marks: Callable[[], Marks]
+    count: Callable[[float], int]
+    samples: Samples
+
+    def time(self, run: Callable[[Marks], Mapping[Hashable, Part]], batch_size: int) -> None:
+        """Enter the passes of ``run``, which makes one and gives the parts of its pieces."""
+        marks = self.new_marks()
+        begin = marks.mark()
+        run(marks)
+        end = marks.mark()
+        marks.finish()
+        number = self.count(marks.wall_s(begin, end))
+        marks = self.new_marks()
+        passes = [run(marks) for _ in range(number)]
+        marks.finish()
+        for parts in passes:
+            for piece, part in parts.items():
+                self.samples.add(piece, batch_size, marks, part)
+
+
+def median_with_interval(values: Sequence[float] | np.ndarray) -> tuple[float, list[float] | None]:
     """Median and its 95 % rank-based interval; None for a single value."""
     interval = median_interval(values)
     return interval.median, [interval.low, interval.high] if is_known(interval) else None

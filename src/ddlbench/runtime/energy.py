@@ -202,18 +202,19 @@ def _of_products(
     """Operations a second of products of this size; None if one takes longer than ``longest_s``."""
     factor = torch.full((side, side), 1 / side, dtype=kind, device=device)
     product = torch.empty_like(factor)
-    _seconds(factor, product, 1)  # the first one is slower
-    alone_s = _seconds(factor, product, 1)
+    products_s(factor, product, 1)  # the first one is slower
+    alone_s = products_s(factor, product, 1)
     if alone_s > longest_s:
         return None
     count = max(1, round(_ROUND_S / alone_s))
     rounds: list[float] = []
     while len(rounds) < _FEWEST_ROUNDS or sum(rounds) < _MEASURED_S:
-        rounds.append(_seconds(factor, product, count))
+        rounds.append(products_s(factor, product, count))
     return 2.0 * side**3 * count / statistics.median(rounds)
 
 
-def _seconds(factor: torch.Tensor, product: torch.Tensor, count: int) -> float:
+def products_s(factor: torch.Tensor, product: torch.Tensor, count: int) -> float:
+    """Seconds of ``count`` products of a square matrix with itself."""
     begin = time.perf_counter()
     for _ in range(count):
         torch.mm(factor, factor, out=product)

@@ -84,11 +84,7 @@ def rank_provenance() -> dict[str, Any]:
             name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)
         },
         "gpu_models": [],
-        "driver": None,
-        "cuda": None,
-        "nccl": None,
-        "rocm": None,
-        "rccl": None,
+        **dict.fromkeys(_LIBRARIES),
     }
     if torch.cuda.is_available():
         values.update(

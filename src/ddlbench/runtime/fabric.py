@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.emulation import EmulatedNodes, EmulationFailed, LinkMissed, available, require
@@ -65,19 +65,6 @@ class Rendezvous:
     listener: socket.socket | None = None  # bound for rank 0; None if rank 0 binds the port
 
 
-class Fabric(Protocol):
-    """A network that is up."""
-
-    def rendezvous(self) -> Rendezvous:
-        """The address of the next launch's rendezvous."""
-
-    def launch(self, step: Step, rendezvous: Rendezvous) -> Launch:
-        """Start ``step`` over this network."""
-
-    def report(self) -> dict[str, Any] | None:
-        """The ``link`` part of a result; None for the site's own network."""
-
-
 # What starts the processes of a cell over a site's own network, by the site's key ``starter``. It
 # takes the bound socket of the rendezvous over.
 STARTERS: Mapping[str, Callable[[Step, Site, socket.socket], Launch]] = {
@@ -99,29 +86,13 @@ class SiteFabric:
         return Rendezvous(host, listener.getsockname()[1], interface, listener)
 
     def launch(self, step: Step, rendezvous: Rendezvous) -> Launch:
+        """Start ``step`` over this network."""
         assert rendezvous.listener is not None
         return STARTERS[self._site.starter](step, self._site, rendezvous.listener)
 
     def report(self) -> None:
+        """The ``link`` part of a result, which only an emulated network has."""
         return None
-
-
-@contextmanager
-def fabric_up(site: Site, name: str, geometry: tuple[int, int]) -> Iterator[Fabric]:
-    """Bring up the fabric ``name`` of ``site``, for the time of a ``with``.
-
-    ``geometry`` is the number of nodes, and of devices of each.
-
-    Raises:
-        FabricUnsupported: this machine cannot emulate it.
-        FabricUnfit: the emulated link misses its setting.
-    """
-    if not site.emulates(name):
-        yield SiteFabric(site, geometry[0])
-        return
-    condition, shared = site.fabrics[name], site.devices_share_gpu
-    with emulated_fabric(name, condition, geometry, site.device, shared) as fabric:
-        yield fabric
 
 
 def fault_of(report: dict[str, Any] | None) -> Reason | None:
@@ -268,20 +239,24 @@ class EmulatedFabric:
         }
 
 
+Fabric = SiteFabric | EmulatedFabric
+"""A network that is up."""
+
+
 @contextmanager
-def emulated_fabric(
-    name: str,
-    condition: LinkCondition,
-    geometry: tuple[int, int],
-    device_kind: DeviceKind,
-    share_gpu: bool = False,
-) -> Iterator[EmulatedFabric]:
-    """Emulate nodes for the time of a ``with``, and check their links first.
+def fabric_up(site: Site, name: str, geometry: tuple[int, int]) -> Iterator[Fabric]:
+    """Bring up the fabric ``name`` of ``site`` for the time of a ``with``, and check its links.
+
+    ``geometry`` is the number of nodes, and of devices of each.
 
     Raises:
         FabricUnsupported: this machine cannot emulate nodes, or not with such links.
-        FabricUnfit: delay or rate miss the setting, or the emulation broke down.
+        FabricUnfit: delay or rate of a link miss the setting, or the emulation broke down.
     """
+    if not site.emulates(name):
+        yield SiteFabric(site, geometry[0])
+        return
+    condition = site.fabrics[name]
     cannot = f"fabric {name} cannot be emulated here"
     reason = available(condition.backend)
     if reason is not None:
@@ -294,7 +269,9 @@ def emulated_fabric(
                 raise FabricUnsupported(f"{cannot}: {error}") from error
             probe = _probe(emulated)
             require(probe)
-            yield EmulatedFabric(name, condition, emulated, probe, device_kind, share_gpu=share_gpu)
+            yield EmulatedFabric(
+                name, condition, emulated, probe, site.device, share_gpu=site.devices_share_gpu
+            )
     except (EmulationFailed, LinkMissed) as error:
         raise FabricUnfit(f"fabric {name}: {error}") from error
 

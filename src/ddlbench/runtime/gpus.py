@@ -14,27 +14,9 @@ Source: https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
-
-
-class Gpu(Protocol):
-    """One GPU; every method raises what the maker's library raises."""
-
-    @property
-    def counted_by(self) -> Literal["nvml", "amdsmi"]: ...
-
-    def uuid(self) -> str: ...
-
-    def utilisation(self) -> float:
-        """Share of the last moments in which it computed, 0 to 1."""
-
-    def used_bytes(self) -> int:
-        """Memory in use on the whole GPU."""
-
-    def joules(self) -> float:
-        """Energy of the whole GPU since its driver was loaded."""
 
 
 class NvidiaGpu:
@@ -54,12 +36,15 @@ class NvidiaGpu:
         return _text(self._nvml.nvmlDeviceGetUUID(self._handle))
 
     def utilisation(self) -> float:
+        """Share of the last moments in which it computed, 0 to 1."""
         return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
 
     def used_bytes(self) -> int:
+        """Memory in use on the whole GPU."""
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
     def joules(self) -> float:
+        """Energy of the whole GPU since its driver was loaded."""
         return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
 
 
@@ -94,6 +79,10 @@ class AmdGpu:
 
     def driver(self) -> str:
         return str(self._smi.amdsmi_get_gpu_driver_info(self._handle)["driver_version"])
+
+
+Gpu = NvidiaGpu | AmdGpu
+"""One GPU; every method raises what the maker's library raises."""
 
 
 def is_amd() -> bool:
@@ -134,23 +123,18 @@ def software_of_gpus() -> dict[str, str | None]:
     """
     collectives = ".".join(str(part) for part in torch.cuda.nccl.version())
     if is_amd():
-        return {"driver": _amd_driver(), "rocm": torch.version.hip, "rccl": collectives}
-    return {"driver": _nvidia_driver(), "cuda": torch.version.cuda, "nccl": collectives}
+        return {"driver": _driver(), "rocm": torch.version.hip, "rccl": collectives}
+    return {"driver": _driver(), "cuda": torch.version.cuda, "nccl": collectives}
 
 
-def _nvidia_driver() -> str | None:
+def _driver() -> str | None:
     try:
+        if is_amd():
+            return AmdGpu(torch.device("cuda", 0)).driver()
         import pynvml  # noqa: PLC0415 - only where a GPU is
 
         pynvml.nvmlInit()
         return _text(pynvml.nvmlSystemGetDriverVersion())
-    except Exception:  # provenance must not stop a measurement
-        return None
-
-
-def _amd_driver() -> str | None:
-    try:
-        return AmdGpu(torch.device("cuda", 0)).driver()
     except Exception:  # provenance must not stop a measurement
         return None
 

@@ -42,7 +42,7 @@ from ddlbench.planning.trainable import samples_per_pass, why_not_trained
 from ddlbench.runtime.job import Job
 from ddlbench.runtime.loop import Extent
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.training import Run, make_loss, replay_of
+from ddlbench.strategies.training import MeanCrossEntropy, Run, replay_of
 
 _KEY = "initial weights"
 
@@ -89,11 +89,7 @@ def initial_state(plan: StrategyPlan, store: dist.Store | None, rank: int) -> In
 
 
 def _check_alike(digest: str, store: dist.Store | None, rank: int) -> None:
-    """Check that a rank begins with rank 0's weights.
-
-    Raises:
-        Unsupported: it does not.
-    """
+    """Raise Unsupported unless a rank begins with rank 0's weights."""
     if store is None:
         return
     if rank == 0:
@@ -142,7 +138,7 @@ def replayed_losses(
     try:
         networks = [build().to(device) for _ in range(strategy.replayed_networks(plan))]
         begin_s = time.monotonic()
-        for of_networks in replay(plan, networks, _runs(job, extent, device), make_loss(plan.cell)):
+        for of_networks in replay(plan, networks, _runs(job, extent, device), MeanCrossEntropy()):
             losses.append(sum(of_networks) / len(of_networks))
             alive()
             if len(losses) == FIRST_STEPS or time.monotonic() - begin_s > _MOST_S:

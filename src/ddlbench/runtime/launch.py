@@ -368,7 +368,7 @@ class Launch:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._open = 0
 
-    def _start(
+    def start(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
@@ -415,6 +415,10 @@ class Launch:
                 self._open -= 1
             else:
                 yield line
+
+    def wait(self) -> int:
+        """Exit status of the last child, once it has ended."""
+        return self._children[-1].wait()
 
     def has_failed(self) -> bool:
         return any(child.poll() for child in self._children)
@@ -483,7 +487,7 @@ class LocalLaunch(Launch):
             if process.rank == 0 and listener is not None:
                 handed_over = (listener.fileno(),)
                 environment[LISTEN_FD] = str(listener.fileno())
-            self._start(command, environment, f"[{process.rank}] ", handed_over)
+            self.start(command, environment, f"[{process.rank}] ", handed_over)
         self._ranks = [process.rank for process in step.processes]
 
     def killed(self) -> dict[int, int]:
@@ -508,7 +512,7 @@ class SrunLaunch(Launch):
             devices=step.devices_per_node // step.per_node,
         )
         options = ["--kill-on-bad-exit=1", "--label", "--unbuffered"]
-        self._start([*srun, *options, *step.command], worker_environment(step))
+        self.start([*srun, *options, *step.command], worker_environment(step))
 
     def stop(self) -> None:
         super().stop()

@@ -23,10 +23,11 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from ddlbench.common.document import whole_file
 from ddlbench.common.owner import HEARTBEAT, NOBODY, Owner, owner_in, run_began_s, seems_to_live
@@ -226,32 +227,29 @@ def _changed_ns(folder: Path) -> int | None:
     return None
 
 
-class Heart:
-    """Touches the heartbeat of a cell's folder until the block ends.
+@contextmanager
+def heartbeat(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
+    """Touch the heartbeat of a cell's folder until the block ends.
 
     The lease must be released within the block: without a heartbeat it soon counts as left over.
     """
+    file, stop = folder / HEARTBEAT, threading.Event()
 
-    def __init__(self, folder: Path, beat_s: float = _BEAT_S) -> None:
-        self._file, self._beat_s = folder / HEARTBEAT, beat_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._touch()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        with suppress(OSError):
-            self._file.unlink(missing_ok=True)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._beat_s):
-            self._touch()
-
-    def _touch(self) -> None:
+    def touch() -> None:
         with suppress(OSError):  # a full disk must not end a cell that would fit otherwise
-            self._file.touch()
+            file.touch()
+
+    def beat() -> None:
+        while not stop.wait(beat_s):
+            touch()
+
+    touch()
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        with suppress(OSError):
+            file.unlink(missing_ok=True)

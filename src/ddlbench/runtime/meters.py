@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddlbench.runtime.energy import EnergyMeter, Joules, added, taken
+from ddlbench.runtime.energy import EnergyMeter, Joules, added, products_s, taken
 from ddlbench.runtime.gpus import Gpu, gpus_of
 from ddlbench.strategies.executor import Executor
 
@@ -35,21 +35,12 @@ def probe_s(device: torch.device) -> float:
     side = _PROBE_SIDE[device.type]
     factor = torch.full((side, side), 1 / side, device=device)
     product = torch.empty_like(factor)
-    _multiply(factor, product, 2)  # the first one is slower
-    begin = time.perf_counter()
-    _multiply(factor, product, _PROBE_PRODUCTS)
-    seconds = (time.perf_counter() - begin) / _PROBE_PRODUCTS
+    products_s(factor, product, 2)  # the first one is slower
+    seconds = products_s(factor, product, _PROBE_PRODUCTS) / _PROBE_PRODUCTS
     if device.type == "cuda":
         del factor, product
         torch.cuda.empty_cache()  # else the cell's memory would hold the probe's
     return seconds
-
-
-def _multiply(factor: torch.Tensor, product: torch.Tensor, times: int) -> None:
-    for _ in range(times):
-        torch.mm(factor, factor, out=product)
-    if factor.is_cuda:
-        torch.cuda.synchronize(factor.device)
 
 
 @dataclass(frozen=True)
@@ -226,9 +217,7 @@ class LiveTensors:
         with self._lock:
             if key in self._sizes:
                 return
-            self._sizes[key] = storage.nbytes()
-            self.current_bytes += self._sizes[key]
-            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+            self._hold(key, storage.nbytes())
         weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:
@@ -247,16 +236,12 @@ class LiveTensors:
         def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
             modes.stack.pop().__exit__(None, None, None)
 
-        hooks = []
-        for module in threaded:
-            hooks.append(module.register_forward_pre_hook(enter))
-            hooks.append(module.register_forward_hook(leave))
-        try:
+        with ExitStack() as hooks:
+            for module in threaded:
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave))
             with _Watch(self), self._watching_sizes():
                 yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @contextmanager
     def _watching_sizes(self) -> Iterator[None]:
@@ -279,12 +264,13 @@ class LiveTensors:
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         with self._lock:
-            before = self._sizes.get(storage._cdata)
-            if before is None:
-                return
-            self._sizes[storage._cdata] = storage.nbytes()
-            self.current_bytes += storage.nbytes() - before
-            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+            if storage._cdata in self._sizes:
+                self._hold(storage._cdata, storage.nbytes())
+
+    def _hold(self, key: int, size: int) -> None:
+        self.current_bytes += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
 
 def _parts_with_storage(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

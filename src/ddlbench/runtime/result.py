@@ -15,12 +15,6 @@ slowest rank. Steps do not contain its seconds; throughput is given without them
 JSON has no NaN, so such a loss is written as null. A run that diverges is a valid measurement of
 time, with a note.
 
-Checkpoints and validation come about between steps::
-
-    | step 1 | ... | step 20 | validate | write a checkpoint | step 21 | ...
-
-Their seconds are in no step and no epoch.
-
 Steps need not be alike: a strategy may communicate in every H-th only (``Strategy.round_steps``).
 The median of single steps would then hide the communication, so steps are summarised as the mean
 step of whole rounds::

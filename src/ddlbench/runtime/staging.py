@@ -13,9 +13,7 @@ import math
 import os
 import shutil
 import socket
-import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -32,7 +30,7 @@ from ddlbench.experiment.paths import scratch_dir
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Failure, Reason
 from ddlbench.planning.planner import request_of
-from ddlbench.runtime.launch import python_command, srun_command
+from ddlbench.runtime.launch import Launch, python_command, srun_command
 from ddlbench.slurm import jobs
 from ddlbench.slurm.jobs import telling_line, why_nodes_failed
 
@@ -44,11 +42,7 @@ class StagingFailed(RuntimeError):  # noqa: N818 - what happened
 def stage_cell(cell: Cell, site: Site, cell_folder: Path, attempt: int = 1) -> dict[str, Any]:
     """Stage the cell's data on its nodes, which leave their reports in the shared ``cell_folder``.
 
-    Args:
-        cell: whose data.
-        site: whose nodes.
-        cell_folder: shared by all nodes.
-        attempt: 2 or more if the workflow repeats the job.
+    ``attempt`` is 2 or more if the workflow repeats the job.
 
     Returns:
         ``seconds`` (until the slowest node is ready), ``verify_s`` (of these, reading what lay
@@ -122,34 +116,18 @@ def _on_every_node(action: str, cell: Cell, site: Site, cell_folder: Path) -> li
 
 def _run_step(command: list[str], limit_s: float) -> tuple[str, str]:
     """Run srun and show what it prints; returns its output and how it ended."""
-    step = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    overdue = threading.Event()
-
-    def end() -> None:
-        overdue.set()
-        step.terminate()
-
-    clock = threading.Timer(limit_s, end)
-    clock.start()
-    lines = []
-    assert step.stdout is not None
+    step, lines, deadline = Launch(), [], time.monotonic() + limit_s
+    step.start(command, os.environ)
     try:
-        with step.stdout:
-            for line in step.stdout:
+        for line in step.lines(deadline):
+            if line is not None:
                 lines.append(line)
-                print(line, end="", file=sys.stderr, flush=True)
-        status = step.wait()
+                print(line, file=sys.stderr, flush=True)
+            if time.monotonic() >= deadline:
+                return "\n".join(lines), f"{_LATE} within stage_timeout_s, {limit_s:g} s"
+        return "\n".join(lines), f"srun ended with {step.wait()}"
     finally:
-        clock.cancel()
-    late = f"{_LATE} within stage_timeout_s, {limit_s:g} s"
-    return "".join(lines), late if overdue.is_set() else f"srun ended with {status}"
+        step.stop()
 
 
 _LATE = "not all"

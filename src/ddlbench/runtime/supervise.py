@@ -34,20 +34,14 @@ from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.planner import StrategyPlan, make_plan, measured_digests, request_of
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.store import Order, forget_checkpoints, restart_of
-from ddlbench.runtime.fabric import (
-    Fabric,
-    FabricUnfit,
-    FabricUnsupported,
-    fabric_up,
-    fault_of,
-)
+from ddlbench.runtime.fabric import Fabric, FabricUnfit, FabricUnsupported, fabric_up, fault_of
 from ddlbench.runtime.job import Job, kept_folder, log_file, report_file, why_not_started
 from ddlbench.runtime.launch import Step, device_variables, python_command
 from ddlbench.runtime.lease import (
     Claim,
-    Heart,
     claim,
     copy_kept,
+    heartbeat,
     holds,
     keep,
     release,
@@ -101,7 +95,7 @@ def run_cell(
             copy_kept(cell_folder)
             return claimed.result
         # The lease is released while the heart still beats: it counts as left over without.
-        with Heart(cell_folder):
+        with heartbeat(cell_folder):
             try:
                 return run.finish(claimed)
             except _Terminated as ended:
@@ -141,11 +135,7 @@ def _terminable(me: Owner) -> Iterator[None]:
 
 @contextmanager
 def _file_fault_named(cell: Cell, cell_folder: Path) -> Iterator[None]:
-    """Say in one sentence that the disk is full, or that a file cannot be written or read.
-
-    Raises:
-        CellFailed: it is so.
-    """
+    """Raise CellFailed where the disk is full, or a file cannot be written or read."""
     try:
         yield
     except OSError as error:
@@ -413,21 +403,14 @@ def _first_cause(failures: list[RankFailure], missing: set[int], outcome: Outcom
 
 
 def _lost(rank: int, outcome: Outcome) -> Reason:
-    sentence = f"rank {rank} ended without a report"
-    number = outcome.guards_killed.get(rank)
+    """Why, by the signal that ended its guard, or by what srun and the rank wrote last."""
+    number, log = outcome.guards_killed.get(rank), "\n".join(outcome.tail)
     if number is not None:
-        sentence += f": signal {number} ({signal.Signals(number).name}) ended its guard"
+        why = f"signal {number} ({signal.Signals(number).name}) ended its guard"
     else:
-        sentence += _last_words(rank, "\n".join(outcome.tail))
-    return Reason("rank_lost", sentence)
-
-
-def _last_words(rank: int, log: str) -> str:
-    """``: n2: module: command not found``: what srun and the rank wrote last; else empty."""
-    of_nodes = why_nodes_failed(log)
-    words = words_of_tasks(log.replace(f"[{rank}] ", f"{rank}: ")).get(rank, "")
-    last = of_nodes or words
-    return f": {last}" if last else ""
+        words = words_of_tasks(log.replace(f"[{rank}] ", f"{rank}: "))
+        why = why_nodes_failed(log) or words.get(rank, "")
+    return Reason("rank_lost", f"rank {rank} ended without a report" + (f": {why}" if why else ""))
 
 
 def _failures(reports: _Reports) -> list[RankFailure]:

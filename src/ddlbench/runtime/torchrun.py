@@ -70,7 +70,7 @@ class TorchrunLaunch(Launch):
                 site, nodes=step.nodes, tasks=step.nodes, per_node=1, devices=step.devices_per_node
             )
             command = [*srun, "--kill-on-bad-exit=1", "--unbuffered", *command]
-        self._start(command, {**worker_environment(step), _LABELS: "[${rank}] "})
+        self.start(command, {**worker_environment(step), _LABELS: "[${rank}] "})
 
     def stop(self) -> None:
         super().stop()

@@ -44,8 +44,6 @@ class Validator:
     Args:
         build: makes the plain network on the CPU; called by rank 0 only.
         dataset: the validation split; read by rank 0 only.
-        rank, world_size: of this process.
-        store: of all processes; None for a single one.
         devices: of this process; rank 0 classifies on the first.
         batch: images that are classified at a time.
         alive: called by rank 0 after each batch, as a sign of life.
@@ -185,9 +183,10 @@ def classify(
     batch: int,
     alive: Callable[[], None] = lambda: None,
 ) -> tuple[int, float | None, int]:
-    """How many labels of ``dataset`` have the highest output, the mean loss, and the labels.
+    """How many labels of ``dataset`` have the highest output; the mean loss; how many there are.
 
-    An image has one label, a sequence of tokens one at each position.
+    An image has one label, a sequence of tokens one at each position. None stands for a loss that
+    is NaN or infinite.
 
     Args:
         network: (N, ...) -> (N, classes) or (N, T, classes), on ``device``; left in ``eval`` mode.
@@ -195,9 +194,6 @@ def classify(
         device: of the network.
         batch: images at a time.
         alive: called after each batch.
-
-    Returns:
-        the count; the mean cross entropy, None if that is NaN or infinite; number of labels.
     """
     network.eval()
     correct, loss, count = 0, 0.0, 0

@@ -35,6 +35,7 @@ import psutil
 import torch
 from torch import nn
 
+from ddlbench.common.errors import first_line
 from ddlbench.datasets.loader import BatchLoader, EpochStream
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import hold
@@ -456,10 +457,10 @@ def why_no_compiler(device_kind: str) -> Reason | None:
         try:
             get_cpp_compiler()
         except (InvalidCxxCompiler, RuntimeError, OSError) as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             return Reason(
                 "cannot_compile",
-                f"torch.compile needs a C++ compiler on CPUs (g++, or CXX names one): {first}",
+                "torch.compile needs a C++ compiler on CPUs (g++, or CXX names one): "
+                f"{first_line(error)}",
             )
         return None
     if importlib.util.find_spec("triton") is None:
@@ -503,10 +504,9 @@ def _trial(executor: Executor, devices: Sequence[torch.device]) -> CompileCost:
     except Exception as error:
         if classify(error)[0] != Status.FAILED or not _of_compiler(error):
             raise
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        why = f"{type(error).__name__}: {first_line(error)[:200]}"
         raise Unsupported(
-            f"torch.compile cannot compile this network ({type(error).__name__}: {first})",
-            code="cannot_compile",
+            f"torch.compile cannot compile this network ({why})", code="cannot_compile"
         ) from error
     executor.load_checkpoint_state(state)
     set_random_state(random, devices)

@@ -16,13 +16,13 @@ reads no data: it gets ``data=None``, and a mini-batch is complete when it has s
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import torch
@@ -38,8 +38,8 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.alone import MessageLog
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import (
+    MeanCrossEntropy,
     compile_in_place,
-    make_loss,
     make_optimizer,
     set_learning_rate,
     state_tensors,
@@ -176,7 +176,7 @@ class Executor:
         """Place the network and join the other processes."""
         self.plan, self.process, self.context = plan, process, context
         self.data = data
-        self.loss_function = make_loss(plan.cell)
+        self.loss_function = MeanCrossEntropy()
         self.spans = SpanRecorder(context.devices[0], enabled=False)
         self.module = self.place(network)
         if plan.cell.compile:
@@ -184,6 +184,10 @@ class Executor:
                 compile_in_place(module)
         self.optimizer = self.make_optimizer()
         self.module.train()
+        self.begin()
+
+    def begin(self) -> None:
+        """What a strategy does once the network and its optimiser are there."""
 
     def place(self, network: nn.Sequential) -> nn.Module:
         """Put the network on its device(s), wrapped as the strategy needs."""
@@ -212,7 +216,7 @@ class Executor:
     def forward_backward(self, inputs: Tensor, labels: Tensor, divisor: int = 1) -> Tensor:
         """Go forward and backward; return the detached loss, a ``divisor``-th of the mean."""
         self.spans.phase("forward")
-        loss: Tensor = self.loss_function(self.module(inputs), labels)
+        loss = self.loss_function(self.module(inputs), labels)
         if divisor > 1:
             loss = loss / divisor
         self.spans.phase("backward")
@@ -324,6 +328,10 @@ class Executor:
         """Number of mini-batches after which memory no longer grows."""
         return 1
 
+    def needs_dry_run(self) -> bool:
+        """Whether a posted receive blocks the device: on GPUs, but not over gloo."""
+        return self.context.devices[0].type == "cuda"
+
     def threaded_modules(self) -> list[nn.Module]:
         """Modules whose forward pass runs in another thread than the loop."""
         return []
@@ -337,5 +345,11 @@ class Executor:
 
 def executor_of(cell: Cell) -> Any:
     """A new executor of the cell's strategy."""
-    module_name, _, attribute = strategy_of(cell.strategy).executor.partition(":")
-    return getattr(importlib.import_module(module_name), attribute)()
+    return resolve_name(strategy_of(cell.strategy).executor)()
+
+
+def free_blocks(network: nn.Sequential, kept: Container[str] = ()) -> None:
+    """Delete the blocks that other processes hold."""
+    for name in list(network._modules):
+        if name not in kept:
+            delattr(network, name)

@@ -102,6 +102,34 @@ def connect(
             dist.recv(greeting, source, group=groups[kind])
 
 
+def send(tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int = 0) -> dist.Work:
+    """Start to send; the tensor must not change until the send is complete."""
+    work = dist.isend(tensor, peer, group=group, tag=tag)
+    assert work is not None  # this rank is in the group
+    return work
+
+
+def receive(tensor: Tensor, peer: int, group: dist.ProcessGroup, tag: int = 0) -> dist.Work:
+    """Post a receive into a tensor."""
+    work = dist.irecv(tensor, peer, group=group, tag=tag)
+    assert work is not None
+    return work
+
+
+Ranks = list[list[int]]
+"""The ranks of each group; every rank is in exactly one."""
+
+
+def groups_of(world_size: int, size: int) -> Ranks:
+    """Groups of ``size`` neighbouring ranks."""
+    return [list(range(start, start + size)) for start in range(0, world_size, size)]
+
+
+def across(groups: Sequence[Sequence[int]]) -> Ranks:
+    """Groups of the ranks that have the same place in each group."""
+    return [list(same) for same in zip(*groups, strict=True)]
+
+
 class ShardedStateExecutor(Executor):
     """Base of executors some of whose parameters are DTensors; the others are plain tensors."""
 
@@ -208,19 +236,17 @@ class GradientSum:
 def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
     """Replace each gradient by its sum over the group, whose ranks have the same parameters.
 
-    A sparse gradient becomes dense: ranks have values at different places.
+    Of a sharded weight it is that of the rank's share. A sparse gradient becomes dense: ranks have
+    values at different places.
     """
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()
-    sum_in_place([p.grad for p in parameters if p.grad is not None], group)
-
-
-def sum_in_place(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replace each tensor by its sum over the group; all its ranks give tensors of these shapes."""
-    total = GradientSum(gradients, group, in_place=True)
-    for gradient, summed in zip(gradients, total.wait(), strict=True):
-        gradient.copy_(summed)
+    with torch.no_grad():
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        total = GradientSum(gradients, group, in_place=True)
+        for gradient, summed in zip(gradients, total.wait(), strict=True):
+            gradient.copy_(summed)
 
 
 def _flat(gradients: Sequence[Tensor], in_place: bool) -> Tensor:

@@ -90,7 +90,6 @@ class SpanRecorder:
 
     Args:
         device: whose work is timed.
-        first: id of the run's first mini-batch.
         keep_first: only so many mini-batches at the beginning of a run are kept; None for all.
         keep_last: only so many at its end; None for all.
         enabled: else nothing is recorded, and calls cost next to nothing.
@@ -99,7 +98,6 @@ class SpanRecorder:
     def __init__(
         self,
         device: torch.device,
-        first: int = 0,
         *,
         keep_first: int | None = None,
         keep_last: int | None = None,
@@ -108,9 +106,9 @@ class SpanRecorder:
         self._device, self._cuda = device, device.type == "cuda"
         self._keep_first, self._keep_last = keep_first, keep_last
         self.enabled = enabled
-        self.begin_run(first)
+        self.begin_run()
 
-    def begin_run(self, first: int) -> None:
+    def begin_run(self, first: int = 0) -> None:
         """Forget earlier runs; the next step trains mini-batch ``first``."""
         self._first, self._number = first, -1
         self._kept: dict[int, list[tuple[str, Mark, Mark]]] = {}

@@ -10,10 +10,10 @@ of tests and of ``ddlbench check``, and a cell's first losses are compared with 
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import torch
@@ -24,12 +24,12 @@ from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import Strategy
 
 
-class _MeanLoss(nn.Module):
-    """A loss over all samples, or over all positions of all samples; of bfloat16 in float32."""
+class MeanCrossEntropy(nn.CrossEntropyLoss):
+    """The mean over all samples, or over all positions of sequences; of bfloat16 in float32.
 
-    def __init__(self, function: nn.Module) -> None:
-        super().__init__()
-        self.function = function
+    All sequences have equally many positions. So the mean over equal parts of a mini-batch is the
+    mean over the whole.
+    """
 
     def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """(N, ..., classes), (N, ...) -> ()."""
@@ -37,17 +37,7 @@ class _MeanLoss(nn.Module):
             outputs = outputs.float()
         if labels.dim() > 1:
             outputs, labels = outputs.flatten(0, -2), labels.flatten()
-        loss: Tensor = self.function(outputs, labels)
-        return loss
-
-
-def make_loss(_cell: Cell) -> nn.Module:
-    """The mean cross entropy of outputs (N, ..., classes) and labels (N, ...).
-
-    Sequences have a label at each position, and all have equally many. So the mean over equal
-    parts of a mini-batch is the mean over the whole.
-    """
-    return _MeanLoss(nn.CrossEntropyLoss())
+        return super().forward(outputs, labels)
 
 
 def make_optimizer(
@@ -86,18 +76,20 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, cell: Cell, mini_batch: 
              +---------------> mini-batch
               0   warm-up
     """
-    steps = cell.learning_rate_warmup_steps
-    if not steps:
+    if not cell.learning_rate_warmup_steps:
         return
     for group in optimizer.param_groups:
         full = group.setdefault("initial_lr", group["lr"])  # torch's own name for it
-        group["lr"] = full * min(1.0, (mini_batch + 1) / steps)
+        group["lr"] = full * _warmth(cell, mini_batch)
 
 
 def rate_of(cell: Cell, mini_batch: int) -> float:
-    """Learning rate of a mini-batch's update: it rises linearly over the first steps."""
-    steps = max(1, cell.learning_rate_warmup_steps)
-    return cell.learning_rate * min(1.0, (mini_batch + 1) / steps)
+    """The cell's learning rate of a mini-batch's update; see :func:`set_learning_rate`."""
+    return cell.learning_rate * _warmth(cell, mini_batch)
+
+
+def _warmth(cell: Cell, mini_batch: int) -> float:
+    return min(1.0, (mini_batch + 1) / max(1, cell.learning_rate_warmup_steps))
 
 
 class Autocast(nn.Module):
@@ -190,8 +182,4 @@ class Replay(Protocol):
 
 def replay_of(strategy: Strategy) -> Replay | None:
     """The replay of a strategy; None if it needs none, or has none."""
-    module_name, _, attribute = strategy.replay.partition(":")
-    if not module_name:
-        return None
-    replay: Replay = getattr(importlib.import_module(module_name), attribute)
-    return replay
+    return resolve_name(strategy.replay) if strategy.replay else None

@@ -30,17 +30,11 @@ from torch.distributed import Store
 from torch.nn.functional import cross_entropy
 
 from ddlbench.equivalence.examination import STATISTICS
-from ddlbench.equivalence.one_device import (
-    Reader,
-    context_of,
-    train_in_parts,
-    whole_batches,
-)
+from ddlbench.equivalence.one_device import Reader, context_of, train_in_parts, whole_batches
 from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build, without_dropout
-from ddlbench.networks.transformers import ClassToken, Patches, TransformerBlock
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.runtime.checkpoint.rank import open_checkpoints, random_state, read_state, write_state
@@ -62,55 +56,14 @@ class Residual(nn.Module):
         return inputs + torch.relu(self.norm(self.conv(inputs)))
 
 
-class Mean(nn.Module):
-    """Its gradient is one expanded number, which is not contiguous."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs.mean(dim=(2, 3), keepdim=True)
-
-
-class _Turned(nn.Module):
-    """Its output is a view that is not contiguous."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs.transpose(2, 3)
-
-
-class Shared(nn.Module):
-    """One weight is used twice, one is unused, and one is not trained."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.twice = nn.Parameter(torch.eye(features) + 0.1 * torch.randn(features, features))
-        self.unused = nn.Parameter(torch.ones(3))
-        self.frozen = nn.Parameter(torch.ones(features), requires_grad=False)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(inputs @ self.twice) @ self.twice + self.frozen
-
-
-def _blocks(**blocks: nn.Module) -> nn.Sequential:
+def blocks_in_order(**blocks: nn.Module) -> nn.Sequential:
+    """A flat network of these blocks."""
     return nn.Sequential(OrderedDict(blocks))
-
-
-def tiny() -> nn.Sequential:
-    """Nine blocks; the first has no weights, two give views, one is not contiguous."""
-    return _blocks(
-        shrink=nn.AvgPool2d(4),
-        stem=nn.Conv2d(1, 6, 3, padding=1),
-        block0=Residual(6),
-        turned=_Turned(),
-        block1=Residual(6),
-        relu=nn.ReLU(),
-        mean=Mean(),
-        flatten=nn.Flatten(),
-        head=nn.Linear(6, 10),
-    )
 
 
 def residual() -> nn.Sequential:
     """Six blocks, the first and the last with weights; in float32."""
-    return _blocks(
+    return blocks_in_order(
         stem=nn.Conv2d(1, 6, 3, stride=2, padding=1),
         block0=Residual(6),
         block1=Residual(6),
@@ -120,46 +73,9 @@ def residual() -> nn.Sequential:
     )
 
 
-def odd() -> nn.Sequential:
-    """Weights that are shared, unused, or not trained."""
-    return _blocks(
-        shrink=nn.AvgPool2d(4), flatten=nn.Flatten(), odd=Shared(49), head=nn.Linear(49, 10)
-    )
-
-
-def normed() -> nn.Sequential:
-    """Batch norm after a convolution."""
-    return _blocks(
-        shrink=nn.AvgPool2d(4),
-        stem=nn.Conv2d(1, 6, 3, padding=1, bias=False),
-        norm=nn.BatchNorm2d(6),
-        relu=nn.ReLU(),
-        pool=nn.AdaptiveAvgPool2d(2),
-        flatten=nn.Flatten(),
-        head=nn.Linear(24, 10),
-    )
-
-
-def transformer() -> nn.Sequential:
-    """Two layers of four heads, after patches and positions."""
-    return _blocks(
-        patches=Patches(DATASETS["mnist"], 7, 16),
-        layer_0=TransformerBlock(16, 4, 24, 1e-6),
-        layer_1=TransformerBlock(16, 4, 24, 1e-6),
-        norm=nn.LayerNorm(16),
-        class_token=ClassToken(),
-        head=nn.Linear(16, 10),
-    )
-
-
-def linear() -> nn.Sequential:
-    """One layer."""
-    return _blocks(flatten=nn.Flatten(), head=nn.Linear(784, 10))
-
-
 def network_with_dropout() -> nn.Sequential:
     """Ten blocks: weights, statistics of a batch, and random numbers in every stage."""
-    return _blocks(
+    return blocks_in_order(
         shrink=nn.AvgPool2d(4),
         stem=nn.Conv2d(1, 4, 3, padding=1),
         drop0=nn.Dropout(0.3),
@@ -173,35 +89,15 @@ def network_with_dropout() -> nn.Sequential:
     )
 
 
-def transformer_with_dropout() -> nn.Sequential:
-    """A layer of a transformer between random numbers, for strategies that split no convolution."""
-    return _blocks(
-        patches=Patches(DATASETS["mnist"], 7, 16),
-        drop0=nn.Dropout(0.3),
-        layer_0=TransformerBlock(16, 4, 24, 1e-6),
-        drop1=nn.Dropout(0.3),
-        norm=nn.LayerNorm(16),
-        class_token=ClassToken(),
-        head=nn.Linear(16, 10),
-    )
-
-
-RESUMED = {"dropout": network_with_dropout, "transformer-dropout": transformer_with_dropout}
-SMALL = {
-    function.__name__: function for function in (tiny, residual, odd, normed, linear, transformer)
-}
-
-
 def network_of(cell: Cell) -> nn.Sequential:
     """The cell's network from its seed, without dropout, in float64.
 
     ``residual`` stays in float32, as torchgpipe times layers with inputs of that type.
     """
-    if cell.network not in SMALL:
+    if cell.network != "residual":
         return without_dropout(build(cell.network, DATASETS[cell.dataset], cell.seed)).double()
     torch.manual_seed(cell.seed)
-    network = SMALL[cell.network]()
-    return network if cell.network == "residual" else network.double()
+    return residual()
 
 
 # (first, count) of each call of ``run``: warm-up, and the measured region.
@@ -209,8 +105,8 @@ Runs = tuple[tuple[int, int], ...]
 
 
 def loss_of(cell: Cell) -> Any:
-    """Cross entropy; for ``linear`` a loss whose gradient does not depend on the weights."""
-    if cell.network == "linear":
+    """Cross entropy; for a network ``linear`` a loss whose gradient does not depend on weights."""
+    if cell.network.endswith(":linear"):
         return lambda outputs, labels: (outputs * labels[:, None]).mean()
     return lambda outputs, labels: cross_entropy(outputs.flatten(0, -2), labels.flatten())
 
@@ -231,7 +127,7 @@ def train_here(cell: Cell, rank: int, store: Store | None, *, runs: Runs) -> dic
     context.progress = progress.append
     data = Reader(cell, process, dtype_of(network)) if process.needs else None
     executor.prepare(plan, process, network, data, context)
-    if cell.network == "linear":
+    if cell.network.endswith(":linear"):
         executor.loss_function = loss_of(cell)
     records = [executor.run(first, count) for first, count in runs]
     empty = executor.run(sum(count for _, count in runs), 0)
@@ -347,7 +243,7 @@ def assert_cells_resume(cells: Sequence[Cell], folder: Path) -> None:
     """Train every cell without checkpoints, with them, and resumed; compare the final states.
 
     Args:
-        cells: with equally many ranks; their network is one of :data:`RESUMED`.
+        cells: with equally many ranks; their network is "dropout", or ``module:callable``.
         folder: an empty folder, for the checkpoints.
     """
     (world_size,) = {make_plan(cell).world_size for cell in cells}
@@ -396,8 +292,12 @@ def _train_run(
     )
     context.fixed = {} if checkpoints is None else checkpoints.fixed()
     # With another seed, only the checkpoint can restore the right weights and random numbers.
-    torch.manual_seed(99 if resume else 1)
-    network = RESUMED[cell.network]()
+    seed = 99 if resume else 1
+    torch.manual_seed(seed)
+    if cell.network == "dropout":
+        network = network_with_dropout()
+    else:
+        network = build(cell.network, DATASETS[cell.dataset], seed)
     torch.manual_seed(cell.seed + rank + (99 if resume else 0))
     random.seed(cell.seed + rank + (99 if resume else 0))
     data = Reader(cell, process, torch.float32) if process.needs else None

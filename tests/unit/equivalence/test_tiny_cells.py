@@ -102,7 +102,8 @@ def test_parts_add_up_to_the_whole():
     whole = train_in_parts(CELL, small(), batches(), loss)
     parted = train_in_parts(CELL, small(), batches(), loss, shards=2, micro_batches=2)
     assert_close(parted.states[1], whole.states[0])
-    assert parted.mean_losses == pytest.approx(whole.mean_losses)
+    means = torch.tensor(parted.losses).mean(dim=0)
+    torch.testing.assert_close(means, torch.tensor(whole.losses[0]))
 
 
 def test_each_shard_has_the_statistics_of_its_samples():

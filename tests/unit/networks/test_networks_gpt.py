@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import load, mismatch
 from ddlbench.networks import block_names, build, num_parameters
 from ddlbench.networks.factory import try_out
 from ddlbench.networks.inputs import made_up_inputs
-from ddlbench.strategies.training import make_loss
+from ddlbench.strategies.training import MeanCrossEntropy
 
 GPT2 = DATASETS["tokens-gpt2"]
 SMALL = DatasetSpec.of_tokens(
@@ -119,7 +118,7 @@ def test_a_later_token_changes_no_earlier_output() -> None:
 
 
 def test_the_loss_is_the_mean_over_all_positions() -> None:
-    loss = make_loss(Cell("tokens", "gpt-tiny", "sequential", 2))
+    loss = MeanCrossEntropy()
     outputs, labels = torch.randn(4, 3, 5), torch.randint(5, (4, 3))
     whole = loss(outputs, labels)
     each = [-outputs[n, t].log_softmax(0)[labels[n, t]] for n in range(4) for t in range(3)]
@@ -130,7 +129,7 @@ def test_the_loss_is_the_mean_over_all_positions() -> None:
 
 def test_an_untrained_network_knows_nothing() -> None:
     spec = DATASETS["tokens"]
-    loss = make_loss(Cell("tokens", "gpt-tiny", "sequential", 4))
+    loss = MeanCrossEntropy()
     network = build("gpt-tiny", spec, seed=1)
     with torch.no_grad():
         start = loss(network(made_up_inputs(spec, 4)), made_up_inputs(spec, 4))

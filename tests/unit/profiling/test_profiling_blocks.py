@@ -23,7 +23,7 @@ from ddlbench.profiling.blocks import (
     time_one_by_one,
 )
 from ddlbench.profiling.leaves import recorded, time_leaves
-from ddlbench.profiling.timers import CpuMarks, Samples
+from ddlbench.profiling.timers import CpuMarks, PassTimer, Samples
 
 CPU = torch.device("cpu")
 MARKS = partial(CpuMarks, processor=True)
@@ -58,6 +58,10 @@ def planted():
     )
 
 
+def timer(samples, passes):
+    return PassTimer(MARKS, lambda _pass_s: passes, samples)
+
+
 def seconds(samples, piece):
     return [samples.timings(piece, phase)[0]["time_s"] for phase in ("forward", "backward")]
 
@@ -68,9 +72,9 @@ def test_planted_times_of_blocks(whole):
     pieces = blocks(planted(), resident=whole)
     images = torch.randn(2, 1, 4, 4)
     if whole:
-        time_blocks(pieces, images, MARKS, lambda _pass_s: 3, samples)
+        time_blocks(pieces, images, timer(samples, 3))
     else:
-        time_one_by_one(pieces, images, MARKS, lambda _pass_s: 3, samples)
+        time_one_by_one(pieces, images, timer(samples, 3))
     # Ratios: the machine that runs this test may be busy, and then all times are longer.
     unit = seconds(samples, 1)[0] / 0.02
     assert seconds(samples, 1)[1] / unit == pytest.approx(0.05, rel=0.2)
@@ -81,7 +85,7 @@ def test_planted_times_of_blocks(whole):
 
 def test_planted_times_of_leaves():
     samples = Samples()
-    time_leaves(blocks(planted()), torch.randn(2, 1, 4, 4), MARKS, lambda _pass_s: 3, samples)
+    time_leaves(blocks(planted()), torch.randn(2, 1, 4, 4), timer(samples, 3))
     unit = seconds(samples, "2.0")[0] / 0.01
     assert seconds(samples, "2.0")[1] / unit == pytest.approx(0.03, rel=0.2)
     assert seconds(samples, "2.1")[0] / unit == pytest.approx(0.04, rel=0.2)
@@ -101,9 +105,7 @@ def test_a_wait_is_seen_by_the_wall_clock():
     time_blocks(
         blocks(nn.Sequential(Sleep())),
         torch.randn(1, 1),
-        partial(CpuMarks, processor=False),
-        lambda _pass_s: 3,
-        samples,
+        PassTimer(partial(CpuMarks, processor=False), lambda _pass_s: 3, samples),
     )
     assert samples.timings(0, "forward")[0]["time_s"] >= 0.05
 
@@ -111,7 +113,7 @@ def test_a_wait_is_seen_by_the_wall_clock():
 def test_the_first_block_has_no_gradient_to_compute():
     samples = Samples()
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    time_blocks(blocks(network), torch.randn(3, 1, 2, 2), MARKS, lambda _s: 2, samples)
+    time_blocks(blocks(network), torch.randn(3, 1, 2, 2), timer(samples, 2))
     assert samples.timings(0, "backward") == [
         {"batch_size": 3, "time_s": 0.0, "interval_s": [0.0, 0.0]}
     ]

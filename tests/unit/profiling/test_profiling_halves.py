@@ -19,7 +19,7 @@ from ddlbench.profiling.blocks import (
     next_input,
     time_halves,
 )
-from ddlbench.profiling.timers import CpuMarks, Samples
+from ddlbench.profiling.timers import CpuMarks, PassTimer, Samples
 
 CPU = torch.device("cpu")
 MARKS = partial(CpuMarks, processor=True)
@@ -61,7 +61,7 @@ def test_every_block_gets_both_halves() -> None:
     )
     blocks = blocks_of(network, "fp32", CPU, resident=True)
     samples = Samples()
-    time_halves(blocks, torch.randn(2, 1, 4, 4), MARKS, lambda _s: 3, samples)
+    time_halves(blocks, torch.randn(2, 1, 4, 4), PassTimer(MARKS, lambda _s: 3, samples))
     for block in blocks:
         for half in ("forward", "backward"):
             assert [t["batch_size"] for t in samples.timings(block.index, half)] == [2]

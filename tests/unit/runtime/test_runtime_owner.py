@@ -19,7 +19,7 @@ from ddlbench.common.owner import (
     seems_to_live,
 )
 from ddlbench.runtime import lease
-from ddlbench.runtime.lease import Heart, claim
+from ddlbench.runtime.lease import claim, heartbeat
 
 
 def elsewhere(**changes) -> Owner:
@@ -45,7 +45,7 @@ def test_start_ticks_are_of_the_process() -> None:
 
 def test_a_living_run_of_another_host_is_not_taken_over(tmp_path) -> None:
     assert lease._take(tmp_path, elsewhere(pid=2**22 + 1))
-    with Heart(tmp_path, beat_s=0.05):
+    with heartbeat(tmp_path, beat_s=0.05):
         assert seems_to_live(elsewhere(), tmp_path)
         assert lease._ending(elsewhere(), Owner.here(), tmp_path) == (False, None)
 
@@ -70,7 +70,7 @@ def test_a_reboot_in_the_middle_is_judged_by_the_heartbeat(tmp_path) -> None:
 
 
 def test_the_heart_beats_and_leaves_nothing_behind(tmp_path) -> None:
-    with Heart(tmp_path, beat_s=0.01):
+    with heartbeat(tmp_path, beat_s=0.01):
         first = (tmp_path / HEARTBEAT).stat().st_mtime_ns
         limit = time.monotonic() + 10
         while (tmp_path / HEARTBEAT).stat().st_mtime_ns == first and time.monotonic() < limit:

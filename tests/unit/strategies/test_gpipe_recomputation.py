@@ -11,7 +11,7 @@ from torchgpipe import GPipe
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.torchgpipe.recomputation import check_recomputation, count_once
+from ddlbench.strategies.torchgpipe.executor import check_recomputation, count_once
 
 
 @pytest.mark.parametrize("checkpoint", ["always", "except_last"])

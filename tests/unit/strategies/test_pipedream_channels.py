@@ -42,7 +42,7 @@ class Wires:
         monkeypatch.setattr(dist, "irecv", self.irecv)
         monkeypatch.setattr(dist, "isend", self.isend)
 
-    def irecv(self, tensor, peer, group):
+    def irecv(self, tensor, peer, group, tag):
         tensor.fill_(1)
         self.posted += 1
         self.log.append(f"post {group}")
@@ -52,7 +52,7 @@ class Wires:
         self.posted -= 1
         self.log.append(f"wait {group}")
 
-    def isend(self, tensor, peer, group):
+    def isend(self, tensor, peer, group, tag):
         self.log.append(f"send {group}")
         return SimpleNamespace(wait=lambda: None)
 
@@ -109,7 +109,7 @@ def turn_of(wires, schedule, rank, ahead):
         version=lambda number: max(0, number - schedule.warmups[rank]),
         batches=iter([batch] * 9) if rank == 0 or last else None,
         messages=channels_of(schedule, rank, ahead),
-        spans=SpanRecorder(CPU, 0),
+        spans=SpanRecorder(CPU),
         clock=Clock(wires),
         set_rate=lambda _number: None,
     )
@@ -164,5 +164,6 @@ def test_only_a_pipeline_posts_ahead(strategy, ahead, monkeypatch):
     executor.stages = executor.plan.details["stages"]
     executor.groups = {}
     executor.forms = [replace(FORM, shape=(size,)) for size in range(1, 10)]
-    executor._channels(executor._schedule(3), SpanRecorder(CPU, 0))
+    executor.spans = SpanRecorder(CPU)
+    executor._channels(executor._schedule(3))
     assert made[0]["ahead"] == ahead

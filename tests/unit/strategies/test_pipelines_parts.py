@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_networks import tiny
 from torch import nn
 
 from ddlbench.planning.schedules import Action, one_f_one_b
 from ddlbench.strategies.pipelining.executor import PipelineExecutor
 from ddlbench.strategies.pipelining.stage import TensorForm, block_facts
 from ddlbench.strategies.training import with_precision
-from ddlbench.testing.training import tiny
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from ddlbench.strategies.process_group import across, groups_of
 from ddlbench.strategies.splits.layout import (
     Parts,
     Window,
@@ -16,7 +17,7 @@ from ddlbench.strategies.splits.layout import (
     halo_of,
     overlap,
 )
-from ddlbench.strategies.splits.shard_group import across, axes_of, groups_of
+from ddlbench.strategies.splits.shard_group import axes_of
 
 
 @given(extent=st.integers(0, 50), count=st.integers(1, 9))

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
+from small_networks import transformer
 from torch import nn
 
 from ddlbench.experiment.cell import Cell
@@ -13,7 +14,6 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.strategies.tensor_parallel.executor import find_pairs, linear_pairs
 from ddlbench.strategies.tensor_parallel.shares import Pair, pairs_of
 from ddlbench.strategies.training import with_precision
-from ddlbench.testing.training import transformer
 
 
 def chain(*kinds: str) -> list[tuple[str, str]]:

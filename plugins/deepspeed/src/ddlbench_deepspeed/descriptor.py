@@ -143,14 +143,7 @@ class DeepSpeed(DataParallel):
 
 
 def kept_bytes(whole: int, ranks: int, stage: int, momentum: float) -> float:
-    """Weights, momentum and the copy that is updated, between two steps.
-
-    Args:
-        whole: bytes of all weights.
-        ranks: that share them.
-        stage: of ZeRO.
-        momentum: of SGD; there is none at 0.
-    """
+    """Of ``whole`` bytes of weights: weights, momentum and the copy that is updated."""
     part = whole / ranks
     if stage == 0:
         return whole * (2 if momentum > 0 else 1)
@@ -170,12 +163,6 @@ def moment_bytes(
         stage 3   the same | what is left of the bucket | weights of two blocks
 
     If one bucket holds all, it is sent when activations are gone.
-
-    Args:
-        workload: the profile of the network.
-        ranks: of the cell.
-        details: of its plan.
-        samples: of a rank.
     """
     whole, blocks = workload.parameter_bytes, workload.blocks
     part = whole / ranks

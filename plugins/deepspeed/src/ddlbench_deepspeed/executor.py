@@ -62,8 +62,9 @@ class DeepSpeedExecutor(Executor):
         assert isinstance(self.engine, nn.Module)
         return self.engine
 
-    def _details(self) -> DeepSpeedOptions:
-        return DeepSpeedOptions.of(self.plan)
+    @property
+    def _stage(self) -> int:
+        return DeepSpeedOptions.of(self.plan).stage
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The SGD of this rank's part, whose parameters DeepSpeed has replaced."""
@@ -82,9 +83,7 @@ class DeepSpeedExecutor(Executor):
     @property
     def network(self) -> nn.Module:
         """The network within the engine."""
-        network = self.engine.module
-        assert isinstance(network, nn.Module)
-        return network
+        return self.engine.module
 
     def state_dict(self) -> dict[str, Any]:
         """Whole weights; a collective in stage 3, which all processes call."""
@@ -117,21 +116,20 @@ class DeepSpeedExecutor(Executor):
             name: getattr(parameters.get(name), "ds_tensor", value)
             for name, value in self.network.state_dict().items()
         }
-        if self._details().stage > 0:
+        if self._stage > 0:
             kept.update(self._owners())
         return kept
 
     def _owners(self) -> dict[str, Tensor]:
         """What this rank's SGD updates: parameters in stage 0, else its copies of weights."""
-        stage = self._details().stage
-        if stage == 0:
+        if self._stage == 0:
             return dict(self.network.named_parameters())
-        optimizer = self.engine.optimizer
-        rows = (
-            optimizer.fp32_partitioned_groups_flat
-            if stage == 3
-            else optimizer.single_partition_of_fp32_groups
+        name = (
+            "fp32_partitioned_groups_flat"
+            if self._stage == 3
+            else "single_partition_of_fp32_groups"
         )
+        rows = getattr(self.engine.optimizer, name)
         return {f"updated row {number}": row for number, row in enumerate(rows)}
 
     def _momentum(self) -> dict[str, Tensor]:

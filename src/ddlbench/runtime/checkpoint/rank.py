@@ -30,7 +30,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class Checkpointer:
         try:
             executor.load_checkpoint_state(state["executor"])
             so_far = _measurement(state["so_far"])
-            self._save_s = [*state["save_s"].tolist(), self._last_save_s]
+            self._save_s = [*state["save_s"], self._last_save_s]
             set_random_state(state["random"], self._devices)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             if classify(error)[0] == Status.OUT_OF_MEMORY:
@@ -152,7 +152,7 @@ class Checkpointer:
             "executor": executor.checkpoint_state(),
             "random": random_state(self._devices),
             "so_far": _packed(so_far),
-            "save_s": _numbers(self._save_s),
+            "save_s": self._save_s,
             "details": executor.details(),
         }
         try:
@@ -324,43 +324,19 @@ def _unpack(tree: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def _packed(so_far: Measurement) -> dict[str, Any]:
-    return {  # without spans, whose clock ends with this process
-        "steps": so_far.steps,
-        "warmup": _packed_record(so_far.warmup),
-        "measured": _packed_record(so_far.measured),
-        "utilisation": asdict(so_far.utilisation),
-        "scores": [score.to_dict() for score in so_far.scores],
-    }
+    """As numbers and texts, without spans, whose clock ends with this process."""
+    warmup, measured = (replace(r, spans=[]) for r in (so_far.warmup, so_far.measured))
+    return asdict(replace(so_far, warmup=warmup, measured=measured))
 
 
 def _measurement(state: dict[str, Any]) -> Measurement:
     return Measurement(
-        warmup=_record(state["warmup"]),
-        measured=_record(state["measured"]),
+        warmup=RunRecord(**state["warmup"]),
+        measured=RunRecord(**state["measured"]),
         utilisation=Usage(**state["utilisation"]),
         steps=int(state["steps"]),
-        scores=tuple(Score.from_dict(score) for score in state.get("scores", ())),
+        scores=tuple(Score(**score) for score in state["scores"]),
     )
-
-
-def _numbers(values: Sequence[float]) -> Tensor:
-    """Float64 (n,), which keeps every bit of Python's numbers."""
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def _packed_record(record: RunRecord) -> dict[str, Any]:
-    return {
-        "ids": torch.tensor(record.ids, dtype=torch.int64),
-        "step_s": _numbers(record.step_s),
-        "load_s": _numbers(record.load_s),
-        "loss": _numbers(record.loss),
-        "communication_wait_s": record.communication_wait_s,
-    }
-
-
-def _record(state: dict[str, Any]) -> RunRecord:
-    lists = {name: state[name].tolist() for name in ("ids", "step_s", "load_s", "loss")}
-    return RunRecord(**lists, communication_wait_s=state["communication_wait_s"])
 
 
 def random_state(devices: Sequence[torch.device]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from ddlbench.planning.plan import Plan
 from ddlbench.runtime.environment import driver_provenance
 from ddlbench.runtime.rank_report import RankFailure, RankReport
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 KEPT_SETS = 2  # some file systems report a write that a crash then loses
 _MANIFEST, _JOURNAL, _ATTEMPTS = "manifest.json", "trail", "attempts.json"
 
@@ -241,12 +241,8 @@ def restart_of(
 ) -> Restart:
     """Find the checkpoints of earlier attempts, record what those lost, and choose where to begin.
 
-    Args:
-        plan: of the cell.
-        site: may name the folder of checkpoints.
-        cell_folder: holds the checkpoints if the site names no folder.
-        dataset_digest: of the staged data.
-        run: unique name of the attempt.
+    ``cell_folder`` holds the checkpoints if the site names no folder. ``run`` is the unique name of
+    this attempt.
 
     Raises:
         ConfigError: the folder of checkpoints cannot be written, or is no path on this node.

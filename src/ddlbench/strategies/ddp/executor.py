@@ -6,8 +6,6 @@ sees when they begin and end::
     process    | forward | backward              | wait | update |
     buckets                  |-- 0 --|-- 1 --|-- 2 -----|
 
-With accumulation forward and backward passes alternate; buckets leave in the last one only.
-
 A bucket's span begins when its last gradient is ready. A sharded optimiser's broadcasts are the
 span ``gather``.
 
@@ -71,8 +69,7 @@ def called(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
         spans.beside(kind, begin, spans.now())
         return future.value()
 
-    averaged: Averaged = hook.reduce(bucket).then(done)
-    return averaged
+    return hook.reduce(bucket).then(done)
 
 
 def average(bucket: dist.GradBucket) -> Averaged:
@@ -80,15 +77,13 @@ def average(bucket: dist.GradBucket) -> Averaged:
     gradients = bucket.buffer().div_(dist.get_world_size())
     work = dist.all_reduce(gradients, async_op=True)
     assert work is not None
-    averaged: Averaged = work.get_future().then(lambda future: future.value()[0])
-    return averaged
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 def halved(bucket: dist.GradBucket) -> Averaged:
     """Sum gradients as fp16; values beyond 65504 become infinite."""
     assert dist.group.WORLD is not None
-    averaged: Averaged = fp16_compress_hook(dist.group.WORLD, bucket)
-    return averaged
+    return fp16_compress_hook(dist.group.WORLD, bucket)
 
 
 _SEED = 0  # of the first factors, the same on all ranks
@@ -219,11 +214,8 @@ class DdpExecutor(Executor):
     @property
     def own_optimizer(self) -> torch.optim.Optimizer:
         """The SGD that holds this rank's momentum."""
-        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
-            optimizer = self.optimizer.optim
-            assert isinstance(optimizer, torch.optim.Optimizer)
-            return optimizer
-        return self.optimizer
+        sharded: Any = self.optimizer
+        return sharded.optim if isinstance(sharded, ZeroRedundancyOptimizer) else self.optimizer
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Weights, the momentum that this rank keeps, and PowerSGD's state."""
@@ -261,11 +253,7 @@ _OWN_SIZES = "bucket_cap_mb_list"
 
 
 def _bucket_sizes(first_bytes: int, cap_bytes: int) -> dict[str, Any]:
-    """Arguments that give DDP's first bucket and the later ones these sizes.
-
-    Raises:
-        Unsupported: this release of torch takes no such pair.
-    """
+    """Arguments that give DDP's first bucket and the later ones these sizes."""
     if first_bytes == cap_bytes:  # a number is also the size of the first bucket
         return {"bucket_cap_mb": cap_bytes / 2**20}
     if (first_bytes, cap_bytes) == (DDP_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES):

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism (FSDP2).
+"""Fully sharded data parallelism (FSDP2), by all ranks or by groups of them (HSDP).
 
 ::
 
@@ -11,18 +11,28 @@ With ``reshard_after_forward`` weights are gathered again before their backward 
 until then (stage 2): as many bytes as DDP, but less memory for gradients and momentum. The last
 block is never freed in between, as its backward pass comes next.
 
+In hybrid sharding ranks of a group share the weights, and groups have copies of them::
+
+    node 0   [ rank 0: w 1/2   rank 1: w 2/2 ]   group 0: samples 0 .. b-1
+    node 1   [ rank 2: w 1/2   rank 3: w 2/2 ]   group 1: samples b .. 2b-1
+                 |                  |
+                 '- all-reduces of the gradients of a share, between nodes
+
+Between nodes travel the gradients of a share only, once a step, while FSDP sends whole weights and
+gradients. Within a group each rank keeps more: 1 over the ranks of a group, not of all.
+
 Sources: S. Rajbhandari et al., "ZeRO", SC 2020, section 7; Y. Zhao et al., "PyTorch FSDP", VLDB
-2023.
+2023, of hybrid sharding section 3.2.2.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import (
@@ -36,6 +46,7 @@ from ddlbench.planning.network_tables import NetworkTraits, borrowing, first_uns
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.strategy import Strategy
+from ddlbench.planning.traffic import GroupOptions, larger_groups, uneven_groups
 
 if TYPE_CHECKING:
     from ddlbench.planning.step import Step
@@ -138,3 +149,29 @@ class FullyShardedDataParallel(Strategy):
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         units, sharers = self.units(workload, plan), self.sharers(plan.cell)
         return sharded_bytes(workload, plan, units, sharers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HsdpOptions(FsdpOptions, GroupOptions):
+    """Options of FSDP, and how many devices share the weights."""
+
+
+class HybridSharded(FullyShardedDataParallel):
+    """Weights are shared within a group, by default a node, and copied between groups."""
+
+    name: ClassVar[str] = "hsdp"
+    label: ClassVar[str] = "HSDP"
+    colour: ClassVar[str] = "#6F5FA8"
+    marker: ClassVar[str] = "$\\circledast$"
+    not_compiled: ClassVar[str] = "its two axes have not been tried with torch.compile"
+    options: ClassVar[type[Options]] = HsdpOptions
+
+    def sharers(self, cell: Cell) -> int:
+        return HsdpOptions.of_cell(cell).group or cell.devices_per_node
+
+    def supports(self, cell: Cell) -> str | None:
+        return uneven_groups(cell, self.sharers(cell)) or uneven_shares(cell)
+
+    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Groups of several nodes, whose ranks keep less."""
+        yield from ({"group": size} for size in larger_groups(cell))

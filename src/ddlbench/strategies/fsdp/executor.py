@@ -4,12 +4,15 @@ Each block with weights is a unit of ``fully_shard``. On CPUs its collectives ar
 recorded step, as they interrupt the pass::
 
     | gather 0 | forward | gather 2 | forward | backward | scatter 2 | gather 0 | backward | ...
+
+Hybrid sharding has a mesh of two axes: groups, and ranks of a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from ddlbench.strategies.fsdp.descriptor import FsdpOptions
+from ddlbench.planning.traffic import GroupOptions
+from ddlbench.strategies.fsdp.descriptor import FsdpOptions, FullyShardedDataParallel
 from ddlbench.strategies.process_group import ShardedStateExecutor, join_all
 from ddlbench.strategies.timing import SpanRecorder
 
@@ -58,7 +62,12 @@ class FsdpExecutor(ShardedStateExecutor):
 
     def mesh(self) -> DeviceMesh:
         """The ranks that share the weights."""
-        return init_device_mesh(self.context.devices[0].type, (self.plan.world_size,))
+        strategy = cast(FullyShardedDataParallel, self.plan.strategy)
+        kind, sharers = self.context.devices[0].type, strategy.sharers(self.plan.cell)
+        if not issubclass(strategy.options, GroupOptions):
+            return init_device_mesh(kind, (sharers,))
+        shape = (self.plan.world_size // sharers, sharers)
+        return init_device_mesh(kind, shape, mesh_dim_names=("groups", "group"))
 
     def compiled_modules(self) -> list[nn.Module]:
         """Each sharded block, between the collectives that make its weights whole."""

@@ -41,9 +41,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -324,19 +323,12 @@ class TuningLog:
         return max(0, len(self._file.read_text(encoding="utf-8").splitlines()) - 1)
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """Horovod's rendezvous server; rank 0 keeps ``server`` itself alive by this reference.
+class Rendezvous(NamedTuple):
+    """Horovod's rendezvous server; rank 0 keeps ``server`` itself alive by this reference."""
 
-    Args:
-        address: with the port and the secret, for Horovod's client.
-        port: of the server.
-        server: None on other ranks.
-    """
-
-    address: str
+    address: str  # with the port and the secret, for Horovod's client
     port: int
-    server: Any
+    server: Any  # None on other ranks
 
 
 def set_place(
@@ -373,12 +365,8 @@ def join_rendezvous(
 ) -> Rendezvous:
     """Start the server on rank 0, and give every rank its address.
 
-    Args:
-        store: of these ranks only.
-        rank: of this process.
-        hosts: of all ranks, in their order.
-        local_address: at which other ranks reach this host.
-        secret: of the run, the same on all ranks; None has rank 0 make one, which the store tells.
+    ``hosts`` are those of all ranks, in their order; other ranks reach this one at
+    ``local_address``. Without a secret of the run, rank 0 makes one, which the store tells.
     """
     server = None
     if rank == 0:

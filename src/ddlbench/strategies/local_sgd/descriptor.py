@@ -72,10 +72,9 @@ class LocalSgd(Strategy):
     not_compiled: ClassVar[str] = ""
     synchronous: ClassVar[bool] = False
     predictors: ClassVar[tuple[str, ...]] = ("averaged-weights",)
-    preferred_predictor: ClassVar[Mapping[str, str]] = {
-        "cpu": "averaged-weights",
-        "cuda": "averaged-weights",
-    }
+    preferred_predictor: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cpu", "cuda"), "averaged-weights"
+    )
     options: ClassVar[type[Options]] = LocalSgdOptions
 
     def supports(self, cell: Cell) -> str | None:

@@ -4,8 +4,6 @@ The replay has all replicas on one device::
 
     replica 0   | step | step | mean of all weights | step ...
     replica 1   | step | step |                     | step ...
-
-With ``outer_optimizer: nesterov`` the mean is a direction (Douillard et al. 2023, algorithm 1).
 """
 
 from __future__ import annotations

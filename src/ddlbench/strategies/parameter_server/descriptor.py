@@ -104,7 +104,28 @@ class ParameterServer(Strategy):
         return Step(tuple(tasks), samples, transport_of(workload.device_kind))
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
-        return server_and_worker_bytes(workload, plan)
+        """Peak bytes of every rank.
+
+        ::
+
+            server   its part of weights and momentum | a buffer of the same size for each worker
+            worker   weights | buffers | gradients, always | peak of one backward pass
+
+        A worker has no momentum. Its gradients are sent in place and so stay from step to step; a
+        new gradient takes memory of its own until it is added.
+        """
+        cell, blocks = plan.cell, workload.blocks
+        workers = sum(process.role == "worker" for process in plan.processes)
+        weights = sum(block.parameter_bytes for block in blocks)
+        copies = workers + (2 if cell.momentum > 0 else 1)
+        of_role = {
+            "server": weights / (plan.world_size - workers) * copies,
+            "worker": persistent_bytes(blocks, 0.0)
+            + backward_peak_bytes(blocks, cell.batch_size / workers, gradients_exist=True),
+        }
+        return tuple(
+            round(workload.fixed_memory_bytes + of_role[process.role]) for process in plan.processes
+        )
 
     def supports(self, cell: Cell) -> str | None:
         servers = ParameterServerOptions.of_cell(cell).servers
@@ -162,28 +183,3 @@ def _process(cell: Cell, rank: int, servers: int) -> Process:
         return process_at(cell, rank, "server", **server)
     shard = {"shard": worker, "num_shards": workers}
     return process_at(cell, rank, "worker", replica=worker, **shard)
-
-
-def server_and_worker_bytes(workload: Workload, plan: Plan) -> tuple[int, ...]:
-    """Peak bytes of every rank.
-
-    ::
-
-        server   its part of weights and momentum | a buffer of the same size for each worker
-        worker   weights | buffers | gradients, always | peak of one backward pass
-
-    A worker has no momentum. Its gradients are sent in place and so stay from step to step; a new
-    gradient takes memory of its own until it is added.
-    """
-    cell, blocks = plan.cell, workload.blocks
-    workers = sum(process.role == "worker" for process in plan.processes)
-    weights = sum(block.parameter_bytes for block in blocks)
-    copies = workers + (2 if cell.momentum > 0 else 1)
-    of_role = {
-        "server": weights / (plan.world_size - workers) * copies,
-        "worker": persistent_bytes(blocks, 0.0)
-        + backward_peak_bytes(blocks, cell.batch_size / workers, gradients_exist=True),
-    }
-    return tuple(
-        round(workload.fixed_memory_bytes + of_role[process.role]) for process in plan.processes
-    )

@@ -25,10 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.plan import Process
-from ddlbench.planning.planner import StrategyPlan
 from ddlbench.strategies.alone import dry_run
-from ddlbench.strategies.executor import Context, DataStream, Executor, RunRecord
+from ddlbench.strategies.executor import Executor, RunRecord, free_blocks
 from ddlbench.strategies.parameter_server.descriptor import ParameterServerOptions
 from ddlbench.strategies.parameter_server.server import (
     PULL,
@@ -65,30 +63,19 @@ class ParameterServerExecutor(Executor):
     worker: Worker | None = None
     server: Server | None = None
 
-    def prepare(
-        self,
-        plan: StrategyPlan,
-        process: Process,
-        network: nn.Sequential,
-        data: DataStream | None,
-        context: Context,
-    ) -> None:
-        super().prepare(plan, process, network, data, context)
-        self.spans = SpanRecorder(context.devices[0], keep_first=_KEPT_MINI_BATCHES)
-        self._log, self._reports = ServiceLog(plan.cell.warmup_steps), 0
+    def begin(self) -> None:
+        device = self.context.devices[0]
+        self.spans = SpanRecorder(device, keep_first=_KEPT_MINI_BATCHES)
+        self._log, self._reports = ServiceLog(self.plan.cell.warmup_steps), 0
         channels = channels_between(self._ranks("server"), self._ranks("worker"))
-        connect(channels, process.rank, self.groups, context.devices[0])
+        connect(channels, self.process.rank, self.groups, device)
         if self.needs_dry_run():
-            dry_run(self.module, context.devices, self.practise)
-        if process.role == "server":
+            dry_run(self.module, self.context.devices, self.practise)
+        if self.process.role == "server":
             self.server = self._server_of(self.module, self.optimizer)
         else:
             self.worker = Worker(self.module, self.layout, self._ranks("server"), self.groups)
         self._begin_alike()
-
-    def needs_dry_run(self) -> bool:
-        """Whether a posted receive blocks the device: on GPUs, but not over gloo."""
-        return self.context.devices[0].type == "cuda"
 
     def practise(self, double: nn.Module) -> None:
         """Train a copy without messages: step two of two adds to gradients and momentum."""
@@ -115,8 +102,7 @@ class ParameterServerExecutor(Executor):
             return network.to(device)
         server = servers.index(self.process.rank)
         weights = pieces(network, self.layout, server, device)
-        for name in list(network._modules):  # freed: the workers hold them
-            delattr(network, name)
+        free_blocks(network)  # the workers hold them
         for message, tensor in zip(self.layout.of_server(server), weights, strict=True):
             network.register_parameter(f"message_{message.number}", nn.Parameter(tensor))
         return network
@@ -198,8 +184,7 @@ class ParameterServerExecutor(Executor):
         )
 
     def _loss(self, module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-        loss: Tensor = self.loss_function(module(inputs), labels)
-        return loss
+        return self.loss_function(module(inputs), labels)
 
     def _begin_alike(self) -> None:
         """Give all workers the servers' weights."""

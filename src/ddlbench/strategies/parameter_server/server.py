@@ -57,7 +57,7 @@ from torch import Tensor, nn
 
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.parameter_server.descriptor import message_count
-from ddlbench.strategies.process_group import Channel
+from ddlbench.strategies.process_group import Channel, receive, send
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 ALIGNMENT = 16  # elements
@@ -216,25 +216,15 @@ class Worker:
             number = len(self._pushes)
             message = self._messages[number]
             self._pull(number)  # before the push, so that the answer finds its receive posted
-            work = dist.isend(
-                self._row.gradients[message.begin : message.end],
-                self._servers[message.server],
-                group=self._groups[PUSH],
-                tag=number,
-            )
-            assert work is not None
-            self._pushes.append(work)
+            gradients = self._row.gradients[message.begin : message.end]
+            server = self._servers[message.server]
+            self._pushes.append(send(gradients, server, self._groups[PUSH], number))
 
     def _pull(self, number: int) -> None:
         message = self._messages[number]
-        work = dist.irecv(
-            self._row.weights[message.begin : message.end],
-            self._servers[message.server],
-            group=self._groups[PULL],
-            tag=number,
-        )
-        assert work is not None
-        self._pulls.append(work)
+        weights = self._row.weights[message.begin : message.end]
+        server = self._servers[message.server]
+        self._pulls.append(receive(weights, server, self._groups[PULL], number))
 
 
 def channels_between(servers: Sequence[int], workers: Sequence[int]) -> list[Channel]:
@@ -361,22 +351,12 @@ class Server:
 
     def _expect(self, place: int, worker: int) -> dist.Work:
         """Post the receive of a worker's next gradients."""
-        work = dist.irecv(
-            self._received[worker][place],
-            self._ranks[worker],
-            group=self._groups[PUSH],
-            tag=self._messages[place].number,
-        )
-        assert work is not None
-        return work
+        tag, gradients = self._messages[place].number, self._received[worker][place]
+        return receive(gradients, self._ranks[worker], self._groups[PUSH], tag)
 
     def _send(self, place: int, worker: int, weights: Tensor) -> dist.Work:
-        """Start to send weights, which must not change until the send is complete."""
-        work = dist.isend(
-            weights, self._ranks[worker], group=self._groups[PULL], tag=self._messages[place].number
-        )
-        assert work is not None
-        return work
+        tag = self._messages[place].number
+        return send(weights, self._ranks[worker], self._groups[PULL], tag)
 
     def _update(self, place: int, gradient: Tensor) -> None:
         """Step the optimiser on one message."""

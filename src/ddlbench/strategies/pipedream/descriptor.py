@@ -96,10 +96,9 @@ class StagedStrategy(Strategy):
     executor: ClassVar[str] = "ddlbench.strategies.pipedream.executor:PipeDreamExecutor"
     replay: ClassVar[str] = "ddlbench.strategies.pipedream.executor:replay"
     predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
-    preferred_predictor: ClassVar[Mapping[str, str]] = {
-        "cpu": "pipeline-replay",
-        "cuda": "pipeline-replay",
-    }
+    preferred_predictor: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cpu", "cuda"), "pipeline-replay"
+    )
     options: ClassVar[type[Options]] = StageOptions
 
     def schedule(
@@ -129,11 +128,7 @@ class StagedStrategy(Strategy):
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Cut the network, with balance ``profile`` by the site's profile.
-
-        Raises:
-            ConfigError: the profile is missing or wrong.
-        """
+        """Cut the network, with balance ``profile`` by the site's profile."""
         balance = str(StageOptions.of_cell(cell).balance)
         blocks = self.blocks_of(cell)
         stages, period_s = stages_of(cell, balance, self.replicas(cell), blocks, site=site)

@@ -7,8 +7,7 @@
 
 The pipeline fills and drains once in each run: between warm-up and the measured region, but not
 between epochs. :mod:`ddlbench.strategies.pipedream.runner` carries out the actions of the plan's
-schedule. On GPUs every stage makes a dry run first, as nothing may wait for the whole device while
-a receive is posted (:mod:`ddlbench.strategies.alone`).
+schedule. On GPUs every stage makes a dry run first (:mod:`ddlbench.strategies.alone`).
 
 The replay trains one mini-batch after the other on one device::
 
@@ -34,11 +33,10 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.plan import Process
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.strategies.alone import dry_run
-from ddlbench.strategies.executor import Context, DataStream, Executor, RunRecord, Unsupported
+from ddlbench.strategies.executor import Context, Executor, RunRecord, Unsupported, free_blocks
 from ddlbench.strategies.pipedream.descriptor import PipeDreamDetails, StagedStrategy
 from ddlbench.strategies.pipedream.runner import (
     Channels,
@@ -66,22 +64,11 @@ class PipeDreamExecutor(Executor):
     replica_group: dist.ProcessGroup | None
     forms: list[TensorForm]
 
-    def prepare(
-        self,
-        plan: StrategyPlan,
-        process: Process,
-        network: nn.Sequential,
-        data: DataStream | None,
-        context: Context,
-    ) -> None:
-        super().prepare(plan, process, network, data, context)
+    def begin(self) -> None:
+        self.spans = SpanRecorder(self.context.devices[0], keep_first=KEPT_MINI_BATCHES)
         if self.needs_dry_run():
-            dry_run(self.module, context.devices, self.practise)
-        self.parts = self._parts(self.module, self.optimizer, context)
-
-    def needs_dry_run(self) -> bool:
-        """Whether a posted receive blocks the device: on GPUs, but not over gloo."""
-        return self.context.devices[0].type == "cuda"
+            dry_run(self.module, self.context.devices, self.practise)
+        self.parts = self._parts(self.module, self.optimizer, self.context)
 
     def practise(self, double: nn.Module) -> None:
         """Train a copy of the stage, without messages, until the pipeline would be full.
@@ -112,7 +99,12 @@ class PipeDreamExecutor(Executor):
         self.planned = PipeDreamDetails.of(self.plan)
         self.stages = self.planned.stages
         device = self.context.devices[0]
-        self._check(network)
+        if self.stages[-1][1] != len(network):
+            raise Unsupported(
+                f"balance {self.planned.balance} deals {self.stages[-1][1]} blocks, "
+                f"the network has {len(network)}",
+                code="wrong_balance",
+            )
         self._join(device)
         # Of a mini-batch's inputs, and of every block's outputs.
         cell, floating = self.plan.cell, self.context.floating
@@ -120,9 +112,7 @@ class PipeDreamExecutor(Executor):
         self.forms = block_forms(network, inputs, device)
         first, end, _ = self.stages[self.process.stage]
         blocks = list(network.named_children())[first:end]
-        for name in list(network._modules):
-            if name not in dict(blocks):  # freed: other processes hold them
-                delattr(network, name)
+        free_blocks(network, dict(blocks))
         return nn.Sequential(OrderedDict(blocks)).to(device)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -133,7 +123,7 @@ class PipeDreamExecutor(Executor):
         if count == 0:
             return record
         schedule = self._schedule(count)
-        spans = SpanRecorder(self.context.devices[0], first, keep_first=KEPT_MINI_BATCHES)
+        self.spans.begin_run(first)
         clock = StepClock(self.context.devices)
 
         def set_rate(number: int) -> None:
@@ -144,8 +134,8 @@ class PipeDreamExecutor(Executor):
             schedule,
             self._version_in(schedule),
             batches=None if self.data is None else iter(self.data.batches(first, count)),
-            messages=self._channels(schedule, spans),
-            spans=spans,
+            messages=self._channels(schedule),
+            spans=self.spans,
             clock=clock,
             set_rate=set_rate,
         )
@@ -155,8 +145,8 @@ class PipeDreamExecutor(Executor):
             record.step_s += [seconds / share] * share
         record.load_s = [runner.load_s.get(number, 0.0) for number in range(count)]
         record.loss = self._losses(runner.losses, count)
-        record.spans = spans.spans()
-        record.communication_wait_s = spans.wait_s
+        record.spans = self.spans.spans()
+        record.communication_wait_s = self.spans.wait_s
         return record
 
     def record_step(self, _mini_batch: int) -> list[Span]:
@@ -177,15 +167,6 @@ class PipeDreamExecutor(Executor):
 
     def persistent_tensors(self) -> Iterator[Tensor]:
         return chain(super().persistent_tensors(), self.parts.versions.tensors())
-
-    def _check(self, network: nn.Sequential) -> None:
-        blocks = self.stages[-1][1]
-        if blocks != len(network):
-            raise Unsupported(
-                f"balance {self.planned.balance} deals {blocks} blocks, "
-                f"the network has {len(network)}",
-                code="wrong_balance",
-            )
 
     def _join(self, device: torch.device) -> None:
         """Join the groups of all ranks, of each direction, and of this stage's replicas."""
@@ -234,7 +215,7 @@ class PipeDreamExecutor(Executor):
         first, end, _ = self.stages[self.process.stage]
         return {"activation": self.forms[first], "gradient": self.forms[end]}
 
-    def _channels(self, schedule: Schedule, spans: SpanRecorder) -> Channels:
+    def _channels(self, schedule: Schedule) -> Channels:
         return Channels(
             schedule.actions[self.process.rank],
             self.groups,
@@ -243,7 +224,7 @@ class PipeDreamExecutor(Executor):
             most=schedule.receives_ahead,
             # Without warm-ups one mini-batch is in flight at a time, so no message can be early.
             ahead=1 if any(schedule.warmups) else 0,
-            spans=spans,
+            spans=self.spans,
         )
 
     def _losses(self, own: dict[int, Tensor], count: int) -> list[float]:
@@ -256,8 +237,7 @@ class PipeDreamExecutor(Executor):
             losses[number] = loss
         if self.replica_group is not None:
             dist.all_reduce(losses, group=self.replica_group)
-        values: list[float] = losses.tolist()
-        return values
+        return losses.tolist()
 
 
 State = dict[str, Tensor]
@@ -267,19 +247,12 @@ VersionOf = Callable[[int, int], int]
 
 @dataclass
 class _Stage:
-    """The weights of a stage.
+    """The weights of a stage."""
 
-    Args:
-        weights: names of its parameters that are trained.
-        replicas: mini-batches whose gradients one update averages.
-        versions: weights by name after each update of the current run.
-        waiting: gradients by name that no update has used yet.
-    """
-
-    weights: tuple[str, ...]
-    replicas: int
-    versions: list[State] = field(default_factory=list)
-    waiting: list[Mapping[str, Tensor | None]] = field(default_factory=list)
+    weights: tuple[str, ...]  # names of its parameters that are trained
+    replicas: int  # mini-batches whose gradients one update averages
+    versions: list[State] = field(default_factory=list)  # after each update of the current run
+    waiting: list[Mapping[str, Tensor | None]] = field(default_factory=list)  # gradients not used
 
 
 def replay(

@@ -20,10 +20,8 @@ A channel is one direction between two ranks. Activations and gradients have sep
 groups: over NCCL, a send without a posted receive blocks its communicator, and an activation must
 not block a gradient on its way back.
 
-Over NCCL a posted receive is a kernel that spins until its message arrives, so an operation that
-waits for the whole device may deadlock two ranks (:mod:`ddlbench.strategies.alone`). Therefore
-:meth:`Channels.open` posts the first receive, and nothing may synchronise the device between it and
-the last receive.
+Over NCCL nothing may wait for the whole device while a receive is posted
+(:mod:`ddlbench.strategies.alone`), so from :meth:`Channels.open` to the last receive.
 
 All tensors of a kind have one form, which both sides know, so messages carry no header.
 
@@ -56,7 +54,7 @@ from torch.func import functional_call
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Context, MiniBatch
 from ddlbench.strategies.pipelining.stage import TensorForm
-from ddlbench.strategies.process_group import Channel, GradientSum
+from ddlbench.strategies.process_group import Channel, GradientSum, receive, send
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 
 ACTIVATION, GRADIENT = "activation", "gradient"
@@ -117,9 +115,7 @@ class Channels:
         if len(sent) >= self._most:
             with self._spans.span("send_wait", action.micro_batch):
                 sent.popleft()[1].wait()
-        work = dist.isend(tensor, peer, group=self._groups[kind])
-        assert work is not None
-        sent.append((tensor, work))
+        sent.append((tensor, send(tensor, peer, self._groups[kind])))
 
     def finish(self) -> None:
         """Wait until all messages are sent."""
@@ -135,9 +131,7 @@ class Channels:
         while self._left[channel] and len(posted) < wanted:
             self._left[channel] -= 1
             tensor = self._forms[kind].tensor(self._device)
-            work = dist.irecv(tensor, peer, group=self._groups[kind])
-            assert work is not None
-            posted.append((tensor, work))
+            posted.append((tensor, receive(tensor, peer, self._groups[kind])))
 
 
 def channels_between(stage_ranks: Sequence[Sequence[int]]) -> list[Channel]:
@@ -176,9 +170,6 @@ class MadeUpMessages:
         pass
 
 
-Messages = Channels | MadeUpMessages
-
-
 @dataclass
 class StageParts:
     """The state of a process that outlives a run."""
@@ -213,7 +204,7 @@ class ScheduleRunner:
     version: Callable[[int], int]
     set_rate: Callable[[int], None]
     batches: Iterator[MiniBatch] | None
-    messages: Messages
+    messages: Channels | MadeUpMessages
     spans: SpanRecorder
     clock: StepClock
     losses: dict[int, Tensor] = field(default_factory=dict)
@@ -326,15 +317,6 @@ Weights = dict[str, Tensor]
 """A version of a stage's parameters, by name."""
 
 
-@dataclass
-class _Passage:
-    """One mini-batch between its forward and its backward pass."""
-
-    inputs: Tensor
-    outputs: Tensor
-    weights: Weights
-
-
 class _Holder(nn.Module):
     """Runs functions while its blocks hold other weights than their own.
 
@@ -347,14 +329,12 @@ class _Holder(nn.Module):
         self.blocks = blocks
 
     def forward(self, function: Callable[[], Tensor | None]) -> Tensor | None:
-        """What the function returns."""
         return function()
 
     def within(self, weights: Weights, function: Callable[[], Tensor | None]) -> Tensor | None:
         """Run a function with ``weights`` in place of the blocks' parameters."""
         held = {f"blocks.{name}": weight for name, weight in weights.items()}
-        outputs: Tensor | None = functional_call(self, held, (function,))
-        return outputs
+        return functional_call(self, held, (function,))
 
 
 class Stage:
@@ -383,7 +363,8 @@ class Stage:
         self._first = first
         self._loss_function = loss_function
         self._runs_backward = runs_backward
-        self._under_way: dict[int, _Passage] = {}
+        # Inputs, outputs and weights of mini-batches between their two passes.
+        self._under_way: dict[int, tuple[Tensor, Tensor, Weights]] = {}
 
     def forward(
         self, number: int, inputs: Tensor, weights: Weights, labels: Tensor | None
@@ -396,7 +377,7 @@ class Stage:
         if self._loss_function is not None:
             assert labels is not None
             outputs = self._loss_function(outputs, labels)
-        self._under_way[number] = _Passage(inputs, outputs, weights)
+        self._under_way[number] = (inputs, outputs, weights)
         return outputs.detach().contiguous()
 
     def backward(
@@ -410,22 +391,21 @@ class Stage:
             number: of the mini-batch, whose activations are freed.
             gradient: of the outputs; None on the last stage.
         """
-        passage = self._under_way.pop(number)
-        weights = list(passage.weights.values())
-        if passage.outputs.requires_grad:  # else nothing of this stage is trained
-            backward = partial(torch.autograd.backward, passage.outputs, gradient)
+        inputs, outputs, weights = self._under_way.pop(number)
+        if outputs.requires_grad:  # else nothing of this stage is trained
+            backward = partial(torch.autograd.backward, outputs, gradient)
             if self._runs_backward:
-                self._holder.within(passage.weights, backward)
+                self._holder.within(weights, backward)
             else:
                 backward()
-        gradients = [weight.grad for weight in weights]
-        for weight in weights:  # other mini-batches may use the version, too
+        gradients = [weight.grad for weight in weights.values()]
+        for weight in weights.values():  # other mini-batches may use the version, too
             weight.grad = None
         if self._first:
             return None, gradients
-        of_inputs = passage.inputs.grad
+        of_inputs = inputs.grad
         if of_inputs is None:  # the stage before waits for a gradient, whatever it is
-            of_inputs = torch.zeros_like(passage.inputs)
+            of_inputs = torch.zeros_like(inputs)
         return of_inputs.contiguous(), gradients
 
 

@@ -12,6 +12,17 @@ schedules flush: every update uses gradients of the current weights.
 
 Ranks are numbered replica by replica, so a pipeline's stages are on as few nodes as possible. The
 executor checks that torch runs :meth:`SynchronousPipeline.schedule`.
+
+With tensor parallelism the ranks of a stage split its pairs of linear layers (Narayanan et al., SC
+2021, section 3)::
+
+    replica 0   stage 0   [ rank 0  rank 1 ]   F0 F1 B0 F2 B1 ..
+                stage 1   [ rank 2  rank 3 ]      F0 B0 F1 B1 ..
+    replica 1   stage 0   [ rank 4  rank 5 ]   of other samples
+                stage 1   [ rank 6  rank 7 ]
+
+These ranks are neighbours, as they send most: an all-reduce a pair and pass. Activations between
+stages are whole on each of them, and travel from each to its peer in the next stage.
 """
 
 from __future__ import annotations
@@ -27,7 +38,7 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
-from ddlbench.planning.network_tables import NetworkTraits
+from ddlbench.planning.network_tables import NetworkTraits, linear_pairs, why_not_in_pairs
 from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.pipeline import (
     Pipeline,
@@ -57,7 +68,9 @@ from ddlbench.planning.schedules import (
     zero_bubble_v,
 )
 from ddlbench.planning.strategy import PARADL, Strategy
+from ddlbench.planning.traffic import GroupOptions
 from ddlbench.planning.trainable import why_not_in_stages
+from ddlbench.strategies.grouped import weights_with_hooks
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
@@ -104,10 +117,9 @@ class SynchronousPipeline(Strategy):
     family: ClassVar[str] = "pipeline"
     executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:PipelineExecutor"
     predictors: ClassVar[tuple[str, ...]] = ("pipeline-replay", "pipeline-recorded")
-    preferred_predictor: ClassVar[Mapping[str, str]] = {
-        "cpu": "pipeline-replay",
-        "cuda": "pipeline-replay",
-    }
+    preferred_predictor: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cpu", "cuda"), "pipeline-replay"
+    )
     options: ClassVar[type[Options]] = PipeliningOptions
 
     def stages_per_rank(self, cell: Cell) -> int:
@@ -130,11 +142,7 @@ class SynchronousPipeline(Strategy):
         raise NotImplementedError
 
     def pipeline_schedule(self, cell: Cell) -> Schedule:
-        """The schedule of one of the cell's replicas, ranks and micro-batches counted within it.
-
-        Raises:
-            InvalidSchedule: the numbers do not fit.
-        """
+        """The schedule of one of the cell's replicas, as :meth:`one_pipeline`."""
         chunks = PipeliningOptions.of_cell(cell).chunks
         return _proven(type(self), self.ranks(cell), self.stages_per_rank(cell), chunks)  # type: ignore[arg-type]
 
@@ -205,11 +213,7 @@ class SynchronousPipeline(Strategy):
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """The processes, and the details of :class:`PipeliningDetails`.
-
-        Raises:
-            ConfigError: balance is ``profile``, and the profile is missing or wrong.
-        """
+        """The processes, and the details of :class:`PipeliningDetails`."""
         values = self.option_values(cell)
         schedule = self.pipeline_schedule(cell)
         processes = self.placement(cell)
@@ -382,3 +386,59 @@ class ZeroBubbleV(SynchronousPipeline):
 
     def one_pipeline(self, ranks: int, stages_per_rank: int, micro_batches: int) -> Schedule:
         return zero_bubble_v(ranks, micro_batches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataTensorPipeOptions(PipeliningOptions, GroupOptions):
+    """Options of pipelines, and how many devices hold a stage together."""
+
+
+class DataTensorPipe(OneFOneB):
+    """1F1B over stages of several devices, and replicas of all of it, by torch's device mesh."""
+
+    name: ClassVar[str] = "data-tensor-pipe"
+    label: ClassVar[str] = "Data + tensor + pipe"
+    colour: ClassVar[str] = "#7A5C00"
+    marker: ClassVar[str] = "$\\boxplus$"
+    executor: ClassVar[str] = "ddlbench.strategies.pipelining.executor:DataTensorPipeExecutor"
+    not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
+    predictors: ClassVar[tuple[str, ...]] = ()
+    preferred_predictor: ClassVar[Mapping[str, str]] = {}
+    options: ClassVar[type[Options]] = DataTensorPipeOptions
+
+    def together(self, cell: Cell) -> int:
+        return DataTensorPipeOptions.of_cell(cell).group or cell.devices_per_node
+
+    def supports(self, cell: Cell) -> str | None:
+        known = linear_pairs(cell)
+        if known is not None:  # a user's own network is checked when it runs
+            why = why_not_in_pairs(known, cell.network, self.name, self.together(cell))
+            if why is not None:
+                return why
+        return super().supports(cell)
+
+    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
+        """Smaller groups that divide a node."""
+        for size in range(cell.devices_per_node // 2, 0, -1):
+            if cell.devices_per_node % size == 0:
+                yield {"group": size}
+
+    def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
+        return why_not_in_stages(traits, super().pipeline_of(plan)) or weights_with_hooks(
+            traits, self.label
+        )
+
+    def pipeline_of(self, plan: Plan) -> Pipeline | None:  # type: ignore[override]
+        """None: memory and times are of stages that one device holds whole."""
+        return None
+
+    def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        return Strategy.memory_bytes(self, workload, plan)
+
+    def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule | None:  # type: ignore[override]
+        """None: a schedule is of pipelines whose stages are one device."""
+        return None
+
+    def pipeline_run(self, plan: Plan) -> PipelineRun | None:  # type: ignore[override]
+        """None: no model times the messages within its passes yet."""
+        return None

@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.planning.network_tables import why_not_in_pairs
 from ddlbench.planning.schedules import Action, Schedule
-from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported
+from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported, free_blocks
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
 from ddlbench.strategies.pipelining.stage import (
     TensorForm,
@@ -32,7 +33,13 @@ from ddlbench.strategies.pipelining.stage import (
     sample_form,
     torch_schedule,
 )
-from ddlbench.strategies.process_group import join_all, side_by_side, sum_gradients
+from ddlbench.strategies.process_group import (
+    ShardedStateExecutor,
+    join_all,
+    side_by_side,
+    sum_gradients,
+)
+from ddlbench.strategies.tensor_parallel.executor import linear_pairs, split_pairs
 from ddlbench.strategies.timing import SpanRecorder
 
 # Spans of the last steps of a run are kept.
@@ -48,7 +55,13 @@ class PipelineExecutor(Executor):
         self.planned: Schedule = descriptor.pipeline_schedule(self.plan.cell)
         details = PipeliningDetails.of(self.plan)
         self.replicas, self.chunks = details.replicas, details.chunks
-        self.blocks = self._block_ranges(len(network))
+        self.blocks = [range(first, last) for first, last, _ in details.stages]
+        if self.blocks[-1].stop != len(network):
+            raise Unsupported(
+                f"the plan deals {self.blocks[-1].stop} blocks to {len(self.blocks)} stages, but "
+                f"the network has {len(network)}",
+                code="wrong_balance",
+            )
         # Tests compare built-in networks with sequential training; no other is known.
         actions = self.planned.computations(self.process.stage)
         splits_backward = any(action.kind == "backward_input" for action in actions)
@@ -65,10 +78,8 @@ class PipelineExecutor(Executor):
         # On a GPU an event for each pass would disturb measured steps: record_step records there.
         self.spans = SpanRecorder(device, keep_last=_KEPT_STEPS, enabled=device.type == "cpu")
         self.stages = self._stages(network, mine, micro_batch)
-        keep = {number for stage in mine for number in self.blocks[stage]}
-        for number, name in enumerate(list(network._modules)):
-            if number not in keep:  # freed: other processes hold it
-                delattr(network, name)
+        names = list(network._modules)
+        free_blocks(network, {names[number] for stage in mine for number in self.blocks[stage]})
         self.schedule = torch_schedule(self.planned.name, self.stages, self.chunks, self._loss)
         return network
 
@@ -89,15 +100,11 @@ class PipelineExecutor(Executor):
         self._check_order()
         if self.replicas > 1:
             with self.spans.span("all_reduce"):
-                self.sum_over_replicas()
+                sum_gradients(list(self.module.parameters()), self.replica_group)
         with self.spans.span("update"):
             self.optimizer.step()
         shares = [loss.detach() for loss in losses]
         return [torch.stack(shares).sum() * self.replicas] if last else []
-
-    def sum_over_replicas(self) -> None:
-        """Add up the gradients of the copies of this rank's stages."""
-        sum_gradients(list(self.module.parameters()), self.replica_group)
 
     def prepared(self, blocks: nn.Sequential) -> nn.Sequential:
         """The blocks of a stage, on its device, as the stage runs them."""
@@ -117,29 +124,10 @@ class PipelineExecutor(Executor):
         shape = (self.replicas, self.planned.world_size, -1)
         # Of each rank its replica, its place in the pipeline, and its place in the stage's group.
         ranks = torch.arange(self.plan.world_size).reshape(shape)
-        self.pipeline = self._side_by_side(ranks.permute(0, 2, 1))
-        self.replica_group = self._side_by_side(ranks.permute(1, 2, 0))
+        pipelines, replicas = ranks.permute(0, 2, 1), ranks.permute(1, 2, 0)
+        self.pipeline = side_by_side(pipelines.flatten(0, 1).tolist(), self.context)
+        self.replica_group = side_by_side(replicas.flatten(0, 1).tolist(), self.context)
         self.stage_ranks = ranks.flatten(0, 1).tolist()
-
-    def _side_by_side(self, ranks: Tensor) -> dist.ProcessGroup:
-        """This rank's group, of those that the last dimension of ranks holds."""
-        return side_by_side(ranks.flatten(0, 1).tolist(), self.context)
-
-    def _block_ranges(self, blocks: int) -> list[range]:
-        """The planned blocks of each stage.
-
-        Raises:
-            Unsupported: the network has another number of blocks than the plan.
-        """
-        stages = PipeliningDetails.of(self.plan).stages
-        planned = [range(first, last) for first, last, _ in stages]
-        if planned[-1].stop != blocks:
-            raise Unsupported(
-                f"the plan deals {planned[-1].stop} blocks to {len(planned)} stages, but the "
-                f"network has {blocks}",
-                code="wrong_balance",
-            )
-        return planned
 
     def _stages(
         self, network: nn.Sequential, mine: list[int], micro_batch: TensorForm
@@ -170,8 +158,7 @@ class PipelineExecutor(Executor):
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """A micro-batch's share of the mean loss of the mini-batch."""
         with self.spans.span("loss"):
-            loss: Tensor = self.loss_function(outputs, labels) / (self.chunks * self.replicas)
-        return loss
+            return self.loss_function(outputs, labels) / (self.chunks * self.replicas)
 
     def _check_order(self) -> None:
         """Check that torch ran the planned schedule, which figures draw and predictors replay."""
@@ -182,3 +169,24 @@ class PipelineExecutor(Executor):
                 f"torch {torch.__version__} ran schedule {self.planned.name} in another order "
                 f"than planned: {' '.join(map(str, self.passes))}"
             )
+
+
+class DataTensorPipeExecutor(PipelineExecutor, ShardedStateExecutor):
+    """A part of one stage for each process; the ranks of a stage send within its passes."""
+
+    def place(self, network: nn.Sequential) -> nn.Module:
+        cell, processes = self.plan.cell, self.plan.processes
+        together = len(processes) // len({(p.replica, p.stage) for p in processes})
+        why_not = why_not_in_pairs(linear_pairs(network), cell.network, cell.strategy, together)
+        if why_not is not None:
+            raise Unsupported(why_not)
+        # The ranks of a stage draw the same numbers in the layers that each of them computes.
+        torch.manual_seed(cell.seed + self.process.replica)
+        return super().place(network)
+
+    def prepared(self, blocks: nn.Sequential) -> nn.Sequential:
+        """The blocks with their pairs of linear layers split over the ranks of the stage."""
+        group = side_by_side(self.stage_ranks, self.context)
+        if len(self.stage_ranks[0]) > 1:
+            split_pairs(blocks, DeviceMesh.from_group(group, self.context.devices[0].type))
+        return blocks

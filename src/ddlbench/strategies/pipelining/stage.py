@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, starmap
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -53,6 +53,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddlbench.common.document import csv_text
+from ddlbench.common.errors import first_line
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import load, pairs
@@ -107,48 +108,38 @@ def block_facts(
     network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
 ) -> list[BlockFacts]:
     """Facts of every block, in order; the network is not changed."""
-    facts: list[BlockFacts] = []
 
-    def count(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
+    def count(double: nn.Sequential, name: str, inputs: Tensor) -> tuple[Tensor, BlockFacts]:
         with FlopCounterMode(display=False) as counter:
-            outputs: Tensor = double.get_submodule(name)(inputs)
+            outputs = double.get_submodule(name)(inputs)
         weights = network.get_submodule(name).parameters()
         parameters = sum(p.numel() * p.element_size() for p in weights)
-        facts.append(
-            BlockFacts(TensorForm.of(outputs), float(counter.get_total_flops()), parameters)
-        )
-        return outputs
+        work = float(counter.get_total_flops())
+        return outputs, BlockFacts(TensorForm.of(outputs), work, parameters)
 
-    run_blocks(network, micro_batch, device, count, forget=facts.clear)
-    return facts
+    return run_blocks(network, micro_batch, device, count)
 
 
 def block_forms(
     network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
 ) -> list[TensorForm]:
     """Forms of the input and of every block's output, in order; the network is not changed."""
-    forms = [micro_batch]
 
-    def look(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
-        outputs: Tensor = double.get_submodule(name)(inputs)
-        forms.append(TensorForm.of(outputs))
-        return outputs
+    def look(double: nn.Sequential, name: str, inputs: Tensor) -> tuple[Tensor, TensorForm]:
+        outputs = double.get_submodule(name)(inputs)
+        return outputs, TensorForm.of(outputs)
 
-    def forget() -> None:
-        del forms[1:]
+    return [micro_batch, *run_blocks(network, micro_batch, device, look)]
 
-    run_blocks(network, micro_batch, device, look, forget)
-    return forms
+
+_Seen = TypeVar("_Seen")
+_RunBlock = Callable[[nn.Sequential, str, Tensor], tuple[Tensor, _Seen]]
 
 
 def run_blocks(
-    network: nn.Sequential,
-    sample: TensorForm,
-    device: torch.device | str,
-    run: Callable[[nn.Sequential, str, Tensor], Tensor],
-    forget: Callable[[], None],
-) -> None:
-    """Run the blocks of a copy, in order.
+    network: nn.Sequential, sample: TensorForm, device: torch.device | str, run: _RunBlock[_Seen]
+) -> list[_Seen]:
+    """Run the blocks of a copy, in order; returns what is seen of each.
 
     They run on fake tensors, which cannot run a block that reads a number, as of a loss. Then the
     copy computes, of zeros.
@@ -157,24 +148,23 @@ def run_blocks(
         network: on any device; it is not changed.
         sample: form of its input.
         device: where it runs.
-        run: (the copy, name of a block, its input) -> its output.
-        forget: called before the copy computes.
+        run: (the copy, name of a block, its input) -> its output, and what is seen of it.
     """
     try:
         with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-            _run_in_order(copy_without_data(network, device), sample.tensor(device), run)
+            return _in_order(copy_without_data(network, device), sample.tensor(device), run)
     except Exception:
-        forget()
         with torch.enable_grad(), seeded(0):
             zeros = torch.zeros(sample.shape, dtype=sample.dtype, device=device)
-            _run_in_order(copy_of(network).to(device), zeros, run)
+            return _in_order(copy_of(network).to(device), zeros, run)
 
 
-def _run_in_order(
-    double: nn.Sequential, passing: Tensor, run: Callable[[nn.Sequential, str, Tensor], Tensor]
-) -> None:
+def _in_order(double: nn.Sequential, passing: Tensor, run: _RunBlock[_Seen]) -> list[_Seen]:
+    all_seen = []
     for name in double._modules:  # named_children skips repeated modules
-        passing = run(double, name, passing.detach())
+        passing, seen = run(double, name, passing.detach())
+        all_seen.append(seen)
+    return all_seen
 
 
 _SAMPLES = 2  # batch norm refuses a single value per channel
@@ -203,8 +193,8 @@ def table() -> str:
     return csv_text([BLOCK_COLUMNS, *chain.from_iterable(starmap(rows_of, pairs()))])
 
 
-_SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_SEVERAL = {
+_OF_ONE_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_OF_SEVERAL: dict[str, Any] = {
     "interleaved-1f1b": ScheduleInterleaved1F1B,
     "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
     "zero-bubble-v": ScheduleZBVZeroBubble,
@@ -239,7 +229,7 @@ class StageModule(nn.Module):
         """(N, ...) -> (N, ...)."""
         if inputs.requires_grad:
             inputs = _ContiguousGradient.apply(inputs)
-        outputs: Tensor = self.blocks(inputs)
+        outputs = self.blocks(inputs)
         if outputs._is_view() or not outputs.is_contiguous():
             outputs = outputs.clone(memory_format=torch.contiguous_format)
         return outputs
@@ -323,10 +313,10 @@ def torch_schedule(
     loss_function: Callable[[Tensor, Tensor], Tensor],
 ) -> Any:
     """Torch's schedule of this name; it sums the gradients of micro-batches."""
-    if name in _SINGLE:
+    if name in _OF_ONE_STAGE:
         (stage,) = stages
-        return _SINGLE[name](stage, micro_batches, loss_function, scale_grads=False)
-    return _SEVERAL[name](list(stages), micro_batches, loss_function, scale_grads=False)
+        return _OF_ONE_STAGE[name](stage, micro_batches, loss_function, scale_grads=False)
+    return _OF_SEVERAL[name](list(stages), micro_batches, loss_function, scale_grads=False)
 
 
 _RELATIVE, _OF_THE_LARGEST = 1e-3, 1e-5  # far above the rounding of float32
@@ -369,7 +359,7 @@ def _difference(blocks: nn.Sequential, inputs: Tensor) -> str | None:
         split = _gradients(blocks, inputs, _split_pass)
     except Exception as error:
         cause = error.__cause__ or error
-        return f"that fails: {_first_sentence(cause)}"
+        return f"that fails: {first_line(cause).partition('. ')[0].rstrip('.')}"
     for name, gradient in whole.items():
         if not _alike(gradient, split[name]):
             return f"{name} would get another gradient than from a whole pass"
@@ -399,11 +389,6 @@ def _split_pass(stage: nn.Module, received: Tensor, outputs: Tensor) -> None:
         [outputs], [_weighting(outputs)], [received], stage.parameters()
     )
     stage_backward_weight(stage.parameters(), groups)
-
-
-def _first_sentence(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].partition(". ")[0].rstrip(".")
 
 
 def _weighting(outputs: Tensor) -> Tensor:

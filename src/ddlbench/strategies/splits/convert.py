@@ -143,10 +143,9 @@ def split_rows(
     replaced: dict[nn.Module, nn.Module] = {}
     for block in traced[:end]:
         if block.mixing:
-            raise Unsupported(
+            raise _refused(
                 f"block {block.name} calls {block.mixing} between its layers, which does not treat "
-                f"every row alike; write until: {block.name} to gather before it",
-                code="cannot_be_split",
+                f"every row alike; write until: {block.name} to gather before it"
             )
         for name in block.layers:
             layer = layers[name]
@@ -178,16 +177,13 @@ def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until
         end = next(thin, head)
     elif until != "head":
         if until not in names[: head + 1]:
-            raise Unsupported(
+            raise _refused(
                 f"until: {until} names no block up to the head; write one of "
-                f"{', '.join(names[1 : head + 1])}",
-                code="cannot_be_split",
+                f"{', '.join(names[1 : head + 1])}"
             )
         end = names.index(until)
     if end == 0:
-        raise Unsupported(
-            f"no block stands before {names[0]}, so no rows can be split", code="cannot_be_split"
-        )
+        raise _refused(f"no block stands before {names[0]}, so no rows can be split")
     return end
 
 
@@ -218,31 +214,23 @@ def _split_layer(
         return layer
     make = next((make for kinds, make in _MAKERS if kind in kinds), None)
     if make is None or not calls:
-        raise Unsupported(
+        raise _refused(
             f"layer {name} ({kind.__name__}) cannot be split into rows; write until: {block} to "
-            "gather before its block",
-            code="cannot_be_split",
+            "gather before its block"
         )
     if len(set(calls)) > 1:
-        raise Unsupported(
-            f"layer {name} is called with inputs of two sizes; rows want one",
-            code="cannot_be_split",
-        )
+        raise _refused(f"layer {name} is called with inputs of two sizes; rows want one")
     if has_hooks(layer):
-        raise Unsupported(
+        raise _refused(
             f"layer {name} ({kind.__name__}) has hooks, as of weight_norm, which rows would lose; "
-            "use torch.nn.utils.parametrizations",
-            code="cannot_be_split",
+            "use torch.nn.utils.parametrizations"
         )
     inputs, outputs = calls[0]
     odd = "return_indices" if getattr(layer, "return_indices", False) else ""
     if (mode := getattr(layer, "padding_mode", "zeros")) != "zeros":
         odd = f"padding_mode {mode!r}"
     if odd:
-        raise Unsupported(
-            f"layer {name} ({kind.__name__}) has {odd}, which rows do not know",
-            code="cannot_be_split",
-        )
+        raise _refused(f"layer {name} ({kind.__name__}) has {odd}, which rows do not know")
     return make(layer, grid, inputs, outputs)
 
 
@@ -277,9 +265,7 @@ def split_weights(
     layers = dict(network.named_modules())
     names = _called_with_weights(network, traced, by)
     if not names:
-        raise Unsupported(
-            f"the network has no layer that can be split by {by}", code="cannot_be_split"
-        )
+        raise _refused(f"the network has no layer that can be split by {by}")
     fewest = _fewest_features(network, traced, by)
     if fewest is not None and fewest.count < group.size:
         raise Unsupported(too_few(fewest.layer, by, fewest.count, group.size))
@@ -305,9 +291,7 @@ def _check_ties(network: nn.Module, split: Sequence[nn.Module]) -> None:
                 continue
             first = owners.setdefault(parameter, module)
             if first is not module and (first in split or module in split):
-                raise Unsupported(
-                    "two layers share a weight, which cannot be split", code="cannot_be_split"
-                )
+                raise _refused("two layers share a weight, which cannot be split")
 
 
 @dataclass(frozen=True)
@@ -376,6 +360,10 @@ def _limits_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
 def table() -> str:
     """All built-in networks on all datasets that they read, as CSV."""
     return csv_text([LIMIT_COLUMNS, *chain.from_iterable(starmap(_limits_of, pairs()))])
+
+
+def _refused(sentence: str) -> Unsupported:
+    return Unsupported(sentence, code="cannot_be_split")
 
 
 def _called(name: str, layer: nn.Module) -> str:

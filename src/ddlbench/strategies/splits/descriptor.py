@@ -6,11 +6,6 @@
                    halo exchange                    | filters 1 |                 | channels 1 |
                                                   outputs all-gathered          outputs added up
 
-    data-...   groups of devices, each with its own share of the mini-batch:
-
-               node 0   [ rank 0  rank 1 ]  group 0: samples 0 .. b-1      by default a group is
-               node 1   [ rank 2  rank 3 ]  group 1: samples b .. 2b-1     the devices of a node
-
 Source: Kahira et al., "An Oracle for Guiding Large-Scale Model/Hybrid Parallel Training of
 Convolutional Neural Networks", HPDC 2021, section 3. Only once a user's own network is built is it
 known to have enough rows or filters; if not, the cell ends ``unsupported`` and names the layer.
@@ -18,14 +13,14 @@ known to have enough rows or filters; if not, the cell ends ``unsupported`` and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Name
-from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import SWAP
 from ddlbench.experiment.status import Reason
@@ -37,16 +32,11 @@ from ddlbench.planning.network_tables import (
     why_too_many,
 )
 from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Plan
 from ddlbench.planning.step import Compute, Message, Step, transport_of
-from ddlbench.planning.strategy import PARADL, LayerSplit, Strategy
-from ddlbench.planning.traffic import (
-    Group,
-    GroupOptions,
-    larger_groups,
-    placement_of_groups,
-    uneven_groups,
-)
+from ddlbench.planning.strategy import PARADL, LayerSplit
+from ddlbench.planning.traffic import Group, GroupOptions
+from ddlbench.strategies.grouped import Grouped
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 
 if TYPE_CHECKING:
@@ -80,41 +70,16 @@ class SplitDetails(SpatialOptions):
     replicas: int
 
 
-class SplitStrategy(Strategy):
-    """Base of all splits; without an option ``group``, all devices are one group."""
+class SplitStrategy(Grouped):
+    """Base of all splits."""
 
-    family: ClassVar[str] = "split"
-    not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
     predictors: ClassVar[tuple[str, ...]] = ("split-layers", *PARADL)
     # None on CPUs: its steps are a third to two thirds too short there, so splits would win
     # where they lose (docs/validation/README.md, splits).
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "paradl-corrected"}
     by: ClassVar[By]
 
-    def group_size(self, cell: Cell) -> int:
-        """Devices that compute the same samples."""
-        if not issubclass(self.options, GroupOptions):
-            return cell.devices
-        return GroupOptions.of_cell(cell).group or cell.devices_per_node
-
-    def supports(self, cell: Cell) -> str | None:
-        if (why := uneven_groups(cell, self.group_size(cell))) is not None:
-            return why
-        images = DATASETS[cell.dataset].kind == "images"
-        if images and self.option_values(cell).get("split") == "depth":
-            return Reason(
-                "no_such_dimension",
-                "images have no depth to split; write split: height, width or both",
-            )
-        return self.limit(cell)
-
-    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
-        """Groups of several nodes, so that the batch divides over fewer of them."""
-        if issubclass(self.options, GroupOptions):
-            yield from ({"group": size} for size in larger_groups(cell))
-
     def limit(self, cell: Cell) -> str | None:
-        """Why a built-in network cannot be split; a user's own network is checked when it runs."""
         return why_too_many(cell, self.by, self.group_size(cell))
 
     def layer_split(self, workload: Workload, plan: Plan) -> LayerSplit:
@@ -130,11 +95,7 @@ class SplitStrategy(Strategy):
         return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(details.items()))])
 
     def step(self, workload: Workload, plan: Plan) -> Step | None:
-        """One device measured alone, and the messages that it would have sent, without places.
-
-        Raises:
-            ConfigError: the profile has no such measurement.
-        """
+        """One device measured alone, and the messages that it would have sent, without places."""
         work = self.device_work(plan.cell)
         if work is None:
             return None
@@ -178,13 +139,6 @@ class SplitStrategy(Strategy):
         )
         return why or (borrowing(traits) if traits.borrowed else None)
 
-    def placement(self, cell: Cell) -> tuple[Process, ...]:
-        return placement_of_groups(cell, self.group_size(cell))
-
-    def details(self, cell: Cell) -> dict[str, Any]:
-        size = self.group_size(cell)
-        return {**self.option_values(cell), "group": size, "replicas": cell.devices // size}
-
 
 class Spatial(SplitStrategy):
     """Rows of every activation, with an exchange of halos (Dryden et al. 2019)."""
@@ -199,8 +153,13 @@ class Spatial(SplitStrategy):
     options: ClassVar[type[Options]] = SpatialOptions
 
     def limit(self, cell: Cell) -> str | None:
-        options = SpatialOptions.of_cell(cell)
-        if DATASETS[cell.dataset].kind == "tokens":
+        options, kind = SpatialOptions.of_cell(cell), DATASETS[cell.dataset].kind
+        if kind == "images" and options.split == "depth":
+            return Reason(
+                "no_such_dimension",
+                "images have no depth to split; write split: height, width or both",
+            )
+        if kind == "tokens":
             return Reason(
                 "no_such_dimension",
                 "a sequence of tokens has no rows to split; take strategy filter or channel",
@@ -221,7 +180,7 @@ class Filter(SplitStrategy):
     label: ClassVar[str] = "Filter"
     colour: ClassVar[str] = "#8A4A70"
     marker: ClassVar[str] = "H"
-    executor: ClassVar[str] = f"{_EXECUTORS}:FilterExecutor"
+    executor: ClassVar[str] = f"{_EXECUTORS}:WeightSplitExecutor"
 
 
 class Channel(SplitStrategy):
@@ -233,7 +192,7 @@ class Channel(SplitStrategy):
     label: ClassVar[str] = "Channel"
     colour: ClassVar[str] = "#E3B3CC"
     marker: ClassVar[str] = "$\\clubsuit$"
-    executor: ClassVar[str] = f"{_EXECUTORS}:ChannelExecutor"
+    executor: ClassVar[str] = f"{_EXECUTORS}:WeightSplitExecutor"
 
 
 class DataFilter(Filter):

@@ -1,18 +1,11 @@
 """Executors of the splits, over gloo (CPU) or NCCL (CUDA): one process for each device.
 
-::
-
-    group 0   rank 0 | forward and backward, with exchanges in every layer | average | update
-              rank 1 |    of the same samples                              |  over   | update
-    group 1   rank 2 | ... of other samples                                | groups  | update
-              rank 3 |                                                     |         | update
-
 Every rank of a group reads the same samples, whole; a spatial rank then keeps its rows of them.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -21,18 +14,11 @@ from torch import Tensor, nn
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.pipelining.stage import sample_form
-from ddlbench.strategies.process_group import join_all, sum_gradients
+from ddlbench.strategies.process_group import across, groups_of, join_all, sum_gradients
 from ddlbench.strategies.splits.convert import Grid, Rows, WeightShards, split_rows, split_weights
-from ddlbench.strategies.splits.descriptor import SplitDetails, grid_of
+from ddlbench.strategies.splits.descriptor import SplitDetails, SplitStrategy, grid_of
 from ddlbench.strategies.splits.layout import BlockTrace, trace
-from ddlbench.strategies.splits.shard_group import (
-    GridAxis,
-    ShardGroup,
-    across,
-    axes_of,
-    groups_of,
-    join_shard_group,
-)
+from ddlbench.strategies.splits.shard_group import GridAxis, ShardGroup, axes_of, join_shard_group
 from ddlbench.strategies.splits.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
 
@@ -130,14 +116,15 @@ class SpatialExecutor(SplitExecutor):
         }
 
 
-class _WeightSplitExecutor(SplitExecutor):
-    """Weights of every layer, by filters or by channels."""
+class WeightSplitExecutor(SplitExecutor):
+    """Weights of every layer: each rank has its own filters, or its own input channels."""
 
-    by: ClassVar[Literal["filter", "channel"]]
     shards: WeightShards | None = None
 
     def split(self, network: nn.Sequential, traced: list[BlockTrace]) -> None:
-        self.shards = split_weights(network, traced, self.within, self.by)
+        by = cast(SplitStrategy, self.plan.strategy).by
+        assert by != "rows"
+        self.shards = split_weights(network, traced, self.within, by)
 
     def state_dict(self) -> dict[str, Any]:
         """Whole weights under the names of the plain network, and this rank's optimiser state.
@@ -164,15 +151,3 @@ class _WeightSplitExecutor(SplitExecutor):
             "split_layers": len(self.shards.split_layers),
             "whole_layers": self.shards.whole_layers,
         }
-
-
-class FilterExecutor(_WeightSplitExecutor):
-    """Each rank computes its own filters of every layer."""
-
-    by: ClassVar[Literal["filter", "channel"]] = "filter"
-
-
-class ChannelExecutor(_WeightSplitExecutor):
-    """Each rank reads its own input channels of every layer but the first."""
-
-    by: ClassVar[Literal["filter", "channel"]] = "channel"

@@ -29,8 +29,9 @@ split ends at the network's *head*, the first block that reads all positions at 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -249,18 +250,15 @@ class BlockTrace:
 
 def trace(network: nn.Sequential, sample: TensorForm, device: torch.device) -> list[BlockTrace]:
     """Trace the network, which is not changed."""
-    traced: list[BlockTrace] = []
 
-    def run(double: nn.Sequential, name: str, inputs: Tensor) -> Tensor:
+    def run(double: nn.Sequential, name: str, inputs: Tensor) -> tuple[Tensor, BlockTrace]:
         block, block_trace = double.get_submodule(name), BlockTrace(name)
         with _tracing(double, block, block_trace):
-            outputs: Tensor = block(inputs)
+            outputs = block(inputs)
         block_trace.shapes = tuple(inputs.shape), tuple(outputs.shape)
-        traced.append(block_trace)
-        return outputs
+        return outputs, block_trace
 
-    run_blocks(network, sample, device, run, forget=traced.clear)
-    return traced
+    return run_blocks(network, sample, device, run)
 
 
 @contextmanager
@@ -270,26 +268,20 @@ def _tracing(network: nn.Sequential, block: nn.Module, block_trace: BlockTrace) 
     def enter(_module: nn.Module, _inputs: Any) -> None:
         operations.depth += 1
 
-    hooks = []
+    def leave(name: str, _layer: nn.Module, inputs: Any, output: Any) -> None:
+        operations.depth -= 1
+        calls = block_trace.layers.setdefault(name, [])
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            calls.append((tuple(inputs[0].shape), tuple(output.shape)))
+
     modules = set(block.modules())
-    for name, layer in network.named_modules():
-        if layer not in modules or list(layer.children()):
-            continue
-
-        def leave(_layer: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
-            operations.depth -= 1
-            calls = block_trace.layers.setdefault(name, [])
-            if len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
-                calls.append((tuple(inputs[0].shape), tuple(output.shape)))
-
-        hooks.append(layer.register_forward_pre_hook(enter))
-        hooks.append(layer.register_forward_hook(leave))
-    try:
+    with ExitStack() as hooks:
+        for name, layer in network.named_modules():
+            if layer in modules and not list(layer.children()):
+                hooks.enter_context(layer.register_forward_pre_hook(enter))
+                hooks.enter_context(layer.register_forward_hook(partial(leave, name)))
         with operations:
             yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class _Operations(TorchDispatchMode):

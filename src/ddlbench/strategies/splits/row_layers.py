@@ -47,29 +47,60 @@ FUNCTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.co
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class SpatialConvolution(nn.Module):
+Sizes = Sequence[int]
+"""Of a whole activation, (N, C, ...)."""
+
+
+class _WithHalo(nn.Module):
+    """Base of layers whose outputs read rows of neighbours: own rows -> own rows.
+
+    ``window`` is the kernel, stride and dilation, ``around`` the padding before and after, along
+    each dimension. That of the axes is in the halo, so ``padding`` has the others only.
+    """
+
+    fill = 0.0
+
+    def __init__(
+        self,
+        window: tuple[Sizes, Sizes, Sizes],
+        around: Sequence[tuple[int, int]],
+        axes: Sequence[GridAxis],
+        inputs: Sizes,
+        outputs: Sizes,
+    ) -> None:
+        super().__init__()
+        self.around, self.halos = list(around), []
+        for axis in axes:
+            kernel, stride, dilation = (sizes[axis.dim] for sizes in window)
+            reads = Window(kernel, stride, dilation, *around[axis.dim])
+            self.halos.append((halo_of(reads, axis.parts(inputs), axis.parts(outputs)), axis))
+            self.around[axis.dim] = (0, 0)
+        self.padding = tuple(before for before, _ in self.around)
+
+    def with_halo(self, rows: Tensor) -> Tensor:
+        """The rows that this rank's outputs read."""
+        for halo, axis in self.halos:
+            rows = exchange(rows, halo, axis, self.fill)
+        return rows
+
+
+class SpatialConvolution(_WithHalo):
     """A convolution of this rank's rows: own rows of the input -> own rows of the output.
 
     It takes over the parameters of ``layer``, which pads with zeros. Shapes are whole, (N, C, ...).
     """
 
-    def __init__(
-        self, layer: Any, axes: Sequence[GridAxis], inputs: Sequence[int], outputs: Sequence[int]
-    ) -> None:
-        super().__init__()
+    def __init__(self, layer: Any, axes: Sequence[GridAxis], inputs: Sizes, outputs: Sizes) -> None:
+        window = layer.kernel_size, layer.stride, layer.dilation
+        super().__init__(window, _padding(layer), axes, inputs, outputs)
         self.weight, self.bias = layer.weight, layer.bias
         self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
-        around = _padding(layer)
-        shape = layer.kernel_size, layer.stride, layer.dilation
-        self.halos = _halos(shape, around, axes, inputs, outputs)
-        self.padding = tuple(before for before, _ in around)
         # "same" with an even kernel pads more after than before; F.pad takes the last dim first.
-        self.more = [size for low, high in reversed(around) for size in (0, high - low)]
-        self.convolve = FUNCTIONS[len(around)]
+        self.more = [size for low, high in reversed(self.around) for size in (0, high - low)]
+        self.convolve = FUNCTIONS[len(self.around)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        for halo, axis in self.halos:
-            rows = exchange(rows, halo, axis, fill=0.0)
+        rows = self.with_halo(rows)
         if any(self.more):
             rows = F.pad(rows, self.more)
         return self.convolve(
@@ -83,56 +114,23 @@ def _padding(layer: Convolution) -> list[tuple[int, int]]:
     return [(pairs[place], pairs[place + 1]) for place in reversed(range(0, len(pairs), 2))]
 
 
-def _halos(
-    shape: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    around: list[tuple[int, int]],
-    axes: Sequence[GridAxis],
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-) -> list[tuple[Halo, GridAxis]]:
-    """The exchange along each axis, for a kernel, stride and dilation.
-
-    In ``around``, the padding before and after, that of the axes becomes zero: it is in the halo.
-    """
-    halos = []
-    for axis in axes:
-        kernel, stride, dilation = (sizes[axis.dim] for sizes in shape)
-        window = Window(kernel, stride, dilation, *around[axis.dim])
-        halos.append((halo_of(window, axis.parts(inputs), axis.parts(outputs)), axis))
-        around[axis.dim] = (0, 0)
-    return halos
-
-
 _MAXIMUM: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE: dict[int, Callable[..., Tensor]] = {2: F.avg_pool2d, 3: F.avg_pool3d}
 MAXIMA = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 AVERAGES = (nn.AvgPool2d, nn.AvgPool3d)
 
 
-class _SpatialPooling(nn.Module):
-    """Base of poolings of this rank's rows: own rows of the input -> own rows of the output."""
+class _SpatialPooling(_WithHalo):
+    """Base of poolings of this rank's rows."""
 
-    fill = 0.0
-
-    def __init__(
-        self, layer: Any, axes: Sequence[GridAxis], inputs: Sequence[int], outputs: Sequence[int]
-    ) -> None:
-        super().__init__()
+    def __init__(self, layer: Any, axes: Sequence[GridAxis], inputs: Sizes, outputs: Sizes) -> None:
         dims = len(inputs) - 2
-        self.dims, self.ceil_mode = dims, bool(layer.ceil_mode)
-        self.kernel = _tuple(layer.kernel_size, dims)
-        self.stride = _tuple(layer.stride, dims)
-        self.dilation = _tuple(getattr(layer, "dilation", 1), dims)
+        kernel, stride = _tuple(layer.kernel_size, dims), _tuple(layer.stride, dims)
+        dilation = _tuple(getattr(layer, "dilation", 1), dims)
         around = [(size, size) for size in _tuple(layer.padding, dims)]
-        shape = self.kernel, self.stride, self.dilation
-        self.halos = _halos(shape, around, axes, inputs, outputs)
-        self.padding = tuple(before for before, _ in around)
-
-    def with_halo(self, rows: Tensor) -> Tensor:
-        """The rows that this rank's outputs read."""
-        for halo, axis in self.halos:
-            rows = exchange(rows, halo, axis, self.fill)
-        return rows
+        super().__init__((kernel, stride, dilation), around, axes, inputs, outputs)
+        self.dims, self.ceil_mode = dims, bool(layer.ceil_mode)
+        self.kernel, self.stride, self.dilation = kernel, stride, dilation
 
 
 class SpatialMaximum(_SpatialPooling):
@@ -158,8 +156,8 @@ class SpatialAverage(_SpatialPooling):
         self,
         layer: nn.AvgPool2d | nn.AvgPool3d,
         axes: Sequence[GridAxis],
-        inputs: Sequence[int],
-        outputs: Sequence[int],
+        inputs: Sizes,
+        outputs: Sizes,
     ) -> None:
         super().__init__(layer, axes, inputs, outputs)
         parts = {axis.dim: axis.parts(outputs)[axis.group.rank] for axis in axes}
@@ -191,7 +189,7 @@ class SpatialAverage(_SpatialPooling):
 class WholeAverage(nn.Module):
     """The mean over all positions: own rows of (N, C, ...) -> (N, C, 1, ...) on every rank."""
 
-    def __init__(self, group: ShardGroup, inputs: Sequence[int]) -> None:
+    def __init__(self, group: ShardGroup, inputs: Sizes) -> None:
         super().__init__()
         self.group = group
         self.positions = prod(inputs[2:])
@@ -220,7 +218,7 @@ class SpatialBatchNorm(nn.Module):
     shares: Tensor
 
     def __init__(
-        self, layer: nn.Module, axes: Sequence[GridAxis], group: ShardGroup, inputs: Sequence[int]
+        self, layer: nn.Module, axes: Sequence[GridAxis], group: ShardGroup, inputs: Sizes
     ) -> None:
         super().__init__()
         assert isinstance(layer, NORMS)
@@ -243,8 +241,7 @@ class SpatialBatchNorm(nn.Module):
         result, mean, var = _Normalise.apply(rows, self.weight, self.bias, self)
         if self.training:
             self._update_running(mean, var, rows.shape[0] * self.positions)
-        output: Tensor = result
-        return output
+        return result
 
     @torch.no_grad()
     def _update_running(self, mean: Tensor, var: Tensor, count: int) -> None:
@@ -323,8 +320,7 @@ def exchange(rows: Tensor, halo: Halo, axis: GridAxis, fill: float) -> Tensor:
     """
     if halo.is_needless:
         return rows
-    result: Tensor = _Exchange.apply(rows, halo, axis, fill)
-    return result
+    return _Exchange.apply(rows, halo, axis, fill)
 
 
 class _Exchange(torch.autograd.Function):

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ddlbench.strategies.executor import Context
-from ddlbench.strategies.process_group import side_by_side
+from ddlbench.strategies.process_group import Ranks, side_by_side
 from ddlbench.strategies.splits.layout import Parts
 from ddlbench.strategies.timing import SpanRecorder
 
@@ -89,12 +89,7 @@ class ShardGroup:
 
     def stack(self, values: Tensor) -> Tensor:
         """(n,) of every rank -> (size, n)."""
-        if self.size == 1:
-            return values[None]
-        with self.spans.span("gather"):
-            gathered = [torch.empty_like(values) for _ in range(self.size)]
-            dist.all_gather(gathered, values.contiguous(), group=self.process_group)
-            return torch.stack(gathered)
+        return self.all_gather(values[None], 0, Parts.even(self.size, self.size))
 
     def swap(
         self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
@@ -148,26 +143,22 @@ def _plain(values: Tensor) -> Tensor:
 
 def share(whole: Tensor, group: ShardGroup) -> Tensor:
     """A whole tensor, all of which this rank reads to compute a part of the outputs."""
-    result: Tensor = _Share.apply(whole, group)
-    return result
+    return _Share.apply(whole, group)
 
 
 def gather(part: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
     """The whole tensor, from each rank's part along ``dim``."""
-    result: Tensor = _Gather.apply(part, dim, parts, group)
-    return result
+    return _Gather.apply(part, dim, parts, group)
 
 
 def take(whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
     """This rank's part of a whole tensor."""
-    result: Tensor = _Take.apply(whole, dim, parts, group)
-    return result
+    return _Take.apply(whole, dim, parts, group)
 
 
 def total(addend: Tensor, group: ShardGroup) -> Tensor:
     """The sum over the ranks."""
-    result: Tensor = _Total.apply(addend, group)
-    return result
+    return _Total.apply(addend, group)
 
 
 def _own(whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
@@ -221,20 +212,6 @@ class _Total(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return gradients[0], None
-
-
-Ranks = list[list[int]]
-"""The ranks of each group; every rank is in exactly one."""
-
-
-def groups_of(world_size: int, size: int) -> Ranks:
-    """Groups of ``size`` neighbouring ranks."""
-    return [list(range(start, start + size)) for start in range(0, world_size, size)]
-
-
-def across(groups: Sequence[Sequence[int]]) -> Ranks:
-    """Groups of the ranks that have the same place in each group."""
-    return [list(same) for same in zip(*groups, strict=True)]
 
 
 def axes_of(groups: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[int, Ranks]:

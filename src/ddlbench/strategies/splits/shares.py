@@ -87,10 +87,7 @@ def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
 
 
 def _weight_share(entry: Mapping[str, Any], by: By, group: int, first: bool, network: str) -> float:
-    """Share of a layer's weights on the fullest device, for filters or channels.
-
-    ``first`` marks the first layer with such weights, which a split by channels leaves whole.
-    """
+    """Of a layer's weights on the fullest device; by channels the ``first`` layer stays whole."""
     by_channel = by == "channel"
     if entry["kind"] not in _WEIGHTED or (by_channel and first):
         return 1.0
@@ -113,11 +110,7 @@ _WINDOWS = ("Conv", "MaxPool", "AvgPool")
 def split_bytes(
     workload: Workload, cell: Cell, split: LayerSplit, *, by: By, group: int, replicas: int
 ) -> tuple[int, ...]:
-    """Peak bytes of every rank: those of the fullest, as ranks differ by at most a row or filter.
-
-    Raises:
-        ConfigError: the profile has no shapes.
-    """
+    """Peak bytes of every rank: those of the fullest; ranks differ by a row or filter at most."""
     end = len(workload.blocks)
     if group == 1:
         blocks = list(workload.blocks)
@@ -167,23 +160,14 @@ def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Bloc
         if index >= end:
             blocks.append(_gathered(block, layers_of_block) if index == end else block)
             continue
-        share = (
-            rows_share(shape_of(layers_of_block[-1], workload.network)["output"], grid)
-            if layers_of_block
-            else 1.0
-        )
-        entering = (
-            rows_share(shape_of(layers_of_block[0], workload.network)["input"], grid)
-            if layers_of_block
-            else 1.0
-        )
-        between = block.saved_bytes - sum(
-            float(e["saved_bytes_per_sample"]) for e in layers_of_block
-        )
-        saved = (
-            sum(_saved_rows(entry, grid, workload.network) for entry in layers_of_block)
-            + share * between
-        )
+        entering = share = 1.0
+        if layers_of_block:
+            shapes = [shape_of(layers_of_block[at], workload.network) for at in (0, -1)]
+            entering = rows_share(shapes[0]["input"], grid)
+            share = rows_share(shapes[1]["output"], grid)
+        whole = sum(float(e["saved_bytes_per_sample"]) for e in layers_of_block)
+        own = sum(_saved_rows(entry, grid, workload.network) for entry in layers_of_block)
+        saved = own + share * (block.saved_bytes - whole)
         blocks.append(
             replace(
                 block,

@@ -1,12 +1,4 @@
-"""Tensor parallelism of pairs of linear layers, and groups of it that share the mini-batch.
-
-::
-
-    tensor-parallel   [ rank 0  rank 1  rank 2  rank 3 ]    all devices: the same samples
-
-    data-tensor       node 0   [ rank 0  rank 1 ]           group 0: samples 0 .. b-1
-                      node 1   [ rank 2  rank 3 ]           group 1: samples b .. 2b-1
-                                 0-2: the same part of the weights, whose gradients are added up
+"""Tensor parallelism of pairs of linear layers, also by groups that share the mini-batch.
 
 Of each attention a device has some heads, of each perceptron some hidden features. So a pair of
 linear layers costs one all-reduce forward and one backward, where two layers split by filters cost
@@ -18,84 +10,48 @@ Parallelism" (2019), section 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
-from ddlbench.experiment.cell import Cell, OptionValue
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.network_tables import (
-    NetworkTraits,
-    first_unsupported,
-    linear_pairs,
-    why_not_in_pairs,
-)
+from ddlbench.planning.network_tables import NetworkTraits, linear_pairs, why_not_in_pairs
 from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan, PlanDetails, Process
+from ddlbench.planning.plan import Plan
 from ddlbench.planning.step import Compute, Message, Step, transport_of
-from ddlbench.planning.strategy import Strategy
-from ddlbench.planning.traffic import (
-    Group,
-    GroupOptions,
-    larger_groups,
-    placement_of_groups,
-    uneven_groups,
-)
+from ddlbench.planning.traffic import Group, GroupOptions
+from ddlbench.strategies.grouped import GroupDetails, Grouped, weights_with_hooks
 from ddlbench.strategies.tensor_parallel.shares import DeviceShare
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
 
 
-@dataclass(frozen=True)
-class TensorDetails(PlanDetails):
-    """Plan details of tensor parallelism."""
-
-    group: int
-    replicas: int
-
-
-class TensorParallel(Strategy):
+class TensorParallel(Grouped):
     """All devices split every pair of linear layers (Megatron-LM), by torch's DTensor."""
 
     name: ClassVar[str] = "tensor-parallel"
     label: ClassVar[str] = "Tensor"
-    family: ClassVar[str] = "split"
     colour: ClassVar[str] = "#6A3D9A"
     marker: ClassVar[str] = "$\\bigstar$"
     executor: ClassVar[str] = "ddlbench.strategies.tensor_parallel.executor:TensorParallelExecutor"
-    not_compiled: ClassVar[str] = "every message within a layer ends what torch can compile"
     predictors: ClassVar[tuple[str, ...]] = ("linear-pairs",)
     # As the splits, not ranked by a recommender of single models on CPUs, where the host's time for
     # DTensor's operations is not modelled.
     preferred_predictor: ClassVar[Mapping[str, str]] = {"cuda": "linear-pairs"}
 
-    def group_size(self, cell: Cell) -> int:
-        """Devices that compute the same samples."""
-        return cell.devices
-
-    def supports(self, cell: Cell) -> str | None:
-        size = self.group_size(cell)
-        if (why := uneven_groups(cell, size)) is not None:
-            return why
+    def limit(self, cell: Cell) -> str | None:
         known = linear_pairs(cell)
-        if known is None:  # a user's own network is checked when it runs
+        if known is None:
             return None
-        return why_not_in_pairs(known, cell.network, self.name, size)
+        return why_not_in_pairs(known, cell.network, self.name, self.group_size(cell))
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
         return weights_with_hooks(traits, self.label)
 
-    def placement(self, cell: Cell) -> tuple[Process, ...]:
-        return placement_of_groups(cell, self.group_size(cell))
-
-    def details(self, cell: Cell) -> dict[str, Any]:
-        size = self.group_size(cell)
-        return {"group": size, "replicas": cell.devices // size}
-
     def step(self, workload: Workload, plan: Plan) -> Step:
         """Both passes with an all-reduce a pair, sums of gradients over groups, the update."""
-        share, details = _share(workload, plan), TensorDetails.of(plan)
+        share, details = _share(workload, plan), GroupDetails.of(plan)
         within = Group.of(plan, range(details.group))
         over = Group.of(plan, range(0, plan.world_size, details.group))
         tasks: list[Compute | Message] = [Compute("load")]
@@ -123,22 +79,8 @@ class DataTensor(TensorParallel):
     marker: ClassVar[str] = "$\\divideontimes$"
     options: ClassVar[type[Options]] = GroupOptions
 
-    def group_size(self, cell: Cell) -> int:
-        return GroupOptions.of_cell(cell).group or cell.devices_per_node
-
-    def alternatives(self, cell: Cell) -> Iterator[Mapping[str, OptionValue]]:
-        """Groups of several nodes, so that the batch divides over fewer of them."""
-        yield from ({"group": size} for size in larger_groups(cell))
-
-
-def weights_with_hooks(traits: NetworkTraits, label: str) -> Reason | None:
-    """Why weights cannot be split: parts of a weight are new weights, without its hooks."""
-    why = "has none of the hooks of a weight's gradient"
-    instead = "change the gradient within forward, by torch.autograd.Function"
-    return first_unsupported(f"{label} splits weights, and a part", (traits.hooked, why, instead))
-
 
 def _share(workload: Workload, plan: Plan) -> DeviceShare:
-    details = TensorDetails.of(plan)
+    details = GroupDetails.of(plan)
     samples = plan.cell.batch_size / details.replicas
     return DeviceShare(workload, details.group, details.replicas, samples)

@@ -1,14 +1,7 @@
 """Executor of tensor parallelism, over gloo (CPU) or NCCL (CUDA): one process for each device.
 
-::
-
-    group 0   rank 0 | forward | backward, with an all-reduce after each pair  | sum   | update
-              rank 1 |   of the same samples                                   | over  | update
-    group 1   rank 2 | ... of other samples                                    | groups| update
-              rank 3 |                                                         |       | update
-
-A rank's groups are the two axes of a mesh: its tensor group, and the ranks with the same place in
-the other groups, which have the same part of the weights.
+The groups (:mod:`ddlbench.strategies.grouped`) are a tensor group of a rank, and the ranks with the
+same place in the other groups, which have the same part of the weights.
 
 DTensor's ``parallelize_module`` splits the linear layers of a network::
 
@@ -47,20 +40,22 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddlbench.common.document import csv_text
 from ddlbench.experiment.registry import load
 from ddlbench.experiment.registry import pairs as built_in_pairs
 from ddlbench.networks.inspection import has_hooks
 from ddlbench.networks.transformers import Attention, TransformerBlock
 from ddlbench.planning.network_tables import PAIR_COLUMNS, LinearPairs, why_not_in_pairs
 from ddlbench.strategies.executor import Unsupported
+from ddlbench.strategies.grouped import GroupDetails
 from ddlbench.strategies.process_group import (
     ShardedStateExecutor,
+    across,
+    groups_of,
     join_all,
-    local,
     side_by_side,
-    sum_in_place,
+    sum_gradients,
 )
-from ddlbench.strategies.tensor_parallel.descriptor import TensorDetails
 from ddlbench.strategies.tensor_parallel.shares import Pair, pairs_of
 from ddlbench.strategies.timing import SpanRecorder
 from ddlbench.strategies.training import Autocast
@@ -75,7 +70,7 @@ class TensorParallelExecutor(ShardedStateExecutor):
 
     def place(self, network: nn.Sequential) -> nn.Module:
         device = self.context.devices[0]
-        details = TensorDetails.of(self.plan)
+        details = GroupDetails.of(self.plan)
         self.groups = details.replicas
         join_all(self.context, self.process, self.plan.world_size)
         why_not = why_not_in_pairs(
@@ -86,24 +81,19 @@ class TensorParallelExecutor(ShardedStateExecutor):
         # All ranks of a group must draw the same random numbers in the layers that each computes.
         torch.manual_seed(self.plan.cell.seed + self.process.replica)
         network.to(device)
-        ranks = range(self.plan.world_size)
-        rows = [list(ranks[at : at + details.group]) for at in ranks[:: details.group]]
-        self.over_groups = None
-        if self.groups > 1:
-            same_place = [list(line) for line in zip(*rows, strict=True)]
-            self.over_groups = side_by_side(same_place, self.context)
+        groups = groups_of(self.plan.world_size, details.group)
+        self.over_groups = side_by_side(across(groups), self.context) if self.groups > 1 else None
         if details.group > 1:
             # Of a group of our own, because a group that the mesh makes has torch's time limit.
-            within = side_by_side(rows, self.context)
+            within = side_by_side(groups, self.context)
             split_pairs(network, DeviceMesh.from_group(within, device.type))
         return network
 
     def backward(self, loss: Tensor) -> None:
         (loss / self.groups).backward()
         if self.over_groups is not None:
-            with self.spans.span("all_reduce"), torch.no_grad():
-                gradients = [local(p.grad) for p in self.module.parameters() if p.grad is not None]
-                sum_in_place(gradients, self.over_groups)
+            with self.spans.span("all_reduce"):
+                sum_gradients(list(self.module.parameters()), self.over_groups)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -221,14 +211,13 @@ def split_pairs(network: nn.Sequential, mesh: DeviceMesh) -> list[ModulePair]:
 
 def table() -> str:
     """``planning/tensor_pairs.csv``: every built-in network with each dataset it reads."""
-    lines = [",".join(PAIR_COLUMNS)]
+    rows: list[Sequence[str | int]] = [PAIR_COLUMNS]
     for name, spec in built_in_pairs():
         with torch.device("meta"):
             network = load("ddlbench.networks", name)(spec)
         known = linear_pairs(network)
-        numbers = (getattr(known, column) for column in PAIR_COLUMNS[2:])
-        lines.append(",".join([name, spec.name, *map(str, numbers)]))
-    return "\n".join([*lines, ""])
+        rows.append((name, spec.name, *(getattr(known, column) for column in PAIR_COLUMNS[2:])))
+    return csv_text(rows)
 
 
 def _plain_names(network: nn.Sequential) -> Iterator[tuple[str, str]]:

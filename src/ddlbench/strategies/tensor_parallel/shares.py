@@ -35,9 +35,9 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ddlbench.common.errors import ConfigError
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
 from ddlbench.planning.traffic import whole_buckets
+from ddlbench.strategies.splits.shares import shape_of
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Tensor, Workload
@@ -78,11 +78,7 @@ class Pair:
 
 
 def _parent_of(layer: str) -> str:
-    """Name of the module that holds a layer; empty for the network itself.
-
-    >>> _parent_of("layer_0.attention.query"), _parent_of("fc1")
-    ('layer_0.attention', '')
-    """
+    """``layer_0.attention`` of ``layer_0.attention.query``; empty for the network itself."""
     return layer.rpartition(".")[0]
 
 
@@ -265,11 +261,7 @@ class DeviceShare:
 
     def _input_bytes(self, column: Mapping[str, Any]) -> int:
         """Of the gradient of a pair's input: a norm gives float32, also where layers are bf16."""
-        shape = column.get("shape")
-        if shape is None:
-            raise ConfigError(
-                f"the profile of {self._workload.network} has no shapes of layers; make it again"
-            )
+        shape = shape_of(column, self._workload.network)
         return round(self._samples * prod(shape["input"]) * _ITEM_BYTES)
 
     def _follows_weights(self, column: Mapping[str, Any]) -> bool:

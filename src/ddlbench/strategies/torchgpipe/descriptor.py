@@ -130,11 +130,7 @@ class TorchGPipe(Strategy):
     def plan(
         self, cell: Cell, site: str | None = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Add ``blocks_per_device`` with balance ``profile``.
-
-        Raises:
-            ConfigError: the profile is missing or wrong.
-        """
+        """Add ``blocks_per_device`` with balance ``profile``."""
         processes, details = super().plan(cell, site)
         if details["balance"] == "profile":
             micro_batch = cell.batch_size // int(details.get("chunks", 1))
@@ -144,11 +140,43 @@ class TorchGPipe(Strategy):
         return processes, details
 
     def stage_blocks(self, workload: Workload, plan: Plan) -> list[Sequence[Block]]:
-        """The blocks of each partition, by the profile if the run chooses them itself."""
-        micro_batch = plan.cell.batch_size / self.micro_batches(plan)
+        """The blocks of each partition.
+
+        Balances ``5+9``, ``blocks`` and ``profile`` (whose cut is in the plan) are exact. For
+        ``time`` and ``size`` torchgpipe profiles the network when a run starts. Here the profile's
+        times or bytes are balanced, which may give another cut.
+
+        Raises:
+            ConfigError: there are fewer blocks than devices, or the numbers do not add up.
+        """
         details = TorchGPipeDetails.of(plan)
-        rule, by_profile = str(details.balance), details.blocks_per_device
-        return list(partitions_of(workload, plan, rule, by_profile, micro_batch))
+        rule, micro_batch = str(details.balance), plan.cell.batch_size / details.chunks
+        blocks = workload.blocks
+        parts = len(plan.processes[0].devices)
+        if len(blocks) < parts:
+            raise ConfigError(
+                f"{workload.network} has {len(blocks)} blocks, too few for {parts} devices; "
+                "use fewer devices"
+            )
+        if rule == "time":
+            costs = [b.forward.at(micro_batch) + b.backward.at(micro_batch) for b in blocks]
+            counts = _balanced(costs, parts)
+        elif rule == "size":
+            costs = [2 * b.parameter_bytes + plan.cell.batch_size * b.saved_bytes for b in blocks]
+            counts = _balanced(costs, parts)
+        elif rule == "profile":
+            counts = list(details.blocks_per_device)
+        elif rule == "blocks":
+            counts = list(even_blocks(len(blocks), (1,) * parts))
+        else:
+            counts = [int(count) for count in rule.split("+")]
+        if sum(counts) != len(blocks) or len(counts) != parts:
+            raise ConfigError(
+                f"balance {rule} deals {sum(counts)} blocks to {len(counts)} devices; "
+                f"{workload.network} has {len(blocks)} blocks, the cell {parts} devices"
+            )
+        ends = list(itertools.accumulate(counts))
+        return [blocks[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
     def schedule_of(self, plan: Plan, mini_batches: int) -> PlannedSchedule:
         """One step, whatever ``mini_batches``, as a run records the spans of one step."""
@@ -162,9 +190,28 @@ class TorchGPipe(Strategy):
         return TorchGPipeDetails.of(plan).recomputed
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
+        """Peak bytes of every partition."""
         details = TorchGPipeDetails.of(plan)
-        partitions = self.stage_blocks(workload, plan)
-        return partition_bytes(workload, plan.cell, partitions, details.chunks, details.checkpoint)
+        chunks, checkpoint = details.chunks, details.checkpoint
+        micro_batch = plan.cell.batch_size / chunks
+        peaks = []
+        for blocks in self.stage_blocks(workload, plan):
+            everything = micro_batch * sum(block.saved_bytes for block in blocks)
+            boundary = micro_batch * blocks[0].input_bytes
+            # Memory of waiting micro-batches while the first, then the second, goes backward.
+            waiting = everything if checkpoint == "never" else boundary
+            first = (chunks - 1) * waiting + backward_peak_bytes(blocks, micro_batch)
+            if checkpoint == "always":
+                first += boundary
+            peak = first
+            if chunks > 1:
+                recomputed = boundary if checkpoint != "never" else 0.0
+                second = (chunks - 2) * waiting + recomputed
+                second += backward_peak_bytes(blocks, micro_batch, gradients_exist=True)
+                peak = max(first, second)
+            persistent = persistent_bytes(blocks, plan.cell.momentum)
+            peaks.append(round(workload.fixed_memory_bytes + persistent + peak))
+        return tuple(peaks)
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:
         options = TorchGPipeOptions.of_cell(cell)
@@ -277,75 +324,6 @@ def torchgpipe_step(devices: int, chunks: int, recomputed: int) -> PlannedSchedu
     return PlannedSchedule(replace(schedule, actions=actions), chunks, recomputes=True)
 
 
-def partitions_of(
-    workload: Workload, plan: Plan, rule: str, by_profile: Sequence[int], micro_batch: float
-) -> list[tuple[Block, ...]]:
-    """The blocks of each device of a pipeline or model-parallel plan.
-
-    Balances ``5+9``, ``blocks`` and ``profile`` (whose cut is in the plan) are exact. For ``time``
-    and ``size`` torchgpipe profiles the network when a run starts. Here the profile's times or
-    bytes are balanced, which may give another cut.
-
-    Raises:
-        ConfigError: there are fewer blocks than devices, or the numbers do not add up.
-    """
-    blocks = workload.blocks
-    parts = len(plan.processes[0].devices)
-    if len(blocks) < parts:
-        raise ConfigError(
-            f"{workload.network} has {len(blocks)} blocks, too few for {parts} devices; "
-            "use fewer devices"
-        )
-    if rule == "time":
-        costs = [b.forward.at(micro_batch) + b.backward.at(micro_batch) for b in blocks]
-        counts = _balanced(costs, parts)
-    elif rule == "size":
-        costs = [2 * b.parameter_bytes + plan.cell.batch_size * b.saved_bytes for b in blocks]
-        counts = _balanced(costs, parts)
-    elif rule == "profile":
-        counts = list(by_profile)
-    elif rule == "blocks":
-        counts = list(even_blocks(len(blocks), (1,) * parts))
-    else:
-        counts = [int(count) for count in rule.split("+")]
-    if sum(counts) != len(blocks) or len(counts) != parts:
-        raise ConfigError(
-            f"balance {rule} deals {sum(counts)} blocks to {len(counts)} devices; "
-            f"{workload.network} has {len(blocks)} blocks, the cell {parts} devices"
-        )
-    ends = list(itertools.accumulate(counts))
-    return [blocks[end - count : end] for count, end in zip(counts, ends, strict=True)]
-
-
 def _balanced(costs: Sequence[float], parts: int) -> list[int]:
     """Blocks of each partition, such that the maximum cost of a partition is minimal."""
     return list(even_costs(costs, [0.0] * len(costs), (1,) * parts))
-
-
-def partition_bytes(
-    workload: Workload,
-    cell: Cell,
-    partitions: Sequence[Sequence[Block]],
-    chunks: int,
-    checkpoint: str,
-) -> tuple[int, ...]:
-    """Peak bytes of every partition."""
-    micro_batch = cell.batch_size / chunks
-    peaks = []
-    for blocks in partitions:
-        everything = micro_batch * sum(block.saved_bytes for block in blocks)
-        boundary = micro_batch * blocks[0].input_bytes
-        # Memory of waiting micro-batches while the first, then the second, goes backward.
-        waiting = everything if checkpoint == "never" else boundary
-        first = (chunks - 1) * waiting + backward_peak_bytes(blocks, micro_batch)
-        if checkpoint == "always":
-            first += boundary
-        peak = first
-        if chunks > 1:
-            recomputed = boundary if checkpoint != "never" else 0.0
-            second = (chunks - 2) * waiting + recomputed
-            second += backward_peak_bytes(blocks, micro_batch, gradients_exist=True)
-            peak = max(first, second)
-        persistent = persistent_bytes(blocks, cell.momentum)
-        peaks.append(round(workload.fixed_memory_bytes + persistent + peak))
-    return tuple(peaks)

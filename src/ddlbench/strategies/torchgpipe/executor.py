@@ -28,6 +28,13 @@ their order stay the same, and torchgpipe's own code does all the rest.
 
 A thread is used again only after a successful pass. After an error, which torchgpipe raises as
 usual, tasks may still be under way: all threads end, and the next pass starts new ones.
+
+With recomputation torchgpipe computes the activations of a micro-batch without a graph first, and
+again before its backward pass. A layer that updates its buffers in each pass, as batch norm, would
+count the micro-batch twice::
+
+    forward      statistics of micro-batch 0, 1, 2, 3
+    recomputed   0, 1, 2                                 on copies of the statistics
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,16 +53,18 @@ import torchgpipe.pipeline
 from torch import Tensor, nn
 from torchgpipe import GPipe
 from torchgpipe.balance import balance_by_size, balance_by_time
-from torchgpipe.checkpoint import is_recomputing
+from torchgpipe.checkpoint import enable_recomputing, is_recomputing
 from torchgpipe.stream import use_device
 
-from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.common.errors import first_line
+from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.networks.emulated import QueuedDevices, queued_devices
+from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import made_up_inputs
+from ddlbench.networks.inspection import copy_of
 from ddlbench.strategies.executor import Executor, Unsupported
 from ddlbench.strategies.timing import Mark, Span, SpanRecorder
 from ddlbench.strategies.torchgpipe.descriptor import TorchGPipeDetails
-from ddlbench.strategies.torchgpipe.recomputation import check_recomputation, count_once
 
 
 class GPipeExecutor(Executor):
@@ -288,18 +297,16 @@ def recording(
 ) -> Iterator[PartitionRecorder]:
     """Record the passes of ``partitions``, each on its device, in the step of the body."""
     recorder = PartitionRecorder(devices, emulated)
-    hooks = []
-    for index, partition in enumerate(partitions):
-        hooks.append(partition.register_forward_pre_hook(partial(recorder.enter, index)))
-        hooks.append(partition.register_forward_hook(partial(recorder.leave, index)))
-        for module in partition.modules():
-            if not list(module.children()):
-                hooks.append(module.register_forward_hook(partial(recorder.operation, index)))
-    try:
+    with ExitStack() as hooks:
+        for index, partition in enumerate(partitions):
+            enter, leave = partial(recorder.enter, index), partial(recorder.leave, index)
+            hooks.enter_context(partition.register_forward_pre_hook(enter))
+            hooks.enter_context(partition.register_forward_hook(leave))
+            operation = partial(recorder.operation, index)
+            for module in partition.modules():
+                if not list(module.children()):
+                    hooks.enter_context(module.register_forward_hook(operation))
         yield recorder
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 Queue = queue.SimpleQueue[Any]
@@ -385,3 +392,66 @@ def _named(device: torch.device) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu") if device.type == "cpu" else device
+
+
+_SAMPLES = 2
+
+
+def count_once(network: nn.Module) -> None:
+    """Have every layer with buffers keep them while torchgpipe recomputes."""
+    for module in network.modules():
+        if any(buffer is not None for buffer in module._buffers.values()):
+            _KeptBuffers(module)
+
+
+class _KeptBuffers:
+    """Lends a module copies of its buffers for a recomputed pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._kept: dict[str, Tensor | None] = {}
+        module.register_forward_pre_hook(self._lend)
+        module.register_forward_hook(self._take_back)
+
+    def _lend(self, module: nn.Module, _inputs: Any) -> None:
+        if is_recomputing():
+            self._kept = dict(module._buffers)
+            for name, buffer in self._kept.items():
+                module._buffers[name] = None if buffer is None else buffer.clone()
+
+    def _take_back(self, module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        module._buffers.update(self._kept)
+        self._kept = {}
+
+
+def check_recomputation(network: nn.Sequential, spec: DatasetSpec, floating: torch.dtype) -> None:
+    """Check that a recomputed pass gives what the first one gave.
+
+    Raises:
+        Unsupported: it does not, as of a layer that counts its calls.
+    """
+    why = None
+    with seeded(0):
+        double = copy_of(network).train()
+        count_once(double)
+        inputs = made_up_inputs(spec, _SAMPLES, "cpu")
+        if inputs.is_floating_point():
+            inputs = inputs.to(floating)
+        numbers = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                first = double(inputs)
+            torch.set_rng_state(numbers)
+            with torch.enable_grad(), enable_recomputing():
+                second = double(inputs)
+        except RuntimeError as error:
+            why = f"fails: {first_line(error)}"
+        else:
+            # The same operations give the same numbers, but for the last bits.
+            few = 16 * torch.finfo(first.dtype).eps
+            if not torch.allclose(first, second, rtol=few, atol=few, equal_nan=True):
+                why = "gives another result than the first one"
+    if why is not None:
+        raise Unsupported(
+            f"a recomputed pass of the network {why}; write checkpoint: never",
+            code="recomputation_differs",
+        )
