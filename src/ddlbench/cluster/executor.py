@@ -385,12 +385,7 @@ class SlurmExecutor(plugin.Executor):
             self.logger.warning(f"ddlbench: waiting: {JobFiles(late[0]).name}{more}: {sentence}")
 
     def _show_silence(self, silent: bool, began_s: float) -> None:
-        """SLURM does not answer: jobs go on, and nobody knows how.
-
-        Args:
-            silent: it did not answer this time.
-            began_s: when it was asked; monotonic.
-        """
+        """SLURM does not answer: jobs go on, and nobody knows how."""
         if not silent:
             if self._silent_since_s is not None and self._shown.pop(_SILENT, 0.0):
                 self.logger.warning("ddlbench: SLURM answers again")
@@ -451,8 +446,7 @@ _array_tasks = 1  # most in one sbatch
 def install(array_tasks: int = 1) -> None:
     """Have Snakemake use this executor in place of the plugin's.
 
-    Args:
-        array_tasks: most jobs of one shape that one sbatch submits; 1 submits each alone.
+    One sbatch submits at most ``array_tasks`` jobs of one shape.
     """
     global _array_tasks  # noqa: PLW0603 - Snakemake makes the executor
     registered = ExecutorPluginRegistry().get_plugin("slurm")

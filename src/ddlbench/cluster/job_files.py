@@ -47,11 +47,7 @@ _LOG_TELLS = ("FAILED", "NODE_FAIL", None)
 
 
 class JobFiles:
-    """Files of a submitted job, which is one rule's or a group of rules.
-
-    Args:
-        info: what Snakemake keeps of the job.
-    """
+    """Files of a submitted job, which is one rule's or a group of rules."""
 
     def __init__(self, info: SubmittedJobInfo) -> None:
         job = info.job
@@ -92,10 +88,8 @@ class JobFiles:
     def results_there(self, before: Mapping[str, int | None]) -> bool:
         """Whether all that the job should make is there and new; no clock decides what is new.
 
-        False of a job that makes temporary files only: its end decides.
-
-        Args:
-            before: :meth:`changed` when the job was submitted.
+        False of a job that makes temporary files only: its end decides. ``before`` is
+        :meth:`changed` when it was submitted.
         """
         now = self.changed()
         return bool(now) and all(

@@ -213,12 +213,7 @@ class Ratio:
 
 
 def repeats_to_tell(noise: Noise, margin: float) -> int:
-    """Repeats a tree for an interval that fits into a margin on both sides, ratio 1 in its middle.
-
-    Args:
-        noise: of a run.
-        margin: as a share, 0.05.
-    """
+    """Repeats a tree for an interval about ratio 1 that fits into a margin, as 0.05, on both sides."""
     half = math.log1p(margin) / _quantile(math.inf)
     return max(2, math.ceil(math.pi * noise.variance / half**2))
 

@@ -144,12 +144,7 @@ def medians(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit.
-
-    Args:
-        name: written after a number.
-        size: in seconds, bytes, or bits a second.
-    """
+    """A unit; its size is in seconds, bytes, or bits a second."""
 
     name: str
     size: float

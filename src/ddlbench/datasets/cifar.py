@@ -114,11 +114,7 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
 
 
 def _label_key(path: Path, batch: dict[str, Any]) -> str:
-    """The key of a batch's labels.
-
-    Raises:
-        DataError: it has none, or no images.
-    """
+    """The key of a batch's labels."""
     known = _LABELS if path.parent.name != FOLDER else _LABELS[:1]
     key = next((key for key in known if key in batch), None)
     missing = [name for name, there in (("data", "data" in batch), (known[-1], key)) if not there]

@@ -183,11 +183,7 @@ def _file_split(
 
 
 def _scan(folder: Path) -> tuple[list[ClassFolder], Counter[str], list[str]]:
-    """Class folders in order, all files that are left out by ending, and folders of no class.
-
-    Raises:
-        DataError: the folder, or one below it, cannot be read.
-    """
+    """Class folders in order, all files that are left out by ending, and folders of no class."""
     classes: list[ClassFolder] = []
     left_out: Counter[str] = Counter()
     not_classes: list[str] = []
@@ -224,14 +220,7 @@ def _class_folder(folder: Path) -> ClassFolder:
 def _files(
     folder: str, within: str, above: tuple[str, ...], left_out: Counter[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Each folder below, as its path from the class folder, and its images.
-
-    Args:
-        folder: to look into.
-        within: its path from the class folder.
-        above: real paths of it and of the folders that hold it; a link to one of them is a loop.
-        left_out: counts the other files.
-    """
+    """Each folder below, as its path from the class folder, and its images."""
     images = []
     below = []
     with os.scandir(folder) as entries:

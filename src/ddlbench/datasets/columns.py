@@ -205,11 +205,7 @@ def token_pieces(table: Table, name: str) -> Iterator[np.ndarray]:
 
 
 class Stream:
-    """Arrays of tokens as one, without a copy: it is read by slices and by arrays of places.
-
-    Args:
-        pieces: at least one, each with tokens.
-    """
+    """Arrays of tokens as one, without a copy: it is read by slices and by arrays of places."""
 
     ndim = 1
 

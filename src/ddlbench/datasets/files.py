@@ -457,11 +457,7 @@ def _note_of(folder: Path) -> Path:
 
 
 def _state_now(folder: Path) -> str:
-    """The boot and a digest of all files.
-
-    Raises:
-        OSError: the files cannot be seen, or the system does not tell its boots apart.
-    """
+    """The boot and a digest of all files."""
     digest = hashlib.blake2b(digest_size=16)
     for place, state in _states_of_files(folder, ""):
         kept = (place, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)

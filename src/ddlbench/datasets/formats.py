@@ -82,9 +82,6 @@ def _idx_files(root: Path, split: str) -> list[str]:
 
     They may lie in ``MNIST/raw``, in another dataset's ``<name>/raw`` if that is the only one, in
     ``raw``, or in the root itself, and may be called ``train-images.idx3-ubyte``.
-
-    Raises:
-        DataError: a file is missing.
     """
     return [_own_file(root, path) for path in _idx_paths(split)]
 
@@ -155,11 +152,7 @@ def _write_split(content: Content, root: Path, split: str, count: int) -> list[t
 
 
 def _read_idx(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
-    """Maps one split of MNIST-like files under ``root`` into memory.
-
-    Raises:
-        DataError: a file is missing, truncated, or not of ``spec``'s shape.
-    """
+    """Maps one split of MNIST-like files under ``root`` into memory."""
     image_path, label_path = _idx_files(root, split)
     images = _map(root / image_path, 3)
     labels = _map(root / label_path, 1)

@@ -123,11 +123,7 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _saved_shards(root: Path) -> Shards:
-    """The folders of both splits.
-
-    Raises:
-        DataError: one is missing, or it cannot be told which they are.
-    """
+    """The folders of both splits."""
     parts = [name for name in names_in(root) if _is_dataset(root / name)]
     parts += [name for name in _in_dictionary(root) if name not in parts]
     if (root / STATE).is_file() or not parts:
@@ -199,13 +195,7 @@ def _image_split(
 
 
 class _Images:
-    """Encoded images of a column.
-
-    Args:
-        root: of the dataset, from which paths of files count.
-        table: that has the column.
-        column: its name.
-    """
+    """Encoded images of a column; paths of files count from ``root``."""
 
     def __init__(self, root: Path, table: Table, column: str) -> None:
         self._root, self._table, self._column = root, table, column

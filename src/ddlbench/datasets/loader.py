@@ -277,11 +277,7 @@ class _WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor] | str]):
 def _checked(
     read: tuple[torch.Tensor, torch.Tensor] | str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a worker has read.
-
-    Raises:
-        DataError: it could not.
-    """
+    """What a worker has read."""
     if isinstance(read, str):
         raise DataError(read)
     return read

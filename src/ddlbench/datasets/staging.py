@@ -203,11 +203,7 @@ def _readers(folder: Path) -> Path:
 
 
 def _private(top: Path) -> None:
-    """Make the folder of this user's data, or refuse what another user has put in its place.
-
-    Raises:
-        StagingError: it is a link or no folder, or belongs to somebody else.
-    """
+    """Make the folder of this user's data, or refuse what another user has put in its place."""
     top.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         top.mkdir(mode=0o700)

@@ -133,11 +133,6 @@ class EmulatedNodes:
 
         It keeps its process id throughout, so a signal to it reaches the command.
 
-        Args:
-            node: its number.
-            command: to run.
-            device: of the node, whose links it uses if devices have their own.
-
         Raises:
             EmulationFailed: the nodes are not up.
         """

@@ -274,14 +274,8 @@ def probe(
     """Measure the links of emulated nodes: ``setting``, ``measured``, ``ok`` and ``misses``.
 
     The goodput of ``congestion_controls`` is reported besides that of the condition's own. A single
-    node has no loss, and the goodput is that inside it.
-
-    Args:
-        nodes: that are up.
-        shape: number of nodes, and ends of the links inside each; 1 without such links.
-        condition: their setting.
-        backend: that makes the links.
-        congestion_controls: of TCP.
+    node has no loss, and the goodput is that inside it. ``shape`` is the number of nodes, and of
+    ends of the links inside each; 1 without such links.
 
     Raises:
         EmulationFailed: a measurement failed.

@@ -51,10 +51,6 @@ _WANTED = {
 def check_results(site: str, files: Iterable[Path] = ()) -> None:
     """Refuse places that can hold no results, before anything is read or written there.
 
-    Args:
-        site: whose results.
-        files: of these results, which will be written.
-
     Raises:
         ConfigError: a link leads nowhere, or a file lies where a folder should be.
     """
@@ -183,10 +179,6 @@ def expanded(template: str, key: str) -> Path:
 
     Call it on the node itself, as ``$TMPDIR`` and ``$SLURM_JOB_ID`` differ from the login node's.
 
-    Args:
-        template: value in the site file.
-        key: its key there, for messages.
-
     Raises:
         ConfigError: a variable is not set here, or the result is no absolute path.
     """
@@ -211,10 +203,6 @@ def data_path(template: str, where: str) -> Path:
     """A path of the user's own data, with variables and ``~`` expanded.
 
     One that is not absolute begins in the current folder, which is the project's.
-
-    Args:
-        template: as it is written.
-        where: it is written, for messages.
 
     Raises:
         ConfigError: a variable is not set here.

@@ -521,11 +521,6 @@ def read_result(path: Path) -> Result:
 def cell_result(path: Path, site: str, cell_id: str) -> Result | None:
     """The result of a cell: the one rule of what counts as a result, for all who ask.
 
-    Args:
-        path: where it lies.
-        site: whose folder that is.
-        cell_id: of the cell.
-
     Returns:
         what the file says; None without a file. The cell is done if ``status.is_result``.
 

@@ -70,9 +70,6 @@ _LAYOUTS = (
 def find_p2p(interconnect: Mapping[str, Any]) -> Path | None:
     """A p2pBandwidthLatencyTest that is there already, or None.
 
-    Args:
-        interconnect: of the site.
-
     Raises:
         ConfigError: the site names a wrong binary.
     """

@@ -343,11 +343,7 @@ def _assemble(reader: _Reader) -> dict[str, Any]:
 
 
 def _is_before_cuda_10(reader: _Reader) -> bool:
-    """Whether no heading names an operation.
-
-    Raises:
-        ConfigError: headings of both versions, or a latency of the other version.
-    """
+    """Whether no heading names an operation."""
     directed = {
         bool(key.operation)
         for key in reader.blocks

@@ -26,13 +26,7 @@ def input_dtype(spec: DatasetSpec, floating: torch.dtype = torch.float32) -> tor
 def made_up_inputs(
     spec: DatasetSpec, samples: int, device: torch.device | str | None = None
 ) -> Tensor:
-    """Random inputs: normal values (N, C, ...) for images and volumes, tokens (N, T) in int64.
-
-    Args:
-        spec: of the dataset.
-        samples: N.
-        device: of the inputs; None for torch's default.
-    """
+    """Random inputs: normal values (N, C, ...) for images and volumes, tokens (N, T) in int64."""
     shape = (samples, *spec.shape)
     if spec.input_dtype == "int64":
         return torch.randint(spec.num_classes, shape, device=device)

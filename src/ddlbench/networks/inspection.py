@@ -47,9 +47,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 def copy_of(module: _Module, tensors: Mapping[Tensor, Tensor] | None = None) -> _Module:
     """A deep copy of a module; what cannot be copied, as a lock or an open file, is shared.
 
-    Args:
-        module: anything.
-        tensors: what the copy has in place of some of the module's tensors.
+    Some of the module's tensors may have others in their place.
     """
     known: dict[int, object] = {id(old): new for old, new in (tensors or {}).items()}
     known.update((id(tensor), tensor.detach().clone()) for tensor in _computed(module))
@@ -150,10 +148,6 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
 
     An input may still be needed by another stage, or by a recomputation, and the first block's is
     the loader's own memory. What a copy costs, every strategy pays, and results do not change.
-
-    Args:
-        network: the whole network on the CPU, with its weights.
-        spec: of the data that it reads.
     """
     step = _try_step(network, spec)
     for name in step.writes_input:

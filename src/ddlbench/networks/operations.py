@@ -43,11 +43,7 @@ _SHAPES_ONLY = ("alias", "view", "detach", "empty", "expand", "reshape", "permut
 
 
 class _Operations(TorchDispatchMode):
-    """Notes every operation that runs: kind, operations, items read and written, weights.
-
-    Args:
-        network: whose weights are known by their storage.
-    """
+    """Notes each operation that runs: kind, operations, items read and written, weights."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

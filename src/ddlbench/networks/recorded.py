@@ -65,12 +65,7 @@ class _Mode:
 
 
 def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True) -> nn.Sequential:
-    """The same network as blocks.
-
-    Args:
-        network: on the CPU, or on the device "meta".
-        spec: of the data that it reads.
-        compare: whether blocks are compared with the network, where that is small enough.
+    """The same network as blocks; a small one is compared with it if ``compare`` says so.
 
     Raises:
         CannotRecord: it cannot be recorded, has no cut, or blocks compute something else.
@@ -153,11 +148,7 @@ def _first_difference(recording: Recording, other: Recording) -> str | None:
 
 
 def _merged(first: Recording, second: Recording, evaluated: Recording) -> list[Entry]:
-    """Entries whose constants follow the samples and the mode.
-
-    Raises:
-        CannotRecord: a constant of the data does neither.
-    """
+    """Entries whose constants follow the samples and the mode."""
 
     def merge(values: tuple[Any, Any, Any], path: str) -> Any:
         two, three, evaluation = values
@@ -231,11 +222,7 @@ def _refs(entry: Entry) -> Iterator[int]:
 
 
 def _blocks_of(module: nn.Module, entries: list[Entry], returned: int) -> nn.Sequential:
-    """The blocks between the cuts that are left when ties are merged.
-
-    Raises:
-        CannotRecord: one block is left.
-    """
+    """The blocks between the cuts that are left when ties are merged."""
     cuts = _cuts(entries, returned)
     spans = list(itertools.pairwise(cuts))
     owned = [_tensors_between(module, entries, *span) for span in spans]
@@ -325,13 +312,7 @@ def _name_of(entries: Sequence[Entry], first: int, last: int, taken: Container[s
 
 
 class _Builder:
-    """Makes the graph of one block.
-
-    Args:
-        module: whose layers it calls.
-        entries: of the recording.
-        first: the entry whose value the block is given.
-    """
+    """Makes the graph of the block that is given the value of entry ``first``."""
 
     def __init__(self, module: nn.Module, entries: Sequence[Entry], first: int) -> None:
         self._module, self._entries, self._first = module, entries, first
@@ -416,11 +397,7 @@ fx.wrap("_of_mode")
 
 
 def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: int) -> None:
-    """Compare blocks with the module on numbers that were not recorded, in two calls.
-
-    Raises:
-        CannotRecord: an output, gradient, buffer or the state of the generator differs.
-    """
+    """Compare blocks with the module on numbers that were not recorded, in two calls."""
     weights = list(tensors_of(network))
     if any(w.is_meta for w in weights) or sum(w.nbytes for w in weights) > _CHECKED_BYTES:
         return

@@ -300,11 +300,7 @@ def description(job_id: str | None) -> str | None:
 
 
 def pending_in_words(reason: str) -> tuple[str, bool]:
-    """A sentence on why a job waits, and whether it can start by itself.
-
-    Args:
-        reason: SLURM's word.
-    """
+    """A sentence on why a job waits, and whether it can start by itself."""
     if not reason or reason == "None":
         return "SLURM has not looked at it yet", True
     bare = reason.strip("()")

@@ -68,14 +68,7 @@ from ddlbench.workflow.guards import (
 
 
 class Run:
-    """An experiment as one Snakemake process sees it.
-
-    Args:
-        config: Snakemake's configuration.
-        workflow: Snakemake's object of that name.
-
-    What is wrong with the configuration ends the process with one sentence.
-    """
+    """An experiment as one Snakemake process sees it."""
 
     def __init__(self, config: Mapping[str, Any], workflow: Any) -> None:
         self._workflow = workflow
