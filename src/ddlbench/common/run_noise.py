@@ -213,7 +213,7 @@ class Ratio:
 
 
 def repeats_to_tell(noise: Noise, margin: float) -> int:
-    """Repeats a tree for an interval about ratio 1 that fits into a margin, as 0.05, on both sides."""
+    """Repeats a tree for an interval about ratio 1 that fits into a margin of, say, 0.05."""
     half = math.log1p(margin) / _quantile(math.inf)
     return max(2, math.ceil(math.pi * noise.variance / half**2))
 

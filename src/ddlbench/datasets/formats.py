@@ -12,6 +12,7 @@ dimension as 32 bits) and the bytes.
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Callable
@@ -24,7 +25,15 @@ import numpy as np
 
 from ddlbench.common.entry_points import load_target
 from ddlbench.common.errors import ConfigError
-from ddlbench.datasets import cifar, huggingface, imagefolder, raw, tokens, webdataset
+from ddlbench.datasets import (
+    cifar,
+    class_folders,
+    huggingface,
+    imagefolder,
+    raw,
+    tokens,
+    webdataset,
+)
 from ddlbench.datasets.class_folders import deeper, lies_there, listed, unpack_hint
 from ddlbench.datasets.files import (
     ArraySplit,
@@ -36,6 +45,7 @@ from ddlbench.datasets.files import (
     Split,
     available_cpus,
     in_parallel,
+    reading,
 )
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
@@ -183,12 +193,9 @@ def idx_shape(root: Path) -> tuple[int, int]:
 def _map(path: Path, num_dims: int) -> np.ndarray:
     """Maps the array in ``path``, copy-on-write, so that nothing can change the file."""
     header_bytes = 4 * (1 + num_dims)
-    try:
-        with path.open("rb") as file:
-            header = file.read(header_bytes)
-        size = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+    with reading(path), path.open("rb") as file:
+        header = file.read(header_bytes)
+        size = os.fstat(file.fileno()).st_size
     if header[:2] == _GZIP:
         raise DataError(f"{path} is still packed; run mv {path} {path}.gz && gunzip {path}.gz")
     magic = struct.pack(">HBB", 0, _UNSIGNED_BYTE, num_dims)
@@ -213,7 +220,9 @@ FORMATS: dict[str, Format] = {
     "cifar": Format(
         cifar.write, cifar.read, own_files=cifar.own_files, recognises=cifar.recognises
     ),
-    "imagefolder": Format(imagefolder.write, imagefolder.read, recognises=imagefolder.recognises),
+    "imagefolder": Format(
+        imagefolder.write, class_folders.read, recognises=class_folders.recognises
+    ),
     "raw": Format(raw.write, raw.read),
     "tokens": Format(
         tokens.write, tokens.read, tokens.TokenContent, tokens.own_files, tokens.check

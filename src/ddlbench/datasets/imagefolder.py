@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.datasets.class_folders import has_class_folders, read_class_folders
-from ddlbench.datasets.files import DataError, FileSplit, Record, Records, folder_crc
+from ddlbench.datasets.files import DataError, Record, Records, folder_crc
 from ddlbench.datasets.synthetic import Content, Recipe
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
@@ -93,16 +92,6 @@ def write(
     return {class_folder(*job): record for job, record in zip(jobs, records, strict=True)}
 
 
-def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
-    """Lists one split under ``root``; see :mod:`ddlbench.datasets.class_folders`."""
-    return read_class_folders(root, spec, split)
-
-
-def recognises(root: Path) -> bool:
-    """Whether class folders of images lie under ``root``."""
-    return has_class_folders(root)
-
-
 _SERVE = "from ddlbench.datasets.imagefolder import serve; serve()"
 Job = tuple[str, int]  # split, label
 
@@ -125,12 +114,8 @@ def write_class_folders(
         OSError: a folder could not be written.
         DataError: a process ended on its own.
     """
-    setup = {
-        "spec": asdict(content.spec),
-        "seed": content.seed,
-        "root": str(root),
-        "images": images,
-    }
+    spec = asdict(content.spec)
+    setup = {"spec": spec, "seed": content.seed, "root": str(root), "images": images}
     todo = deque(enumerate(jobs))
     records: list[Record | None] = [None] * len(jobs)
 

@@ -46,7 +46,6 @@ from datetime import datetime
 from textwrap import shorten
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.owner import slurm_job_id
 
 _PREFIXES = (
     "SACCT_",
@@ -243,11 +242,6 @@ class JobState:
     def may_live(self) -> bool:
         """Whether it may still wait, run or be about to end."""
         return may_live(self.state)
-
-
-def own_job_id() -> str | None:
-    """Id of the SLURM job that this process runs in; of an array's task, ``<array>_<task>``."""
-    return slurm_job_id()
 
 
 def may_live(state: str | None) -> bool:
