@@ -160,7 +160,6 @@ def _serving(site: Site, kinds: Sequence[NodeKind]) -> list[NodeKind]:
 
 
 def _gpus(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
-    """Whether nodes have the GPUs that a job asks for."""
     needed, name = _gpus_needed(site), _name(kinds)
     if needed is None:
         return []
@@ -179,7 +178,6 @@ def _gpus(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
 
 
 def _slices(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
-    """Whether cells would train on several slices of one card."""
     needed = _gpus_needed(site)
     if needed is None or needed < _SEVERAL:
         return []

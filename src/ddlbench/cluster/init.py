@@ -150,7 +150,6 @@ def _line(key: str, value: Any, remark: str = "") -> str:
 
 
 def _comment(text: str) -> Iterable[str]:
-    """Lines of a comment."""
     return wrap(
         _plain(text),
         _WIDTH,

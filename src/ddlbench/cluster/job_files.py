@@ -106,7 +106,6 @@ class JobFiles:
 
     @property
     def makes_results(self) -> bool:
-        """Whether it makes more than temporary files."""
         return bool(self._results())
 
     def note_queued(self) -> None:
@@ -116,7 +115,6 @@ class JobFiles:
                 write_json(folder / QUEUED_FILE, {"writer": self._writer(member).to_dict()})
 
     def forget_queued(self) -> None:
-        """Remove that note."""
         for folder in self._cells:
             with suppress(OSError):
                 (folder / QUEUED_FILE).unlink(missing_ok=True)

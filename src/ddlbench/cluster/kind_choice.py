@@ -126,7 +126,6 @@ def offers_of(kinds: Iterable[NodeKind], device: str | None) -> list[Offer]:
 
 
 def _rank(offer: Offer) -> tuple[object, ...]:
-    """Sorts offers: the best first."""
     kind = offer.kind
     limit_s = float("inf") if kind.time_limit_s is None else kind.time_limit_s
     devices = 1 if offer.is_slice else offer.gpus or kind.cpus_per_node

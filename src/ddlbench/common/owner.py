@@ -204,7 +204,6 @@ class Writer:
 
     @classmethod
     def here(cls, attempt: int = 1) -> Self:
-        """This process."""
         return cls(os.environ.get(RUN), slurm_job_id(), attempt)
 
     @classmethod
@@ -220,7 +219,6 @@ class Writer:
         return asdict(self)
 
     def comes_after(self, other: Writer | None) -> bool:
-        """Whether this is a later attempt of the run that wrote the file."""
         return other is not None and self.run == other.run and self.attempt > other.attempt
 
     def __str__(self) -> str:

@@ -109,7 +109,6 @@ class Sample:
         )
 
     def scaled(self, factor: float) -> Sample:
-        """The same of times so many times as long."""
         return replace(self, median_s=self.median_s * factor)
 
     @property
@@ -164,7 +163,6 @@ class RunNoise:
         self._prior = _prior(repeated) if len(repeated) >= _FEWEST_FOR_PRIOR else None
 
     def of(self, pair: Pair) -> Noise:
-        """The noise of a configuration."""
         variance, freedom = _pooled(pair)
         if freedom and self._prior is not None:
             prior, prior_freedom = self._prior

@@ -150,7 +150,6 @@ class Unit:
     size: float
 
     def of(self, value: float) -> float:
-        """``value`` in this unit."""
         return value / self.size
 
     def text(self, value: float | None, form: str = ".3g") -> str:

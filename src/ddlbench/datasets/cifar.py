@@ -119,7 +119,6 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
 
 
 def _label_key(path: Path, batch: dict[str, Any]) -> str:
-    """The key of a batch's labels."""
     known = _LABELS if path.parent.name != FOLDER else _LABELS[:1]
     key = next((key for key in known if key in batch), None)
     missing = [name for name, there in (("data", "data" in batch), (known[-1], key)) if not there]
@@ -187,7 +186,6 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 
 def _missing(path: Path) -> str:
-    """What to say where a batch is missing."""
     wanted, folder = f"{path} is missing", path.parent
     if folder.is_dir():
         binary = [name for name in names_in(folder) if name.endswith(".bin")]

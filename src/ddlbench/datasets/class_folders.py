@@ -272,7 +272,6 @@ def _has_images(root: Path) -> bool:
 
 
 def _no_split(root: Path, split: str) -> str:
-    """What to say where a split's folder is missing."""
     wanted = f"{root / split} is missing"
     if (hint := unpack_hint(root)) is not None:
         return f"{wanted}; {hint}"

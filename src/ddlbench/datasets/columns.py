@@ -18,7 +18,6 @@ _USUAL_TOKENS = ("input_ids", "tokens", "token_ids", "ids")
 
 
 def _described(table: Table) -> str:
-    """The columns and their types."""
     return listed([f"{field.name} ({_kind(table, field)})" for field in table.schema])
 
 
@@ -29,7 +28,6 @@ def _kind(table: Table, field: Any) -> str:
 
 
 def _of_key(root: Path, table: Table, key: str) -> str:
-    """The column that a configuration names."""
     if key not in table.schema.names:
         raise DataError(f"{root} has no column {shown(key)}; it has {_described(table)}")
     return key
@@ -74,7 +72,6 @@ def _holds_images(table: Table, field: Any) -> bool:
 
 
 def _no_image(root: Path, table: Table, name: str) -> str:
-    """What to say of a column that holds no encoded images."""
     field = table.schema.field(name)
     advice = "give a column of images' files (JPEG, PNG, ...) as bytes"
     if _is_text(field.type):

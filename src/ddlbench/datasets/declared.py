@@ -123,7 +123,6 @@ def _basis(name: str, entry: OwnDataset, root: Path, place: str) -> DatasetSpec:
 
 
 def _format_of(entry: OwnDataset, root: Path) -> str:
-    """The format in which the data lies there."""
     if entry.tokens:
         return "huggingface" if huggingface.recognises(root) else "tokens"
     for name, data_format in FORMATS.items():

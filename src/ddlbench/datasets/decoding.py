@@ -52,7 +52,6 @@ def decode(place: str, file: Path | bytes, spec: DatasetSpec) -> np.ndarray:
 
 
 def _of_bytes(image: Image.Image, mode: str, place: str) -> Image.Image:
-    """The image with 8 bits a channel."""
     if image.mode in _SIXTEEN_BITS or (image.mode == "I" and image.format in _INTEGER_IS_16_BITS):
         numbers = np.asarray(image).astype(np.uint32)
         bits = _bits(image)

@@ -142,7 +142,6 @@ def _header(*dims: int) -> bytes:
 def _write_idx(
     content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
 ) -> Records:
-    """Writes all splits under ``root``."""
     (root / _FOLDER).mkdir(parents=True)
     jobs = [partial(_write_split, content, root, split, count) for split, count in images.items()]
     return {path: record for records in in_parallel(jobs, workers) for path, record in records}

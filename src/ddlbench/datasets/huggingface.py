@@ -121,7 +121,6 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _saved_shards(root: Path) -> Shards:
-    """The folders of both splits."""
     parts = [name for name in names_in(root) if _is_dataset(root / name)]
     parts += [name for name in _in_dictionary(root) if name not in parts]
     if (root / STATE).is_file() or not parts:
@@ -142,7 +141,6 @@ def _saved_shards(root: Path) -> Shards:
 
 
 def _in_dictionary(root: Path) -> list[str]:
-    """Splits that a saved dictionary lists."""
     try:
         names = json.loads((root / _DICT).read_text("utf-8"))["splits"]
         if all(isinstance(name, str) and Path(name).name == name for name in names):

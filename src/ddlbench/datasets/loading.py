@@ -108,7 +108,6 @@ class _Samples(Dataset[tuple[torch.Tensor, int | torch.Tensor]]):
         return images, self.labels(sample_ids)
 
     def labels(self, sample_ids: np.ndarray) -> torch.Tensor:
-        """Labels alone."""
         return torch.from_numpy(self._data.labels[self._keep[sample_ids]])
 
     def _read(self, places: np.ndarray, out: np.ndarray) -> None:

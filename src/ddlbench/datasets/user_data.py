@@ -147,7 +147,6 @@ def _digest(request: DataRequest, facts: Mapping[str, object]) -> str:
 
 
 def _files_of(request: DataRequest, root: Path) -> list[str]:
-    """Files of all splits, as paths from the root's folder."""
     own_files = format_of(request).own_files
     assert own_files is not None
     names: list[str] = []
@@ -280,7 +279,6 @@ def copy_user_data(
 
 
 def _copy(source: Path, target: Path, images: Sequence[str] | None) -> Record:
-    """Copies a file, or these images of a class folder."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if images is None:
         shutil.copyfile(source, target)

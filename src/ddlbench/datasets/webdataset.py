@@ -244,7 +244,6 @@ def _index_of(path: Path, spec: DatasetSpec) -> Index:
 
 @cache  # training and validation split may share a shard, and its labels
 def _indexed(path: Path, _state: tuple[int, int], image_key: str, label_key: str) -> Index:
-    """The samples of a shard."""
     names, places, labels = [], [], []
     endings: set[str] = set()
     choice = _Choice(path, image_key, label_key)
@@ -274,7 +273,6 @@ def _indexed(path: Path, _state: tuple[int, int], image_key: str, label_key: str
 
 
 def _samples(path: Path) -> Iterator[Members]:
-    """The samples of a shard, by the library."""
     from webdataset.tariterators import group_by_keys  # noqa: PLC0415 - an extra
 
     try:
@@ -388,7 +386,6 @@ class _Choice:
 
 
 def _label(place: str, ending: str, field: str, content: bytes) -> int | str:
-    """The label in a member."""
     from webdataset.autodecode import decoders  # noqa: PLC0415 - an extra
 
     last = _ending(ending)

@@ -216,7 +216,6 @@ class EmulatedNodes:
         return node * self._per_node + (device if self._per_node > 1 else 0)
 
     def _names(self) -> list[tuple[str, str]]:
-        """Host name and address of every end."""
         names = [name for name in self.hosts for _ in range(self._per_node)]
         return list(zip(names, self._addresses, strict=True))
 

@@ -174,7 +174,6 @@ class Cell(Form):
 
     @property
     def devices(self) -> int:
-        """Devices of the whole cell."""
         return self.nodes * self.devices_per_node
 
     @property
@@ -255,7 +254,6 @@ class Cell(Form):
         return {**values, "options": dict(self.options)}
 
     def with_(self, **changes: Any) -> Cell:
-        """A copy with some fields changed."""
         return replace(self, **changes)
 
     def again(self, repeat: int) -> Cell:
@@ -335,7 +333,6 @@ def _read_option(text: str) -> OptionValue:
 
 
 def _read_field(name: str, text: str, cell_id: str) -> OptionValue | None:
-    """Read a cell's own field as the type of the field."""
     kinds = _VARIED[name]
     if kinds == (str,):
         return text

@@ -153,7 +153,6 @@ class DatasetSpec:
 
 
 def _of_package(name: str, target: str) -> DatasetSpec:
-    """The entry of another package."""
     spec = load_target(name, target)
     if not isinstance(spec, DatasetSpec) or spec.name != name:
         raise ConfigError(f"dataset {shown(name)}: {target} is no DatasetSpec of that name")
@@ -278,7 +277,6 @@ class DataRequest:
 
     @property
     def spec(self) -> DatasetSpec:
-        """The dataset's facts."""
         return DATASETS[self.dataset]
 
     @property
@@ -288,7 +286,6 @@ class DataRequest:
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether we make the images."""
         return self.source == SYNTHETIC
 
     def num_images(self, split: str) -> int:

@@ -38,7 +38,6 @@ class PairSample(Form):
     """Which ones."""
 
     def in_words(self) -> str:
-        """The sample as a sentence."""
         return (
             f"{self.measured_pairs:,} of {self.all_pairs:,} measured ({self.rule}); "
             "the others are empty"

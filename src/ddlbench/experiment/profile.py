@@ -36,7 +36,6 @@ class ProfileKey:
 
     @classmethod
     def of(cls, cell: Cell) -> ProfileKey:
-        """The key of a cell's profile."""
         return cls(cell.dataset, cell.network, cell.precision, cell.threads_per_device)
 
     @property

@@ -572,7 +572,6 @@ class Glance:
 
     @classmethod
     def of(cls, cell: Cell, result: Result) -> Glance:
-        """What the result of ``cell`` says."""
         timing = result.timing
         step_s = None if timing is None or timing.disturbed is not None else timing.step_s.mean_s
         if timing is None or step_s is None:

@@ -190,7 +190,6 @@ class Failure:
     link: dict[str, Any] | None = None
 
     def write(self, cell_folder: Path) -> None:
-        """Write it into the cell's folder, in place of an earlier one."""
         document = {
             "status": Status.FAILED,
             "cause": self.cause,

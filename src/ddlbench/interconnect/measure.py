@@ -185,7 +185,6 @@ def _run_tools(
     fabric: Fabric,
     display: LinksDisplay,
 ) -> None:
-    """Run the tools and add their results to ``parts``."""
     nodes, devices = plan.groups[0]
 
     def run(

@@ -218,11 +218,9 @@ class _PeerCopy:
         self.stream: Any = torch.cuda.Stream(_on(self.sender))
 
     def streams(self) -> list[Any]:
-        """All that it runs on."""
         return [self.stream]
 
     def enqueue(self) -> None:
-        """Add one copy."""
         with torch.cuda.stream(self.stream):
             self.target.copy_(self.source, non_blocking=True)
 

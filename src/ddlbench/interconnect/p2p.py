@@ -150,7 +150,6 @@ class _Reader:
 
     @property
     def size(self) -> int:
-        """How many GPUs there are."""
         return self._size or 0
 
     def take(self, number: int, line: str) -> None:
@@ -305,7 +304,6 @@ def _is_of_the_test(line: str) -> bool:
 
 
 def _key_of(heading: re.Match[str]) -> _Key:
-    """The key of the block under a heading."""
     words = {name: (word or "").lower() for name, word in heading.groupdict().items()}
     if words["bandwidth"]:
         is_enabled = words["bandwidth"] == "enabled"

@@ -59,7 +59,6 @@ class LinksDisplay:
         self.tick()
 
     def tick(self) -> None:
-        """Show a line if it is time."""
         if self._clock() - self._shown_s >= _EVERY_S:
             self._show()
 

@@ -243,7 +243,6 @@ class LinksPlan:
 
     @property
     def sweeps_s(self) -> float:
-        """Expected seconds of the sweeps."""
         return min(self.aim_s, self.limit_s, self.of(self.sweep_s))
 
     def of(self, budget_s: float) -> float:
@@ -254,7 +253,6 @@ class LinksPlan:
 
     @property
     def expected_s(self) -> float:
-        """Expected seconds of all."""
         return self.before_s + self.sweeps_s + self.after_s
 
 

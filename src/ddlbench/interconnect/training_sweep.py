@@ -186,7 +186,6 @@ def _differences(
 
 
 def _less(times_s: list[float], others_s: list[float]) -> list[float]:
-    """The times, each less the median of the others."""
     other_s = statistics.median(others_s)
     return [max(seconds - other_s, _LEAST_S) for seconds in times_s]
 

@@ -347,7 +347,6 @@ class TriedNetwork:
 
     @property
     def operations(self) -> int:
-        """Of all blocks."""
         return round(sum(self.work.values()))
 
 

@@ -306,7 +306,6 @@ def _value(text: str) -> Any:
 def _called(
     name: str, spec: DatasetSpec, builder: Callable[..., nn.Module], values: Mapping[str, Any]
 ) -> nn.Module:
-    """The network that a builder makes."""
     try:
         return builder(**values)
     except TypeError as error:

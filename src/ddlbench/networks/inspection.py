@@ -291,7 +291,6 @@ def _forward(double: nn.Sequential, inputs: Tensor, step: _Step) -> Tensor:
 
 
 def _backward(double: nn.Sequential, outputs: Tensor, step: _Step) -> dict[str, Tensor | None]:
-    """Gradients of the trained weights."""
     step.trains = outputs.requires_grad
     if step.trains:
         outputs.abs().sum().backward()

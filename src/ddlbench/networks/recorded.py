@@ -210,7 +210,6 @@ def _cuts(entries: Sequence[Entry], returned: int) -> list[int]:
 
 
 def _has_samples(entry: Entry) -> bool:
-    """Whether its value is a tensor that tells the number of samples."""
     first = (entry.shape or (None,))[0]
     return isinstance(first, _Samples) and first.each > 0
 
@@ -322,7 +321,6 @@ class _Builder:
         self._samples: fx.Node | None = None
 
     def block(self, last: int) -> fx.GraphModule:
-        """The block that ends with an entry."""
         for number in _needed(self._entries, self._first, last):
             self._nodes[number] = self._node(self._entries[number])
         self._graph.output(self._nodes[last])

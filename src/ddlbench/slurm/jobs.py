@@ -233,14 +233,12 @@ class JobState:
     partition: str = ""
 
     def why_pending(self) -> tuple[str, bool]:
-        """A sentence on why it waits, and whether it can start by itself."""
         sentence, starts = pending_in_words(self.reason)
         # Of several partitions SLURM tells the reason of one.
         return sentence, starts or "," in self.partition
 
     @property
     def may_live(self) -> bool:
-        """Whether it may still wait, run or be about to end."""
         return may_live(self.state)
 
 

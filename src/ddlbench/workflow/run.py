@@ -143,7 +143,6 @@ class Run:
     # What rules take as input. Snakemake hands over wildcards.
 
     def results(self, _wildcards: Any) -> list[str]:
-        """Results that this experiment asks for."""
         return self._results
 
     def datasets(self, _wildcards: Any) -> list[str]:
@@ -153,7 +152,6 @@ class Run:
         return [str(dataset_file(self.site.name, cell.id)) for cell in largest.values()]
 
     def existing_results(self, _wildcards: Any = None) -> list[str]:
-        """Results that are there already."""
         return [file for file in self._results if Path(file).exists()]
 
     def lost_results(self, _wildcards: Any) -> list[str]:
@@ -190,7 +188,6 @@ class Run:
         return [*map(str, measured_inputs(self._cell(wildcards), self.site.name))]
 
     def profile_runs(self, wildcards: Any) -> list[Path]:
-        """The runs that a profile pools."""
         runs = range(1, self.experiment.profile.runs + 1)
         return [profile_run_file(self.site.name, wildcards.profile, run) for run in runs]
 
@@ -201,7 +198,6 @@ class Run:
         return int(self._cell(wildcards).strategy == BASE)
 
     def cell_request(self, wildcards: Any) -> SchedulerRequest:
-        """What a cell asks of the scheduler."""
         return self._request(*self.site.held_geometry(self._cell(wildcards)))
 
     def profile_request(self, wildcards: Any) -> SchedulerRequest:
@@ -210,7 +206,6 @@ class Run:
         return request(1, self.site.devices_per_node, self.site)
 
     def links_request(self, wildcards: Any) -> SchedulerRequest:
-        """What the links of a fabric ask of the scheduler."""
         return links_request(self.site, wildcards.fabric)
 
     def profile_needs(self, wildcards: Any) -> str:
@@ -253,7 +248,6 @@ class Run:
     # What Snakemake's own report says.
 
     def title(self) -> str:
-        """Experiment, site and number of cells."""
         return f"{self.experiment.name} on {self.site.name}, {len(self.rows)} cells"
 
     def origin(self) -> str:
