@@ -121,27 +121,6 @@ class Ends(Protocol):
     def address(self, end: int, /) -> str: ...
 
 
-class HasDevices(Protocol):
-    """The part of ``EmulatedNodes`` that a probe uses."""
-
-    def command(self, node: int, command: Sequence[str], device: int = 0) -> list[str]: ...
-
-    def address(self, node: int, device: int = 0) -> str: ...
-
-
-class DevicesOf:
-    """The devices of one node: :class:`Ends` of the links inside it."""
-
-    def __init__(self, nodes: HasDevices, node: int) -> None:
-        self._nodes, self._node = nodes, node
-
-    def command(self, end: int, command: Sequence[str], /) -> list[str]:
-        return self._nodes.command(self._node, command, end)
-
-    def address(self, end: int, /) -> str:
-        return self._nodes.address(self._node, end)
-
-
 def ping(
     ends: Ends, source: int, target: int, *, count: int, interval_s: float, wait_s: float
 ) -> list[float]:
@@ -265,27 +244,29 @@ def one_way_delay(
 
 
 def probe(
-    nodes: HasDevices,
-    shape: tuple[int, int],
+    nodes: Ends,
+    of_node: Sequence[Ends],
+    devices: int,
     condition: LinkCondition,
     backend: Backend,
+    *,
     congestion_controls: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Measure the links of emulated nodes: ``setting``, ``measured``, ``ok`` and ``misses``.
 
     The goodput of ``congestion_controls`` is reported besides that of the condition's own. A single
-    node has no loss, and the goodput is that inside it. ``shape`` is the number of nodes, and of
-    ends of the links inside each; 1 without such links.
+    node has no loss, and the goodput is that inside it. ``of_node`` are the ``devices`` of each
+    node, as ends of the links inside it; one without such links.
 
     Raises:
         EmulationFailed: a measurement failed.
     """
-    count, devices = shape
+    count = len(of_node)
     inside = condition.inside if devices > 1 else None
     backend.reset_usage()
     ring = [(node, (node + 1) % count) for node in range(count)] if count > 1 else []
     # Links inside a node are alike, so one pair stands for the others.
-    across, of_node = (0, devices - 1), [DevicesOf(nodes, node) for node in range(count)]
+    across = (0, devices - 1)
     # Delays first: what a stream leaves in the queue of a slow link would delay the echoes.
     delays = [one_way_delay(nodes, pair, condition, backend) for pair in ring]
     delays_inside = (

@@ -186,7 +186,7 @@ def build(checkout: Path) -> Path:
     nvcc = _nvcc()
     if nvcc is None:
         raise ConfigError(_no_compiler(source))
-    version = _run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
+    version = run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
     digest = hashlib.blake2b(
         source.read_bytes() + str(headers.resolve()).encode() + version.encode(), digest_size=8
     ).hexdigest()
@@ -200,7 +200,7 @@ def build(checkout: Path) -> Path:
     beside = cache / f".{binary.name}.{socket.gethostname()}.{os.getpid()}"
     try:
         command = [nvcc, "-O3", "-I", str(headers), str(source), "-o", str(beside)]
-        built = _run(command, _BUILD_TIMEOUT_S)
+        built = run(command, _BUILD_TIMEOUT_S)
         if built.returncode:
             error = _first_error(built.stderr + built.stdout)
             raise ConfigError(f"{nvcc} cannot build {source}: {error}")
@@ -257,7 +257,7 @@ def cuda_version() -> tuple[int, int] | None:
     if nvcc is None:
         return None
     try:
-        printed = _run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
+        printed = run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
     except ConfigError:
         return None
     release = re.search(r"release (\d+)\.(\d+)", printed)
@@ -293,7 +293,7 @@ def fetch(folder: Path) -> Path:
     beside = folder / f".{checkout.name}.{os.getpid()}"
     command = ["git", "clone", "--quiet", "--depth", "1", "--branch", _text(tag), _SAMPLES]
     try:
-        cloned = _run([*command, str(beside)], _CLONE_TIMEOUT_S)
+        cloned = run([*command, str(beside)], _CLONE_TIMEOUT_S)
         if cloned.returncode:
             raise ConfigError(
                 f"{_SAMPLES}, {_text(tag)}, cannot be cloned: {last_line(cloned.stderr)}; clone "
@@ -308,7 +308,7 @@ def fetch(folder: Path) -> Path:
 def _published_tags() -> Sequence[tuple[int, int]]:
     """Tags of the repository that are plain versions; out of reach, those that are known here."""
     try:
-        listed = _run(["git", "ls-remote", "--tags", _SAMPLES], _BUILD_TIMEOUT_S).stdout
+        listed = run(["git", "ls-remote", "--tags", _SAMPLES], _BUILD_TIMEOUT_S).stdout
     except ConfigError:
         return _TAGS
     return _tags_in(listed) or _TAGS
@@ -320,7 +320,12 @@ def _tags_in(lines: str) -> list[tuple[int, int]]:
     return [(int(major), int(minor)) for major, minor in versions]
 
 
-def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a program and keep what it prints.
+
+    Raises:
+        ConfigError: it cannot be started, or is not done in time.
+    """
     try:
         return subprocess.run(
             command,
@@ -332,8 +337,10 @@ def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[st
             stdin=subprocess.DEVNULL,
             env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{command[0]} does not run: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{command[0]} is not done after {timeout_s:g} s") from None
+    except OSError as error:
+        raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from None
 
 
 def _expanded(path: str) -> Path:

@@ -11,10 +11,18 @@ A job that measures a cell reads the Snakefile too: what only draws or predicts 
 is used.
 
 What fails in a rule is in its log, and the user reads one sentence.
+
+Snakemake's graph holds an object for each job, file and resource. Two things cost as much as it,
+and are kept off here, so that it plans tens of thousands of cells in about a minute::
+
+    functions of resources   Snakemake inspects the signature of each three times a job
+    garbage collection       each full collection walks all objects, and finds nothing to free
 """
 
 from __future__ import annotations
 
+import gc
+import inspect
 import json
 import shlex
 import socket
@@ -57,7 +65,6 @@ from ddlbench.planning.matrix import cell_of, expand
 from ddlbench.planning.planner import measured_inputs, request_of
 from ddlbench.planning.profiles import needs_of, profiles_of
 from ddlbench.report import run_screen
-from ddlbench.workflow.graph import inspected, plan_quickly, planned
 from ddlbench.workflow.guards import (
     begin,
     check_cluster,
@@ -301,6 +308,34 @@ _RESOURCES = {
 
 def _field_of(request_for: Callable[[Any], SchedulerRequest], field: str) -> Callable[[Any], Any]:
     return inspected(lambda wildcards: getattr(request_for(wildcards), field))
+
+
+def inspected(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with its parameters where Snakemake looks for them before it inspects it."""
+    with suppress(ImportError):  # an older Snakemake inspects it
+        from snakemake.common import (  # noqa: PLC0415 - slow; rules run where it is loaded
+            overwrite_function_params,
+        )
+
+        overwrite_function_params(function, inspect.signature(function).parameters)
+    return function
+
+
+def plan_quickly() -> None:
+    """Prepare this process to plan a large graph; call :func:`planned` once jobs run."""
+    with suppress(ImportError, AttributeError):
+        from snakemake.common import overwrite_function_params  # noqa: PLC0415 - as above
+        from snakemake.resources import Resource  # noqa: PLC0415
+
+        bound = inspect.signature(Resource("nodes", 1).evaluate).parameters
+        overwrite_function_params(Resource.evaluate, bound)
+    gc.disable()
+
+
+def planned() -> None:
+    """Collect garbage again: a run lasts for days. The graph itself is left out."""
+    gc.freeze()
+    gc.enable()
 
 
 @contextmanager
