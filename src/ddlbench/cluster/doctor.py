@@ -197,7 +197,11 @@ def ask_nodes(
         reports = [read_json(p) for p in sorted(folder.glob("*.done.json"))]
         output = folder / _OUTPUT
         text = output.read_text("utf-8", errors="replace") if output.is_file() else ""
-        return reports, error or why_nodes_failed(text) or telling_line(text) or _unseen(output)
+        unseen = (
+            f"the job wrote nothing, not even {output}: its node may not see {Path.cwd()}; run "
+            "from a folder that all nodes share"
+        )
+        return reports, error or why_nodes_failed(text) or telling_line(text) or unseen
     finally:
         if job and jobs.may_live(jobs.state(job)):
             with suppress(SlurmError):
@@ -215,13 +219,6 @@ def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[
     ]
     sbatch = ["sbatch", "--parsable", "--job-name=ddlbench-doctor", f"--output={folder / _OUTPUT}"]
     return [*sbatch, *options, f"--wrap={shlex.join(step)}"]
-
-
-def _unseen(output: Path) -> str:
-    return (
-        f"the job wrote nothing, not even {output}: its node may not see {Path.cwd()}; run from a "
-        "folder that all nodes share"
-    )
 
 
 def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -> str:

@@ -269,7 +269,7 @@ class SlurmExecutor(plugin.Executor):
     def _look_at_ended(self, info: SubmittedJobInfo, job: slurm.JobState) -> None:
         """Report a job that is over; its result may be on its way through the file system."""
         files = JobFiles(info)
-        if self._has_results(info) or (job.state == "COMPLETED" and not files.makes_results):
+        if self._has_results(info) or (job.state == "COMPLETED" and not files.results()):
             self._end(info, None)
             return
         record = self._record(info)

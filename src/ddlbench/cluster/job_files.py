@@ -79,7 +79,7 @@ class JobFiles:
     def changed(self) -> dict[str, int | None]:
         """When each result was changed, in nanoseconds; None of one that is not there."""
         times: dict[str, int | None] = {}
-        for file in self._results():
+        for file in self.results():
             times[file] = None
             with suppress(OSError):
                 times[file] = Path(file).stat().st_mtime_ns
@@ -96,17 +96,14 @@ class JobFiles:
             at_ns is not None and at_ns != before.get(file) for file, at_ns in now.items()
         )
 
-    def _results(self) -> list[str]:
+    def results(self) -> list[str]:
+        """Files that it makes, but for temporary ones."""
         return [
             str(file)
             for member in self._members
             for file in member.output
             if not is_flagged(file, "temp")
         ]
-
-    @property
-    def makes_results(self) -> bool:
-        return bool(self._results())
 
     def note_queued(self) -> None:
         """Name the job in the folders of its cells."""

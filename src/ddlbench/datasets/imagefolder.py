@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -123,8 +122,10 @@ def write_class_folders(
         with _start(keep_fds) as child:
             try:
                 _send(child, setup)
-                for number, job in _taken_from(todo):
-                    records[number] = _send(child, job)
+                with suppress(IndexError):  # another thread may have taken the last one
+                    while True:
+                        number, job = todo.popleft()
+                        records[number] = _send(child, job)
             except BaseException:
                 todo.clear()
                 raise
@@ -142,12 +143,6 @@ def write_class_folders(
             todo.clear()
             raise
     return [record for record in records if record is not None]
-
-
-def _taken_from(todo: deque[tuple[int, Job]]) -> Iterator[tuple[int, Job]]:
-    with suppress(IndexError):  # another thread may have taken the last one
-        while True:
-            yield todo.popleft()
 
 
 def _start(keep_fds: tuple[int, ...]) -> subprocess.Popen[str]:

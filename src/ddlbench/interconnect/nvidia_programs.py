@@ -35,7 +35,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -151,7 +151,8 @@ def _runs(path: Path) -> bool:
 
 
 def _usual_places(interconnect: Mapping[str, Any]) -> Iterator[Path]:
-    for toolkit in _toolkits():
+    named = [Path(os.environ[name]) for name in _TOOLKITS if os.environ.get(name)]
+    for toolkit in (*named, _USUAL_TOOLKIT):
         for place in _IN_TOOLKIT:
             yield from sorted(toolkit.glob(place))
     checkout = interconnect.get("cuda_samples")
@@ -163,13 +164,6 @@ def _usual_places(interconnect: Mapping[str, Any]) -> Iterator[Path]:
             yield top / folder / "build" / P2P  # CMake there, from 12.8 on
             yield top / "build" / folder / P2P  # CMake of all samples
     yield _cache() / P2P
-
-
-def _toolkits() -> Iterator[Path]:
-    for name in _TOOLKITS:
-        if os.environ.get(name):
-            yield Path(os.environ[name])
-    yield _USUAL_TOOLKIT
 
 
 def _cache() -> Path:
@@ -435,17 +429,14 @@ def plain_lines(text: str, known: re.Pattern[str], where: str) -> list[str]:
     """
     lines = [_ESCAPE.sub("", line).translate(_INVISIBLE) for line in _LINE_END.split(text)]
     prefixes = [
-        _prefix(number, line[: match.start()])
+        # Every second piece is a time.
+        _Prefix(number, tuple(" ".join(part.split()) for part in _STAMP.split(before)[::2]))
         for number, line in enumerate(lines, start=1)
         if (match := known.search(line))
+        for before in [line[: match.start()]]
     ]
     patterns = _patterns(prefixes, where)
     return [_without_prefix(line, patterns) for line in lines]
-
-
-def _prefix(number: int, text: str) -> _Prefix:
-    # Every second piece is a time.
-    return _Prefix(number, tuple(" ".join(part.split()) for part in _STAMP.split(text)[::2]))
 
 
 def _patterns(prefixes: list[_Prefix], where: str) -> list[re.Pattern[str]]:
@@ -460,12 +451,12 @@ def _patterns(prefixes: list[_Prefix], where: str) -> list[re.Pattern[str]]:
             f"{where} line {second.number}: lines that begin with {shown(first.text)} and with "
             f"{shown(second.text)}{more} are mixed; keep the lines of one task"
         )
-    shapes = sorted({prefix.parts for prefix in prefixes}, key=_length, reverse=True)
+    shapes = sorted(
+        {prefix.parts for prefix in prefixes},
+        key=lambda parts: sum(len(part) + 1 for part in parts),
+        reverse=True,
+    )
     return [_pattern(parts) for parts in shapes]
-
-
-def _length(parts: Iterable[str]) -> int:
-    return sum(len(part) + 1 for part in parts)
 
 
 def _are_numbered(prefixes: list[_Prefix]) -> bool:

@@ -28,9 +28,9 @@ timed before Horovod starts and beside an idle Horovod. Each rank measures in a 
                      sweep           -------->  group, hvd.init(), sweep, hvd.shutdown()
                      waits           <--------  raw times
 
-Horovod 0.28 can crash (segmentation fault) in a second ``hvd.init()`` with other members. They are
-forked before their parent has any thread or device: a new process would take seconds to import
-torch.
+Horovod 0.28 can crash (segmentation fault) in a second ``hvd.init()`` with other members, so
+every group gets new processes. They are forked before their parent has any thread or device: a new
+process would take seconds to import torch.
 
 On CPUs a message takes longer after a computation than after another message. Gloo's threads first
 need a core, which takes some milliseconds where all cores compute: Linux lets a running thread

@@ -223,7 +223,7 @@ def cosmoflow(spec: DatasetSpec) -> nn.Sequential:
         )
         blocks[f"relu{number}"] = nn.ReLU()
         channels = filters
-        sides = [_side(side, kernel, stride, last) for side in sides]
+        sides = [side - kernel + 1 if last else -(-side // stride) for side in sides]
         # The last convolution needs two voxels; the fourth will halve what is left.
         if not last and min(sides) >= (8 if number < 4 else 4):
             blocks[f"pool{number}"] = nn.AvgPool3d(kernel_size=2, stride=2)
@@ -245,10 +245,6 @@ def _padding(kernel: int, last: bool) -> int | str:
     if last:
         return 0
     return "same" if kernel % 2 == 0 else kernel // 2
-
-
-def _side(side: int, kernel: int, stride: int, last: bool) -> int:
-    return side - kernel + 1 if last else -(-side // stride)
 
 
 def _initialize(network: nn.Module) -> None:

@@ -54,13 +54,6 @@ def _read(setting: _Setting) -> Any:
         return "mixed"
 
 
-def _set_back(wanted: Settings) -> None:
-    """Set what differs from now, in the order of :data:`_SETTINGS`."""
-    for name, setting in _SETTINGS.items():
-        if _read(setting) != wanted[name]:
-            setting.write(wanted[name])
-
-
 @contextmanager
 def settings_kept() -> Iterator[None]:
     """Set torch's settings back after foreign code, whatever it did."""
@@ -68,7 +61,9 @@ def settings_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        _set_back(before)
+        for name, setting in _SETTINGS.items():  # their order matters
+            if _read(setting) != before[name]:
+                setting.write(before[name])
 
 
 def change_between(wanted: Settings, now: Settings) -> str | None:
