@@ -38,6 +38,7 @@ from typing_extensions import TypedDict
 from ddlbench.common.document import read_object, write_json, write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form
+from ddlbench.common.owner import boot_id
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.paths import data_path
@@ -452,9 +453,6 @@ class Manifest(Form):
         return next(filter(None, in_parallel(jobs, workers)), None)
 
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
 def is_verified(folder: Path) -> bool:
     """Whether these very files had the right checksums since this node was started."""
     try:
@@ -484,4 +482,6 @@ def _state_now(folder: Path) -> str:
     for name, state in _files_below(folder):
         kept = (name, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
         digest.update(repr(kept).encode())
-    return f"{_BOOT_ID.read_text('ascii').strip()} {digest.hexdigest()}\n"
+    if not boot_id():
+        raise OSError("the system does not tell its boots apart")
+    return f"{boot_id()} {digest.hexdigest()}\n"

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddlbench.common import owner
 from ddlbench.datasets import (
     DataError,
     DataRequest,
     StagingError,
     estimate_bytes,
-    files,
     remove,
     stage,
     staging,
@@ -364,7 +364,7 @@ def test_checksums_are_read_once_a_boot_and_when_files_change(tmp_path, monkeypa
     for _ in range(3):
         stage(MNIST, tmp_path)
     assert seen == [True, False, False]  # the first makes it
-    monkeypatch.setattr(files, "_BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr(owner, "_BOOT_ID", tmp_path / "none")
     stage(MNIST, tmp_path)
     stage(MNIST, tmp_path)
     assert seen[3:] == [True, True]
