@@ -20,7 +20,6 @@ The chain begins anew every ``RUN`` tokens, so that writers need no order.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 
@@ -48,12 +47,6 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 
 RUN = 8192
 """Tokens from one beginning of the chain to the next."""
-
-ENTROPY_RATE = 1.75 * math.log(2)
-"""Nats a token: the loss of a network that knows the chain."""
-
-BEST_ACCURACY = 0.5
-"""Share of positions at which the most likely follower is right."""
 
 _STEPS = np.array([0, 0, 0, 0, 1, 1, 2, 3])  # j of three random bits
 _WORDS = RUN // 8  # a byte of random bits for each token

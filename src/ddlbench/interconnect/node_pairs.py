@@ -55,8 +55,6 @@ from ddlbench.runtime.launch import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier
 
-Pair = tuple[int, int]  # sender, receiver
-
 _LARGEST_CPU_COPY_BYTES = 64 * 2**20
 
 
