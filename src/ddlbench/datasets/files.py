@@ -195,13 +195,7 @@ def in_parallel(jobs: Sequence[Callable[[], T]], workers: int) -> Iterable[T]:
         yield from (job() for job in jobs)
         return
     with ThreadPoolExecutor(workers) as pool:
-        running = [pool.submit(job) for job in jobs]
-        try:
-            for future in running:
-                yield future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        yield from pool.map(lambda job: job(), jobs)
 
 
 @dataclass(frozen=True)
