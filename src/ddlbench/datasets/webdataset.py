@@ -193,7 +193,7 @@ class _Samples:
         index = self._indexes[shard]
         place = self.place(sample)
         size = int(index.sizes[within])
-        with reading():
+        with reading(self._root / self._parts[shard]):
             content = self._files.read(shard, int(index.offsets[within]), size)
         if len(content) != size:
             raise DataError(f"{place} ends early: the shard has changed; start again")
