@@ -243,7 +243,7 @@ class FileSplit:
         name = os.fsdecode(bytes(self.names[sample_id]))
         return self.folder / self.classes[int(self.labels[sample_id])] / name
 
-    def encoded(self, sample_id: int) -> tuple[str, Path]:
+    def encoded(self, sample_id: int) -> tuple[str, Path | bytes]:
         """As of :class:`EncodedSplit`, but the file's path in place of its bytes."""
         path = self.path(sample_id)
         return str(path), path
@@ -264,7 +264,7 @@ class TokenSplit:
     length: int
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.length  # the last label is a token, too
+        return max(0, len(self.tokens) - 1) // self.length  # the last label is a token, too
 
     def part(self, split: str) -> TokenSplit:
         """A split of tokens that have none for validation: the last tenth is held out for it."""
@@ -284,7 +284,7 @@ class EncodedSplit:
 
     classes: list[str]
     labels: np.ndarray
-    encoded: Callable[[int], tuple[str, bytes]]
+    encoded: Callable[[int], tuple[str, Path | bytes]]
 
     def __len__(self) -> int:
         return len(self.labels)

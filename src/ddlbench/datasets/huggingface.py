@@ -219,7 +219,7 @@ def _token_split(
 ) -> TokenSplit:
     assert spec.sequence_length is not None
     name = token_column(root, table, spec.image_key)
-    pieces = []
+    pieces: list[Any] = []
     for piece in token_pieces(table, name):
         if isinstance(table, ParquetTable):  # decoded anew in each process, so kept narrow
             check_vocabulary(piece, spec, root, sum(map(len, pieces)))
