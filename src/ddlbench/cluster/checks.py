@@ -81,13 +81,7 @@ class Finding:
 def judge_partition(
     site: Site, known: Sequence[NodeKind], shapes: Sequence[tuple[int, int]] = ()
 ) -> list[Finding]:
-    """Findings about the site's partition.
-
-    Args:
-        site: to check.
-        known: kinds of node of all partitions.
-        shapes: nodes, and devices of each, of the jobs; the site's if left out.
-    """
+    """Findings about the site's partition, for jobs of these (nodes, devices of each)."""
     names = ", ".join(sorted({kind.partition for kind in known if kind.nodes})) or "none"
     wanted = _wanted(site)
     unknown = [name for name in wanted if name not in {kind.partition for kind in known}]
@@ -166,7 +160,6 @@ def _serving(site: Site, kinds: Sequence[NodeKind]) -> list[NodeKind]:
 
 
 def _gpus(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
-    """Whether nodes have the GPUs that a job asks for."""
     needed, name = _gpus_needed(site), _name(kinds)
     if needed is None:
         return []
@@ -185,7 +178,6 @@ def _gpus(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
 
 
 def _slices(site: Site, kinds: Sequence[NodeKind]) -> list[Finding]:
-    """Whether cells would train on several slices of one card."""
     needed = _gpus_needed(site)
     if needed is None or needed < _SEVERAL:
         return []
@@ -268,12 +260,7 @@ _TEST_S = 20.0
 
 @dataclass(frozen=True)
 class Option:
-    """An option of sbatch that a key of the site file decides.
-
-    Args:
-        key: of the site file.
-        text: ``--partition=gpu``.
-    """
+    """An option of sbatch, as ``--partition=gpu``, and the key of the site file that decides it."""
 
     key: str
     text: str
@@ -327,13 +314,7 @@ def sbatch_refuses(options: Sequence[str]) -> str:
 def judge_request(
     options: Sequence[Option], refuses: Callable[[Sequence[str]], str], seen: set[str]
 ) -> list[Finding]:
-    """What sbatch refuses, one finding a key.
-
-    Args:
-        options: of the job.
-        refuses: see :func:`sbatch_refuses`.
-        seen: names of findings that sinfo told already; sbatch would only repeat them.
-    """
+    """What sbatch refuses, one finding a key; of what sinfo told already it would only repeat."""
     left = list(options)
     findings: list[Finding] = []
     while left:
@@ -383,10 +364,7 @@ def _unfit_keys(
 ) -> set[str]:
     """Keys that no node satisfies: each is added to those that a node does satisfy.
 
-    Args:
-        options: that no node satisfies together.
-        refuses: see :func:`sbatch_refuses`.
-        named: names of findings; what follows from them is left out.
+    What follows from findings that are ``named`` is left out.
     """
     if "partition" in named:  # without it sbatch looks at the nodes of another one
         return set()

@@ -55,12 +55,7 @@ def examine(
 ) -> list[Finding]:
     """All findings; the job is only sent when nothing forbids it.
 
-    Args:
-        site: to check.
-        nodes: of the job, at most what the site says.
-        site_name: by which the nodes read the site again; its name if left out.
-        patience_s: how long the job may wait for nodes.
-        say: takes sentences about the job while it waits.
+    It waits ``patience_s`` for nodes, which read the site again by its name.
 
     Raises:
         ConfigError: the site has no SLURM.
@@ -75,14 +70,7 @@ def examine(
 
 
 def judge_nodes(site: Site, nodes: int, reports: list[dict[str, Any]], error: str) -> list[Finding]:
-    """Findings about the job and about each node that answered.
-
-    Args:
-        site: to check.
-        nodes: that were asked for.
-        reports: of ``node_check``, one a node.
-        error: why some are missing, as far as anybody knows.
-    """
+    """Findings about the job and about each node that answered; ``error`` says why some did not."""
     hosts = ", ".join(report["host"] for report in reports)
     if len(reports) < nodes:
         which = f" ({hosts})" if hosts else ""
@@ -190,12 +178,7 @@ def ask_nodes(
 ) -> tuple[list[dict[str, Any]], str]:
     """Submit the job, wait for it, and gather the reports of its nodes.
 
-    Args:
-        site: to check.
-        site_name: by which the nodes load the site.
-        nodes: of the job.
-        patience_s: longest wait for nodes; then the job is cancelled.
-        say: shows sentences about the waiting job.
+    A job that has no nodes after ``patience_s`` is cancelled.
 
     Returns:
         the nodes' reports, and the reason why others are missing.
@@ -214,7 +197,11 @@ def ask_nodes(
         reports = [read_json(p) for p in sorted(folder.glob("*.done.json"))]
         output = folder / _OUTPUT
         text = output.read_text("utf-8", errors="replace") if output.is_file() else ""
-        return reports, error or why_nodes_failed(text) or telling_line(text) or _unseen(output)
+        unseen = (
+            f"the job wrote nothing, not even {output}: its node may not see {Path.cwd()}; run "
+            "from a folder that all nodes share"
+        )
+        return reports, error or why_nodes_failed(text) or telling_line(text) or unseen
     finally:
         if job and jobs.may_live(jobs.state(job)):
             with suppress(SlurmError):
@@ -232,13 +219,6 @@ def batch_command(site: Site, site_name: str, nodes: int, folder: Path) -> list[
     ]
     sbatch = ["sbatch", "--parsable", "--job-name=ddlbench-doctor", f"--output={folder / _OUTPUT}"]
     return [*sbatch, *options, f"--wrap={shlex.join(step)}"]
-
-
-def _unseen(output: Path) -> str:
-    return (
-        f"the job wrote nothing, not even {output}: its node may not see {Path.cwd()}; run from a "
-        "folder that all nodes share"
-    )
 
 
 def _wait(job: str, nodes: int, patience_s: float, say: Callable[[str], None]) -> str:

@@ -50,6 +50,7 @@ _LIMIT_PAUSE_S = 20.0
 _SUBMISSION_S = 300.0  # an sbatch that takes longer is ended
 _LOOKS = 2  # that must agree before a job is given up
 _BUSY_LIMIT_S = 600.0
+_NO_REASON = "sbatch failed and gave no reason"
 
 
 @dataclass
@@ -102,94 +103,71 @@ class SlurmExecutor(plugin.Executor):
     def _run_alike(self, jobs: list[JobExecutorInterface]) -> None:
         """Submit jobs of one shape; called in a thread of the plugin, whose errors nobody reads."""
         self._pace.wait(self._stopping)
-        if len(jobs) == 1:
-            self.run_job(jobs[0])
-            return
         try:
-            self._run_array(jobs)
-        except Exception as error:
-            reason = Reason("not_submitted", f"it was not submitted: {_in_words(error)}")
-            for job in jobs:
-                self._fail(SubmittedJobInfo(job), reason)
-
-    def _run_array(self, jobs: list[JobExecutorInterface]) -> None:
-        """Submit an array; by halves where sbatch does not take as many jobs."""
-        begin_s = time.monotonic()
-        while not self._stopping.is_set():
-            words = self._submit_array(jobs)
-            if words is None:
-                return
-            if words == job_array.TOO_LONG or partitions.limits_jobs(words):
-                half = len(jobs) // 2
-                self._run_alike(jobs[:half])
-                self._run_alike(jobs[half:])
-                return
-            if not partitions.is_busy(words) or time.monotonic() - begin_s > _BUSY_LIMIT_S:
-                for job in jobs:
-                    self._fail(SubmittedJobInfo(job), _not_taken(words))
-                return
-            self._show(f"sbatch does not take jobs now ({words}); they are submitted later")
-            self._stopping.wait(_LIMIT_PAUSE_S)
-
-    def _submit_array(self, jobs: list[JobExecutorInterface]) -> str | None:
-        """Submit an array once; returns why sbatch does not take it, or None."""
-        me = threading.get_ident()
-        self._submitting[me] = time.monotonic()
-        try:
-            tasks = job_array.submit(self, jobs)
-        except job_array.ArrayRefused as refused:
-            return refusal(str(refused)) or "sbatch failed and gave no reason"
-        finally:
-            self._submitting.pop(me, None)
-        for job, (task, log) in zip(jobs, tasks, strict=True):
-            info = SubmittedJobInfo(job, external_jobid=task, aux={"slurm_logfile": log})
-            self._report_job_submission_threadsafe(info)
-        array = tasks[0][0].partition("_")[0]
-        self.logger.info(f"Submitted {len(jobs)} jobs as SLURM job array {array}.")
-        return None
-
-    def run_job(self, job: JobExecutorInterface) -> None:
-        """Submit a job; called in a thread of the plugin, whose errors nobody reads."""
-        try:
-            reason = self._submit_in_time(job)
+            reason = self._submit_in_time(jobs)
         except Exception as error:
             reason = Reason("not_submitted", f"it was not submitted: {_in_words(error)}")
         if reason is not None:
-            self._fail(SubmittedJobInfo(job), reason)
+            for job in jobs:
+                self._fail(SubmittedJobInfo(job), reason)
 
-    def _submit_in_time(self, job: JobExecutorInterface) -> Reason | None:
-        """Submit, and wait as long as a limit holds; returns why it failed, or None."""
+    def run_job(self, job: JobExecutorInterface) -> None:
+        self._run_alike([job])
+
+    def _submit_in_time(self, jobs: list[JobExecutorInterface]) -> Reason | None:
+        """Submit, and wait as long as a limit holds; returns why it failed, or None.
+
+        An array of which sbatch does not take as many jobs is submitted by halves.
+        """
         begin_s = time.monotonic()
         while not self._stopping.is_set():
-            words = self._submit(job)
+            words = self._submit(jobs)
             if words is None:
+                return None
+            if len(jobs) > 1 and (words == job_array.TOO_LONG or partitions.limits_jobs(words)):
+                half = len(jobs) // 2
+                self._run_alike(jobs[:half])
+                self._run_alike(jobs[half:])
                 return None
             waited_s = time.monotonic() - begin_s
             busy = partitions.is_busy(words)  # SLURM does not answer; else other jobs may end
             if not (waited_s < _BUSY_LIMIT_S if busy else partitions.may_pass(words)):
                 return _not_taken(words)
-            self._show(f"sbatch does not take a job now ({words}); it is submitted later")
+            self._show(f"sbatch does not take jobs now ({words}); they are submitted later")
             self._stopping.wait(_LIMIT_PAUSE_S)
         return None
 
-    def _submit(self, job: JobExecutorInterface) -> str | None:
+    def _submit(self, jobs: list[JobExecutorInterface]) -> str | None:
         """Submit once; returns why it failed, or None."""
         self._refused.words = None
         me = threading.get_ident()
         self._submitting[me] = time.monotonic()
         try:
-            super().run_job(job)
+            if len(jobs) == 1:
+                super().run_job(jobs[0])
+            else:
+                self._submit_array(jobs)
+        except job_array.ArrayRefused as refused:
+            return refusal(str(refused)) or _NO_REASON
         except Exception as error:  # the plugin's own handler breaks for a group of jobs
             return _in_words(error.__context__ or error)
         finally:
             self._submitting.pop(me, None)
         return self._refused.words
 
+    def _submit_array(self, jobs: list[JobExecutorInterface]) -> None:
+        tasks = job_array.submit(self, jobs)
+        for job, (task, log) in zip(jobs, tasks, strict=True):
+            info = SubmittedJobInfo(job, external_jobid=task, aux={"slurm_logfile": log})
+            self._report_job_submission_threadsafe(info)
+        array = tasks[0][0].partition("_")[0]
+        self.logger.info(f"Submitted {len(jobs)} jobs as SLURM job array {array}.")
+
     def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
         """What the plugin calls when it could not submit: keep the words for :meth:`_submit`."""
         quoted = re.search(r"The error message was '(.*?)'\.\n", msg, re.DOTALL)
         words = refusal(quoted[1]) if quoted else " ".join(msg.split())
-        self._refused.words = words or "sbatch failed and gave no reason"
+        self._refused.words = words or _NO_REASON
 
     def report_job_submission(self, job_info: SubmittedJobInfo, register_job: bool = True) -> None:
         """Follow a job from now on; its cells' folders name it, for ``ddlbench status``."""
@@ -201,12 +179,10 @@ class SlurmExecutor(plugin.Executor):
     # The site file gives account and partition, or SLURM's own defaults hold: nothing is guessed.
 
     def get_account_arg(self, job: JobExecutorInterface) -> Iterator[str]:
-        """Sbatch's option for the account."""
         account = job.resources.get("slurm_account")
         yield f" -A {shlex.quote(str(account))}" if account else ""
 
     def get_partition_arg(self, job: JobExecutorInterface) -> str:
-        """Sbatch's option for the partition."""
         if self._partitions:  # the user's own --slurm-partition-config
             return str(super().get_partition_arg(job))
         partition = job.resources.get("slurm_partition")
@@ -293,7 +269,7 @@ class SlurmExecutor(plugin.Executor):
     def _look_at_ended(self, info: SubmittedJobInfo, job: slurm.JobState) -> None:
         """Report a job that is over; its result may be on its way through the file system."""
         files = JobFiles(info)
-        if self._has_results(info) or (job.state == "COMPLETED" and not files.makes_results):
+        if self._has_results(info) or (job.state == "COMPLETED" and not files.results()):
             self._end(info, None)
             return
         record = self._record(info)
@@ -385,12 +361,6 @@ class SlurmExecutor(plugin.Executor):
             self.logger.warning(f"ddlbench: waiting: {JobFiles(late[0]).name}{more}: {sentence}")
 
     def _show_silence(self, silent: bool, began_s: float) -> None:
-        """SLURM does not answer: jobs go on, and nobody knows how.
-
-        Args:
-            silent: it did not answer this time.
-            began_s: when it was asked; monotonic.
-        """
         if not silent:
             if self._silent_since_s is not None and self._shown.pop(_SILENT, 0.0):
                 self.logger.warning("ddlbench: SLURM answers again")
@@ -421,7 +391,6 @@ class SlurmExecutor(plugin.Executor):
         self._show("jobs are being cancelled; this takes some seconds")
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        """Cancel jobs after Ctrl-C; nothing is submitted any more."""
         self._stopping.set()
         try:
             super().cancel_jobs(active_jobs)
@@ -434,7 +403,6 @@ class SlurmExecutor(plugin.Executor):
                 self.active_jobs.remove(info)
 
     def shutdown(self) -> None:
-        """End the watch; nothing is submitted any more."""
         self._stopping.set()
         super().shutdown()
 
@@ -451,8 +419,7 @@ _array_tasks = 1  # most in one sbatch
 def install(array_tasks: int = 1) -> None:
     """Have Snakemake use this executor in place of the plugin's.
 
-    Args:
-        array_tasks: most jobs of one shape that one sbatch submits; 1 submits each alone.
+    One sbatch submits at most ``array_tasks`` jobs of one shape.
     """
     global _array_tasks  # noqa: PLW0603 - Snakemake makes the executor
     registered = ExecutorPluginRegistry().get_plugin("slurm")
@@ -488,7 +455,6 @@ class _Pace:
 
 
 def _not_taken(words: str) -> Reason:
-    """Why a job failed that sbatch does not take."""
     key = None if partitions.limits_jobs(words) else partitions.key_of(words)
     change = f"; change {key} in the site's file" if key else ""
     return Reason("not_submitted", f"SLURM did not take the job: {words}{change}")

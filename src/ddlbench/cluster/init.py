@@ -150,7 +150,6 @@ def _line(key: str, value: Any, remark: str = "") -> str:
 
 
 def _comment(text: str) -> Iterable[str]:
-    """Lines of a comment."""
     return wrap(
         _plain(text),
         _WIDTH,
@@ -261,14 +260,8 @@ def choose(
 ) -> Selection:
     """The kind of node that a site is of.
 
-    Args:
-        kinds: of node, as SLURM lists them.
-        partition_name: to use.
-        gpu: type of GPU, a part of it, or a feature of untyped ones.
-        constraint: features that the nodes must have, as ``a`` or ``a&b``.
-        device: "cuda" or "cpu".
-        devices_per_node: workers of a node.
-        ask: the user, where there is a choice.
+    ``gpu`` is a type of GPU, a part of it, or a feature of untyped ones; a constraint is ``a&b``.
+    ``ask`` the user where there is a choice.
 
     Raises:
         ConfigError: no node is so, or the best ones take no jobs and their partition is not named.

@@ -69,10 +69,6 @@ def script_of(commands: Sequence[str]) -> str:
 def submit(executor: Any, jobs: Sequence[JobExecutorInterface]) -> list[tuple[str, Path]]:
     """Submit jobs of one shape by one sbatch.
 
-    Args:
-        executor: the plugin's executor, which knows options and folders.
-        jobs: at least one.
-
     Returns:
         the number of each task, as ``12_1``, and the file of its output.
 

@@ -47,11 +47,7 @@ _LOG_TELLS = ("FAILED", "NODE_FAIL", None)
 
 
 class JobFiles:
-    """Files of a submitted job, which is one rule's or a group of rules.
-
-    Args:
-        info: what Snakemake keeps of the job.
-    """
+    """Files of a submitted job, which is one rule's or a group of rules."""
 
     def __init__(self, info: SubmittedJobInfo) -> None:
         job = info.job
@@ -83,7 +79,7 @@ class JobFiles:
     def changed(self) -> dict[str, int | None]:
         """When each result was changed, in nanoseconds; None of one that is not there."""
         times: dict[str, int | None] = {}
-        for file in self._results():
+        for file in self.results():
             times[file] = None
             with suppress(OSError):
                 times[file] = Path(file).stat().st_mtime_ns
@@ -92,28 +88,22 @@ class JobFiles:
     def results_there(self, before: Mapping[str, int | None]) -> bool:
         """Whether all that the job should make is there and new; no clock decides what is new.
 
-        False of a job that makes temporary files only: its end decides.
-
-        Args:
-            before: :meth:`changed` when the job was submitted.
+        False of a job that makes temporary files only: its end decides. ``before`` is
+        :meth:`changed` when it was submitted.
         """
         now = self.changed()
         return bool(now) and all(
             at_ns is not None and at_ns != before.get(file) for file, at_ns in now.items()
         )
 
-    def _results(self) -> list[str]:
+    def results(self) -> list[str]:
+        """Files that it makes, but for temporary ones."""
         return [
             str(file)
             for member in self._members
             for file in member.output
             if not is_flagged(file, "temp")
         ]
-
-    @property
-    def makes_results(self) -> bool:
-        """Whether it makes more than temporary files."""
-        return bool(self._results())
 
     def note_queued(self) -> None:
         """Name the job in the folders of its cells."""
@@ -122,7 +112,6 @@ class JobFiles:
                 write_json(folder / QUEUED_FILE, {"writer": self._writer(member).to_dict()})
 
     def forget_queued(self) -> None:
-        """Remove that note."""
         for folder in self._cells:
             with suppress(OSError):
                 (folder / QUEUED_FILE).unlink(missing_ok=True)

@@ -113,12 +113,7 @@ def nodes_text(count: int) -> str:
 
 
 def offers_of(kinds: Iterable[NodeKind], device: str | None) -> list[Offer]:
-    """What the kinds of node offer to a device, the best first.
-
-    Args:
-        kinds: of node.
-        device: "cuda", "cpu", or None for GPUs where there are any.
-    """
+    """What kinds of node offer to a device, the best first; None takes GPUs where there are any."""
     offers = []
     for kind in kinds:
         if kind.nodes == 0:
@@ -131,7 +126,6 @@ def offers_of(kinds: Iterable[NodeKind], device: str | None) -> list[Offer]:
 
 
 def _rank(offer: Offer) -> tuple[object, ...]:
-    """Sorts offers: the best first."""
     kind = offer.kind
     limit_s = float("inf") if kind.time_limit_s is None else kind.time_limit_s
     devices = 1 if offer.is_slice else offer.gpus or kind.cpus_per_node
@@ -232,12 +226,7 @@ def select(
 ) -> Selection:
     """What a site of an offer says: of its nodes, and of others on which its jobs may run.
 
-    Args:
-        offer: that was taken.
-        kinds: of node, all of them.
-        device: "cuda" or "cpu".
-        devices_per_node: workers of a node; None for all that it has, or one slice.
-        constraint: that the user asks for.
+    Without ``devices_per_node`` it has all devices of a node, or one slice.
     """
     kind = offer.kind
     devices = devices_per_node or (1 if offer.is_slice else offer.gpus)
@@ -340,10 +329,7 @@ def fitting_accounts(
 ) -> list[str]:
     """Accounts, those first whose name fits the devices: ``lab_gpu`` and ``lab@a100`` for an a100.
 
-    Args:
-        names: of the accounts.
-        gpu_type: of the site; None for CPU workers.
-        types: of every GPU of the cluster.
+    ``types`` are of every GPU of the cluster; ``gpu_type`` is None for CPU workers.
     """
     mine = _words(gpu_type or "")
     others = set().union(*map(_words, types)) - mine

@@ -149,7 +149,6 @@ def _names(site: Site) -> list[Finding]:
 
 
 def _extra(site: Site) -> list[Finding]:
-    """Options in ``slurm.extra`` that may not stand there."""
     extra = site.slurm.extra
     if not extra:
         return []
@@ -200,7 +199,6 @@ def _scratch(site: Site) -> list[Finding]:
 
 
 def _setup(site: Site) -> list[Finding]:
-    """Whether the set-up commands end well on this node."""
     if not site.setup:
         return []
     try:

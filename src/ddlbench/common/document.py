@@ -41,11 +41,7 @@ _TEXT = "tag:yaml.org,2002:str"
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a text.
-
-    Args:
-        text: YAML.
-        where: the file's name, for messages.
+    """The value of a YAML text; ``where`` is the file's name, for messages.
 
     Raises:
         ConfigError: it is no YAML, or a key is written twice or is no text.

@@ -117,7 +117,6 @@ class Registry(Mapping[str, T], Generic[T]):
         return frozenset(self._declared)
 
     def forget_declared(self) -> None:
-        """Take all declared entries away."""
         for name in tuple(self._declared):
             del self._declared[name]
             self._loaded.pop((name, _DECLARED), None)

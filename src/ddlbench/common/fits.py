@@ -87,7 +87,6 @@ class Timing:
         return cls(measured, *non_negative(columns, np.ones(len(useful))))
 
     def at(self, batch_size: float) -> float:
-        """Seconds at a batch size."""
         measured = self.measured_s.get(int(batch_size)) if batch_size == int(batch_size) else None
         if measured is not None:
             return measured
@@ -232,7 +231,6 @@ def given_hockney(latency_s: float, bandwidth_bytes_per_s: float) -> HockneyFit:
 
 
 def _columns(points: Sequence[MessageTime]) -> tuple[Floats, Floats]:
-    """Sizes and times as arrays sorted by size."""
     sizes = np.array([point.message_bytes for point in points], dtype=float)
     times = np.array([point.time_s for point in points], dtype=float)
     if len(np.unique(sizes)) < 2:

@@ -33,20 +33,15 @@ from typing import Any, Self
 import psutil
 
 from ddlbench.common.document import read_json
+from ddlbench.common.form import Form
 
 HEARTBEAT = ".lease-heartbeat"
 STALE_S = 60.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-_KINDS: dict[str, Any] = {
-    "job_id": (str, type(None)), "host": str, "pid": int, "started": (int, float),
-    "run_began": (int, float), "boot_id": str, "start_ticks": int,
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
-class Owner:
+class Owner(Form):
     """The supervisor that measures a cell.
 
     Args:
@@ -81,23 +76,6 @@ class Owner:
             start_ticks(os.getpid()),
         )
 
-    @classmethod
-    def of(cls, values: Any) -> Self:
-        """Read what a lease holds.
-
-        Raises:
-            ValueError: it is no owner.
-        """
-        if not isinstance(values, dict) or set(values) - set(cls.__dataclass_fields__):
-            raise ValueError("not the fields of an owner")
-        for name, value in values.items():
-            if not isinstance(value, _KINDS[name]) or isinstance(value, bool):
-                raise ValueError(f"{name} is {type(value).__name__}")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
-
     def runs_on_this_host(self) -> bool:
         """Whether its process lives here; its boot and start decide, not its pid alone."""
         if self.boot_id:
@@ -126,7 +104,7 @@ NOBODY = Owner(None, "", 0, 0.0, 0.0)
 def owner_in(path: Path) -> Owner | None:
     """The owner of a lease; None if none can be opened, NOBODY if it is damaged."""
     try:
-        return Owner.of(read_json(path))
+        return Owner.from_dict(read_json(path))
     except OSError:
         return None
     except ValueError:
@@ -226,7 +204,6 @@ class Writer:
 
     @classmethod
     def here(cls, attempt: int = 1) -> Self:
-        """This process."""
         return cls(os.environ.get(RUN), slurm_job_id(), attempt)
 
     @classmethod
@@ -241,14 +218,7 @@ class Writer:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def is_same_job(self, other: Writer | None) -> bool:
-        """Whether both are one job: SLURM's number decides, on a local site the run."""
-        if other is None or self.job_id != other.job_id:
-            return False
-        return self.job_id is not None or self.run == other.run
-
     def comes_after(self, other: Writer | None) -> bool:
-        """Whether this is a later attempt of the run that wrote the file."""
         return other is not None and self.run == other.run and self.attempt > other.attempt
 
     def __str__(self) -> str:

@@ -109,7 +109,6 @@ class Sample:
         )
 
     def scaled(self, factor: float) -> Sample:
-        """The same of times so many times as long."""
         return replace(self, median_s=self.median_s * factor)
 
     @property
@@ -164,7 +163,6 @@ class RunNoise:
         self._prior = _prior(repeated) if len(repeated) >= _FEWEST_FOR_PRIOR else None
 
     def of(self, pair: Pair) -> Noise:
-        """The noise of a configuration."""
         variance, freedom = _pooled(pair)
         if freedom and self._prior is not None:
             prior, prior_freedom = self._prior
@@ -213,12 +211,7 @@ class Ratio:
 
 
 def repeats_to_tell(noise: Noise, margin: float) -> int:
-    """Repeats a tree for an interval that fits into a margin on both sides, ratio 1 in its middle.
-
-    Args:
-        noise: of a run.
-        margin: as a share, 0.05.
-    """
+    """Repeats a tree for an interval about ratio 1 that fits into a margin of, say, 0.05."""
     half = math.log1p(margin) / _quantile(math.inf)
     return max(2, math.ceil(math.pi * noise.variance / half**2))
 

@@ -144,18 +144,12 @@ def medians(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit.
-
-    Args:
-        name: written after a number.
-        size: in seconds, bytes, or bits a second.
-    """
+    """A unit; its size is in seconds, bytes, or bits a second."""
 
     name: str
     size: float
 
     def of(self, value: float) -> float:
-        """``value`` in this unit."""
         return value / self.size
 
     def text(self, value: float | None, form: str = ".3g") -> str:
@@ -165,7 +159,7 @@ class Unit:
 
 SECONDS = Unit("s", 1.0)
 MS, US, NS = Unit("ms", 1e-3), Unit("µs", 1e-6), Unit("ns", 1e-9)
-HOURS, DAYS = Unit("h", 3600.0), Unit("days", 86_400.0)
+HOURS = Unit("h", 3600.0)
 # Bytes are shown in decimal units; in binary ones only message sizes that are powers of two.
 GB, MB, KB, BYTE = Unit("GB", 1e9), Unit("MB", 1e6), Unit("kB", 1e3), Unit("bytes", 1.0)
 GIB, MIB, KIB, B = Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10), Unit("B", 1)

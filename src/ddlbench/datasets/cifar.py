@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 
 from ddlbench.datasets.class_folders import deeper, lies_there, listed, names_in, unpack_hint
-from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
+from ddlbench.datasets.files import (
+    ArraySplit,
+    DataError,
+    Record,
+    Records,
+    in_parallel,
+    reading,
+    write_checked,
+)
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
@@ -83,10 +91,7 @@ def _write_meta(spec: DatasetSpec, root: Path) -> tuple[str, Record]:
 
 
 def _dump(root: Path, name: str, value: dict[str, Any]) -> tuple[str, Record]:
-    path = f"{FOLDER}/{name}"
-    with CheckedFile(root / path) as file:
-        file.write(pickle.dumps(value, protocol=_PROTOCOL))
-    return path, file.record
+    return write_checked(root, f"{FOLDER}/{name}", pickle.dumps(value, protocol=_PROTOCOL))
 
 
 def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
@@ -114,11 +119,6 @@ def read(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
 
 
 def _label_key(path: Path, batch: dict[str, Any]) -> str:
-    """The key of a batch's labels.
-
-    Raises:
-        DataError: it has none, or no images.
-    """
     known = _LABELS if path.parent.name != FOLDER else _LABELS[:1]
     key = next((key for key in known if key in batch), None)
     missing = [name for name, there in (("data", "data" in batch), (known[-1], key)) if not there]
@@ -170,12 +170,10 @@ def load_pickle(path: Path) -> dict[str, Any]:
     Raises:
         DataError: the file is missing or damaged, or needs more than arrays and containers.
     """
-    try:
+    if not path.exists():
+        raise DataError(_missing(path))
+    with reading(path):
         content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(_missing(path)) from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error
     try:
         value = _DataUnpickler(io.BytesIO(content), encoding="latin1").load()
     except DataError as error:
@@ -188,7 +186,6 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 
 def _missing(path: Path) -> str:
-    """What to say where a batch is missing."""
     wanted, folder = f"{path} is missing", path.parent
     if folder.is_dir():
         binary = [name for name in names_in(folder) if name.endswith(".bin")]

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlbench.datasets.files import DataError, FileSplit, of_split
+from ddlbench.datasets.files import DataError, FileSplit, of_split, reading
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -65,7 +65,7 @@ class ClassFolder:
         return bool(self.images) or not self.left_out
 
 
-def read_class_folders(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
+def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
     """Lists one split under ``root``.
 
     Data that a configuration declares may lie in class folders directly under ``root``, or have no
@@ -104,7 +104,7 @@ def _split_folder(root: Path, split: str) -> Path | None:
     return None
 
 
-def has_class_folders(root: Path) -> bool:
+def recognises(root: Path) -> bool:
     """Whether folders of images lie in the training split under ``root``, or in itself."""
     train = _split_folder(root, "train")
     return _has_images(root) or (train is not None and _has_images(train))
@@ -127,12 +127,8 @@ def _train_split(folder: Path, spec: DatasetSpec) -> FileSplit:
     folders, left_out, not_classes = _scan(folder)
     if not any(entry.images for entry in folders):
         raise DataError(_no_images(folder, left_out))
-    if len(folders) > spec.num_classes:
-        raise DataError(
-            f"{folder} has {len(folders)} class folders, but {spec.label} has "
-            f"{spec.num_classes} classes; check the data source"
-        )
     classes = [entry.name for entry in folders]
+    _check_count(folder, classes, spec)
     return _file_split(folder, classes, folders, left_out, not_classes)
 
 
@@ -147,21 +143,22 @@ def _val_split(folder: Path, train: Path, spec: DatasetSpec) -> FileSplit:
     if foreign:
         missing = [name for name in classes if name not in {entry.name for entry in images}]
         hint = f"; of train's classes it lacks {listed(missing)}" if missing else ""
+        which = "class" if len(foreign) == 1 else "classes"
         raise DataError(
-            f"{folder} has images of {_classes(foreign)}, which {train} lacks{hint}; name the "
-            "class folders of both alike, or remove those that cannot be learnt"
+            f"{folder} has images of {which} {listed(foreign)}, which {train} lacks{hint}; name "
+            "the class folders of both alike, or remove those that cannot be learnt"
         )
-    if len(classes) > spec.num_classes:
-        raise DataError(
-            f"{train} has {len(classes)} class folders, but {spec.label} has "
-            f"{spec.num_classes} classes; check the data source"
-        )
+    _check_count(train, classes, spec)
     empty = [entry.name for entry in folders if not entry.images and entry.name not in classes]
     return _file_split(folder, classes, images, left_out, [*not_classes, *empty])
 
 
-def _classes(names: list[str]) -> str:
-    return f"class {names[0]}" if len(names) == 1 else f"classes {listed(names)}"
+def _check_count(train: Path, classes: list[str], spec: DatasetSpec) -> None:
+    if len(classes) > spec.num_classes:
+        raise DataError(
+            f"{train} has {len(classes)} class folders, but {spec.label} has {spec.num_classes} "
+            "classes; check the data source"
+        )
 
 
 def _file_split(
@@ -183,20 +180,15 @@ def _file_split(
 
 
 def _scan(folder: Path) -> tuple[list[ClassFolder], Counter[str], list[str]]:
-    """Class folders in order, all files that are left out by ending, and folders of no class.
-
-    Raises:
-        DataError: the folder, or one below it, cannot be read.
-    """
+    """Class folders in order, all files that are left out by ending, and folders of no class."""
     classes: list[ClassFolder] = []
     left_out: Counter[str] = Counter()
     not_classes: list[str] = []
-    try:
-        with os.scandir(folder) as entries:
-            ordered = sorted(entries, key=lambda entry: entry.name)
-        for entry in ordered:
+    with reading():
+        for entry in _entries(folder):
             if not entry.is_dir():
-                left_out[_why_left_out(entry.name, outside=True)] += 1
+                kind = ending(entry.name)
+                left_out[f"{kind} outside class folders" if _is_image(entry.name) else kind] += 1
             elif _is_of_a_tool(entry.name):
                 not_classes.append(entry.name)
             else:
@@ -206,9 +198,16 @@ def _scan(folder: Path) -> tuple[list[ClassFolder], Counter[str], list[str]]:
                     classes.append(class_folder)
                 else:
                     not_classes.append(class_folder.name)
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
     return classes, left_out, not_classes
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def _is_image(name: str) -> bool:
+    return not is_hidden(name) and name.lower().endswith(EXTENSIONS)
 
 
 def _is_of_a_tool(name: str) -> bool:
@@ -224,61 +223,41 @@ def _class_folder(folder: Path) -> ClassFolder:
 def _files(
     folder: str, within: str, above: tuple[str, ...], left_out: Counter[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Each folder below, as its path from the class folder, and its images.
-
-    Args:
-        folder: to look into.
-        within: its path from the class folder.
-        above: real paths of it and of the folders that hold it; a link to one of them is a loop.
-        left_out: counts the other files.
-    """
+    """Each folder below, as its path from the class folder, and its images."""
     images = []
     below = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
                 below.append(entry)
-            elif not is_hidden(entry.name) and entry.name.lower().endswith(EXTENSIONS):
+            elif _is_image(entry.name):
                 if entry.is_file():
                     images.append(entry.name)
                 else:  # a pipe, or a link to nothing
                     left_out["no regular file"] += 1
             else:
-                left_out[_why_left_out(entry.name)] += 1
+                left_out[ending(entry.name)] += 1
     yield within, [f"{within}/{name}"[1:] if within else name for name in sorted(images)]
     for entry in below:
         real = os.path.realpath(entry.path) if entry.is_symlink() else None
-        if _is_of_a_tool(entry.name) or (real is not None and _holds(real, above)):
+        # A link into a loop leads to one of these, or to what holds the first of them.
+        is_loop = real is not None and (real in above or above[0].startswith(f"{real}/"))
+        if is_loop or _is_of_a_tool(entry.name):
             continue
         inner = (*above, real or f"{above[-1]}/{entry.name}")
         yield from _files(entry.path, f"{within}/{entry.name}", inner, left_out)
 
 
-def _holds(folder: str, above: tuple[str, ...]) -> bool:
-    """Whether a folder is one of these, or holds the first of them."""
-    return folder in above or above[0].startswith(f"{folder}/")
-
-
-def _why_left_out(name: str, outside: bool = False) -> str:
-    is_image = not is_hidden(name) and name.lower().endswith(EXTENSIONS)
-    return f"{ending(name)} outside class folders" if outside and is_image else ending(name)
-
-
 def _class_names(train: Path) -> Iterator[str]:
     """Names of the class folders, in order; each is looked into as far as its first image."""
-    try:
-        with os.scandir(train) as entries:
-            folders = sorted(
-                (e for e in entries if e.is_dir() and not _is_of_a_tool(e.name)),
-                key=lambda entry: entry.name,
-            )
-        for entry in folders:
+    with reading():
+        for entry in _entries(train):
+            if not entry.is_dir() or _is_of_a_tool(entry.name):
+                continue
             left_out: Counter[str] = Counter()
             real = (os.path.realpath(entry.path),)
             if any(images for _, images in _files(entry.path, "", real, left_out)) or not left_out:
                 yield entry.name
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
 
 
 def _has_images(root: Path) -> bool:
@@ -293,7 +272,6 @@ def _has_images(root: Path) -> bool:
 
 
 def _no_split(root: Path, split: str) -> str:
-    """What to say where a split's folder is missing."""
     wanted = f"{root / split} is missing"
     if (hint := unpack_hint(root)) is not None:
         return f"{wanted}; {hint}"
@@ -328,20 +306,7 @@ def _no_images(folder: Path, left_out: Counter[str]) -> str:
     return f"{wanted}: {lies_there(folder)}; check the data source"
 
 
-_PACKED = (
-    ".tar",
-    ".tar.gz",
-    ".tgz",
-    ".tar.bz2",
-    ".tar.xz",
-    ".zip",
-    ".gz",
-    ".bz2",
-    ".xz",
-    ".7z",
-    ".rar",
-    ".zst",
-)
+_PACKED = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 _MOST_NAMES = 5
 _DEEPEST = 4
 _MOST_FOLDERS = 500

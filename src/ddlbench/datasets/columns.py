@@ -11,14 +11,13 @@ import numpy as np
 from ddlbench.common.errors import shown
 from ddlbench.datasets.class_folders import listed
 from ddlbench.datasets.files import DataError
-from ddlbench.datasets.shards import USUAL_IMAGES, USUAL_LABELS, Labels
+from ddlbench.datasets.shards import USUAL_IMAGES, USUAL_LABELS, Labels, only
 from ddlbench.datasets.tables import Array, Table
 
 _USUAL_TOKENS = ("input_ids", "tokens", "token_ids", "ids")
 
 
 def _described(table: Table) -> str:
-    """The columns and their types."""
     return listed([f"{field.name} ({_kind(table, field)})" for field in table.schema])
 
 
@@ -29,7 +28,6 @@ def _kind(table: Table, field: Any) -> str:
 
 
 def _of_key(root: Path, table: Table, key: str) -> str:
-    """The column that a configuration names."""
     if key not in table.schema.names:
         raise DataError(f"{root} has no column {shown(key)}; it has {_described(table)}")
     return key
@@ -48,13 +46,10 @@ def image_column(root: Path, table: Table, key: str) -> str:
         raise DataError(_no_image(root, table, key))
     images = [name for name in able if type(table.features.get(name)).__name__ == "Image"] or able
     usual = [name for name in images if name.lower() in USUAL_IMAGES]
-    if len(usual) == 1 or len(images) == 1:
-        return (usual or images)[0]
+    if len(usual) == 1:
+        return usual[0]
     if images:
-        raise DataError(
-            f"{root} has several columns of images, {listed(images)}; "
-            f"write which: columns: {{image: {(usual or images)[0]}}}"
-        )
+        return only(root, usual or images, "columns of images", "image")
     wrong = [name for name in table.schema.names if name.lower() in USUAL_IMAGES]
     if wrong:
         raise DataError(_no_image(root, table, wrong[0]))
@@ -65,9 +60,9 @@ def _holds_images(table: Table, field: Any) -> bool:
     feature = table.features.get(field.name)
     if feature is not None and type(feature).__name__ not in ("Image", "Value", "dict"):
         return False  # of sound, video, ...
-    if _is_struct(field.type):
-        types = {field.type.field(k).name: field.type.field(k).type
-                 for k in range(field.type.num_fields)}  # fmt: skip
+    if str(field.type).startswith("struct"):
+        parts = map(field.type.field, range(field.type.num_fields))
+        types = {part.name: part.type for part in parts}
         return (
             bool(types.keys() & {"bytes", "path"})
             and ("bytes" not in types or _is_bytes(types["bytes"]))
@@ -77,7 +72,6 @@ def _holds_images(table: Table, field: Any) -> bool:
 
 
 def _no_image(root: Path, table: Table, name: str) -> str:
-    """What to say of a column that holds no encoded images."""
     field = table.schema.field(name)
     advice = "give a column of images' files (JPEG, PNG, ...) as bytes"
     if _is_text(field.type):
@@ -142,13 +136,8 @@ def _label_column(root: Path, table: Table) -> str:
     likely = usual or classes
     if len(likely) > 1:
         likely = [name for name in likely if name in classes] or likely
-    if len(likely) == 1:
-        return likely[0]
     if likely:
-        raise DataError(
-            f"{root} has several columns of labels, {listed(likely)}; "
-            f"write which: columns: {{label: {likely[0]}}}"
-        )
+        return only(root, likely, "columns of labels", "label")
     raise DataError(
         f"{root} has no column of labels; it has {_described(table)}; "
         "write which: columns: {label: NAME}"
@@ -164,13 +153,8 @@ def token_column(root: Path, table: Table, key: str) -> str:
     if key:
         return _of_key(root, table, key)
     usual = [name for name in table.schema.names if name.lower() in _USUAL_TOKENS]
-    if len(usual) == 1:
-        return usual[0]
     if usual:
-        raise DataError(
-            f"{root} has several columns of tokens, {listed(usual)}; "
-            f"write which: columns: {{image: {usual[0]}}}"
-        )
+        return only(root, usual, "columns of tokens", "image")
     texts = [field.name for field in table.schema if _is_text(field.type)]
     if texts:
         raise DataError(
@@ -205,11 +189,7 @@ def token_pieces(table: Table, name: str) -> Iterator[np.ndarray]:
 
 
 class Stream:
-    """Arrays of tokens as one, without a copy: it is read by slices and by arrays of places.
-
-    Args:
-        pieces: at least one, each with tokens.
-    """
+    """Arrays of tokens as one, without a copy: it is read by slices and by arrays of places."""
 
     ndim = 1
 
@@ -248,16 +228,8 @@ class Stream:
         return np.concatenate(self._pieces).astype(dtype or self.dtype, copy=False)
 
 
-def _is_struct(kind: Any) -> bool:
-    import pyarrow as pa  # noqa: PLC0415 - an extra
-
-    return bool(pa.types.is_struct(kind))
-
-
 def _is_bytes(kind: Any) -> bool:
-    return str(kind) in ("binary", "large_binary", "binary_view") or str(kind).startswith(
-        "fixed_size_binary"
-    )
+    return str(kind).startswith(("binary", "large_binary", "fixed_size_binary"))
 
 
 def _is_text(kind: Any) -> bool:

@@ -32,12 +32,7 @@ _CIFAR_PIXELS = 32
 
 
 def counted(name: str, entry: OwnDataset, place: str) -> DatasetSpec:
-    """The facts of a declared dataset.
-
-    Args:
-        name: of the dataset.
-        entry: what the configuration says of it.
-        place: in the configuration, for messages.
+    """The facts of a declared dataset; ``place`` is in the configuration, for messages.
 
     Raises:
         ConfigError: the data is not there and its numbers are not written, or it cannot be read.
@@ -128,7 +123,6 @@ def _basis(name: str, entry: OwnDataset, root: Path, place: str) -> DatasetSpec:
 
 
 def _format_of(entry: OwnDataset, root: Path) -> str:
-    """The format in which the data lies there."""
     if entry.tokens:
         return "huggingface" if huggingface.recognises(root) else "tokens"
     for name, data_format in FORMATS.items():

@@ -16,7 +16,6 @@ from __future__ import annotations
 import io
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -32,20 +31,15 @@ _BITS_PER_SAMPLE = 258  # tag of TIFF
 _INTEGER_IS_16_BITS = ("PNG", "PPM")  # formats whose images of mode I have 16 bits
 
 
-def decode(file: Path | BinaryIO, spec: DatasetSpec, place: str | None = None) -> np.ndarray:
-    """Decodes an image as uint8 (C, H, W) of ``spec``'s shape.
-
-    Args:
-        file: its path, or what holds its bytes.
-        spec: the dataset's facts.
-        place: of the image, for messages; None for the path.
+def decode(place: str, file: Path | bytes, spec: DatasetSpec) -> np.ndarray:
+    """Decodes an image file as uint8 (C, H, W) of ``spec``'s shape; ``place`` is for messages.
 
     Raises:
         DataError: it cannot be read or decoded, or its pixels have no known range.
     """
-    place = place or str(file)
     try:
-        with Image.open(file, formats=_formats()) as opened:
+        source = io.BytesIO(file) if isinstance(file, bytes) else file
+        with Image.open(source, formats=_formats()) as opened:
             image = _of_bytes(opened, "L" if spec.channels == 1 else "RGB", place)
             image = _fitted(image, spec.width, spec.height)
     except (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError) as error:
@@ -57,17 +51,7 @@ def decode(file: Path | BinaryIO, spec: DatasetSpec, place: str | None = None) -
     return pixels[None] if spec.channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def decode_bytes(place: str, content: bytes, spec: DatasetSpec) -> np.ndarray:
-    """Decodes the bytes of an image file; as :func:`decode`."""
-    return decode(io.BytesIO(content), spec, place)
-
-
 def _of_bytes(image: Image.Image, mode: str, place: str) -> Image.Image:
-    """The image with 8 bits a channel.
-
-    Raises:
-        DataError: its numbers have no range that the file tells.
-    """
     if image.mode in _SIXTEEN_BITS or (image.mode == "I" and image.format in _INTEGER_IS_16_BITS):
         numbers = np.asarray(image).astype(np.uint32)
         bits = _bits(image)

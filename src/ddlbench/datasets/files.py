@@ -24,8 +24,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,10 @@ from typing import Any, TypeVar
 import numpy as np
 from typing_extensions import TypedDict
 
-from ddlbench.common.document import read_object, write_text
+from ddlbench.common.document import read_object, write_json, write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form
+from ddlbench.common.owner import boot_id
 from ddlbench.datasets.synthetic import CONTENT_VERSION
 from ddlbench.experiment.dataset_spec import DataRequest
 from ddlbench.experiment.paths import data_path
@@ -49,6 +50,16 @@ class DataError(RuntimeError):
 
 class StagingError(DataError):
     """The data cannot be written to the scratch folder (no space, no permission, ...)."""
+
+
+@contextmanager
+def reading(path: Path | None = None) -> Iterator[None]:
+    """Turn what the system says of a file that cannot be read into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise DataError(f"{where} cannot be read ({error.strerror})") from error
 
 
 _CHUNK_BYTES = 4 << 20
@@ -108,6 +119,13 @@ class CheckedFile:
             os.close(self._fd)
 
 
+def write_checked(root: Path, name: str, data: BytesLike) -> tuple[str, Record]:
+    """Writes a whole new file below ``root``; returns its name and its record."""
+    with CheckedFile(root / name) as file:
+        file.write(data)
+    return name, file.record
+
+
 def folder_crc(crc: int, name: str, content: BytesLike) -> int:
     """Checksum of a folder after its next file, in sorted order."""
     return zlib.crc32(content, zlib.crc32(os.fsencode(name), crc))
@@ -126,22 +144,23 @@ def record_of(path: Path, *, contents: bool) -> Record:
                 while chunk := file.read(_CHUNK_BYTES):
                     crc = zlib.crc32(chunk, crc)
         return {"files": 0, "size_bytes": path.stat().st_size, "crc32": crc}
-    entries = sorted(_files_below(path, ""))
-    for name, size_bytes in entries:
+    files = sorted((name, state.st_size) for name, state in _files_below(path))
+    for name, size_bytes in files:
         size += size_bytes
         if contents:
             crc = folder_crc(crc, name, (path / name).read_bytes())
-    return {"files": len(entries), "size_bytes": size, "crc32": crc}
+    return {"files": len(files), "size_bytes": size, "crc32": crc}
 
 
-def _files_below(folder: Path, within: str) -> Iterator[tuple[str, int]]:
-    """Path from the folder and size in bytes of each file in it and in its folders."""
+def _files_below(folder: Path | str, within: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Path from the folder and state of each file, by name; links to folders are not followed."""
     with os.scandir(folder) as scanned:
-        for entry in scanned:
-            if entry.is_file():
-                yield f"{within}{entry.name}", entry.stat().st_size
-            elif entry.is_dir(follow_symlinks=False):
-                yield from _files_below(Path(entry.path), f"{within}{entry.name}/")
+        entries = sorted(scanned, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files_below(entry.path, f"{within}{entry.name}/")
+        elif entry.is_file():
+            yield f"{within}{entry.name}", entry.stat()
 
 
 def _check_record(path: Path, expected: Record) -> str | None:
@@ -176,13 +195,7 @@ def in_parallel(jobs: Sequence[Callable[[], T]], workers: int) -> Iterable[T]:
         yield from (job() for job in jobs)
         return
     with ThreadPoolExecutor(workers) as pool:
-        running = [pool.submit(job) for job in jobs]
-        try:
-            for future in running:
-                yield future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        yield from pool.map(lambda job: job(), jobs)
 
 
 @dataclass(frozen=True)
@@ -230,6 +243,11 @@ class FileSplit:
         name = os.fsdecode(bytes(self.names[sample_id]))
         return self.folder / self.classes[int(self.labels[sample_id])] / name
 
+    def encoded(self, sample_id: int) -> tuple[str, Path | bytes]:
+        """As of :class:`EncodedSplit`, but the file's path in place of its bytes."""
+        path = self.path(sample_id)
+        return str(path), path
+
 
 @dataclass(frozen=True)
 class TokenSplit:
@@ -246,7 +264,12 @@ class TokenSplit:
     length: int
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.length  # the last label is a token, too
+        return max(0, len(self.tokens) - 1) // self.length  # the last label is a token, too
+
+    def part(self, split: str) -> TokenSplit:
+        """A split of tokens that have none for validation: the last tenth is held out for it."""
+        end = (len(self) - len(self) // HELD_OUT) * self.length
+        return replace(self, tokens=self.tokens[end:] if split == "val" else self.tokens[: end + 1])
 
 
 @dataclass(frozen=True)
@@ -261,7 +284,7 @@ class EncodedSplit:
 
     classes: list[str]
     labels: np.ndarray
-    encoded: Callable[[int], tuple[str, bytes]]
+    encoded: Callable[[int], tuple[str, Path | bytes]]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -388,8 +411,7 @@ class Manifest(Form):
         )
 
     def write(self, folder: Path) -> None:
-        text = json.dumps(asdict(self), indent=1) + "\n"
-        (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+        write_json(folder / MANIFEST_NAME, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -421,16 +443,8 @@ class Manifest(Form):
 
     def damage(self, folder: Path, *, workers: int) -> str | None:
         """What is missing or changed in ``folder``, else None; reads all its bytes."""
-        try:
-            jobs = [
-                partial(_check_record, folder / path, record) for path, record in self.files.items()
-            ]
-            return next(filter(None, in_parallel(jobs, workers)), None)
-        except (AttributeError, TypeError, KeyError, ValueError):
-            return f"{folder / MANIFEST_NAME} has no proper list of files"
-
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+        jobs = [partial(_check_record, folder / path, kept) for path, kept in self.files.items()]
+        return next(filter(None, in_parallel(jobs, workers)), None)
 
 
 def is_verified(folder: Path) -> bool:
@@ -457,25 +471,11 @@ def _note_of(folder: Path) -> Path:
 
 
 def _state_now(folder: Path) -> str:
-    """The boot and a digest of all files.
-
-    Raises:
-        OSError: the files cannot be seen, or the system does not tell its boots apart.
-    """
+    """The boot and a digest of all files."""
     digest = hashlib.blake2b(digest_size=16)
-    for place, state in _states_of_files(folder, ""):
-        kept = (place, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+    for name, state in _files_below(folder):
+        kept = (name, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
         digest.update(repr(kept).encode())
-    return f"{_BOOT_ID.read_text('ascii').strip()} {digest.hexdigest()}\n"
-
-
-def _states_of_files(folder: Path | str, within: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Place and state of every file, in the order of their names; links are not followed."""
-    with os.scandir(folder) as scanned:
-        entries = sorted(scanned, key=lambda entry: entry.name)
-    for entry in entries:
-        place = f"{within}/{entry.name}"
-        if entry.is_dir(follow_symlinks=False):
-            yield from _states_of_files(entry.path, place)
-        else:
-            yield place, entry.stat(follow_symlinks=False)
+    if not boot_id():
+        raise OSError("the system does not tell its boots apart")
+    return f"{boot_id()} {digest.hexdigest()}\n"

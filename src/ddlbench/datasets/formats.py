@@ -12,6 +12,7 @@ dimension as 32 bits) and the bytes.
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Callable
@@ -24,7 +25,15 @@ import numpy as np
 
 from ddlbench.common.entry_points import load_target
 from ddlbench.common.errors import ConfigError
-from ddlbench.datasets import cifar, huggingface, imagefolder, raw, tokens, webdataset
+from ddlbench.datasets import (
+    cifar,
+    class_folders,
+    huggingface,
+    imagefolder,
+    raw,
+    tokens,
+    webdataset,
+)
 from ddlbench.datasets.class_folders import deeper, lies_there, listed, unpack_hint
 from ddlbench.datasets.files import (
     ArraySplit,
@@ -36,6 +45,7 @@ from ddlbench.datasets.files import (
     Split,
     available_cpus,
     in_parallel,
+    reading,
 )
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DataRequest, DatasetSpec
@@ -82,9 +92,6 @@ def _idx_files(root: Path, split: str) -> list[str]:
 
     They may lie in ``MNIST/raw``, in another dataset's ``<name>/raw`` if that is the only one, in
     ``raw``, or in the root itself, and may be called ``train-images.idx3-ubyte``.
-
-    Raises:
-        DataError: a file is missing.
     """
     return [_own_file(root, path) for path in _idx_paths(split)]
 
@@ -135,7 +142,6 @@ def _header(*dims: int) -> bytes:
 def _write_idx(
     content: Content, root: Path, images: dict[str, int], workers: int, keep_fds: tuple[int, ...]
 ) -> Records:
-    """Writes all splits under ``root``."""
     (root / _FOLDER).mkdir(parents=True)
     jobs = [partial(_write_split, content, root, split, count) for split, count in images.items()]
     return {path: record for records in in_parallel(jobs, workers) for path, record in records}
@@ -155,11 +161,7 @@ def _write_split(content: Content, root: Path, split: str, count: int) -> list[t
 
 
 def _read_idx(root: Path, spec: DatasetSpec, split: str) -> ArraySplit:
-    """Maps one split of MNIST-like files under ``root`` into memory.
-
-    Raises:
-        DataError: a file is missing, truncated, or not of ``spec``'s shape.
-    """
+    """Maps one split of MNIST-like files under ``root`` into memory."""
     image_path, label_path = _idx_files(root, split)
     images = _map(root / image_path, 3)
     labels = _map(root / label_path, 1)
@@ -190,12 +192,9 @@ def idx_shape(root: Path) -> tuple[int, int]:
 def _map(path: Path, num_dims: int) -> np.ndarray:
     """Maps the array in ``path``, copy-on-write, so that nothing can change the file."""
     header_bytes = 4 * (1 + num_dims)
-    try:
-        with path.open("rb") as file:
-            header = file.read(header_bytes)
-        size = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+    with reading(path), path.open("rb") as file:
+        header = file.read(header_bytes)
+        size = os.fstat(file.fileno()).st_size
     if header[:2] == _GZIP:
         raise DataError(f"{path} is still packed; run mv {path} {path}.gz && gunzip {path}.gz")
     magic = struct.pack(">HBB", 0, _UNSIGNED_BYTE, num_dims)
@@ -220,7 +219,9 @@ FORMATS: dict[str, Format] = {
     "cifar": Format(
         cifar.write, cifar.read, own_files=cifar.own_files, recognises=cifar.recognises
     ),
-    "imagefolder": Format(imagefolder.write, imagefolder.read, recognises=imagefolder.recognises),
+    "imagefolder": Format(
+        imagefolder.write, class_folders.read, recognises=class_folders.recognises
+    ),
     "raw": Format(raw.write, raw.read),
     "tokens": Format(
         tokens.write, tokens.read, tokens.TokenContent, tokens.own_files, tokens.check

@@ -42,11 +42,11 @@ from ddlbench.datasets.shards import (
     split_word,
 )
 from ddlbench.datasets.tables import INFO, STATE, MappedTable, ParquetTable, Table, arrow_files
+from ddlbench.datasets.tokens import check_vocabulary
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 _DICT = "dataset_dict.json"
 _PARQUET = (".parquet",)
-_CHECKED_AT_ONCE = 1 << 24
 
 
 def recognises(root: Path) -> bool:
@@ -104,9 +104,7 @@ def check(root: Path, spec: DatasetSpec, split: str) -> None:
         return
     data = read(root, spec, split)
     assert isinstance(data, TokenSplit)
-    for first in range(0, len(data.tokens), _CHECKED_AT_ONCE):
-        part = data.tokens[first : first + _CHECKED_AT_ONCE]
-        _check_vocabulary(np.asarray(part), spec, root)
+    check_vocabulary(data.tokens, spec, root)
 
 
 def _is_saved(root: Path) -> bool:
@@ -123,11 +121,6 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _saved_shards(root: Path) -> Shards:
-    """The folders of both splits.
-
-    Raises:
-        DataError: one is missing, or it cannot be told which they are.
-    """
     parts = [name for name in names_in(root) if _is_dataset(root / name)]
     parts += [name for name in _in_dictionary(root) if name not in parts]
     if (root / STATE).is_file() or not parts:
@@ -148,7 +141,6 @@ def _saved_shards(root: Path) -> Shards:
 
 
 def _in_dictionary(root: Path) -> list[str]:
-    """Splits that a saved dictionary lists."""
     try:
         names = json.loads((root / _DICT).read_text("utf-8"))["splits"]
         if all(isinstance(name, str) and Path(name).name == name for name in names):
@@ -190,52 +182,36 @@ def _image_split(
         train = labels_of(root, _table(root, shards.train), spec.label_key)
     classes, values = numbered(labels, train, spec, root)
     ids = shards.ids(len(table), split, root)
-    images = _Images(root, table, column)
 
     def encoded(sample_id: int) -> tuple[str, bytes]:
-        return images.encoded(int(ids[sample_id]))
+        return _encoded(root, table, column, int(ids[sample_id]))
 
     return EncodedSplit(classes, values[ids], encoded)
 
 
-class _Images:
-    """Encoded images of a column.
-
-    Args:
-        root: of the dataset, from which paths of files count.
-        table: that has the column.
-        column: its name.
-    """
-
-    def __init__(self, root: Path, table: Table, column: str) -> None:
-        self._root, self._table, self._column = root, table, column
-
-    def encoded(self, row: int) -> tuple[str, bytes]:
-        """The place and the bytes of an image."""
-        piece, within = self._table.piece(self._column, row)
-        value = piece[within].as_py()
-        place = self._table.place(row)
-        if isinstance(value, bytes):
-            return place, value
-        content = value and value.get("bytes")
-        if content is not None:
-            return place, content
-        path = value and value.get("path")
-        if not path:
-            raise DataError(f"{place} has no image in column {self._column}; leave such rows out")
-        return self._of_file(place, row, path)
-
-    def _of_file(self, place: str, row: int, path: str) -> tuple[str, bytes]:
-        for folder in (self._root, self._table.folder(row)):
-            try:
-                if (folder / path).is_file():  # a pipe or device has no end
-                    return f"{place} ({printable(path)})", (folder / path).read_bytes()
-            except (OSError, ValueError):
-                break
-        raise DataError(
-            f"{place} names the image file {printable(path)}, which cannot be read; write the data "
-            "again with the images in it (save_to_disk and to_parquet embed files that are there)"
-        )
+def _encoded(root: Path, table: Table, column: str, row: int) -> tuple[str, bytes]:
+    """The place and the bytes of an image; paths of files count from ``root``."""
+    piece, within = table.piece(column, row)
+    value = piece[within].as_py()
+    place = table.place(row)
+    if isinstance(value, bytes):
+        return place, value
+    content = value and value.get("bytes")
+    if content is not None:
+        return place, content
+    path = value and value.get("path")
+    if not path:
+        raise DataError(f"{place} has no image in column {column}; leave such rows out")
+    for folder in (root, table.folder(row)):
+        try:
+            if (folder / path).is_file():  # a pipe or device has no end
+                return f"{place} ({printable(path)})", (folder / path).read_bytes()
+        except (OSError, ValueError):
+            break
+    raise DataError(
+        f"{place} names the image file {printable(path)}, which cannot be read; write the data "
+        "again with the images in it (save_to_disk and to_parquet embed files that are there)"
+    )
 
 
 def _token_split(
@@ -243,34 +219,21 @@ def _token_split(
 ) -> TokenSplit:
     assert spec.sequence_length is not None
     name = token_column(root, table, spec.image_key)
-    pieces = []
+    pieces: list[Any] = []
     for piece in token_pieces(table, name):
         if isinstance(table, ParquetTable):  # decoded anew in each process, so kept narrow
-            _check_vocabulary(piece, spec, root)
+            check_vocabulary(piece, spec, root, sum(map(len, pieces)))
             pieces.append(piece.astype(f"<u{spec.token_bytes}"))
         else:
             pieces.append(piece)
     tokens: Any = Stream(pieces) if len(pieces) > 1 else [*pieces, np.empty(0, np.int64)][0]
-    sequences = (len(tokens) - 1) // spec.sequence_length
-    if sequences < (1 if shards.val else HELD_OUT):
-        wanted = 1 if shards.val else HELD_OUT
+    whole = TokenSplit(tokens, spec.sequence_length)
+    wanted = 1 if shards.val else HELD_OUT
+    if len(whole) < wanted:
         without = "" if shards.val else " and no validation split"
         raise DataError(
             f"{root} has {len(tokens)} tokens in {split if shards.val else 'all'}{without}, but "
             f"{wanted} sequence{'s' if wanted > 1 else ''} of {spec.label} take "
             f"{wanted * spec.sequence_length + 1}, the last label included; write more tokens"
         )
-    if not shards.val:
-        end = (sequences - sequences // HELD_OUT) * spec.sequence_length
-        tokens = tokens[end:] if split == "val" else tokens[: end + 1]
-    return TokenSplit(tokens, spec.sequence_length)
-
-
-def _check_vocabulary(tokens: np.ndarray, spec: DatasetSpec, root: Path) -> None:
-    wrong = tokens[(tokens < 0) | (tokens >= spec.num_classes)]
-    if len(wrong):
-        raise DataError(
-            f"{root} has token {wrong[0]}, but the vocabulary of {spec.label} has "
-            f"{spec.num_classes} tokens; write tokens from 0 to {spec.num_classes - 1}, or correct "
-            "the vocabulary"
-        )
+    return whole if shards.val else whole.part(split)

@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -28,8 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.datasets.class_folders import has_class_folders, read_class_folders
-from ddlbench.datasets.files import DataError, FileSplit, Record, Records, folder_crc
+from ddlbench.datasets.files import DataError, Record, Records, folder_crc
 from ddlbench.datasets.synthetic import Content, Recipe
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
@@ -93,16 +91,6 @@ def write(
     return {class_folder(*job): record for job, record in zip(jobs, records, strict=True)}
 
 
-def read(root: Path, spec: DatasetSpec, split: str) -> FileSplit:
-    """Lists one split under ``root``; see :mod:`ddlbench.datasets.class_folders`."""
-    return read_class_folders(root, spec, split)
-
-
-def recognises(root: Path) -> bool:
-    """Whether class folders of images lie under ``root``."""
-    return has_class_folders(root)
-
-
 _SERVE = "from ddlbench.datasets.imagefolder import serve; serve()"
 Job = tuple[str, int]  # split, label
 
@@ -125,12 +113,8 @@ def write_class_folders(
         OSError: a folder could not be written.
         DataError: a process ended on its own.
     """
-    setup = {
-        "spec": asdict(content.spec),
-        "seed": content.seed,
-        "root": str(root),
-        "images": images,
-    }
+    spec = asdict(content.spec)
+    setup = {"spec": spec, "seed": content.seed, "root": str(root), "images": images}
     todo = deque(enumerate(jobs))
     records: list[Record | None] = [None] * len(jobs)
 
@@ -138,8 +122,10 @@ def write_class_folders(
         with _start(keep_fds) as child:
             try:
                 _send(child, setup)
-                for number, job in _taken_from(todo):
-                    records[number] = _send(child, job)
+                with suppress(IndexError):  # another thread may have taken the last one
+                    while True:
+                        number, job = todo.popleft()
+                        records[number] = _send(child, job)
             except BaseException:
                 todo.clear()
                 raise
@@ -157,12 +143,6 @@ def write_class_folders(
             todo.clear()
             raise
     return [record for record in records if record is not None]
-
-
-def _taken_from(todo: deque[tuple[int, Job]]) -> Iterator[tuple[int, Job]]:
-    with suppress(IndexError):  # another thread may have taken the last one
-        while True:
-            yield todo.popleft()
 
 
 def _start(keep_fds: tuple[int, ...]) -> subprocess.Popen[str]:

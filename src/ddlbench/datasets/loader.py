@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -277,50 +278,9 @@ class _WholeBatches(Dataset[tuple[torch.Tensor, torch.Tensor] | str]):
 def _checked(
     read: tuple[torch.Tensor, torch.Tensor] | str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a worker has read.
-
-    Raises:
-        DataError: it could not.
-    """
     if isinstance(read, str):
         raise DataError(read)
     return read
-
-
-def feed_ranges(
-    first: int,
-    count: int,
-    warmup_steps: int,
-    steps_per_epoch: int,
-    feed_steps_per_epoch: int,
-    *,
-    every: int = 1,
-) -> Iterator[tuple[int, int]]:
-    """The loader's steps for mini-batch ids from ``first`` on, as (first step, number), merged.
-
-    Args:
-        first: first global mini-batch id.
-        count: number of ids.
-        warmup_steps: ids below this are warm-up.
-        steps_per_epoch: steps of a measured epoch.
-        feed_steps_per_epoch: steps of a whole epoch of the dataset.
-        every: distance between ids, and between the steps of a range.
-    """
-    begin = length = 0
-    for mini_batch in range(first, first + count * every, every):
-        if mini_batch < warmup_steps:
-            step = mini_batch % steps_per_epoch
-        else:
-            epoch, within = divmod(mini_batch - warmup_steps, steps_per_epoch)
-            step = (epoch + 1) * feed_steps_per_epoch + within
-        if length and step == begin + length * every:
-            length += 1
-            continue
-        if length:
-            yield begin, length
-        begin, length = step, 1
-    if length:
-        yield begin, length
 
 
 class EpochStream:
@@ -348,14 +308,18 @@ class EpochStream:
 
     def batches(self, first: int, count: int) -> Iterator[Batch]:
         """This reader's mini-batches among ``first`` to ``first + count - 1``."""
-        of_this_reader = range(first + self._turn, first + count, self._turns)
-        ranges = feed_ranges(
-            of_this_reader.start,
-            len(of_this_reader),
-            self._warmup_steps,
-            self._steps_per_epoch,
-            self._feed.steps_per_epoch,
-            every=self._turns,
-        )
-        for begin, length in list(ranges):
+        for begin, length in self.ranges(first, count):
             yield from self._feed.steps(begin, length, self._turns)
+
+    def ranges(self, first: int, count: int) -> list[tuple[int, int]]:
+        """The loader's steps for them, as (first step, number) of steps ``turns`` apart."""
+        mine = range(first + self._turn, first + count, self._turns)
+        steps = [self._step_of(mini_batch) for mini_batch in mine]
+        runs = groupby(enumerate(steps), key=lambda at: at[1] - at[0] * self._turns)
+        return [(run[0][1], len(run)) for run in ([*same] for _, same in runs)]
+
+    def _step_of(self, mini_batch: int) -> int:
+        if mini_batch < self._warmup_steps:
+            return mini_batch % self._steps_per_epoch
+        epoch, within = divmod(mini_batch - self._warmup_steps, self._steps_per_epoch)
+        return (epoch + 1) * self._feed.steps_per_epoch + within

@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 
 from ddlbench.common.document import read_object
-from ddlbench.datasets.files import ArraySplit, CheckedFile, DataError, Record, Records, in_parallel
+from ddlbench.datasets.files import (
+    ArraySplit,
+    CheckedFile,
+    DataError,
+    Record,
+    Records,
+    in_parallel,
+    write_checked,
+)
 from ddlbench.datasets.synthetic import Content
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
@@ -49,7 +57,7 @@ def write(
             jobs.append(partial(_write_shard, content, root, split, names[-1], span))
         label_name = f"{split}-labels.bin"
         labels = content.labels(split, 0, count).astype("<i4")
-        jobs.append(partial(_write_bytes, root, label_name, labels.tobytes()))
+        jobs.append(partial(write_checked, root, label_name, labels.tobytes()))
         index[split] = {
             "images": count,
             "images_per_shard": step,
@@ -57,7 +65,7 @@ def write(
             "labels": label_name,
         }
     text = json.dumps(index, indent=1) + "\n"
-    jobs.append(partial(_write_bytes, root, INDEX_NAME, text.encode()))
+    jobs.append(partial(write_checked, root, INDEX_NAME, text.encode()))
     # Twice as many threads: one draws while another waits for the disk.
     return dict(in_parallel(jobs, 2 * workers))
 
@@ -72,12 +80,6 @@ def _write_shard(
         for start in range(0, len(recipe), len(block)):
             part = recipe[start : start + len(block)]
             file.write(content.draw(part, block[: len(part)]))
-    return name, file.record
-
-
-def _write_bytes(root: Path, name: str, data: bytes) -> tuple[str, Record]:
-    with CheckedFile(root / name) as file:
-        file.write(data)
     return name, file.record
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ddlbench.common.errors import shown
 from ddlbench.datasets.class_folders import SPLIT_NAMES, is_hidden, lies_there, listed
-from ddlbench.datasets.files import HELD_OUT, DataError, of_split
+from ddlbench.datasets.files import HELD_OUT, DataError, of_split, reading
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 USUAL_IMAGES = ("image", "images", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
@@ -97,7 +97,12 @@ def shards_of(root: Path, parts: Sequence[str]) -> Shards:
     unnamed = groups.pop(None, [])
     train, val = (_first(groups, split) for split in ("train", "val"))
     used = [word for word in (train, val) if word]
-    _check_folders(root, set().union(*(folders[w] for w in [*used, *([None] if unnamed else [])])))
+    holders = set().union(*(folders[w] for w in [*used, *([None] if unnamed else [])]))
+    if len(holders) > 1:
+        names = [name or "the folder itself" for name in sorted(holders)]
+        raise DataError(
+            f"{root} holds several datasets, in {listed(names)}; give the folder of one of them"
+        )
     if not unnamed:
         if train or len(groups) == 1:
             return Shards(tuple(groups[train or val]), tuple(groups[val]) if train and val else ())
@@ -132,15 +137,9 @@ def _split_and_folder(part: str) -> tuple[str | None, str]:
     return None, "/".join(pieces[:-1])
 
 
-def _check_folders(root: Path, folders: set[str]) -> None:
-    if len(folders) > 1:
-        names = [name or "the folder itself" for name in sorted(folders)]
-        raise DataError(
-            f"{root} holds several datasets, in {listed(names)}; give the folder of one of them"
-        )
-
-
-def files_below(root: Path, endings: tuple[str, ...]) -> Iterator[str]:
+def files_below(
+    root: Path, endings: tuple[str, ...], within: str = "", depth: int = 0
+) -> Iterator[str]:
     """Files with one of these endings, as paths from ``root``; hidden ones are left out.
 
     It looks into ``root``, into its folders, and into folders of splits in those.
@@ -148,10 +147,6 @@ def files_below(root: Path, endings: tuple[str, ...]) -> Iterator[str]:
     Raises:
         OSError: a folder cannot be read.
     """
-    yield from _below(root, "", endings, 0)
-
-
-def _below(root: Path, within: str, endings: tuple[str, ...], depth: int) -> Iterator[str]:
     folders = []
     with os.scandir(root / within) as entries:
         for entry in entries:
@@ -162,7 +157,7 @@ def _below(root: Path, within: str, endings: tuple[str, ...], depth: int) -> Ite
                 folders.append(entry.name)
     for name in sorted(folders):
         if depth == 0 or split_word(name) is not None:
-            yield from _below(root, f"{within}{name}/", endings, depth + 1)
+            yield from files_below(root, endings, f"{within}{name}/", depth + 1)
 
 
 def found_below(root: Path, endings: tuple[str, ...]) -> list[str]:
@@ -173,10 +168,22 @@ def found_below(root: Path, endings: tuple[str, ...]) -> list[str]:
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: {lies_there(root)}; give the folder of the data")
-    try:
+    with reading():
         return list(files_below(root, endings))
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
+
+
+def only(root: Path | str, names: Sequence[str], what: str, key: str) -> str:
+    """The name among those that may be meant; empty without any.
+
+    Raises:
+        DataError: there are several, and the user must write which under ``key``.
+    """
+    if len(names) > 1:
+        raise DataError(
+            f"{root} has several {what}, {listed([*names])}; "
+            f"write which: columns: {{{key}: {names[0]}}}"
+        )
+    return names[0] if names else ""
 
 
 def check_pointer(path: Path, beginning: bytes) -> None:

@@ -33,7 +33,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ddlbench.common.statistics import BYTES, unit_for
 from ddlbench.datasets.files import (
@@ -100,7 +99,6 @@ def stage(
     scratch: Path,
     *,
     workers: int | None = None,
-    verify: Literal["boot", "full"] = "boot",
 ) -> Staged:
     """Makes sure that the data of ``request`` is on this node, complete.
 
@@ -108,16 +106,12 @@ def stage(
         request: which data.
         scratch: a folder on the node's own disk; made if it is missing.
         workers: threads or processes that write; None for as many as there are CPUs.
-        verify: read all bytes of data that is there once a boot and whenever a file has changed
-            ("boot"), or in any case ("full").
 
     Raises:
         StagingError: no space, no permission, or another failure of the disk; nothing half-made
             is left behind.
         DataError: the user's own data is missing or cannot be read.
     """
-    if verify not in ("boot", "full"):
-        raise ValueError(f"verify must be 'boot' or 'full', not {verify!r}")
     begin = time.perf_counter()
     workers = workers or available_cpus()
     user_data = None if request.is_synthetic else inspect_user_data(request)
@@ -127,7 +121,7 @@ def stage(
         )
     folder = data_folder(request, scratch)
     with _disk_errors(request, scratch), _locked(folder) as lock_fd:
-        to_verify = verify == "full" or not is_verified(folder)
+        to_verify = not is_verified(folder)
         verifying = time.perf_counter()
         manifest = _usable(request, user_data, folder, to_verify, workers)
         reused = manifest is not None
@@ -203,11 +197,7 @@ def _readers(folder: Path) -> Path:
 
 
 def _private(top: Path) -> None:
-    """Make the folder of this user's data, or refuse what another user has put in its place.
-
-    Raises:
-        StagingError: it is a link or no folder, or belongs to somebody else.
-    """
+    """Make the folder of this user's data, or refuse what another user has put in its place."""
     top.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         top.mkdir(mode=0o700)

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import json
 import threading
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ddlbench.common.errors import shown
-from ddlbench.datasets.files import DataError
+from ddlbench.datasets.files import DataError, reading
 from ddlbench.datasets.shards import check_pointer
 
 STATE = "state.json"
@@ -39,31 +41,47 @@ _OF_IMAGE = ("bytes", "path")
 Array = Any  # pyarrow.Array; the library is not there everywhere
 
 
-class Table(Protocol):
-    """A table whose rows are read in any order.
+class Table(ABC):
+    """A table in files, one after the other, whose rows are read in any order.
 
-    Args:
+    Attributes:
         schema: its columns, a pyarrow.Schema.
         features: what `datasets` knows of them, by name; empty where it does not.
+
+    Args:
+        root: of the dataset.
+        parts: its files, as paths from there.
+        rows: of each file.
     """
 
     schema: Any
     features: dict[str, Any]
 
-    def __len__(self) -> int: ...
+    def __init__(self, root: Path, parts: Sequence[str], rows: Sequence[int]) -> None:
+        self._root, self._parts = root, parts
+        self._file_starts, self._length = _starts(rows), sum(rows)
+
+    def __len__(self) -> int:
+        return self._length
 
     def place(self, row: int) -> str:
         """Of a row, for messages."""
+        file = bisect_right(self._file_starts, row) - 1
+        return f"{self._root.name}/{self._parts[file]}, row {row - self._file_starts[file]}"
 
     def folder(self, row: int) -> Path:
         """That holds the row's file."""
+        return (self._root / self._parts[bisect_right(self._file_starts, row) - 1]).parent
 
+    @abstractmethod
     def column(self, name: str) -> Iterator[Array]:
         """A whole column, piece by piece."""
 
+    @abstractmethod
     def piece(self, name: str, row: int) -> tuple[Array, int]:
         """A piece of a column that holds ``row``, and where in it."""
 
+    @abstractmethod
     def check_images(self, name: str) -> None:
         """Looks for rows without an image, where that is cheap, and for too large pieces.
 
@@ -78,8 +96,14 @@ def arrow_files(folder: Path) -> list[str]:
     Raises:
         DataError: one is missing, or the state does not name them.
     """
+    if not (folder / STATE).exists():
+        raise DataError(
+            f"{folder} has no {STATE}, so it was not saved whole; write it with save_to_disk"
+        )
+    with reading(folder / STATE):
+        text = (folder / STATE).read_text("utf-8", errors="replace")
     try:
-        state = json.loads((folder / STATE).read_text("utf-8"))
+        state = json.loads(text)
         names = [entry["filename"] for entry in state["_data_files"]]
         if not all(isinstance(name, str) and Path(name).name == name for name in names):
             raise DataError(f"{folder / STATE} names files of another folder; save the data again")
@@ -88,12 +112,6 @@ def arrow_files(folder: Path) -> list[str]:
                 f"{folder} was saved by an old `datasets`, which kept the order of rows apart; "
                 "load it there and save data.flatten_indices()"
             )
-    except FileNotFoundError:
-        raise DataError(
-            f"{folder} has no {STATE}, so it was not saved whole; write it with save_to_disk"
-        ) from None
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, RecursionError):
         raise DataError(
             f"{folder / STATE} does not list the files of a dataset; write it with save_to_disk"
@@ -112,14 +130,11 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _check_file(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            check_pointer(path, file.read(_POINTER_BYTES))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+    with reading(path), path.open("rb") as file:
+        check_pointer(path, file.read(_POINTER_BYTES))
 
 
-class MappedTable:
+class MappedTable(Table):
     """A folder that `Dataset.save_to_disk` wrote.
 
     Raises:
@@ -129,11 +144,10 @@ class MappedTable:
     def __init__(self, root: Path, part: str) -> None:
         import datasets  # noqa: PLC0415 - an extra
 
-        self._root, self._folder = root, root / part
-        self._parts = [str(Path(part) / name) for name in arrow_files(self._folder)]
+        parts = [str(Path(part) / name) for name in arrow_files(root / part)]
         self._tables = []
-        self.features: dict[str, Any] = {}
-        for name in self._parts:
+        self.features = {}
+        for name in parts:
             _check_file(root / name)
             try:
                 # In memory it would be once in each process.
@@ -143,24 +157,12 @@ class MappedTable:
             self._tables.append(opened.data.table)
             self.features = self.features or dict(opened.features)
         if not self._tables:
-            raise DataError(f"{self._folder / STATE} lists no files; save the data again")
+            raise DataError(f"{root / part / STATE} lists no files; save the data again")
+        super().__init__(root, parts, [len(table) for table in self._tables])
         self.schema = self._tables[0].schema
-        _check_columns(
-            [(root / n, t.schema) for n, t in zip(self._parts, self._tables, strict=True)]
-        )
+        _check_columns([(root / n, t.schema) for n, t in zip(parts, self._tables, strict=True)])
         self._batches = [batch for table in self._tables for batch in table.to_batches()]
         self._starts = _starts([len(batch) for batch in self._batches])
-        self._file_starts = _starts([len(table) for table in self._tables])
-
-    def __len__(self) -> int:
-        return sum(map(len, self._tables))
-
-    def place(self, row: int) -> str:
-        file = bisect_right(self._file_starts, row) - 1
-        return f"{self._root.name}/{self._parts[file]}, row {row - self._file_starts[file]}"
-
-    def folder(self, _row: int) -> Path:
-        return self._folder
 
     def column(self, name: str) -> Iterator[Array]:
         for table in self._tables:
@@ -182,7 +184,7 @@ class MappedTable:
             row += len(piece)
 
 
-class ParquetTable:
+class ParquetTable(Table):
     """Parquet files, one after the other.
 
     Raises:
@@ -192,11 +194,11 @@ class ParquetTable:
     def __init__(self, root: Path, parts: Sequence[str]) -> None:
         import datasets  # noqa: PLC0415 - an extra
 
-        self._root, self._parts = root, parts
         self._paths = [root / part for part in parts]
         self._metadata = [_metadata(path) for path in self._paths]
+        super().__init__(root, parts, [m.num_rows for m in self._metadata])
         self.schema = self._metadata[0].schema.to_arrow_schema()
-        self.features: dict[str, Any] = {}
+        self.features = {}
         if b"huggingface" in (self.schema.metadata or {}):
             try:
                 self.features = dict(datasets.Features.from_arrow_schema(self.schema))
@@ -209,21 +211,9 @@ class ParquetTable:
         ]
         rows = [self._metadata[file].row_group(k).num_rows for file, k in groups]
         self._groups, self._starts = groups, _starts(rows)
-        self._file_starts = _starts([m.num_rows for m in self._metadata])
-        self._length = sum(rows)
         self._open = lru_cache(maxsize=_FILES_OPEN)(self._opened)
         self._kept: OrderedDict[tuple[str, int], Array] = OrderedDict()
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def place(self, row: int) -> str:
-        file = bisect_right(self._file_starts, row) - 1
-        return f"{self._root.name}/{self._parts[file]}, row {row - self._file_starts[file]}"
-
-    def folder(self, row: int) -> Path:
-        return self._paths[bisect_right(self._file_starts, row) - 1].parent
 
     def column(self, name: str) -> Iterator[Array]:
         for number in range(len(self._groups)):
@@ -338,8 +328,4 @@ def _check_columns(files: Sequence[tuple[Path, Any]]) -> None:
 
 def _starts(lengths: Sequence[int]) -> list[int]:
     """First row of each piece."""
-    starts, total = [], 0
-    for length in lengths:
-        starts.append(total)
-        total += length
-    return starts
+    return [0, *accumulate(lengths)][:-1]

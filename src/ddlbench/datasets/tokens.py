@@ -20,7 +20,6 @@ The chain begins anew every ``RUN`` tokens, so that writers need no order.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 
@@ -48,12 +47,6 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 
 RUN = 8192
 """Tokens from one beginning of the chain to the next."""
-
-ENTROPY_RATE = 1.75 * math.log(2)
-"""Nats a token: the loss of a network that knows the chain."""
-
-BEST_ACCURACY = 0.5
-"""Share of positions at which the most likely follower is right."""
 
 _STEPS = np.array([0, 0, 0, 0, 1, 1, 2, 3])  # j of three random bits
 _WORDS = RUN // 8  # a byte of random bits for each token
@@ -163,18 +156,14 @@ def read(root: Path, spec: DatasetSpec, split: str) -> TokenSplit:
     """
     assert spec.sequence_length is not None
     shared = bool(spec.source) and not _has_split(root, "val")
-    (name,) = own_files(root, "train" if shared else split)
-    tokens = _map(root / name, _token_bytes(root / name, spec), spec)
-    if not shared:
-        return TokenSplit(tokens, spec.sequence_length)
-    sequences = (len(tokens) - 1) // spec.sequence_length
-    if sequences < HELD_OUT:
+    path = root / own_files(root, "train" if shared else split)[0]
+    whole = TokenSplit(_map(path, _token_bytes(path, spec), spec), spec.sequence_length)
+    if shared and len(whole) < HELD_OUT:
         raise DataError(
-            f"{root / name} has {sequences} sequences of {spec.sequence_length} tokens and no "
+            f"{path} has {len(whole)} sequences of {spec.sequence_length} tokens and no "
             f"validation split; write tokens of {HELD_OUT} sequences or more"
         )
-    end = (sequences - sequences // HELD_OUT) * spec.sequence_length
-    return TokenSplit(tokens[end:] if split == "val" else tokens[: end + 1], spec.sequence_length)
+    return whole.part(split) if shared else whole
 
 
 def _has_split(root: Path, split: str) -> bool:
@@ -230,14 +219,22 @@ def check(root: Path, spec: DatasetSpec, split: str) -> None:
     """
     tokens = read(root, spec, split).tokens
     shared = bool(spec.source) and not _has_split(root, "val")
-    path = root / own_files(root, "train" if shared else split)[0]
+    check_vocabulary(tokens, spec, root / own_files(root, "train" if shared else split)[0])
+
+
+def check_vocabulary(tokens: np.ndarray, spec: DatasetSpec, path: Path, before: int = 0) -> None:
+    """Refuses a token outside the vocabulary; ``before`` these tokens lie so many others.
+
+    Raises:
+        DataError: there is one.
+    """
     for first in range(0, len(tokens), _CHECKED_AT_ONCE):
-        wrong = np.flatnonzero(tokens[first : first + _CHECKED_AT_ONCE] >= spec.num_classes)
+        some = np.asarray(tokens[first : first + _CHECKED_AT_ONCE])
+        wrong = np.flatnonzero((some < 0) | (some >= spec.num_classes))
         if len(wrong):
-            place = first + int(wrong[0])
             raise DataError(
-                f"{path} has token {tokens[place]} at place {place}, but the vocabulary of "
-                f"{spec.label} has {spec.num_classes} tokens; write tokens from 0 to "
+                f"{path} has token {some[wrong[0]]} at place {before + first + wrong[0]}, but the "
+                f"vocabulary of {spec.label} has {spec.num_classes} tokens; write tokens from 0 to "
                 f"{spec.num_classes - 1}, or take a dataset with a larger vocabulary"
             )
 

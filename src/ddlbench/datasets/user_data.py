@@ -14,6 +14,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from ddlbench.datasets.files import (
     TokenSplit,
     available_cpus,
     in_parallel,
+    reading,
     record_of,
     source_folder,
 )
@@ -111,7 +113,11 @@ def inspect_user_data(request: DataRequest) -> UserData:
     root = source_folder(request)
     if not root.is_dir() and not (request.format == "tokens" and root.is_file()):
         raise DataError(f"{root} is not a folder: {lies_there(root)}; give the folder of the data")
-    splits = {split: checked_split(request, root, split) for split in SPLITS}
+    splits = {split: _split(request, root, split) for split in SPLITS}
+    with suppress(ModuleNotFoundError):  # a login node without Pillow: the nodes decode
+        for data in splits.values():
+            if isinstance(data, FileSplit | EncodedSplit):
+                _decode(request, data, 0)
     folder = root.parent if root.is_file() else root
     samples = {split: len(data) for split, data in splits.items()}
     train = splits["train"]
@@ -133,15 +139,6 @@ def inspect_user_data(request: DataRequest) -> UserData:
     return UserData(folder, parts, digest, samples, classes, empty_classes=tuple(empty))
 
 
-def count_user_data(request: DataRequest) -> int:
-    """Training samples of the data ``request`` points to, at its scale.
-
-    Raises:
-        DataError: something is missing or cannot be read.
-    """
-    return inspect_user_data(request).train_samples(request.scale)
-
-
 def _digest(request: DataRequest, facts: Mapping[str, object]) -> str:
     spec = request.spec
     read_as = [spec.shape, spec.num_classes] if spec.source else []  # others are fixed
@@ -150,7 +147,6 @@ def _digest(request: DataRequest, facts: Mapping[str, object]) -> str:
 
 
 def _files_of(request: DataRequest, root: Path) -> list[str]:
-    """Files of all splits, as paths from the root's folder."""
     own_files = format_of(request).own_files
     assert own_files is not None
     names: list[str] = []
@@ -207,23 +203,9 @@ def _of_class_folders(
 def _sizes_digest(data: FileSplit) -> int:
     """CRC-32 of the sizes of evenly spaced files: larger copies of images have the same names."""
     kept = range(0, len(data), max(1, len(data) // _SIZES))
-    try:
+    with reading():
         sizes = [data.path(sample_id).stat().st_size for sample_id in kept]
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
     return zlib.crc32(np.array(sizes, "<u8").tobytes())
-
-
-def checked_split(request: DataRequest, root: Path, split: str) -> Split:
-    """One split: labels of arrays and all tokens are checked, and one image is decoded.
-
-    Raises:
-        DataError: something is missing or cannot be read.
-    """
-    data = _split(request, root, split)
-    if isinstance(data, FileSplit | EncodedSplit):
-        _decode_first(request, data)
-    return data
 
 
 def _split(request: DataRequest, root: Path, split: str) -> Split:
@@ -237,15 +219,10 @@ def _split(request: DataRequest, root: Path, split: str) -> Split:
     return data
 
 
-def _decode_first(request: DataRequest, data: FileSplit | EncodedSplit) -> None:
-    try:
-        from ddlbench.datasets.decoding import decode, decode_bytes  # noqa: PLC0415
-    except ModuleNotFoundError:  # a login node without Pillow: the nodes decode
-        return
-    if isinstance(data, FileSplit):
-        decode(data.path(0), request.spec)
-    else:
-        decode_bytes(*data.encoded(0), request.spec)
+def _decode(request: DataRequest, data: FileSplit | EncodedSplit, sample_id: int) -> None:
+    from ddlbench.datasets.decoding import decode  # noqa: PLC0415 - needs Pillow
+
+    decode(*data.encoded(sample_id), request.spec)
 
 
 def _check_labels(request: DataRequest, root: Path, split: str, labels: np.ndarray) -> None:
@@ -302,7 +279,6 @@ def copy_user_data(
 
 
 def _copy(source: Path, target: Path, images: Sequence[str] | None) -> Record:
-    """Copies a file, or these images of a class folder."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if images is None:
         shutil.copyfile(source, target)
@@ -347,13 +323,8 @@ def faults(request: DataRequest) -> Iterator[str | None]:
 
 
 def _fault(request: DataRequest, data: FileSplit | EncodedSplit, sample_id: int) -> str | None:
-    from ddlbench.datasets.decoding import decode, decode_bytes  # noqa: PLC0415 - needs Pillow
-
     try:
-        if isinstance(data, FileSplit):
-            decode(data.path(sample_id), request.spec)
-        else:
-            decode_bytes(*data.encoded(sample_id), request.spec)
+        _decode(request, data, sample_id)
     except DataError as error:
         return str(error)
     return None

@@ -18,12 +18,10 @@ import os
 import re
 import resource
 import tarfile
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ import numpy as np
 
 from ddlbench.common.errors import shown
 from ddlbench.datasets.class_folders import EXTENSIONS, listed
-from ddlbench.datasets.files import DataError, EncodedSplit
+from ddlbench.datasets.files import DataError, EncodedSplit, reading
 from ddlbench.datasets.shards import (
     USUAL_LABELS,
     Labels,
@@ -42,14 +40,17 @@ from ddlbench.datasets.shards import (
     files_below,
     found_below,
     numbered,
+    only,
     shards_of,
 )
 from ddlbench.experiment.dataset_spec import DatasetSpec
 
 _TAR = (".tar",)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_TOOLS = {"gzip": "gunzip", "bzip2": "bunzip2", "xz": "unxz", "zstd": "unzstd"}
+# What a compressed file begins with, and what unpacks it.
+_MAGIC = {
+    b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"
+}  # fmt: skip
 _NUMBERS = ("cls", "cls2", "index", "inx", "id")  # whole numbers, as the library decodes them
 _JSON = ("json", "jsn")
 _LABELS = ("cls", "cls2", "label", "class")
@@ -192,10 +193,8 @@ class _Samples:
         index = self._indexes[shard]
         place = self.place(sample)
         size = int(index.sizes[within])
-        try:
+        with reading(self._root / self._parts[shard]):
             content = self._files.read(shard, int(index.offsets[within]), size)
-        except OSError as error:
-            raise DataError(f"{place} cannot be read ({error.strerror})") from error
         if len(content) != size:
             raise DataError(f"{place} ends early: the shard has changed; start again")
         return place, content
@@ -208,11 +207,9 @@ class OpenFiles:
     """
 
     def __init__(self, paths: list[Path]) -> None:
-        self._paths = paths
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = max(1, limit // 4) if limit > 0 else len(paths)
-        self._open: OrderedDict[int, _Descriptor] = OrderedDict()
-        self._lock = threading.Lock()
+        most = max(1, limit // 4) if limit > 0 else len(paths)
+        self._opened = lru_cache(maxsize=most)(lambda number: _Descriptor(paths[number]))
 
     def read(self, number: int, offset: int, size: int) -> bytes:
         """``size`` bytes of a file from ``offset`` on; fewer where it ends.
@@ -220,12 +217,7 @@ class OpenFiles:
         Raises:
             OSError: as the system reports it.
         """
-        with self._lock:
-            file = self._open.get(number) or _Descriptor(self._paths[number])
-            self._open[number] = file
-            self._open.move_to_end(number)
-            while len(self._open) > self._most:
-                self._open.popitem(last=False)
+        file = self._opened(number)
         parts = []
         while size > 0 and (part := os.pread(file.number, size, offset)):
             parts.append(part)
@@ -245,20 +237,13 @@ class _Descriptor:
 
 
 def _index_of(path: Path, spec: DatasetSpec) -> Index:
-    try:
+    with reading(path):
         state = path.stat()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error
     return _indexed(path, (state.st_size, state.st_mtime_ns), spec.image_key, spec.label_key)
 
 
 @cache  # training and validation split may share a shard, and its labels
 def _indexed(path: Path, _state: tuple[int, int], image_key: str, label_key: str) -> Index:
-    """The samples of a shard.
-
-    Raises:
-        DataError: it cannot be read, or a sample lacks an image or a label.
-    """
     names, places, labels = [], [], []
     endings: set[str] = set()
     choice = _Choice(path, image_key, label_key)
@@ -288,11 +273,6 @@ def _indexed(path: Path, _state: tuple[int, int], image_key: str, label_key: str
 
 
 def _samples(path: Path) -> Iterator[Members]:
-    """The samples of a shard, by the library.
-
-    Raises:
-        DataError: the shard is damaged, or a sample has two members of one ending.
-    """
     from webdataset.tariterators import group_by_keys  # noqa: PLC0415 - an extra
 
     try:
@@ -308,14 +288,14 @@ def _samples(path: Path) -> Iterator[Members]:
 
 def _members(path: Path) -> Iterator[dict[str, Any]]:
     """Name, place and size of each file in a tar, as the library takes them."""
+    with reading(path), path.open("rb") as file:
+        beginning = file.read(_BEGINNING_BYTES)
+    check_pointer(path, beginning)
+    for magic, tool in _MAGIC.items():
+        if beginning.startswith(magic):
+            raise DataError(_compressed(path, tool))
     try:
-        with path.open("rb") as file:
-            beginning = file.read(_BEGINNING_BYTES)
-        check_pointer(path, beginning)
-        for magic, kind in _MAGIC.items():
-            if beginning.startswith(magic):
-                raise DataError(_compressed(path, _TOOLS[kind]))
-        with tarfile.open(path, "r:") as tar:
+        with reading(path), tarfile.open(path, "r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # a large shard has millions
                 if member.issparse():
@@ -324,8 +304,6 @@ def _members(path: Path) -> Iterator[dict[str, Any]]:
                     place = (member.offset_data, member.size)
                     yield {"fname": member.name, "data": place, "__url__": str(path)}
             _check_end(path, tar.offset)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise DataError(
             f"{path} is no whole tar file ({shown(str(error))}); copy or write it again"
@@ -376,13 +354,7 @@ class _Choice:
             return next((key for key in self._image_keys if key in endings), "")
         images = [ending for ending in endings if _ending(ending) in _IMAGES]
         plain = [ending for ending in images if "." not in ending]
-        likely = plain or images
-        if len(likely) > 1:
-            raise DataError(
-                f"{place} has several images, {listed(likely)}; "
-                f"write which: columns: {{image: {likely[0]}}}"
-            )
-        return likely[0] if likely else ""
+        return only(place, plain or images, "images", "image")
 
     def _label(self, endings: tuple[str, ...]) -> tuple[str, str]:
         key = self._label_key.lstrip(".")
@@ -414,11 +386,6 @@ class _Choice:
 
 
 def _label(place: str, ending: str, field: str, content: bytes) -> int | str:
-    """The label in a member.
-
-    Raises:
-        DataError: it holds none.
-    """
     from webdataset.autodecode import decoders  # noqa: PLC0415 - an extra
 
     last = _ending(ending)
@@ -451,15 +418,10 @@ def _of_json(place: str, field: str, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     likely = [name for name in value if name == field or (not field and name in USUAL_LABELS)]
-    if len(likely) == 1:
-        return value[likely[0]]
-    has = f"{place} has the fields {listed(list(value))}"
-    if likely:
-        raise DataError(
-            f"{has}, of which several may be the label; write which: "
-            f"columns: {{label: {likely[0]}}}"
-        )
+    if name := only(place, likely, "fields that may be the label", "label"):
+        return value[name]
     raise DataError(
-        f"{has}, but no {shown(field) if field else 'label'}; write it, or name the field that has "
-        "it: columns: {label: NAME}"
+        f"{place} has the fields {listed(list(value))}, but no "
+        f"{shown(field) if field else 'label'}; write it, or name the field that has it: "
+        "columns: {label: NAME}"
     )

@@ -54,7 +54,8 @@ def ping(address: str, count: int, interval_s: float, wait_s: float) -> dict[str
         next_s = start_s + len(sent) * interval_s if len(sent) < count else end_s
         if now_s >= next_s:
             number = len(sent)
-            request = _echo_request(identity, number)
+            head = struct.pack("!BBHHH", _ECHO_REQUEST, 0, 0, identity, number)
+            request = struct.pack("!BBHHH", _ECHO_REQUEST, 0, _checksum(head), identity, number)
             sent[number] = time.clock_gettime_ns(time.CLOCK_REALTIME)
             sock.sendto(request, (address, 0))
             continue
@@ -63,11 +64,6 @@ def ping(address: str, count: int, interval_s: float, wait_s: float) -> dict[str
             if reply is not None and reply[0] in sent:
                 round_trips_s.append((reply[1] - sent[reply[0]]) * 1e-9)
     return {"round_trips_s": round_trips_s, "sent": len(sent)}
-
-
-def _echo_request(identity: int, number: int) -> bytes:
-    head = struct.pack("!BBHHH", _ECHO_REQUEST, 0, 0, identity, number)
-    return struct.pack("!BBHHH", _ECHO_REQUEST, 0, _checksum(head), identity, number)
 
 
 def _checksum(data: bytes) -> int:

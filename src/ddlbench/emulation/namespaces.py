@@ -81,11 +81,9 @@ def end_by_closing_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 class Held:
-    """Namespaces and the process that holds them.
+    """Namespaces, of the kinds that nsenter names, and the process that holds them.
 
-    Args:
-        command: starts the holder, which prints "ready".
-        kinds: of namespaces, as nsenter names them.
+    The command starts the holder, which prints "ready".
 
     Raises:
         EmulationFailed: the namespaces could not be made.

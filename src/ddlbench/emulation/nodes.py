@@ -30,7 +30,7 @@ from ddlbench.emulation.namespaces import (
     tool,
 )
 from ddlbench.emulation.netem import Netem, missing_netem
-from ddlbench.emulation.probe import DevicesOf, Ends, one_way_delay, probe
+from ddlbench.emulation.probe import Ends, one_way_delay, probe
 from ddlbench.emulation.relay import RelayBackend, missing_tun
 from ddlbench.experiment.fabric import LinkCondition
 
@@ -133,11 +133,6 @@ class EmulatedNodes:
 
         It keeps its process id throughout, so a signal to it reaches the command.
 
-        Args:
-            node: its number.
-            command: to run.
-            device: of the node, whose links it uses if devices have their own.
-
         Raises:
             EmulationFailed: the nodes are not up.
         """
@@ -158,8 +153,11 @@ class EmulatedNodes:
             EmulationFailed: a measurement failed.
         """
         backend = self._running()
-        shape = len(self.hosts), self._per_node
-        report = probe(self, shape, self._condition, backend, congestion_controls)
+        of_node = [_DevicesOf(self, node) for node in range(len(self.hosts))]
+        report = probe(
+            *(self, of_node, self._per_node, self._condition, backend),
+            congestion_controls=congestion_controls,
+        )
         backend.reset_usage()
         return report
 
@@ -173,7 +171,7 @@ class EmulatedNodes:
         if len(self.hosts) > 1:
             self._calibrate(self, self._condition, backend, inside=False)
         if inside is not None and self._per_node > 1:
-            self._calibrate(DevicesOf(self, 0), inside, backend, inside=True)
+            self._calibrate(_DevicesOf(self, 0), inside, backend, inside=True)
 
     @staticmethod
     def _calibrate(ends: Ends, condition: LinkCondition, backend: Backend, *, inside: bool) -> None:
@@ -221,7 +219,6 @@ class EmulatedNodes:
         return node * self._per_node + (device if self._per_node > 1 else 0)
 
     def _names(self) -> list[tuple[str, str]]:
-        """Host name and address of every end."""
         names = [name for name in self.hosts for _ in range(self._per_node)]
         return list(zip(names, self._addresses, strict=True))
 
@@ -233,3 +230,16 @@ class EmulatedNodes:
         path.write_text("\n".join([*lines, ""]), encoding="ascii")
         path.chmod(0o644)
         return str(path)
+
+
+class _DevicesOf:
+    """The devices of one node: ends of the links inside it."""
+
+    def __init__(self, nodes: EmulatedNodes, node: int) -> None:
+        self._nodes, self._node = nodes, node
+
+    def command(self, end: int, command: Sequence[str], /) -> list[str]:
+        return self._nodes.command(self._node, command, end)
+
+    def address(self, end: int, /) -> str:
+        return self._nodes.address(self._node, end)

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -39,15 +40,23 @@ class LinkMissed(RuntimeError):  # noqa: N818 - a state of the link, shown as su
 
 def misses(setting: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
     """A sentence for each field of a ``LinkCondition`` that the probed links miss."""
-    sentences: list[str | None] = []
+    return list(_misses(setting, measured))
+
+
+def _misses(setting: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[str]:
     for pair in measured["pairs"]:
-        sentences += _missed_pair(f"from node{pair['from']} to node{pair['to']}", setting, pair)
+        yield from _missed_pair(f"from node{pair['from']} to node{pair['to']}", setting, pair)
     for pair in measured.get("inside", {}).get("pairs", ()):
         between = f"from device {pair['from']} to device {pair['to']} of node{pair['node']}"
-        sentences += _missed_pair(between, setting["inside"], pair)
-    if measured["loss"] is not None:
-        sentences.append(_missed_loss(setting["loss"], measured["loss"]))
-    return [sentence for sentence in sentences if sentence is not None]
+        yield from _missed_pair(between, setting["inside"], pair)
+    loss = measured["loss"]
+    interval = None if loss is None else loss["wide_interval"]
+    if interval is not None and not interval["low"] <= setting["loss"] <= interval["high"]:
+        yield (
+            f"{loss['lost']} of {loss['sent']} packets were lost, the setting is "
+            f"{setting['loss']:.3%} ({interval['confidence']:.1%} interval "
+            f"{interval['low']:.3%} to {interval['high']:.3%})"
+        )
 
 
 def require(probed: Mapping[str, Any]) -> None:
@@ -62,50 +71,28 @@ def require(probed: Mapping[str, Any]) -> None:
 
 def _missed_pair(
     between: str, setting: Mapping[str, Any], pair: Mapping[str, Any]
-) -> list[str | None]:
-    return [
-        _missed_delay(between, setting["latency_s"], pair["one_way_delay_s"]),
-        _missed_rate(between, setting["bandwidth_bits_per_s"], pair["rate_bits_per_s"]),
-    ]
-
-
-def _missed_delay(between: str, setting_s: float, measured_s: float | None) -> str | None:
-    if measured_s is None:
-        return f"no echo came back {between}"
-    if not setting_s:  # then the delay is the machine's own
-        return None
-    return _missed(f"the one-way delay {between}", measured_s, setting_s, MS.text)
-
-
-def _missed_rate(between: str, setting: float | None, measured: float | None) -> str | None:
-    if setting is None:
-        return None
-    if measured is None:
-        return f"the rate {between} could not be measured: too few packets came"
-    return _missed(
-        f"the rate {between}", measured, setting, lambda rate: MBIT_PER_S.text(rate, ".6g")
-    )
+) -> Iterator[str]:
+    delay_s, wanted_s = pair["one_way_delay_s"], setting["latency_s"]
+    if delay_s is None:
+        yield f"no echo came back {between}"
+    elif wanted_s:  # else the delay is the machine's own
+        yield from _missed(f"the one-way delay {between}", delay_s, wanted_s, MS.text)
+    rate, wanted = pair["rate_bits_per_s"], setting["bandwidth_bits_per_s"]
+    if wanted is not None and rate is None:
+        yield f"the rate {between} could not be measured: too few packets came"
+    elif wanted is not None:
+        text = partial(MBIT_PER_S.text, form=".6g")
+        yield from _missed(f"the rate {between}", rate, wanted, text)
 
 
 def _missed(
     quantity: str, measured: float, setting: float, text: Callable[[float], str]
-) -> str | None:
-    if abs(measured - setting) <= TOLERANCE * setting:
-        return None
-    return (
-        f"{quantity} is {text(measured)}, the setting is {text(setting)} "
-        f"({measured / setting - 1:+.0%}, at most {TOLERANCE:.0%} is allowed)"
-    )
-
-
-def _missed_loss(setting: float, measured: Mapping[str, Any]) -> str | None:
-    interval = measured["wide_interval"]
-    if interval["low"] <= setting <= interval["high"]:
-        return None
-    return (
-        f"{measured['lost']} of {measured['sent']} packets were lost, the setting is {setting:.3%} "
-        f"({interval['confidence']:.1%} interval {interval['low']:.3%} to {interval['high']:.3%})"
-    )
+) -> Iterator[str]:
+    if abs(measured - setting) > TOLERANCE * setting:
+        yield (
+            f"{quantity} is {text(measured)}, the setting is {text(setting)} "
+            f"({measured / setting - 1:+.0%}, at most {TOLERANCE:.0%} is allowed)"
+        )
 
 
 _ENDPOINT = Path(__file__).with_name("endpoint.py")
@@ -119,27 +106,6 @@ class Ends(Protocol):
         """The command that runs ``command`` at ``end``."""
 
     def address(self, end: int, /) -> str: ...
-
-
-class HasDevices(Protocol):
-    """The part of ``EmulatedNodes`` that a probe uses."""
-
-    def command(self, node: int, command: Sequence[str], device: int = 0) -> list[str]: ...
-
-    def address(self, node: int, device: int = 0) -> str: ...
-
-
-class DevicesOf:
-    """The devices of one node: :class:`Ends` of the links inside it."""
-
-    def __init__(self, nodes: HasDevices, node: int) -> None:
-        self._nodes, self._node = nodes, node
-
-    def command(self, end: int, command: Sequence[str], /) -> list[str]:
-        return self._nodes.command(self._node, command, end)
-
-    def address(self, end: int, /) -> str:
-        return self._nodes.address(self._node, end)
 
 
 def ping(
@@ -265,33 +231,29 @@ def one_way_delay(
 
 
 def probe(
-    nodes: HasDevices,
-    shape: tuple[int, int],
+    nodes: Ends,
+    of_node: Sequence[Ends],
+    devices: int,
     condition: LinkCondition,
     backend: Backend,
+    *,
     congestion_controls: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Measure the links of emulated nodes: ``setting``, ``measured``, ``ok`` and ``misses``.
 
     The goodput of ``congestion_controls`` is reported besides that of the condition's own. A single
-    node has no loss, and the goodput is that inside it.
-
-    Args:
-        nodes: that are up.
-        shape: number of nodes, and ends of the links inside each; 1 without such links.
-        condition: their setting.
-        backend: that makes the links.
-        congestion_controls: of TCP.
+    node has no loss, and the goodput is that inside it. ``of_node`` are the ``devices`` of each
+    node, as ends of the links inside it; one without such links.
 
     Raises:
         EmulationFailed: a measurement failed.
     """
-    count, devices = shape
+    count = len(of_node)
     inside = condition.inside if devices > 1 else None
     backend.reset_usage()
     ring = [(node, (node + 1) % count) for node in range(count)] if count > 1 else []
     # Links inside a node are alike, so one pair stands for the others.
-    across, of_node = (0, devices - 1), [DevicesOf(nodes, node) for node in range(count)]
+    across = (0, devices - 1)
     # Delays first: what a stream leaves in the queue of a slow link would delay the echoes.
     delays = [one_way_delay(nodes, pair, condition, backend) for pair in ring]
     delays_inside = (

@@ -376,11 +376,6 @@ class RelayBackend:
         }
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Send one JSON line to the relay and return its answer.
-
-        Raises:
-            EmulationFailed: the relay has ended, or answers with an error.
-        """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         with self._lock:

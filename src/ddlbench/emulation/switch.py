@@ -216,7 +216,6 @@ class Switches:
             yield from switch.arrived(now_s)
 
     def next_s(self) -> float | None:
-        """As :meth:`Switch.next_s`."""
         times = [at_s for switch in self._all if (at_s := switch.next_s()) is not None]
         return min(times, default=None)
 

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from annotated_types import Ge, Gt, Le, Lt
 
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.form import Count, Form, InFile, Natural, Positive, read_form, schema_of
+from ddlbench.common.form import Count, Form, InFile, Natural, Positive, schema_of
 from ddlbench.experiment.fabric import FOLDER_NAME
 
 OptionValue = bool | int | float | str
@@ -174,7 +174,6 @@ class Cell(Form):
 
     @property
     def devices(self) -> int:
-        """Devices of the whole cell."""
         return self.nodes * self.devices_per_node
 
     @property
@@ -254,18 +253,7 @@ class Cell(Form):
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "options": dict(self.options)}
 
-    @classmethod
-    def from_dict(cls, values: object) -> Cell:
-        """Read the form that :meth:`to_dict` writes.
-
-        Raises:
-            WrongForm: a key is unknown or missing, or a value is not of its field's type.
-            ConfigError: a value cannot be part of a path.
-        """
-        return read_form(cls, values)
-
     def with_(self, **changes: Any) -> Cell:
-        """A copy with some fields changed."""
         return replace(self, **changes)
 
     def again(self, repeat: int) -> Cell:
@@ -345,7 +333,6 @@ def _read_option(text: str) -> OptionValue:
 
 
 def _read_field(name: str, text: str, cell_id: str) -> OptionValue | None:
-    """Read a cell's own field as the type of the field."""
     kinds = _VARIED[name]
     if kinds == (str,):
         return text

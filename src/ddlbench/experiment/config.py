@@ -280,11 +280,7 @@ _KEYS = tuple(key.name for key in fields(PaperKeys))
 
 @dataclass(frozen=True)
 class PaperFile(PaperKeys):
-    """One file of config/papers.
-
-    Args:
-        values: the whole file.
-    """
+    """One file of config/papers; ``values`` is all of it."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -407,10 +403,6 @@ def at_scale(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
     A site and repeats that the user names go before those of a scale.
 
-    Args:
-        config: the file, with what the user has set.
-        where: its name, for messages.
-
     Raises:
         ConfigError: there is no such scale, it has no cells, or it is for a cluster and none is
             named; the message says what to do.
@@ -457,12 +449,7 @@ def _experiment(name: str, without: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def making_command(site: str, files: Iterable[Path]) -> str:
-    """The command with which the workflow makes files of a site.
-
-    Args:
-        site: its name.
-        files: below ``results/<site>/``.
-    """
+    """The command with which the workflow makes files below ``results/<site>/``."""
     launcher, planned = "<slurm or local>", site
     with suppress(ConfigError):
         launcher = load_site(site).launcher

@@ -91,18 +91,7 @@ class DatasetSpec:
         white: float = 0.6,
         hatch: str = "xxxxx",
     ) -> DatasetSpec:
-        """A dataset of sequences, in which each token is the label of the one before.
-
-        Args:
-            name: key in configurations and paths.
-            label: how figures write it.
-            vocabulary: number of different tokens.
-            sequence_length: tokens that a network reads at once.
-            num_train: sequences at scale 1.
-            num_val: of the validation split.
-            white: as of the class.
-            hatch: as of the class.
-        """
+        """A dataset of sequences, in which each token is the label of the one before."""
         return cls(
             *(name, label, vocabulary, 0, 0, 0, num_train, num_val, "tokens"),
             white=white,
@@ -164,7 +153,6 @@ class DatasetSpec:
 
 
 def _of_package(name: str, target: str) -> DatasetSpec:
-    """The entry of another package."""
     spec = load_target(name, target)
     if not isinstance(spec, DatasetSpec) or spec.name != name:
         raise ConfigError(f"dataset {shown(name)}: {target} is no DatasetSpec of that name")
@@ -289,7 +277,6 @@ class DataRequest:
 
     @property
     def spec(self) -> DatasetSpec:
-        """The dataset's facts."""
         return DATASETS[self.dataset]
 
     @property
@@ -299,7 +286,6 @@ class DataRequest:
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether we make the images."""
         return self.source == SYNTHETIC
 
     def num_images(self, split: str) -> int:
@@ -393,12 +379,9 @@ OwnDatasets = Annotated[Mapping[str, OwnDataset], InFile(_by_name)]
 
 
 def declare(data: Mapping[str, OwnDataset], where: str, *, replace: bool = True) -> None:
-    """Add declared datasets to the registry.
+    """Add declared datasets to the registry; with ``replace`` also those that are there already.
 
-    Args:
-        data: by name.
-        where: the file's name, for messages.
-        replace: also those that are declared already.
+    ``where`` is the file's name, for messages.
 
     Raises:
         ConfigError: keys do not fit each other, or a name is another dataset's.

@@ -38,7 +38,6 @@ class PairSample(Form):
     """Which ones."""
 
     def in_words(self) -> str:
-        """The sample as a sentence."""
         return (
             f"{self.measured_pairs:,} of {self.all_pairs:,} measured ({self.rule}); "
             "the others are empty"
@@ -105,7 +104,16 @@ class SweepPoint(Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkSweep(Form):
+class OfGroup(Form):
+    """What was measured over one group of ranks."""
+
+    nodes: Count
+    devices_per_node: Count
+    ranks: Annotated[int, Ge(2)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSweep(OfGroup):
     """Time of one operation over message sizes; a sweep given by hand has no points."""
 
     operation: Literal["p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter"]
@@ -114,9 +122,6 @@ class LinkSweep(Form):
     fully_shard, with its copies."""
     level: Literal["node", "network"]
     """Within one node, or between nodes."""
-    nodes: Count
-    devices_per_node: Count
-    ranks: Annotated[int, Ge(2)]
     points: tuple[SweepPoint, ...]
     """Time until the slowest rank has finished; p2p: one way. message_bytes: the buffer of one rank
     (all_gather: what one rank gives; reduce_scatter: what one rank gives)."""
@@ -124,13 +129,10 @@ class LinkSweep(Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkOverlap(Form):
+class LinkOverlap(OfGroup):
     """An all-reduce beside a computation of equal length: the share that the computation hides."""
 
     transport: Literal["gloo", "nccl"]
-    nodes: Count
-    devices_per_node: Count
-    ranks: Annotated[int, Ge(2)]
     message_bytes: Count
     alone_s: Positive
     """The all-reduce alone."""
@@ -143,13 +145,10 @@ class LinkOverlap(Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LibraryBackground(Form):
+class LibraryBackground(OfGroup):
     """A computation before a library starts, and beside the idle library."""
 
     library: Literal["horovod"]
-    nodes: Count
-    devices_per_node: Count
-    ranks: Annotated[int, Ge(2)]
     alone_s: Positive
     """The computation before the library starts, on all ranks at once."""
     beside_s: Positive
@@ -157,27 +156,21 @@ class LibraryBackground(Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorCost(Form):
+class TensorCost(OfGroup):
     """What each further tensor adds to a message of a library, whatever its bytes."""
 
     library: Literal["fsdp"]
     operation: Literal["all_gather", "reduce_scatter"]
-    nodes: Count
-    devices_per_node: Count
-    ranks: Annotated[int, Ge(2)]
     tensor_s: Amount
     """Added to a message of one tensor by each further one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessageDelay(Form):
+class MessageDelay(OfGroup):
     """Time of a short message that follows a computation of all ranks."""
 
     operation: Literal["p2p", "all_reduce", "all_gather", "reduce_scatter"]
     transport: Literal["gloo", "fsdp"]
-    nodes: Count
-    devices_per_node: Count
-    ranks: Annotated[int, Ge(2)]
     message_bytes: Count
     alone_s: Amount | None = None
     """Of p2p: while no rank computes."""

@@ -51,10 +51,6 @@ _WANTED = {
 def check_results(site: str, files: Iterable[Path] = ()) -> None:
     """Refuse places that can hold no results, before anything is read or written there.
 
-    Args:
-        site: whose results.
-        files: of these results, which will be written.
-
     Raises:
         ConfigError: a link leads nowhere, or a file lies where a folder should be.
     """
@@ -183,28 +179,29 @@ def expanded(template: str, key: str) -> Path:
 
     Call it on the node itself, as ``$TMPDIR`` and ``$SLURM_JOB_ID`` differ from the login node's.
 
-    Args:
-        template: value in the site file.
-        key: its key there, for messages.
-
     Raises:
         ConfigError: a variable is not set here, or the result is no absolute path.
     """
-    unset = [name for name in re.findall(r"\$\{?(\w+)", template) if not os.environ.get(name)]
-    path = Path(os.path.expandvars(template))
-    with suppress(RuntimeError):  # unknown user: the ~ stays and is refused below
-        path = path.expanduser()
-    if not unset and path.is_absolute() and "$" not in str(path):
+    path = _filled(template, key, f"write {_WANTED[key]}, in the site file")
+    if path.is_absolute() and "$" not in str(path):
         return path
-    reason = (
-        f"${unset[0]} is not set there"
-        if unset
-        else f"it becomes {shown(str(path))}, no plain absolute path"
-    )
     raise ConfigError(
-        f"{key}: {shown(template)} is no path on {socket.gethostname()}, as {reason}; "
-        f"write {_WANTED[key]}, in the site file"
+        f"{key}: {shown(template)} is no path on {socket.gethostname()}, as it becomes "
+        f"{shown(str(path))}, no plain absolute path; write {_WANTED[key]}, in the site file"
     )
+
+
+def _filled(template: str, where: str, remedy: str) -> Path:
+    unset = [name for name in re.findall(r"\$\{?(\w+)", template) if not os.environ.get(name)]
+    if unset:
+        raise ConfigError(
+            f"{where}: {shown(template)} is no path on {socket.gethostname()}, as ${unset[0]} is "
+            f"not set there; {remedy}"
+        )
+    path = Path(os.path.expandvars(template))
+    with suppress(RuntimeError):  # unknown user: the ~ stays
+        path = path.expanduser()
+    return path
 
 
 def data_path(template: str, where: str) -> Path:
@@ -212,23 +209,10 @@ def data_path(template: str, where: str) -> Path:
 
     One that is not absolute begins in the current folder, which is the project's.
 
-    Args:
-        template: as it is written.
-        where: it is written, for messages.
-
     Raises:
         ConfigError: a variable is not set here.
     """
-    unset = [name for name in re.findall(r"\$\{?(\w+)", template) if not os.environ.get(name)]
-    if unset:
-        raise ConfigError(
-            f"{where}: {shown(template)} is no path on {socket.gethostname()}, as ${unset[0]} is "
-            "not set there; set it, or write the path"
-        )
-    path = Path(os.path.expandvars(template))
-    with suppress(RuntimeError):  # unknown user: the ~ stays, and nothing is there
-        path = path.expanduser()
-    return path.resolve()
+    return _filled(template, where, "set it, or write the path").resolve()
 
 
 def project_root() -> Path:

@@ -6,8 +6,6 @@ field.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,6 @@ from annotated_types import Ge, MinLen
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
-from ddlbench.common.statistics import MS
 from ddlbench.experiment.cell import Cell, from_path, in_path
 
 PROFILE_VERSION = 1
@@ -39,7 +36,6 @@ class ProfileKey:
 
     @classmethod
     def of(cls, cell: Cell) -> ProfileKey:
-        """The key of a cell's profile."""
         return cls(cell.dataset, cell.network, cell.precision, cell.threads_per_device)
 
     @property
@@ -267,43 +263,3 @@ def read_profile(path: Path) -> Profile:
             f"{path}: no such profile; make it with `snakemake --profile ... {path}`"
         )
     return _DOCUMENT.read(path)
-
-
-_COLUMNS = ("node", "layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
-
-
-def as_csv(profile: Profile, batch_size: int) -> str:
-    """A profile at one of its batch sizes, as a table of blocks for pipeline partitioners.
-
-    Node 1 is the input, without time of its own, as in PipeDream's profiles.
-
-    Raises:
-        InvalidProfile: some block was not timed at that batch size.
-    """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    image_bytes = profile.blocks[0].input_bytes_per_sample * batch_size
-    writer.writerow((1, "Input", "0.000", "0.000", round(image_bytes), 0))
-    for node, block in enumerate(profile.blocks, start=2):
-        writer.writerow(
-            (
-                node,
-                block.name,
-                f"{MS.of(_seconds(profile, block.name, block.forward, batch_size)):.6f}",
-                f"{MS.of(_seconds(profile, block.name, block.backward, batch_size)):.6f}",
-                round(block.output_bytes_per_sample * batch_size),
-                block.parameter_bytes,
-            )
-        )
-    return out.getvalue()
-
-
-def _seconds(profile: Profile, block: str, times: tuple[BatchTime, ...], batch_size: int) -> float:
-    for time in times:
-        if time.batch_size == batch_size:
-            return time.time_s
-    raise InvalidProfile(
-        f"profile {profile.profile_id}: block {block!r} was not timed at batch size "
-        f"{batch_size}; take one of {', '.join(map(str, profile.batch_sizes))}"
-    )

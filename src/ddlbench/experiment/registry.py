@@ -46,7 +46,6 @@ class NetworkSpec:
 
 
 def _of_package(name: str, target: str) -> NetworkSpec:
-    """The entry of another package: its NetworkSpec, or a callable that builds the network."""
     try:
         spec = load_target(name, target)
     except ConfigError:  # a login node has no torch; the name is enough to plan

@@ -521,11 +521,6 @@ def read_result(path: Path) -> Result:
 def cell_result(path: Path, site: str, cell_id: str) -> Result | None:
     """The result of a cell: the one rule of what counts as a result, for all who ask.
 
-    Args:
-        path: where it lies.
-        site: whose folder that is.
-        cell_id: of the cell.
-
     Returns:
         what the file says; None without a file. The cell is done if ``status.is_result``.
 
@@ -577,7 +572,6 @@ class Glance:
 
     @classmethod
     def of(cls, cell: Cell, result: Result) -> Glance:
-        """What the result of ``cell`` says."""
         timing = result.timing
         step_s = None if timing is None or timing.disturbed is not None else timing.step_s.mean_s
         if timing is None or step_s is None:

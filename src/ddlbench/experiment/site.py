@@ -124,7 +124,6 @@ class Accelerator(Form):
         return f"{EMULATED_COMPUTE}: times of {Path(self.profiles).name}{slower}{smaller}"
 
     def supports(self, cell: Cell) -> str | None:
-        """Why the cell cannot run on this accelerator; None if it can."""
         if cell.precision != "fp32":
             return Reason("precision_unavailable", "emulated accelerators compute in fp32 only")
         if cell.compile:
@@ -366,7 +365,6 @@ class Site:
         )
 
     def supports(self, cell: Cell) -> str | None:
-        """The reason why this site cannot run the cell; None if it can."""
         nodes, devices_per_node = self.held_geometry(cell)
         if nodes > self.nodes or devices_per_node > self.devices_per_node:
             emulated = "" if nodes == cell.nodes else f" on one node, as {cell.fabric} is emulated"

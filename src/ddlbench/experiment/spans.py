@@ -91,12 +91,9 @@ class Piece:
 def chrome_trace(
     pieces: Iterable[Piece], processes: Mapping[int, str], threads: Mapping[tuple[int, int], str]
 ) -> dict[str, Any]:
-    """The JSON value of a trace file; its times are microseconds.
+    """The JSON value of a trace file, in microseconds; rows are in the order of ``threads``.
 
-    Args:
-        pieces: in any order.
-        processes: label of each process.
-        threads: label of each row by (process, thread); rows are in the order of threads.
+    Processes and (process, thread) pairs have labels.
     """
     events = [_metadata("process_name", pid, 0, name=label) for pid, label in processes.items()]
     for (pid, tid), label in threads.items():

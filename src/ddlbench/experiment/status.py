@@ -130,12 +130,7 @@ REASON_CODES: Mapping[str, str] = {
 
 
 class Reason(str):
-    """Why a cell is in its state: a sentence that carries its code.
-
-    Args:
-        code: of :data:`REASON_CODES`, or of a third-party strategy.
-        sentence: for people.
-    """
+    """Why a cell is in its state: a sentence with its code, of :data:`REASON_CODES` or others'."""
 
     __slots__ = ("code",)
     code: str
@@ -195,7 +190,6 @@ class Failure:
     link: dict[str, Any] | None = None
 
     def write(self, cell_folder: Path) -> None:
-        """Write it into the cell's folder, in place of an earlier one."""
         document = {
             "status": Status.FAILED,
             "cause": self.cause,

@@ -185,11 +185,6 @@ def _run_tools(
     fabric: Fabric,
     display: LinksDisplay,
 ) -> None:
-    """Run the tools and add their results to ``parts``.
-
-    Raises:
-        RankJobFailed: the tool for pairs within the nodes, or for sweeps, failed.
-    """
     nodes, devices = plan.groups[0]
 
     def run(

@@ -55,8 +55,6 @@ from ddlbench.runtime.launch import is_shared
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier
 
-Pair = tuple[int, int]  # sender, receiver
-
 _LARGEST_CPU_COPY_BYTES = 64 * 2**20
 
 
@@ -73,10 +71,6 @@ def measure_node(here: RankContext, store: dist.Store) -> dict[str, Any]:
     """The same of CPU processes, of which all call this.
 
     Settings: ``largest_bytes``, ``devices_per_node``.
-
-    Args:
-        here: this process.
-        store: of all ranks.
     """
     count = here.settings["devices_per_node"]
     if count == 1:
@@ -222,11 +216,9 @@ class _PeerCopy:
         self.stream: Any = torch.cuda.Stream(_on(self.sender))
 
     def streams(self) -> list[Any]:
-        """All that it runs on."""
         return [self.stream]
 
     def enqueue(self) -> None:
-        """Add one copy."""
         with torch.cuda.stream(self.stream):
             self.target.copy_(self.source, non_blocking=True)
 
@@ -305,15 +297,7 @@ _PING, _PONG = 0, 16
 def cpu_pairs(
     store: dist.Store, local_rank: int, count: int, size: int, names: list[str]
 ) -> list[dict[str, Any]]:
-    """Matrices of the ``count`` processes of this node; all of them call this.
-
-    Args:
-        store: of this node alone.
-        local_rank: of this process.
-        count: processes of the node.
-        size: bytes of a large copy.
-        names: of the endpoints.
-    """
+    """Matrices of the ``count`` processes of this node, which all call this; ``size`` in bytes."""
     private = np.ones(size, dtype=np.uint8)
     of_nodes: dict[str, list[tuple[float, float]]] = {}
     for number, receiver in itertools.product(range(_PASSES), range(count)):

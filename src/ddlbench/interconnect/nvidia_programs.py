@@ -35,7 +35,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -69,9 +69,6 @@ _LAYOUTS = (
 
 def find_p2p(interconnect: Mapping[str, Any]) -> Path | None:
     """A p2pBandwidthLatencyTest that is there already, or None.
-
-    Args:
-        interconnect: of the site.
 
     Raises:
         ConfigError: the site names a wrong binary.
@@ -154,7 +151,8 @@ def _runs(path: Path) -> bool:
 
 
 def _usual_places(interconnect: Mapping[str, Any]) -> Iterator[Path]:
-    for toolkit in _toolkits():
+    named = [Path(os.environ[name]) for name in _TOOLKITS if os.environ.get(name)]
+    for toolkit in (*named, _USUAL_TOOLKIT):
         for place in _IN_TOOLKIT:
             yield from sorted(toolkit.glob(place))
     checkout = interconnect.get("cuda_samples")
@@ -166,13 +164,6 @@ def _usual_places(interconnect: Mapping[str, Any]) -> Iterator[Path]:
             yield top / folder / "build" / P2P  # CMake there, from 12.8 on
             yield top / "build" / folder / P2P  # CMake of all samples
     yield _cache() / P2P
-
-
-def _toolkits() -> Iterator[Path]:
-    for name in _TOOLKITS:
-        if os.environ.get(name):
-            yield Path(os.environ[name])
-    yield _USUAL_TOOLKIT
 
 
 def _cache() -> Path:
@@ -189,7 +180,7 @@ def build(checkout: Path) -> Path:
     nvcc = _nvcc()
     if nvcc is None:
         raise ConfigError(_no_compiler(source))
-    version = _run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
+    version = run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
     digest = hashlib.blake2b(
         source.read_bytes() + str(headers.resolve()).encode() + version.encode(), digest_size=8
     ).hexdigest()
@@ -203,7 +194,7 @@ def build(checkout: Path) -> Path:
     beside = cache / f".{binary.name}.{socket.gethostname()}.{os.getpid()}"
     try:
         command = [nvcc, "-O3", "-I", str(headers), str(source), "-o", str(beside)]
-        built = _run(command, _BUILD_TIMEOUT_S)
+        built = run(command, _BUILD_TIMEOUT_S)
         if built.returncode:
             error = _first_error(built.stderr + built.stdout)
             raise ConfigError(f"{nvcc} cannot build {source}: {error}")
@@ -260,7 +251,7 @@ def cuda_version() -> tuple[int, int] | None:
     if nvcc is None:
         return None
     try:
-        printed = _run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
+        printed = run([nvcc, "--version"], _BUILD_TIMEOUT_S).stdout
     except ConfigError:
         return None
     release = re.search(r"release (\d+)\.(\d+)", printed)
@@ -296,7 +287,7 @@ def fetch(folder: Path) -> Path:
     beside = folder / f".{checkout.name}.{os.getpid()}"
     command = ["git", "clone", "--quiet", "--depth", "1", "--branch", _text(tag), _SAMPLES]
     try:
-        cloned = _run([*command, str(beside)], _CLONE_TIMEOUT_S)
+        cloned = run([*command, str(beside)], _CLONE_TIMEOUT_S)
         if cloned.returncode:
             raise ConfigError(
                 f"{_SAMPLES}, {_text(tag)}, cannot be cloned: {last_line(cloned.stderr)}; clone "
@@ -311,7 +302,7 @@ def fetch(folder: Path) -> Path:
 def _published_tags() -> Sequence[tuple[int, int]]:
     """Tags of the repository that are plain versions; out of reach, those that are known here."""
     try:
-        listed = _run(["git", "ls-remote", "--tags", _SAMPLES], _BUILD_TIMEOUT_S).stdout
+        listed = run(["git", "ls-remote", "--tags", _SAMPLES], _BUILD_TIMEOUT_S).stdout
     except ConfigError:
         return _TAGS
     return _tags_in(listed) or _TAGS
@@ -323,7 +314,12 @@ def _tags_in(lines: str) -> list[tuple[int, int]]:
     return [(int(major), int(minor)) for major, minor in versions]
 
 
-def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a program and keep what it prints.
+
+    Raises:
+        ConfigError: it cannot be started, or is not done in time.
+    """
     try:
         return subprocess.run(
             command,
@@ -335,8 +331,10 @@ def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[st
             stdin=subprocess.DEVNULL,
             env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{command[0]} does not run: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{command[0]} is not done after {timeout_s:g} s") from None
+    except OSError as error:
+        raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from None
 
 
 def _expanded(path: str) -> Path:
@@ -431,17 +429,14 @@ def plain_lines(text: str, known: re.Pattern[str], where: str) -> list[str]:
     """
     lines = [_ESCAPE.sub("", line).translate(_INVISIBLE) for line in _LINE_END.split(text)]
     prefixes = [
-        _prefix(number, line[: match.start()])
+        # Every second piece is a time.
+        _Prefix(number, tuple(" ".join(part.split()) for part in _STAMP.split(before)[::2]))
         for number, line in enumerate(lines, start=1)
         if (match := known.search(line))
+        for before in [line[: match.start()]]
     ]
     patterns = _patterns(prefixes, where)
     return [_without_prefix(line, patterns) for line in lines]
-
-
-def _prefix(number: int, text: str) -> _Prefix:
-    # Every second piece is a time.
-    return _Prefix(number, tuple(" ".join(part.split()) for part in _STAMP.split(text)[::2]))
 
 
 def _patterns(prefixes: list[_Prefix], where: str) -> list[re.Pattern[str]]:
@@ -456,12 +451,12 @@ def _patterns(prefixes: list[_Prefix], where: str) -> list[re.Pattern[str]]:
             f"{where} line {second.number}: lines that begin with {shown(first.text)} and with "
             f"{shown(second.text)}{more} are mixed; keep the lines of one task"
         )
-    shapes = sorted({prefix.parts for prefix in prefixes}, key=_length, reverse=True)
+    shapes = sorted(
+        {prefix.parts for prefix in prefixes},
+        key=lambda parts: sum(len(part) + 1 for part in parts),
+        reverse=True,
+    )
     return [_pattern(parts) for parts in shapes]
-
-
-def _length(parts: Iterable[str]) -> int:
-    return sum(len(part) + 1 for part in parts)
 
 
 def _are_numbered(prefixes: list[_Prefix]) -> bool:

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +44,7 @@ from ddlbench.interconnect.nvidia_programs import (
     last_line,
     plain_lines,
     printed_number,
+    run,
 )
 from ddlbench.interconnect.pair_matrix import (
     Matrix,
@@ -150,7 +150,6 @@ class _Reader:
 
     @property
     def size(self) -> int:
-        """How many GPUs there are."""
         return self._size or 0
 
     def take(self, number: int, line: str) -> None:
@@ -305,7 +304,6 @@ def _is_of_the_test(line: str) -> bool:
 
 
 def _key_of(heading: re.Match[str]) -> _Key:
-    """The key of the block under a heading."""
     words = {name: (word or "").lower() for name, word in heading.groupdict().items()}
     if words["bandwidth"]:
         is_enabled = words["bandwidth"] == "enabled"
@@ -343,11 +341,7 @@ def _assemble(reader: _Reader) -> dict[str, Any]:
 
 
 def _is_before_cuda_10(reader: _Reader) -> bool:
-    """Whether no heading names an operation.
-
-    Raises:
-        ConfigError: headings of both versions, or a latency of the other version.
-    """
+    """Whether no heading names an operation."""
     directed = {
         bool(key.operation)
         for key in reader.blocks
@@ -447,19 +441,9 @@ def _repeated(
     for number in range(1, runs + 1):
         where = f"{binary.name} on {socket.gethostname()} (run {number} of {runs})"
         try:
-            done = subprocess.run(
-                [str(binary), *options],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_RUN_TIMEOUT_S,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except subprocess.TimeoutExpired:
-            raise ConfigError(f"{where}: not done after {_RUN_TIMEOUT_S} s") from None
-        except OSError as error:
-            raise ConfigError(f"{where}: cannot be started: {error.strerror}") from None
+            done = run([str(binary), *options], _RUN_TIMEOUT_S)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
         print(done.stdout, done.stderr, sep="", flush=True)
         if done.returncode and not done.stdout.strip():
             reason = last_line(done.stderr, f"exit status {done.returncode}")

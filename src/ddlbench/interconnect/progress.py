@@ -26,23 +26,12 @@ _LEFT = "   left "
 
 
 def tell(doing: str, left_s: float) -> None:
-    """Say what this process, rank 0 of a tool, does now.
-
-    Args:
-        doing: in words.
-        left_s: expected seconds until the tool ends.
-    """
+    """Say what this process, rank 0 of a tool, does now, and the seconds until the tool ends."""
     print(MARK + json.dumps({"doing": doing, "left_s": left_s}), flush=True)
 
 
 class LinksDisplay:
-    """Shows what the tools tell.
-
-    Args:
-        title: of the measurement.
-        stream: standard error if left out.
-        clock: seconds.
-    """
+    """Shows what the tools tell, on standard error if no stream is given."""
 
     def __init__(
         self,
@@ -55,13 +44,7 @@ class LinksDisplay:
         self._told_s, self._shown_s = clock(), 0.0
 
     def begin(self, doing: str, tool_s: float, later_s: float) -> None:
-        """A tool begins.
-
-        Args:
-            doing: what it does first.
-            tool_s: expected seconds of it.
-            later_s: expected seconds of what comes after it.
-        """
+        """A tool begins, which takes ``tool_s``; what comes after it takes ``later_s``."""
         self._later_s = later_s
         self._now(doing, tool_s)
         self._show()
@@ -76,7 +59,6 @@ class LinksDisplay:
         self.tick()
 
     def tick(self) -> None:
-        """Show a line if it is time."""
         if self._clock() - self._shown_s >= _EVERY_S:
             self._show()
 

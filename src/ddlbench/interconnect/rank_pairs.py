@@ -36,7 +36,7 @@ import torch
 from torch import distributed as dist
 
 from ddlbench.interconnect.collectives import Group, joined, members_of, settle, touched
-from ddlbench.interconnect.pair_matrix import Matrix
+from ddlbench.interconnect.pair_matrix import Matrix, off_diagonal
 from ddlbench.interconnect.progress import tell
 from ddlbench.interconnect.time_plan import MOST_PAIRS, PAIRS, passes_of
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
@@ -181,10 +181,8 @@ def _sampled(size: int, chosen: int, measured: int) -> dict[str, Any] | None:
 
 def _matrix(size: int, values: dict[Pair, list[list[float]]], part: int) -> Matrix:
     """Medians over the passes; None for pairs that were not measured."""
-    matrix: Matrix = [[None] * size for _ in range(size)]
-    for (sender, receiver), passes in values.items():
-        matrix[sender][receiver] = median(measured[part] for measured in passes)
-    return matrix
+    medians = {pair: median(of_pass[part] for of_pass in values[pair]) for pair in values}
+    return off_diagonal(size, lambda i, j: medians.get((i, j)))
 
 
 def _measure(other: int, first: bool, device: torch.device) -> _PairTimes:

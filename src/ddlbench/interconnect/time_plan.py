@@ -168,14 +168,7 @@ class Part:
 
 
 def parts_of(ranks: int, device_kind: str, crowd: float, *, horovod: bool) -> tuple[Part, ...]:
-    """Parts of a group in the order of measurement.
-
-    Args:
-        ranks: of the group.
-        device_kind: "cpu" or "cuda".
-        crowd: processes that share a core.
-        horovod: whether Horovod is measured.
-    """
+    """Parts of a group in the order of measurement; ``crowd`` processes share a core."""
     on_cpu = device_kind == "cpu"
     operations = len(OPERATIONS) - (ranks > 2)  # ping-pong is for two
     making_s, usual = _MAKE_S * crowd, min(crowd, LIMIT)
@@ -250,7 +243,6 @@ class LinksPlan:
 
     @property
     def sweeps_s(self) -> float:
-        """Expected seconds of the sweeps."""
         return min(self.aim_s, self.limit_s, self.of(self.sweep_s))
 
     def of(self, budget_s: float) -> float:
@@ -261,7 +253,6 @@ class LinksPlan:
 
     @property
     def expected_s(self) -> float:
-        """Expected seconds of all."""
         return self.before_s + self.sweeps_s + self.after_s
 
 

@@ -1,20 +1,17 @@
 """Links as training sees them: messages of DDP, FSDP and Horovod, beside and after a computation.
 
-A bare all-reduce is not what a step of DDP waits for. DDP also copies gradients into a bucket,
-divides them, and copies them back. So a message is timed as the difference of two backward passes
-of one parameter tensor, whose gradient is given and costs nothing::
+DDP copies gradients into a bucket, divides them, and copies them back. So a message is timed as the
+difference of two backward passes of one parameter tensor, whose gradient is given and costs
+nothing::
 
     with synchronisation      | hook, copy, all-reduce, copy |
     within ``no_sync``        | |                                  the difference is DDP's message
 
-FSDP copies weights and gradients, too. A forward pass of a sharded tensor that computes nothing is
-an all-gather; a reduce-scatter is what its backward pass adds::
+FSDP copies weights and gradients, too. A block has many tensors, and each costs some calls of its
+own, whatever its bytes: the difference between messages of many tensors and of one::
 
     forward               | gather, copy out |
     forward and backward  | gather, copy out | copy in, scatter |   the difference is the scatter
-
-A block has many tensors, and each costs some calls of its own, whatever its bytes. That is the
-difference between messages of many tensors and of one.
 
 And a message may hide behind computation, or take its cores away::
 
@@ -25,27 +22,22 @@ And a message may hide behind computation, or take its cores away::
     together    |--- all-reduce ---|--- computation --|     hidden share 0
 
 Horovod's own thread runs in every cycle, also when there is nothing to send. So one computation is
-timed before Horovod starts and beside an idle Horovod.
-
-Horovod's all-reduce is measured over one group, each rank in a process of its own::
+timed before Horovod starts and beside an idle Horovod. Each rank measures in a process of its own::
 
     rank's process   HorovodChild()  --fork-->  child waits for its group
                      sweep           -------->  group, hvd.init(), sweep, hvd.shutdown()
                      waits           <--------  raw times
 
-Horovod 0.28 can crash (segmentation fault) in a second ``hvd.init()`` with other members. So every
-group gets new processes. They find each other through the store that the sweep's rank 0 serves, and
-join as the ranks of a plan do (``strategies/horovod``). They are forked before their parent has any
-thread or device: a new process would take seconds to import torch.
+Horovod 0.28 can crash (segmentation fault) in a second ``hvd.init()`` with other members, so
+every group gets new processes. They are forked before their parent has any thread or device: a new
+process would take seconds to import torch.
 
-On CPUs a message takes longer after a computation than after another message. Gloo's threads send
-and receive. After a computation the system must first give them a core, which takes some
-milliseconds where all cores compute: Linux lets a running thread finish its slice.
-Sweeps do not have this, as their ranks only wait. A collective, many times in a row::
+On CPUs a message takes longer after a computation than after another message. Gloo's threads first
+need a core, which takes some milliseconds where all cores compute: Linux lets a running thread
+finish its slice. A collective many times in a row, and a message of a pipeline, whose sender goes
+on::
 
     | compute | gather .. | compute | gather .. | compute | gather .. |    without a barrier
-
-A message of a pipeline leaves while its sender goes on to compute::
 
     sender     | send | compute ------------- |
     receiver   | compute | receive .. |            the sender's thread needs the sender's core
@@ -133,32 +125,32 @@ class _Message(nn.Module):
 
 def sweep_reducer(device: torch.device, largest: int, budget_s: float) -> list[dict[str, Any]]:
     """Raw times of DDP's messages over the default group, as the sweep ``all_reduce``."""
-    made = cache(lambda size: _backward(size // _ELEMENT_BYTES, device))
+    local, synced = _two_sweeps(lambda size: _backward(size // _ELEMENT_BYTES, device), largest)
+    both = measure({"synced": synced, "local": local}, "ddp", budget_s)
+    points = _differences(*(entry["points"] for entry in both))
+    return [{**both[0], "operation": "all_reduce", "points": points}]
 
-    def sweep(synchronised: bool) -> Sweep:
+
+def _two_sweeps(make: Callable[[int], Callable[[bool], None]], largest: int) -> tuple[Sweep, Sweep]:
+    """Sweeps of the calls of each message size, with False and with True."""
+    made = cache(make)
+
+    def sweep(flag: bool) -> Sweep:
         def run(size: int, count: int) -> list[Repeat]:
-            return slowest(partial(made(size), synchronised), count)
+            return slowest(partial(made(size), flag), count)
 
         return Sweep(message_sizes(min(largest, _LARGEST_BYTES)), run)
 
-    both = measure({"synced": sweep(True), "local": sweep(False)}, "ddp", budget_s)
-    synced, local = (entry["points"] for entry in both)
-    return [{**both[0], "operation": "all_reduce", "points": _differences(synced, local)}]
+    return sweep(False), sweep(True)
 
 
 def sweep_sharded(device: torch.device, largest: int, budget_s: float) -> list[dict[str, Any]]:
     """Raw times of FSDP's messages over the default group, as two sweeps."""
     ranks = dist.get_world_size()
-
-    made = cache(lambda size: sharded_pass(element_count("reduce_scatter", size, ranks), device))
-
-    def sweep(trained: bool) -> Sweep:
-        def run(size: int, count: int) -> list[Repeat]:
-            return slowest(partial(made(size), trained), count)
-
-        return Sweep(message_sizes(min(largest, _LARGEST_BYTES)), run)
-
-    both = measure({"all_gather": sweep(False), "reduce_scatter": sweep(True)}, "fsdp", budget_s)
+    gather, scatter = _two_sweeps(
+        lambda size: sharded_pass(element_count("reduce_scatter", size, ranks), device), largest
+    )
+    both = measure({"all_gather": gather, "reduce_scatter": scatter}, "fsdp", budget_s)
     gathered, trained = (entry["points"] for entry in both)
     for point in gathered:  # its tensor was rounded up, too
         elements = point["message_bytes"] // _ELEMENT_BYTES
@@ -186,7 +178,6 @@ def _differences(
 
 
 def _less(times_s: list[float], others_s: list[float]) -> list[float]:
-    """The times, each less the median of the others."""
     other_s = statistics.median(others_s)
     return [max(seconds - other_s, _LEAST_S) for seconds in times_s]
 

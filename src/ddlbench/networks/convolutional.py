@@ -1,29 +1,18 @@
 """Convolutional networks: AlexNet, VGG, MobileNetV2, ResNet and CosmoFlow.
 
-AlexNet and VGG have convolutions one after the other, then linear layers.
+ImageNet and Highres take torchvision's; small images take DDLBench's (benchmark/{mnist,cifar10}).
 
-* AlexNet in one column (Krizhevsky 2014, "One weird trick", as torchvision has it), with 61 million
-  weights. ParaDL trained the one of 2012 (96, 256, 384, 384 and 256 filters); its shapes are in the
-  oracle's workload file.
-* VGG-11 and VGG-16 (Simonyan and Zisserman 2015), without batch normalisation.
-
-Their blocks are the convolutions, ReLUs and poolings ``features_0``, ``features_1``, ...,
-``avgpool``, ``flatten``, and the classifier. ImageNet and Highres: torchvision's, with three linear
-layers (VGG's are ``classifier_0`` ... ``classifier_6``). Small images: one linear layer
-(``classifier``), as in DDLBench (benchmark/{mnist,cifar10}), so that VGG-11 has 9 layers with
-weights instead of 11; AlexNet's first convolution is padded by 5 instead of 2, its pooling is 2x2
-instead of 3x3, and it has no dropout.
-
-MobileNetV2 (Sandler et al. 2018) has the blocks ``features_0`` (first convolution), the inverted
-residuals ``features_1`` ... ``features_17``, ``features_18`` (last convolution), ``avgpool``,
-``flatten``, and the classifier. ImageNet and Highres: torchvision's. Small images: DDLBench's
-(benchmark/{mnist,cifar10}), which halves the image three times instead of five and whose blocks
-differ, see :class:`SmallBlock`.
-
-ResNet-18, ResNet-50, ResNet-101 and ResNet-152 (He et al. 2016) are torchvision's, with the blocks
-``conv1``, ``bn1``, ``relu``, ``maxpool``, the residual blocks ``layer1_0`` ... ``layer4_2``,
-``avgpool``, ``flatten``, ``fc``. Small images: the first convolution is 3x3 with stride 1 and there
-is no ``maxpool``, as in DDLBench (benchmark/{mnist,cifar10}).
+* AlexNet in one column (Krizhevsky 2014, "One weird trick", as torchvision has it), and VGG-11 and
+  VGG-16 (Simonyan and Zisserman 2015): ``features_0`` ..., ``avgpool``, ``flatten``, and the
+  classifier, of three linear layers (VGG's are ``classifier_0`` ... ``classifier_6``). Small
+  images: one linear layer; AlexNet's first convolution is padded by 5 instead of 2, its pooling is
+  2x2 instead of 3x3, and it has no dropout.
+* MobileNetV2 (Sandler et al. 2018): ``features_0`` (first convolution), the inverted residuals
+  ``features_1`` ... ``features_17``, ``features_18`` (last convolution), ``avgpool``, ``flatten``,
+  and the classifier. Small images: halved three times instead of five; see :class:`SmallBlock`.
+* ResNet (He et al. 2016): ``conv1``, ``bn1``, ``relu``, ``maxpool``, the residual blocks
+  ``layer1_0`` ... ``layer4_2``, ``avgpool``, ``flatten``, ``fc``. Small images: the first
+  convolution is 3x3 with stride 1, and there is no ``maxpool``.
 
 CosmoFlow (Mathuriya et al. 2018) has 3-D convolutions over volumes of dark matter, as ParaDL
 trains it on volumes of 256^3 (Kahira et al., HPDC 2021, and its published profile)::
@@ -33,9 +22,9 @@ trains it on volumes of 256^3 (Kahira et al., HPDC 2021, and its published profi
     pool1 .. pool6   means over 2^3, after each convolution but the last
     fc1 .. fc3       2048, 256, num_classes
 
-The original predicts four cosmological parameters with a squared error. Here the four outputs are
-four classes with the cross-entropy of every other network: layers, shapes and messages are the
-same. Smaller volumes, down to 4^3, have fewer poolings.
+The original predicts four cosmological parameters with a squared error. Here they are four classes
+with the cross-entropy of every other network: layers, shapes and messages are the same. Smaller
+volumes, down to 4^3, have fewer poolings.
 """
 
 from __future__ import annotations
@@ -234,7 +223,7 @@ def cosmoflow(spec: DatasetSpec) -> nn.Sequential:
         )
         blocks[f"relu{number}"] = nn.ReLU()
         channels = filters
-        sides = [_side(side, kernel, stride, last) for side in sides]
+        sides = [side - kernel + 1 if last else -(-side // stride) for side in sides]
         # The last convolution needs two voxels; the fourth will halve what is left.
         if not last and min(sides) >= (8 if number < 4 else 4):
             blocks[f"pool{number}"] = nn.AvgPool3d(kernel_size=2, stride=2)
@@ -256,10 +245,6 @@ def _padding(kernel: int, last: bool) -> int | str:
     if last:
         return 0
     return "same" if kernel % 2 == 0 else kernel // 2
-
-
-def _side(side: int, kernel: int, stride: int, last: bool) -> int:
-    return side - kernel + 1 if last else -(-side // stride)
 
 
 def _initialize(network: nn.Module) -> None:

@@ -95,7 +95,6 @@ class WaitedDevice:
     def work(
         self, seconds: float, reads: Tensor | None = None, makes: Tensor | None = None
     ) -> None:
-        """Return when the work is done."""
         occupy(seconds)
 
 

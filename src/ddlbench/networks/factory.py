@@ -114,11 +114,7 @@ def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
 
 
 def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) -> nn.Sequential:
-    """What a factory has made, with all of its weights; recorded blocks are compared with it.
-
-    Raises:
-        ConfigError: it is no module, or has no blocks.
-    """
+    """What a factory has made, with all of its weights; recorded blocks are compared with it."""
     network = checked(name, made)
     _make_lazy_layers(network, spec)
     network = apart(network)
@@ -133,11 +129,7 @@ def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) 
 
 
 def _make_lazy_layers(network: nn.Sequential, spec: DatasetSpec) -> None:
-    """Have layers that learn their size from the first input make their weights now, from the seed.
-
-    Raises:
-        Exception: of any kind, if a block fails.
-    """
+    """Have layers that learn their size from the first input make their weights from the seed."""
     if not any(is_lazy(tensor) for tensor in tensors_of(network)):
         return
     modes = {module: module.training for module in network.modules()}
@@ -355,7 +347,6 @@ class TriedNetwork:
 
     @property
     def operations(self) -> int:
-        """Of all blocks."""
         return round(sum(self.work.values()))
 
 
@@ -449,12 +440,7 @@ def _run_blocks(
     device: str,
     counted: Callable[[], int] = int,
 ) -> list[int]:
-    """Run two samples through the blocks; what is counted at the end of each.
-
-    Raises:
-        BlockFails: a block cannot compute its output.
-        ConfigError: it is no tensor, or the last one has a wrong shape.
-    """
+    """Run two samples through the blocks; what is counted at the end of each."""
     with torch.enable_grad():  # some networks take gradients within their forward pass
         inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
         passing: Any = inputs

@@ -5,23 +5,18 @@ first level of nesting goes: ``layer1.0`` becomes the element ``layer1_0``, ``fe
 ``features_3``; what ``forward`` did between modules (pooling, flattening) becomes an element.
 The modules are torchvision's own, so parameters and results are those of the model.
 
-Each network has two variants, as in DDLBench: torchvision's for ImageNet and Highres, and one for
-the small images of MNIST and CIFAR-10, which torchvision's would shrink to a pixel too early.
-Both draw initial weights by torchvision's rule.
-
 ``mlp``: flatten, 128 and 64 hidden units with ReLU, one output a class; the ``mlp`` of MXNet's
 image classification examples. Cheng et al. train an MLP with a parameter server and do not state
 its sizes. Their 247 images a second over 1000 Mbit/s and 231 over 500 (MNIST, batch 32) would mean
-about half a megabyte each way a step; this network sends 0.44 MB there. Its first layer grows with
-the image: 109,386 weights for MNIST, 19.3 million for ImageNet, 100.7 million for Highres.
+about half a megabyte each way a step; this network sends 0.44 MB there.
 
 ``stack``: sixteen equal residual blocks. Two, four, eight or sixteen stages of it take equal time,
 so all that a pipeline loses on it is its own bubble, messages and waits::
 
     stem (3x3 to 128 channels, 4 times narrower) | 16 x [ x + relu(conv3x3(x)) ] | pool | linear
 
-The stem and the head have less than 2 % of a block's operations. There is no batch normalisation,
-so a synchronous pipeline with micro-batches computes the same as sequential training.
+There is no batch normalisation, so a synchronous pipeline with micro-batches computes the same as
+sequential training.
 """
 
 from __future__ import annotations

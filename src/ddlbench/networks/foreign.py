@@ -278,11 +278,7 @@ def _read_configuration(path: Path) -> dict[str, Any]:
 
 
 def _parted(library: str, name: str) -> tuple[str, dict[str, Any]]:
-    """A name, and the arguments after its question mark, as numbers where they are.
-
-    Raises:
-        ConfigError: one asks for weights of others.
-    """
+    """A name, and the arguments after its question mark, as numbers where they are."""
     name, _, rest = name.partition("?")
     pairs = (pair.partition("=") for pair in rest.split(",") if pair)
     arguments = {key: _value(text) for key, _, text in pairs}
@@ -310,11 +306,6 @@ def _value(text: str) -> Any:
 def _called(
     name: str, spec: DatasetSpec, builder: Callable[..., nn.Module], values: Mapping[str, Any]
 ) -> nn.Module:
-    """The network that a builder makes.
-
-    Raises:
-        ConfigError: it does not take one of these arguments, or they do not fit the dataset.
-    """
     try:
         return builder(**values)
     except TypeError as error:
@@ -330,11 +321,7 @@ def _called(
 
 
 def _library(module: str, package: str) -> Any:
-    """A library that is not installed by default.
-
-    Raises:
-        ConfigError: it is missing.
-    """
+    """A library that is not installed by default."""
     # They import torchvision, which beside torch for CPUs only loads through this module.
     importlib.import_module("ddlbench.networks.torchvision_compat")
     try:

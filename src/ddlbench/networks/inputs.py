@@ -26,13 +26,7 @@ def input_dtype(spec: DatasetSpec, floating: torch.dtype = torch.float32) -> tor
 def made_up_inputs(
     spec: DatasetSpec, samples: int, device: torch.device | str | None = None
 ) -> Tensor:
-    """Random inputs: normal values (N, C, ...) for images and volumes, tokens (N, T) in int64.
-
-    Args:
-        spec: of the dataset.
-        samples: N.
-        device: of the inputs; None for torch's default.
-    """
+    """Random inputs: normal values (N, C, ...) for images and volumes, tokens (N, T) in int64."""
     shape = (samples, *spec.shape)
     if spec.input_dtype == "int64":
         return torch.randint(spec.num_classes, shape, device=device)
@@ -60,13 +54,6 @@ def _read(setting: _Setting) -> Any:
         return "mixed"
 
 
-def _set_back(wanted: Settings) -> None:
-    """Set what differs from now, in the order of :data:`_SETTINGS`."""
-    for name, setting in _SETTINGS.items():
-        if _read(setting) != wanted[name]:
-            setting.write(wanted[name])
-
-
 @contextmanager
 def settings_kept() -> Iterator[None]:
     """Set torch's settings back after foreign code, whatever it did."""
@@ -74,7 +61,9 @@ def settings_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        _set_back(before)
+        for name, setting in _SETTINGS.items():  # their order matters
+            if _read(setting) != before[name]:
+                setting.write(before[name])
 
 
 def change_between(wanted: Settings, now: Settings) -> str | None:

@@ -47,9 +47,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 def copy_of(module: _Module, tensors: Mapping[Tensor, Tensor] | None = None) -> _Module:
     """A deep copy of a module; what cannot be copied, as a lock or an open file, is shared.
 
-    Args:
-        module: anything.
-        tensors: what the copy has in place of some of the module's tensors.
+    Some of the module's tensors may have others in their place.
     """
     known: dict[int, object] = {id(old): new for old, new in (tensors or {}).items()}
     known.update((id(tensor), tensor.detach().clone()) for tensor in _computed(module))
@@ -150,10 +148,6 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
 
     An input may still be needed by another stage, or by a recomputation, and the first block's is
     the loader's own memory. What a copy costs, every strategy pays, and results do not change.
-
-    Args:
-        network: the whole network on the CPU, with its weights.
-        spec: of the data that it reads.
     """
     step = _try_step(network, spec)
     for name in step.writes_input:
@@ -172,7 +166,7 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         strided=tuple(name for name, weight in trained.items() if not weight.is_contiguous()),
         complex=tuple(name for name, weight in trained.items() if weight.is_complex()),
         bfloat16=tuple(n for n, weight in trained.items() if weight.dtype == torch.bfloat16),
-        hooked=tuple(name for name, weight in trained.items() if _hooks(weight)),
+        hooked=tuple(name for name, weight in trained.items() if _is_hooked(weight)),
         whole_numbers=tuple(n for n, weight in weights.items() if not _has_gradient(weight)),
         mixed_types=tuple(name for name, block in network._modules.items() if _mixed(block)),
         trains=step.trains,
@@ -218,7 +212,7 @@ def _with_a_copy(_block: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor,
     return (inputs[0].clone(), *inputs[1:])
 
 
-def _hooks(weight: Tensor) -> bool:
+def _is_hooked(weight: Tensor) -> bool:
     return bool(weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None))
 
 
@@ -257,7 +251,9 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
         step.written = [
             name
             for name, weight in double.named_parameters()
-            if weight.requires_grad and name in kept and not _same(weight, kept[name])
+            if weight.requires_grad
+            and name in kept
+            and not (weight.shape == kept[name].shape and torch.equal(weight.detach(), kept[name]))
         ]
         step.gradients = _backward(double, outputs, step)
         for _ in range(_FURTHER_STEPS):
@@ -265,10 +261,6 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
             outputs = _forward(double, made_up_inputs(spec, _SAMPLES, "cpu"), _Step())
             _compare(step, _backward(double, outputs, _Step()))
     return step
-
-
-def _same(weight: Tensor, kept: Tensor) -> bool:
-    return weight.shape == kept.shape and torch.equal(weight.detach(), kept)
 
 
 def _compare(step: _Step, gradients: dict[str, Tensor | None]) -> None:
@@ -297,7 +289,6 @@ def _forward(double: nn.Sequential, inputs: Tensor, step: _Step) -> Tensor:
 
 
 def _backward(double: nn.Sequential, outputs: Tensor, step: _Step) -> dict[str, Tensor | None]:
-    """Gradients of the trained weights."""
     step.trains = outputs.requires_grad
     if step.trains:
         outputs.abs().sum().backward()

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ddlbench.common.document import csv_text
@@ -43,11 +44,7 @@ _SHAPES_ONLY = ("alias", "view", "detach", "empty", "expand", "reshape", "permut
 
 
 class _Operations(TorchDispatchMode):
-    """Notes every operation that runs: kind, operations, items read and written, weights.
-
-    Args:
-        network: whose weights are known by their storage.
-    """
+    """Notes each operation that runs: kind, operations, items read and written, weights."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -60,8 +57,7 @@ class _Operations(TorchDispatchMode):
         packet = func.overloadpacket
         if func.is_view or packet.__name__.startswith(_SHAPES_ONLY):
             return outputs
-        given = list(_tensors((args, kwargs or {})))
-        made = list(_tensors(outputs))
+        given, made = _tensors((args, kwargs or {})), _tensors(outputs)
         if (
             max((tensor.numel() for tensor in made), default=0) < _SAMPLES
         ):  # counters, random states
@@ -150,14 +146,8 @@ def _convolution(weight: Tensor, groups: int) -> str:
     return "pointwise" if prod(window) == 1 else "spatial"
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, dict):
-        yield from _tensors(tuple(values.values()))
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _tensors(value)
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _storage(tensor: Tensor) -> int:

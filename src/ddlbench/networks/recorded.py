@@ -65,12 +65,7 @@ class _Mode:
 
 
 def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True) -> nn.Sequential:
-    """The same network as blocks.
-
-    Args:
-        network: on the CPU, or on the device "meta".
-        spec: of the data that it reads.
-        compare: whether blocks are compared with the network, where that is small enough.
+    """The same network as blocks; a small one is compared with it if ``compare`` says so.
 
     Raises:
         CannotRecord: it cannot be recorded, has no cut, or blocks compute something else.
@@ -85,7 +80,9 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
 def _recorded(network: Whole, spec: DatasetSpec) -> tuple[list[Entry], int]:
     """One recording of all three runs, on the device "meta" where that can run the module."""
     try:
-        return _recorded_of(_without_numbers(network), spec)
+        with torch.no_grad():
+            without_numbers = copy_without_data(network, "meta")
+        return _recorded_of(without_numbers, spec)
     except _CannotRun:
         if any(tensor.is_meta for tensor in tensors_of(network)):
             raise
@@ -134,11 +131,6 @@ def _run(
         raise _CannotRun(f"its run cannot be recorded ({type(error).__name__}: {first})") from error
 
 
-def _without_numbers(network: Whole) -> Whole:
-    with torch.no_grad():
-        return copy_without_data(network, "meta")
-
-
 def _first_difference(recording: Recording, other: Recording) -> str | None:
     """The innermost module of the first entries that differ; None if all are of the same calls."""
     for mine, theirs in zip(recording.entries, other.entries, strict=False):
@@ -153,11 +145,7 @@ def _first_difference(recording: Recording, other: Recording) -> str | None:
 
 
 def _merged(first: Recording, second: Recording, evaluated: Recording) -> list[Entry]:
-    """Entries whose constants follow the samples and the mode.
-
-    Raises:
-        CannotRecord: a constant of the data does neither.
-    """
+    """Entries whose constants follow the samples and the mode."""
 
     def merge(values: tuple[Any, Any, Any], path: str) -> Any:
         two, three, evaluation = values
@@ -219,7 +207,6 @@ def _cuts(entries: Sequence[Entry], returned: int) -> list[int]:
 
 
 def _has_samples(entry: Entry) -> bool:
-    """Whether its value is a tensor that tells the number of samples."""
     first = (entry.shape or (None,))[0]
     return isinstance(first, _Samples) and first.each > 0
 
@@ -231,11 +218,7 @@ def _refs(entry: Entry) -> Iterator[int]:
 
 
 def _blocks_of(module: nn.Module, entries: list[Entry], returned: int) -> nn.Sequential:
-    """The blocks between the cuts that are left when ties are merged.
-
-    Raises:
-        CannotRecord: one block is left.
-    """
+    """The blocks between the cuts that are left when ties are merged."""
     cuts = _cuts(entries, returned)
     spans = list(itertools.pairwise(cuts))
     owned = [_tensors_between(module, entries, *span) for span in spans]
@@ -325,13 +308,7 @@ def _name_of(entries: Sequence[Entry], first: int, last: int, taken: Container[s
 
 
 class _Builder:
-    """Makes the graph of one block.
-
-    Args:
-        module: whose layers it calls.
-        entries: of the recording.
-        first: the entry whose value the block is given.
-    """
+    """Makes the graph of the block that is given the value of entry ``first``."""
 
     def __init__(self, module: nn.Module, entries: Sequence[Entry], first: int) -> None:
         self._module, self._entries, self._first = module, entries, first
@@ -341,7 +318,6 @@ class _Builder:
         self._samples: fx.Node | None = None
 
     def block(self, last: int) -> fx.GraphModule:
-        """The block that ends with an entry."""
         for number in _needed(self._entries, self._first, last):
             self._nodes[number] = self._node(self._entries[number])
         self._graph.output(self._nodes[last])
@@ -416,11 +392,7 @@ fx.wrap("_of_mode")
 
 
 def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: int) -> None:
-    """Compare blocks with the module on numbers that were not recorded, in two calls.
-
-    Raises:
-        CannotRecord: an output, gradient, buffer or the state of the generator differs.
-    """
+    """Compare blocks with the module on numbers that were not recorded, in two calls."""
     weights = list(tensors_of(network))
     if any(w.is_meta for w in weights) or sum(w.nbytes for w in weights) > _CHECKED_BYTES:
         return
@@ -428,25 +400,25 @@ def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: in
     blocks = _blocks_of(other.module, entries, returned).train()
     with seeded(1):
         batches = [made_up_inputs(spec, samples, "cpu") for samples in _CHECKED_SAMPLES]
-    expected, computed = (_seen(call, batches) for call in (whole, blocks))
-    _compare("its output", expected.outputs, computed.outputs)
-    if expected.state != computed.state:
+    (expected, drawn), (computed, drawn_by_blocks) = (
+        _outputs(call, batches) for call in (whole, blocks)
+    )
+    for mine, theirs in zip(expected, computed, strict=True):
+        _compare("its output", mine, theirs)
+    if drawn != drawn_by_blocks:
         raise CannotRecord("its blocks draw other random numbers than it does")
-    kept = (dict(m.named_parameters()) for m in (whole.module, other.module))
-    for (name, first_value), two in zip(next(kept).items(), next(kept).values(), strict=True):
-        _compare(f"the gradient of {name}", [first_value.grad], [two.grad])
-    buffers = (dict(m.named_buffers()) for m in (whole.module, other.module))
-    for (name, mine), theirs in zip(next(buffers).items(), next(buffers).values(), strict=True):
-        _compare(name, [mine], [theirs])
+    weights_of_both = zip(whole.module.named_parameters(), other.module.parameters(), strict=True)
+    for (name, weight), theirs in weights_of_both:
+        _compare(f"the gradient of {name}", weight.grad, theirs.grad)
+    buffers_of_both = zip(whole.module.named_buffers(), other.module.buffers(), strict=True)
+    for (name, buffer), theirs in buffers_of_both:
+        _compare(name, buffer, theirs)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    outputs: list[Tensor]
-    state: bytes
-
-
-def _seen(call: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> _Seen:
+def _outputs(
+    call: Callable[[Tensor], Tensor], batches: Sequence[Tensor]
+) -> tuple[list[Tensor], bytes]:
+    """Of each batch, after which its gradients are there; and the state of the generator."""
     with seeded(2), torch.enable_grad():
         outputs = []
         for batch in batches:
@@ -454,19 +426,17 @@ def _seen(call: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> _Seen:
             if output.requires_grad:
                 output.square().mean().backward()
             outputs.append(output.detach())
-        return _Seen(outputs, torch.get_rng_state().numpy().tobytes())
+        return outputs, torch.get_rng_state().numpy().tobytes()
 
 
-def _compare(what: str, ones: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> None:
-    for mine, other in zip(ones, others, strict=True):
-        if (mine is None) != (other is None):
-            raise CannotRecord(f"its blocks and the network differ ({what})")
-        if mine is None or other is None or not mine.is_floating_point():
-            if mine is not None and other is not None and not torch.equal(mine, other):
-                raise CannotRecord(f"its blocks and the network differ ({what})")
-            continue
-        scale = float(mine.abs().max()) if mine.numel() else 0.0
-        if mine.shape != other.shape or not torch.allclose(
-            mine, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale
-        ):
-            raise CannotRecord(f"its blocks and the network differ ({what})")
+def _compare(what: str, mine: Tensor | None, other: Tensor | None) -> None:
+    if mine is None or other is None:
+        same = mine is other
+    elif not mine.is_floating_point():
+        same = torch.equal(mine, other)
+    else:
+        reach = _TOLERANCE * (float(mine.abs().max()) if mine.numel() else 0.0)
+        same = mine.shape == other.shape
+        same = same and torch.allclose(mine, other, rtol=_TOLERANCE, atol=reach)
+    if not same:
+        raise CannotRecord(f"its blocks and the network differ ({what})")

@@ -104,11 +104,7 @@ def record(
 ) -> Recording:
     """Record ``call(inputs)``, which runs the module and picks its tensor.
 
-    Args:
-        module: whose layers are recorded.
-        inputs: on the module's device.
-        call: runs it.
-        opaque: modules that are taken as layers, and why.
+    ``opaque`` modules are taken as layers; it says why.
 
     Raises:
         CannotRecord: the module as a whole reads its data, or returns another tensor.

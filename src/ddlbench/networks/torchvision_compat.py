@@ -22,16 +22,12 @@ _OPERATORS = ("nms", "qnms")
 _declared: torch.library.Library | None = None
 
 
-def _missing_operators() -> list[str]:
-    return [name for name in _OPERATORS if not hasattr(torch.ops.torchvision, name)]
-
-
 def _import_torchvision() -> None:
     global _declared  # noqa: PLW0603
     try:
         importlib.import_module("torchvision")
     except RuntimeError:
-        missing = _missing_operators()
+        missing = [name for name in _OPERATORS if not hasattr(torch.ops.torchvision, name)]
         if not missing:
             raise
         # A fragment: torchvision's own definitions, if they ever load, are no second "DEF".

@@ -1,6 +1,7 @@
 """Transformers: the layer of which they consist, vision transformers, and GPT-2.
 
-A layer is attention, then a perceptron, each beside the identity::
+A layer is attention, then a perceptron, each beside the identity (Vaswani et al. 2017, section
+3.2)::
 
     x -+-> norm1 -> query, key, value -> heads -> output -+-> norm2 -> fc1 -> GELU -> fc2 -+->
        |__________________________________________________|________________________________|
@@ -8,20 +9,15 @@ A layer is attention, then a perceptron, each beside the identity::
 The three projections of the attention are linear layers of their own, so that devices can split
 them by heads. The norms come first (Xiong et al. 2020), as in ViT and GPT-2; there is no dropout.
 
-Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.
-
 The vision transformers are ViT-Ti, ViT-S and ViT-B (Dosovitskiy et al. 2021; Touvron et al. 2021)::
 
     patches | layer_0 | layer_1 | ... | layer_11 | norm | class_token | head
       cut      equal blocks of one shape, (N, T, width)    first token    one value a class
 
-An image becomes a token for each patch, and one more whose features are classified. ImageNet and
-Highres have patches of 16x16 pixels (197 and 1025 tokens), small images of 4x4 (MNIST: 50 tokens,
-CIFAR-10: 65), as 16 would leave four of them. All layers are equal, so 2, 3, 4, 6 or 12 stages of
-them take equal time.
-
-ViT-B/16 computes what torchvision's ``vit_b_16`` does; initial weights are those of Touvron et al.
-(truncated normal, 0.02), with which the gradient reaches the first block from the first step on.
+An image becomes a token for each patch, of 16x16 pixels or, of small images, 4x4, and one more
+whose features are classified. ViT-B/16 computes what torchvision's ``vit_b_16`` does; initial
+weights are those of Touvron et al. (truncated normal, 0.02), with which the gradient reaches the
+first block from the first step on.
 
 GPT-2 (Radford et al. 2019) gives the next token at every position::
 
@@ -30,12 +26,9 @@ GPT-2 (Radford et al. 2019) gives the next token at every position::
     position    (N, T, width), causal attention         vocabulary, at each position
 
 The head has weights of its own. GPT-2 ties them to the token embedding, but the first and the last
-block of a pipeline may lie on two devices. So GPT-2 small has 163.0 million weights here instead of
-the published 124.4 million: the head's 38.6 million are the difference. Layers, operations and
-activations are those of the tied network.
-
-Initial weights are GPT-2's: truncated normal, 0.02; what a layer adds to the identity starts
-smaller, by the square root of the number of additions (section 2.3).
+block of a pipeline may lie on two devices. Layers, operations and activations are those of the tied
+network. Initial weights are GPT-2's: truncated normal, 0.02; what a layer adds to the identity
+starts smaller, by the square root of the number of additions (section 2.3).
 
 ``gpt-tiny`` is ours, for one core.
 """

@@ -24,8 +24,8 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
+from ddlbench.common.owner import slurm_job_id
 from ddlbench.experiment.site import Accelerator
-from ddlbench.slurm.jobs import own_job_id
 
 _PACKAGES = (
     "ddlbench",
@@ -59,7 +59,7 @@ def driver_provenance(seed: int) -> dict[str, Any]:
         "git_dirty": None if changes is None else bool(changes),
         "packages": _packages(),
         "python": platform.python_version(),
-        "slurm_job_id": own_job_id(),
+        "slurm_job_id": slurm_job_id(),
         "kernel": platform.release(),
         "tcp_congestion_control": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
         "clock_resolution_s": time.get_clock_info("perf_counter").resolution,

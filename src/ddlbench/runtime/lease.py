@@ -30,7 +30,15 @@ from pathlib import Path
 from typing import Literal
 
 from ddlbench.common.document import whole_file
-from ddlbench.common.owner import HEARTBEAT, NOBODY, Owner, owner_in, run_began_s, seems_to_live
+from ddlbench.common.owner import (
+    HEARTBEAT,
+    NOBODY,
+    Owner,
+    owner_in,
+    run_began_s,
+    seems_to_live,
+    slurm_job_id,
+)
 from ddlbench.experiment.result import InvalidResult, NewerResult, Result, read_result, write_result
 from ddlbench.experiment.status import Reason, Status
 from ddlbench.slurm import jobs
@@ -58,7 +66,7 @@ class Claim:
 
 def this_supervisor() -> Owner:
     """This process as the owner of a lease."""
-    return Owner.here(jobs.own_job_id(), run_began_s())
+    return Owner.here(slurm_job_id(), run_began_s())
 
 
 def claim(folder: Path, me: Owner, *, poll_s: float = 5.0, slowest_poll_s: float = 60.0) -> Claim:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ddlbench.common.document import read_json, write_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.owner import Writer
+from ddlbench.common.owner import Writer, slurm_job_id
 from ddlbench.datasets import StagingError, remove, stage
 from ddlbench.datasets.files import DataError
 from ddlbench.experiment.cell import Cell
@@ -140,7 +140,7 @@ def _silent_nodes(nodes: int, entries: list[dict[str, Any]], output: str, ended:
     if why:
         return f"{sentence}: {why}"
     answered = {entry["node"] for entry in entries}
-    silent = [host for host in jobs.hosts(jobs.own_job_id()) if host not in answered]
+    silent = [host for host in jobs.hosts(slurm_job_id()) if host not in answered]
     if silent:
         sentence += f"; nothing from {', '.join(silent)}"
     line = "" if ended.startswith(_LATE) else telling_line(output)

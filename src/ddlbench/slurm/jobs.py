@@ -9,18 +9,14 @@ The state of a job is by squeue and sacct::
     no answer       a final state     sacct's
     no answer       anything else     NO_ANSWER: for example, slurmctld restarts; the job may run
 
-Why a job waits is one of SLURM's words, such as ``Resources``. :data:`WAITS` and :data:`NEVER` put
-the frequent ones into sentences.
-
 The output of a job or of its steps has a line that tells most of a failure, and names nodes::
 
     srun --label       0: module: command not found        task 0 wrote this
                        srun: error: n2: task 0: Exited with exit code 127
     slurmstepd         slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT ... DUE TO TIME LIMIT ***
 
-SLURM's commands run so that the site decides what they answer and not the user's shell. A login
-shell may hold defaults for interactive use, such as ``SQUEUE_PARTITION`` or
-``SLURM_TIME_FORMAT``. A program that reads the answer would see fewer jobs, or other columns.
+SLURM's commands run so that the site decides what they answer and not the user's shell, which may
+hold defaults for interactive use, such as ``SQUEUE_PARTITION`` or ``SLURM_TIME_FORMAT``.
 
 How long a job was suspended follows from ``scontrol --oneliner show job ID``::
 
@@ -30,8 +26,7 @@ How long a job was suspended follows from ``scontrol --oneliner show job ID``::
         |            what the job was suspended          |
 
 ``SuspendTime`` is when the job was last suspended or resumed, ``None`` if it never was.
-``SecsPreSuspend`` is how long it had run until it was last suspended, over all its stretches. So
-the time from its start to its last resumption, less these seconds, is what it was suspended.
+``SecsPreSuspend`` is how long it had run until then, over all its stretches.
 """
 
 from __future__ import annotations
@@ -46,7 +41,6 @@ from datetime import datetime
 from textwrap import shorten
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.owner import slurm_job_id
 
 _PREFIXES = (
     "SACCT_",
@@ -234,20 +228,13 @@ class JobState:
     partition: str = ""
 
     def why_pending(self) -> tuple[str, bool]:
-        """A sentence on why it waits, and whether it can start by itself."""
         sentence, starts = pending_in_words(self.reason)
         # Of several partitions SLURM tells the reason of one.
         return sentence, starts or "," in self.partition
 
     @property
     def may_live(self) -> bool:
-        """Whether it may still wait, run or be about to end."""
         return may_live(self.state)
-
-
-def own_job_id() -> str | None:
-    """Id of the SLURM job that this process runs in; of an array's task, ``<array>_<task>``."""
-    return slurm_job_id()
 
 
 def may_live(state: str | None) -> bool:
@@ -300,11 +287,7 @@ def description(job_id: str | None) -> str | None:
 
 
 def pending_in_words(reason: str) -> tuple[str, bool]:
-    """A sentence on why a job waits, and whether it can start by itself.
-
-    Args:
-        reason: SLURM's word.
-    """
+    """A sentence on why a job waits, and whether it can start by itself."""
     if not reason or reason == "None":
         return "SLURM has not looked at it yet", True
     bare = reason.strip("()")

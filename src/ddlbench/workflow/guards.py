@@ -32,10 +32,6 @@ _held: dict[str, IO[str] | None] = {}
 def check_profile(site: Site, arguments: Sequence[str]) -> None:
     """Refuse a Snakemake profile that starts jobs elsewhere than the site says.
 
-    Args:
-        site: of the experiment.
-        arguments: Snakemake's command line.
-
     Raises:
         ConfigError: a site of this machine would be submitted, or a cluster's run here.
     """
@@ -97,9 +93,6 @@ def _in_folder_of_start(arguments: Sequence[str]) -> Iterator[None]:
 def begin(site: Site) -> None:
     """Prepare this process for a run: its name, its environment, and who submits its jobs.
 
-    Args:
-        site: of the experiment.
-
     Raises:
         ConfigError: nothing can be written here.
     """
@@ -123,10 +116,7 @@ _shell: dict[str, str] = {}
 def check_cluster(site: Site, cells: Sequence[Cell], arrays: str | None = None) -> None:
     """Say what is wrong with a cluster's site before the first job.
 
-    Args:
-        site: of the experiment.
-        cells: that may be submitted.
-        arrays: what the option --slurm-array-jobs says.
+    ``arrays`` is what the option --slurm-array-jobs says.
 
     Raises:
         ConfigError: jobs cannot run as the site says; all that is wrong is named.

@@ -11,10 +11,18 @@ A job that measures a cell reads the Snakefile too: what only draws or predicts 
 is used.
 
 What fails in a rule is in its log, and the user reads one sentence.
+
+Snakemake's graph holds an object for each job, file and resource. Two things cost as much as it,
+and are kept off here, so that it plans tens of thousands of cells in about a minute::
+
+    functions of resources   Snakemake inspects the signature of each three times a job
+    garbage collection       each full collection walks all objects, and finds nothing to free
 """
 
 from __future__ import annotations
 
+import gc
+import inspect
 import json
 import shlex
 import socket
@@ -57,7 +65,6 @@ from ddlbench.planning.matrix import cell_of, expand
 from ddlbench.planning.planner import measured_inputs, request_of
 from ddlbench.planning.profiles import needs_of, profiles_of
 from ddlbench.report import run_screen
-from ddlbench.workflow.graph import inspected, plan_quickly, planned
 from ddlbench.workflow.guards import (
     begin,
     check_cluster,
@@ -68,14 +75,7 @@ from ddlbench.workflow.guards import (
 
 
 class Run:
-    """An experiment as one Snakemake process sees it.
-
-    Args:
-        config: Snakemake's configuration.
-        workflow: Snakemake's object of that name.
-
-    What is wrong with the configuration ends the process with one sentence.
-    """
+    """An experiment as one Snakemake process sees it."""
 
     def __init__(self, config: Mapping[str, Any], workflow: Any) -> None:
         self._workflow = workflow
@@ -150,7 +150,6 @@ class Run:
     # What rules take as input. Snakemake hands over wildcards.
 
     def results(self, _wildcards: Any) -> list[str]:
-        """Results that this experiment asks for."""
         return self._results
 
     def datasets(self, _wildcards: Any) -> list[str]:
@@ -160,7 +159,6 @@ class Run:
         return [str(dataset_file(self.site.name, cell.id)) for cell in largest.values()]
 
     def existing_results(self, _wildcards: Any = None) -> list[str]:
-        """Results that are there already."""
         return [file for file in self._results if Path(file).exists()]
 
     def lost_results(self, _wildcards: Any) -> list[str]:
@@ -197,7 +195,6 @@ class Run:
         return [*map(str, measured_inputs(self._cell(wildcards), self.site.name))]
 
     def profile_runs(self, wildcards: Any) -> list[Path]:
-        """The runs that a profile pools."""
         runs = range(1, self.experiment.profile.runs + 1)
         return [profile_run_file(self.site.name, wildcards.profile, run) for run in runs]
 
@@ -208,7 +205,6 @@ class Run:
         return int(self._cell(wildcards).strategy == BASE)
 
     def cell_request(self, wildcards: Any) -> SchedulerRequest:
-        """What a cell asks of the scheduler."""
         return self._request(*self.site.held_geometry(self._cell(wildcards)))
 
     def profile_request(self, wildcards: Any) -> SchedulerRequest:
@@ -217,7 +213,6 @@ class Run:
         return request(1, self.site.devices_per_node, self.site)
 
     def links_request(self, wildcards: Any) -> SchedulerRequest:
-        """What the links of a fabric ask of the scheduler."""
         return links_request(self.site, wildcards.fabric)
 
     def profile_needs(self, wildcards: Any) -> str:
@@ -260,7 +255,6 @@ class Run:
     # What Snakemake's own report says.
 
     def title(self) -> str:
-        """Experiment, site and number of cells."""
         return f"{self.experiment.name} on {self.site.name}, {len(self.rows)} cells"
 
     def origin(self) -> str:
@@ -314,6 +308,34 @@ _RESOURCES = {
 
 def _field_of(request_for: Callable[[Any], SchedulerRequest], field: str) -> Callable[[Any], Any]:
     return inspected(lambda wildcards: getattr(request_for(wildcards), field))
+
+
+def inspected(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with its parameters where Snakemake looks for them before it inspects it."""
+    with suppress(ImportError):  # an older Snakemake inspects it
+        from snakemake.common import (  # noqa: PLC0415 - slow; rules run where it is loaded
+            overwrite_function_params,
+        )
+
+        overwrite_function_params(function, inspect.signature(function).parameters)
+    return function
+
+
+def plan_quickly() -> None:
+    """Prepare this process to plan a large graph; call :func:`planned` once jobs run."""
+    with suppress(ImportError, AttributeError):
+        from snakemake.common import overwrite_function_params  # noqa: PLC0415 - as above
+        from snakemake.resources import Resource  # noqa: PLC0415
+
+        bound = inspect.signature(Resource("nodes", 1).evaluate).parameters
+        overwrite_function_params(Resource.evaluate, bound)
+    gc.disable()
+
+
+def planned() -> None:
+    """Collect garbage again: a run lasts for days. The graph itself is left out."""
+    gc.freeze()
+    gc.enable()
 
 
 @contextmanager

@@ -159,10 +159,9 @@ def test_a_task_that_was_cancelled_fails_alone(several, executor, slurm):  # noq
 def test_a_task_names_itself_as_squeue_does(monkeypatch):
     for name, value in (("JOB", "14"), ("ARRAY_JOB", "12"), ("ARRAY_TASK", "3")):
         monkeypatch.setenv(f"SLURM_{name}_ID", value)
-    assert slurm_jobs.own_job_id() == "12_3"
     assert Writer.here().job_id == "12_3"
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
-    assert slurm_jobs.own_job_id() == "14"
+    assert Writer.here().job_id == "14"
 
 
 def test_calls_of_sbatch_are_spread():

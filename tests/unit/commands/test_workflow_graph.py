@@ -11,7 +11,7 @@ from snakemake.common import get_function_params
 
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.budget import request, same_for_all
-from ddlbench.workflow.graph import inspected, plan_quickly, planned
+from ddlbench.workflow.run import inspected, plan_quickly, planned
 
 
 @pytest.mark.parametrize("name", ["local", "slurm-example"])

@@ -37,7 +37,7 @@ def test_each_start_is_another_run(tmp_path):
     begin_run(tmp_path)
     first = Writer.here()
     begin_run(tmp_path)
-    assert not Writer.here().is_same_job(first)
+    assert Writer.here().run != first.run
 
 
 @pytest.mark.parametrize("value", ["", "nonsense", "-5"])
@@ -65,26 +65,6 @@ def test_a_document_without_a_whole_writer_names_none(document):
 
 def test_a_writer_is_read_as_it_was_written():
     assert Writer.of({"writer": FIRST.to_dict(), "more": 1}) == FIRST
-
-
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        (FIRST, True),
-        (Writer("run-b", "12", 2), True),  # SLURM's number decides
-        (Writer("run-a", "13", 1), False),
-        (Writer("run-a", None, 1), False),
-        (None, False),
-    ],
-)
-def test_slurms_number_tells_jobs_apart(other, same):
-    assert FIRST.is_same_job(other) == same
-
-
-def test_on_a_local_site_the_run_tells_jobs_apart():
-    local = Writer("run-a", None)
-    assert local.is_same_job(Writer("run-a", None, 2))
-    assert not local.is_same_job(Writer("run-b", None))
 
 
 @pytest.mark.parametrize(

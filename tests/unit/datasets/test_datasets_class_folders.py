@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from cases.own_folders import class_folders, picture
 
-from ddlbench.datasets.class_folders import EXTENSIONS
+from ddlbench.datasets.class_folders import EXTENSIONS, read
 from ddlbench.datasets.files import DataError, FileSplit
-from ddlbench.datasets.imagefolder import read
 from ddlbench.datasets.loading import open_split
 from ddlbench.datasets.staging import stage
 from ddlbench.datasets.user_data import inspect_user_data

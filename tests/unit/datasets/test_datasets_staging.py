@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddlbench.common import owner
 from ddlbench.datasets import (
     DataError,
     DataRequest,
     StagingError,
     estimate_bytes,
-    files,
     remove,
     stage,
     staging,
@@ -38,7 +38,7 @@ def _largest_file(folder):
 
 def test_first_makes_then_reuses(tmp_path):
     first = stage(MNIST, tmp_path / "new")
-    again = stage(MNIST, tmp_path / "new", verify="full")
+    again = stage(MNIST, tmp_path / "new")
     assert first.path == staging.own_folder(tmp_path / "new") / "mnist-idx-x0.002-s0-v1"
     assert (first.reused, again.reused) == (False, True)
     assert first.manifest_digest == again.manifest_digest
@@ -217,7 +217,7 @@ def test_data_is_left_to_those_that_hold_it(tmp_path):
         mine.wait()
     for reader, end in zip(readers, over, strict=True):
         assert not remove(MNIST, tmp_path)
-        assert stage(MNIST, tmp_path, verify="full").reused
+        assert stage(MNIST, tmp_path).reused
         end.set()
         reader.join()
     assert remove(MNIST, tmp_path)
@@ -236,11 +236,6 @@ def test_data_that_was_never_staged_is_not_made_by_who_reads_it(tmp_path):
     assert not hold(MNIST, tmp_path).exists()
     stage(FOLDERS, tmp_path)
     assert not hold(MNIST, tmp_path).exists()
-
-
-def test_verify_is_one_of_two(tmp_path):
-    with pytest.raises(ValueError, match="verify"):
-        stage(MNIST, tmp_path, verify="fast")
 
 
 OWN = [
@@ -275,7 +270,7 @@ def test_own_data_is_copied_if_asked_and_copied_again_when_it_changes(own, tmp_p
     first = stage(copied, scratch)
     assert first.path.is_relative_to(scratch)
     assert not first.reused
-    assert stage(copied, scratch, verify="full").reused
+    assert stage(copied, scratch).reused
     mine, theirs = (open_split(path, copied, "val") for path in (first.path, Path(own.source)))
     ids = np.arange(len(mine))
     assert np.array_equal(mine.gather(ids)[0], theirs.gather(ids)[0])
@@ -369,9 +364,9 @@ def test_checksums_are_read_once_a_boot_and_when_files_change(tmp_path, monkeypa
     for _ in range(3):
         stage(MNIST, tmp_path)
     assert seen == [True, False, False]  # the first makes it
-    monkeypatch.setattr(files, "_BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr(owner, "_BOOT_ID", tmp_path / "none")
     stage(MNIST, tmp_path)
-    stage(MNIST, tmp_path, verify="full")
+    stage(MNIST, tmp_path)
     assert seen[3:] == [True, True]
 
 

@@ -13,11 +13,12 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.datasets import DataError, stage, tokens
 from ddlbench.datasets.formats import write_dataset
 from ddlbench.datasets.loading import make_feed, open_split
-from ddlbench.datasets.user_data import count_user_data
+from ddlbench.datasets.user_data import inspect_user_data
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest, DatasetSpec, estimate_bytes
 from ddlbench.networks import build
 from ddlbench.strategies.training import MeanCrossEntropy
 
+ENTROPY_RATE = 1.75 * math.log(2)  # nats a token, of the chain
 SMALL = DatasetSpec.of_tokens(
     "small-tokens", "Small", vocabulary=32, sequence_length=12, num_train=2048, num_val=64
 )
@@ -53,10 +54,10 @@ def test_the_chain_has_the_entropy_that_it_says() -> None:
     np.testing.assert_allclose(shares[:4], [0.5, 0.25, 0.125, 0.125], atol=0.005)
     assert not shares[4:].any()
     entropy = -sum(share * math.log(share) for share in shares[:4])
-    assert entropy == pytest.approx(tokens.ENTROPY_RATE, rel=0.005)
+    assert entropy == pytest.approx(ENTROPY_RATE, rel=0.005)
     frequencies = np.bincount(runs.ravel(), minlength=32) / runs.size
     np.testing.assert_allclose(frequencies, 1 / 32, rtol=0.1)
-    assert 0.5 * math.log(32) > tokens.ENTROPY_RATE
+    assert 0.5 * math.log(32) > ENTROPY_RATE
 
 
 def test_a_run_depends_on_its_place_split_and_seed_only() -> None:
@@ -126,7 +127,7 @@ def test_a_network_learns_more_than_frequencies(tmp_path: Path) -> None:
     inputs, labels = open_split(staged.path, request, "val").gather(np.arange(64))
     with torch.no_grad():
         loss = float(loss_of(network(inputs), labels))
-    assert tokens.ENTROPY_RATE < loss < 0.8 * math.log(32)
+    assert ENTROPY_RATE < loss < 0.8 * math.log(32)
 
 
 def _own(folder: Path, dtype: str = "<u2", train: int = 200, val: int = 30, top: int = 32) -> Path:
@@ -145,7 +146,7 @@ def test_own_tokens_are_read(dtype: str, copy: bool, tmp_path: Path) -> None:
     staged = stage(request, tmp_path / "scratch")
     assert (staged.path == own) is not copy
     data = open_split(staged.path, request, "train")
-    assert len(data) == count_user_data(request) == 199 // 12
+    assert len(data) == inspect_user_data(request).samples["train"] == 199 // 12
     inputs, labels = data.gather(np.array([1]))
     assert inputs[0].tolist() == list(range(12, 24))
     assert labels[0].tolist() == list(range(13, 25))
@@ -156,7 +157,7 @@ def test_own_tokens_are_read(dtype: str, copy: bool, tmp_path: Path) -> None:
 def test_own_tokens_that_cannot_work_are_said_in_a_sentence(tmp_path: Path) -> None:
     def refused(folder: Path, message: str) -> None:
         request = DataRequest(SMALL.name, source=str(folder))
-        for look in (count_user_data, lambda asked: stage(asked, tmp_path / "scratch")):
+        for look in (inspect_user_data, lambda asked: stage(asked, tmp_path / "scratch")):
             with pytest.raises(DataError, match=message) as raised:
                 look(request)
             assert "\n" not in str(raised.value)
@@ -221,15 +222,15 @@ def test_files_that_are_no_tokens_are_named(content, message, tmp_path):
     for split in ("train", "val"):
         (tmp_path / f"{split}.bin").write_bytes(content[: len(content) // 2 * 2])
     with pytest.raises(DataError, match=message):
-        count_user_data(DataRequest("tokens", source=str(tmp_path)))
+        inspect_user_data(DataRequest("tokens", source=str(tmp_path)))
 
 
 def test_a_second_file_of_a_split_and_megatrons_index_are_refused(tmp_path):
     own = _own(tmp_path / "both")
     (own / "train.uint32.bin").write_bytes(bytes(4000))
     with pytest.raises(DataError, match="holds train.bin and train.uint32.bin"):
-        count_user_data(DataRequest(SMALL.name, source=str(own)))
+        inspect_user_data(DataRequest(SMALL.name, source=str(own)))
     own = _own(tmp_path / "megatron")
     (own / "train.idx").write_bytes(b"MMIDIDX")
     with pytest.raises(DataError, match="it is Megatron's"):
-        count_user_data(DataRequest(SMALL.name, source=str(own)))
+        inspect_user_data(DataRequest(SMALL.name, source=str(own)))

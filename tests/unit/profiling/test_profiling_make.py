@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 import os
@@ -13,7 +12,7 @@ import torch
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.profile import InvalidProfile, Profile, as_csv, read_profile
+from ddlbench.experiment.profile import read_profile
 from ddlbench.experiment.registry import NETWORKS, mismatch
 from ddlbench.experiment.site import load_site
 from ddlbench.networks import build
@@ -130,14 +129,6 @@ def test_slowdown_is_a_ratio_within_a_round():
         {"replicas": 1, "slowdown": 1.0, "interval": None},
         {"replicas": 2, "slowdown": 1.75, "interval": [1.5, 2.0]},
     ]
-
-
-def test_as_csv(tiny):
-    rows = list(csv.DictReader(as_csv(Profile.from_dict(tiny), 4).splitlines()))
-    assert [row["layer"] for row in rows] == ["Input", *"012345"]
-    assert rows[1]["activation_bytes"] == str(4 * 4 * 28 * 28 * 4)
-    with pytest.raises(InvalidProfile, match="was not timed at batch size 5; take one of 2, 4, 8"):
-        as_csv(Profile.from_dict(tiny), 5)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddlbench.datasets.loader import feed_ranges
+from ddlbench.datasets.loader import EpochStream
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.training import Loss
 from ddlbench.runtime.launch import address_of
@@ -37,7 +38,7 @@ CELL = Cell("mnist", "tiny", "ddp", batch_size=8, devices_per_node=2, epochs=2, 
 )
 def test_ids_map_to_the_feed_one_by_one(first, count, warmup, steps, more):
     whole = steps + more
-    ranges = list(feed_ranges(first, count, warmup, steps, whole))
+    ranges = EpochStream(SimpleNamespace(steps_per_epoch=whole), warmup, steps).ranges(first, count)
     found = [step for begin, length in ranges for step in range(begin, begin + length)]
     expected = []
     for mini_batch in range(first, first + count):
@@ -50,7 +51,7 @@ def test_ids_map_to_the_feed_one_by_one(first, count, warmup, steps, more):
 
 
 def test_whole_epochs_are_one_range():
-    assert list(feed_ranges(2, 30, 2, 10, feed_steps_per_epoch=10)) == [(10, 30)]
+    assert EpochStream(SimpleNamespace(steps_per_epoch=10), 2, 10).ranges(2, 30) == [(10, 30)]
 
 
 def report(step_s, loss, **changes):
