@@ -34,15 +34,17 @@ from ddlbench.planning.plan import Plan, Process
 from ddlbench.planning.step import (
     LINK,
     Compute,
+    GradientMessage,
+    Group,
     Message,
     Step,
     blocking,
+    placement_of_groups,
     summed_gradients,
     transport_of,
     worker_tasks,
 )
 from ddlbench.planning.strategy import Strategy, workers_of
-from ddlbench.planning.traffic import GradientMessage, Group, placement_of_groups
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload

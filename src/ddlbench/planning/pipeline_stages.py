@@ -42,7 +42,6 @@ from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import BlockCost
-from ddlbench.planning.options import Options, RuleText, Tried
 from ddlbench.planning.partition import (
     Chain,
     Level,
@@ -52,6 +51,7 @@ from ddlbench.planning.partition import (
     chain_of_profile,
     partition,
 )
+from ddlbench.planning.plan import Options, RuleText, Tried
 from ddlbench.planning.workload import profile_at
 
 Reach = Literal["node", "network"]  # within a node, between nodes

@@ -20,8 +20,7 @@ from ddlbench.experiment.registry import BASE, STRATEGIES, load
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.network_tables import BlockCost, NetworkTraits, blocks_of
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Options, Plan, Process
 
 if TYPE_CHECKING:
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
@@ -332,7 +331,7 @@ def _class_of(name: str) -> type[Strategy]:
     if not (isinstance(loaded.options, type) and issubclass(loaded.options, Options)):
         raise ConfigError(
             f"strategy {shown(name)}: its options must be a subclass of Options "
-            "(ddlbench.planning.options)"
+            "(ddlbench.planning.plan)"
         )
     return loaded
 

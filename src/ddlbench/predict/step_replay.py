@@ -37,8 +37,7 @@ from functools import cache, cached_property
 from math import inf
 
 from ddlbench.experiment.profile import LoneRun
-from ddlbench.planning.step import COMPUTE, Compute, Message, Step
-from ddlbench.planning.traffic import Group
+from ddlbench.planning.step import COMPUTE, Compute, Group, Message, Step
 from ddlbench.planning.workload import Step as Phases
 from ddlbench.predict.links import (
     ALL_GATHER,

@@ -14,10 +14,11 @@ from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.planned_cluster import (
     PlannedCluster,
     PlannedInputs,
+    PlannedLinks,
     batch_ladder,
+    library,
     roofline_profile,
 )
-from ddlbench.predict.planned_links import PlannedLinks, library
 from ddlbench.predict.ranking import Question
 from ddlbench.predict.recommend import recommend
 

@@ -18,8 +18,8 @@ from ddlbench.experiment.paths import plan_file, profile_file
 from ddlbench.experiment.result import InputDigests
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan
+from ddlbench.planning.step import buckets
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.traffic import buckets
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES, Workload, backward_shares
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.inputs import Inputs

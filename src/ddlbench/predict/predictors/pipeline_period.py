@@ -37,7 +37,7 @@ from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.pipeline_stages import Reach, bandwidth_of
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, EventGraph, Held
-from ddlbench.planning.traffic import Group, whole_buckets
+from ddlbench.planning.step import Group, whole_buckets
 from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.links import Hop, LinkTable, Place, places_of
 from ddlbench.predict.prediction import (

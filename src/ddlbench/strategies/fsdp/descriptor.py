@@ -33,8 +33,7 @@ from ddlbench.planning.data_parallel import (
     uneven_shares,
 )
 from ddlbench.planning.network_tables import NetworkTraits, borrowing, first_unsupported
-from ddlbench.planning.options import Options, Tried
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Options, Plan, Process, Tried
 from ddlbench.planning.strategy import Strategy
 
 if TYPE_CHECKING:

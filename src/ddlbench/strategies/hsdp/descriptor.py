@@ -24,8 +24,8 @@ from typing import ClassVar
 
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.planning.data_parallel import uneven_shares
-from ddlbench.planning.options import Options
-from ddlbench.planning.traffic import GroupOptions, larger_groups, uneven_groups
+from ddlbench.planning.plan import Options
+from ddlbench.planning.step import GroupOptions, larger_groups, uneven_groups
 from ddlbench.strategies.fsdp.descriptor import FsdpOptions, FullyShardedDataParallel
 
 

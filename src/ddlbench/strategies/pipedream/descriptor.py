@@ -27,7 +27,6 @@ from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.network_tables import NetworkTraits, first_unsupported
-from ddlbench.planning.options import Options, RuleText
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -44,7 +43,7 @@ from ddlbench.planning.pipeline_stages import (
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.plan import Plan, Process, needs_of, process_at
+from ddlbench.planning.plan import Options, Plan, Process, RuleText, needs_of, process_at
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.orders import warmups
 from ddlbench.planning.strategy import Strategy

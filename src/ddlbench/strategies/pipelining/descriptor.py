@@ -28,7 +28,6 @@ from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.network_tables import NetworkTraits
-from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -40,7 +39,7 @@ from ddlbench.planning.pipeline import (
     repeated,
 )
 from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
-from ddlbench.planning.plan import Plan, Process, needs_of, process_at
+from ddlbench.planning.plan import Options, Plan, Process, Tried, needs_of, process_at
 from ddlbench.planning.planner import micro_batch_counts
 from ddlbench.planning.schedules import (
     InvalidSchedule,

@@ -36,17 +36,19 @@ from ddlbench.planning.network_tables import (
     first_unsupported,
     why_too_many,
 )
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan, Process
-from ddlbench.planning.step import Compute, Message, Step, transport_of
-from ddlbench.planning.strategy import PARADL, LayerSplit, Strategy
-from ddlbench.planning.traffic import (
+from ddlbench.planning.plan import Options, Plan, Process
+from ddlbench.planning.step import (
+    Compute,
     Group,
     GroupOptions,
+    Message,
+    Step,
     larger_groups,
     placement_of_groups,
+    transport_of,
     uneven_groups,
 )
+from ddlbench.planning.strategy import PARADL, LayerSplit, Strategy
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 
 if TYPE_CHECKING:

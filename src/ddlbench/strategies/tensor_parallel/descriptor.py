@@ -30,17 +30,19 @@ from ddlbench.planning.network_tables import (
     linear_pairs,
     why_not_in_pairs,
 )
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan, PlanDetails, Process
-from ddlbench.planning.step import Compute, Message, Step, transport_of
-from ddlbench.planning.strategy import Strategy
-from ddlbench.planning.traffic import (
+from ddlbench.planning.plan import Options, Plan, PlanDetails, Process
+from ddlbench.planning.step import (
+    Compute,
     Group,
     GroupOptions,
+    Message,
+    Step,
     larger_groups,
     placement_of_groups,
+    transport_of,
     uneven_groups,
 )
+from ddlbench.planning.strategy import Strategy
 from ddlbench.strategies.tensor_parallel.shares import DeviceShare
 
 if TYPE_CHECKING:

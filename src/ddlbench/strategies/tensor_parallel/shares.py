@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
-from ddlbench.planning.traffic import whole_buckets
+from ddlbench.planning.step import whole_buckets
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Block, Tensor, Workload
