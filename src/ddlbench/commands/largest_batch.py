@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.questions import by_workflow, case_options, questions_of
+from ddlbench.commands.options import case_options
+from ddlbench.commands.questions import by_workflow, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import examples, paragraph, show
 from ddlbench.planning.memory import capacity_bytes

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.plan import with_matrix
-from ddlbench.commands.questions import cell_options, questions_of
+from ddlbench.commands.options import cell_options, with_matrix
+from ddlbench.commands.questions import questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,

@@ -1,4 +1,4 @@
-"""The options of the commands that predict and choose, and the cells that they measure.
+"""What the options of commands that predict and choose ask, and the cells that they measure.
 
 ::
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.plan import matrix_at
+from ddlbench.commands.options import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
@@ -46,38 +46,6 @@ if TYPE_CHECKING:
 
 # Options of a command, and the field of a cell that each sets.
 _SETTINGS = {"fabric": "fabric", "precision": "precision", "threads": "threads_per_device"}
-
-
-def cell_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what is trained, on how much, with which batch."""
-    batch = click.option("--batch-size", type=click.IntRange(1), help="Samples of one step.")
-    return case_options(batch(command))
-
-
-def case_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what is trained, on how much."""
-    for option in reversed(
-        (
-            click.option(
-                "--configfile",
-                type=click.Path(path_type=Path),
-                help="An experiment of yours: its settings, options, site and data.",
-            ),
-            click.option("--site", "site_name", help="Site.  [default: local]"),
-            click.option("--network", help="Name, or package.module:callable."),
-            click.option("--dataset", help="Name of the dataset."),
-            click.option("--geometry", help="Nodes x devices per node: 2x4."),
-            click.option("--fabric", help="Link condition.  [default: default]"),
-            click.option("--precision", help="[default: fp32]"),
-            click.option("--threads", type=click.IntRange(1), help="Of a CPU device."),
-            click.option(
-                "--option", "options", multiple=True, help="Of a strategy: gpipe.chunks=8."
-            ),
-            click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
-        )
-    ):
-        command = option(command)
-    return command
 
 
 @dataclass(frozen=True)

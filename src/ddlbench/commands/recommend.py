@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlbench.commands.options import cell_options
 from ddlbench.commands.predict import header, noisy_profile
 from ddlbench.commands.questions import (
     Questions,
     by_workflow,
     case_id,
-    cell_options,
     measured_cell,
     questions_of,
 )

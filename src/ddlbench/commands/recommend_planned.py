@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from ddlbench.commands.plan import matrix_at
+from ddlbench.commands.options import matrix_at
 from ddlbench.commands.questions import Questions, completed, geometries, question_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import read_yaml

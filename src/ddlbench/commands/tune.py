@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddlbench.commands.options import cell_options
 from ddlbench.commands.predict import header
-from ddlbench.commands.questions import by_workflow, case_id, cell_options, questions_of
+from ddlbench.commands.questions import by_workflow, case_id, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
