@@ -77,6 +77,10 @@ class Questions:
         """What the site knows of the questions; ``settings`` are fields of the knowledge."""
         return replace(knowledge_of(self.each[0], Inputs(self.site.name), self.site), **settings)
 
+    def grounds(self) -> list[str]:
+        """Lines that say on what answers rest, where nothing was measured."""
+        return []
+
 
 def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Questions:
     """The questions that the options of :func:`cell_options` make.
@@ -98,15 +102,20 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
         experiment, site, rows = matrix_at(configfile, site_name)
         configfile = Path(experiment.where)
         given = completed(given, experiment, [row.cell for row in rows])
-    for name in ("network", "dataset", "geometry", "batch_size"):
-        if not given[name] and not (name == "batch_size" and given.get("batch_per_device")):
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
+    check_given(given, ("network", "dataset"))
     questions = [question_of(given, text, experiment, site) for text in geometries(given)]
     for question in questions:
         question.check_names()
         _check_fabric(question, site)
     return Questions(tuple(questions), site, configfile)
+
+
+def check_given(values: dict[str, Any], names: Sequence[str]) -> None:
+    """Raise ConfigError for an option that is missing: these, the geometry or the batch."""
+    for name in (*names, "geometry", "batch_size"):
+        if not values.get(name) and not (name == "batch_size" and values.get("batch_per_device")):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
 
 
 def geometries(values: dict[str, Any]) -> list[str]:

@@ -19,12 +19,6 @@ from ddlbench.commands.questions import (
     measured_cell,
     questions_of,
 )
-from ddlbench.commands.recommend_layouts import layout_answers
-from ddlbench.commands.recommend_planned import (
-    PlannedQuestions,
-    planned_questions_of,
-    with_experiment,
-)
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -41,15 +35,12 @@ from ddlbench.common.screen import (
 from ddlbench.common.screen import ranking as ranking_table
 from ddlbench.common.statistics import BYTES, HOURS, TIMES
 from ddlbench.experiment.config import making_command
-from ddlbench.experiment.registry import known
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.advice import Advice, advise, answer_dict, batch_hint, chance_text, range_text
 from ddlbench.predict.largest_batch import Size, sizes_advice, sizes_dict
 from ddlbench.predict.prediction import DEFAULT_RECOMMENDER
 from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked
-from ddlbench.predict.transformer.configurations import is_shape
-from ddlbench.predict.transformer.hf_shapes import is_configuration
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
@@ -138,20 +129,22 @@ def recommend(
     elif measure is not None:
         raise ConfigError("--measure needs a site, --hardware is none; leave one out")
     else:
-        options, experiment = with_experiment(options)
+        from ddlbench.commands import recommend_planned as planned  # noqa: PLC0415 - slow to import
+
+        options, experiment = planned.with_experiment(options)
         network = options["network"]
-        if network and (software or _is_decoder(network, options["dataset"])):
+        if network and (software or planned.is_decoder(network, options["dataset"])):
             of_networks = {
                 "profile": profile,
                 "allow_stale": allow_stale,
                 "device_memory_bytes": device_memory_bytes,
             }
-            values, lines = layout_answers({**options, **of_networks}, hardware, software)
+            values, lines = planned.layout_answers({**options, **of_networks}, hardware, software)
             show(values, lines, as_json=as_json)
             return
         if options["sequence_length"]:
             raise ConfigError("--sequence-length is of a transformer's shape; leave it out")
-        questions = planned_questions_of(options, hardware, profile, experiment)
+        questions = planned.planned_questions_of(options, hardware, profile, experiment)
     fixed = {
         "recommender": recommender,
         "allow_stale": allow_stale,
@@ -163,15 +156,6 @@ def recommend(
         _compare_sizes(questions, fixed, as_json=as_json)
         return
     _answer(questions, fixed, measure, budget_device_hours, as_json=as_json, why=why)
-
-
-def _is_decoder(network: str, dataset: str | None) -> bool:
-    """Whether a name is a shape's, or nothing else that could be trained without a dataset."""
-    if dataset is None and is_configuration(network):
-        return True
-    return is_shape(network) or (
-        dataset is None and network not in known("ddlbench.networks") and ":" not in network
-    )
 
 
 def _answer(
@@ -198,8 +182,7 @@ def _answer(
     if missing := here.inputs.missing(cells[0]) if cells else ():
         command = making_command(questions.site.name, missing)
         lines += paragraph(f"Make what is missing with: {command}")
-    if isinstance(questions, PlannedQuestions):
-        lines += questions.lines()
+    lines += questions.grounds()
     show(answer_dict(question, ranking, advice), lines, as_json=as_json)
 
 
@@ -234,8 +217,8 @@ def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool
 
     sizes = [answered(q) for q in sorted(questions.each, key=lambda q: (q.devices, q.nodes))]
     values = sizes_dict(sizes)
-    if isinstance(questions, PlannedQuestions):
-        show(values, [*sizes_lines(sizes, here), *questions.lines()], as_json=as_json)
+    if grounds := questions.grounds():
+        show(values, [*sizes_lines(sizes, here), *grounds], as_json=as_json)
         return
     path = choice_file(questions.site.name, case_id(sizes[-1].question)).with_name("sizes.png")
     path.parent.mkdir(parents=True, exist_ok=True)
