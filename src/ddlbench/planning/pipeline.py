@@ -43,6 +43,15 @@ from ddlbench.planning.schedules import (
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Blocks ``[first, last)`` of the network on so many replicas."""
+
+    first: int
+    last: int
+    replicas: int
+
+
+@dataclass(frozen=True)
 class PlannedStage:
     """One stage of a plan.
 

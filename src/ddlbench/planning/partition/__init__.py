@@ -6,7 +6,6 @@ from ddlbench.planning.partition.profiles import chain_of_profile, read_chain, r
 from ddlbench.planning.partition.programme import COST_MODELS, Level
 from ddlbench.planning.partition.stages import (
     Partition,
-    Stage,
     balance,
     partition,
     partition_graph,

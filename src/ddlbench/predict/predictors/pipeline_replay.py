@@ -85,7 +85,7 @@ from ddlbench.predict.prediction import (
     Prediction,
     joined,
 )
-from ddlbench.predict.predictors.pipeline_period import PipelineLinks
+from ddlbench.predict.predictors.pipeline_links import PipelineLinks
 
 
 @dataclass(frozen=True)

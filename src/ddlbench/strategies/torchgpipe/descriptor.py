@@ -39,7 +39,6 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
-from ddlbench.planning.partition import balance
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.pipeline_stages import (
     check_enough,
@@ -136,6 +135,8 @@ class TorchGPipe(Strategy):
         """
         processes, details = super().plan(cell, site)
         if details["balance"] == "profile":
+            from ddlbench.planning.partition import balance  # noqa: PLC0415 - of few plans
+
             micro_batch = cell.batch_size // int(details.get("chunks", 1))
             chain = measured_chain(cell, site, micro_batch)
             check_enough(cell, len(chain), cell.devices)
