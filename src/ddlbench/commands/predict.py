@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands.options import cell_options, with_matrix
-from ddlbench.commands.questions import questions_of
+from ddlbench.commands.questions import header, noisy_profile, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -28,7 +28,7 @@ from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import tables_dir
 from ddlbench.experiment.registry import BASE, known
-from ddlbench.planning.labels import dataset_label, network_label, strategy_label
+from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict.advice import range_text
 from ddlbench.predict.candidate import Candidate, Knowledge, assess, predicted
@@ -196,33 +196,6 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def _json_value(value: Any) -> Any:
     plain = value.item() if hasattr(value, "item") else value
     return None if isinstance(plain, float) and math.isnan(plain) else plain
-
-
-_NOISY = 0.25
-
-
-def noisy_profile(alone: Prediction | None) -> list[str]:
-    """A warning where the profile's own steps lie far apart, on which all predictions rest."""
-    interval = alone.interval_s if alone else None
-    if alone is None or interval is None or interval[1] - interval[0] <= _NOISY * alone.step_s:
-        return []
-    return paragraph(
-        "The profile is noisy: one device's step lies between "
-        f"{range_text(*interval)}. Profile again on a quiet machine."
-    )
-
-
-def header(question: Question, site: Site, strategy: str = "") -> str:
-    """What is trained, and where."""
-    devices = question.devices
-    kind = "GPU" if site.device == "cuda" else "CPU worker"
-    kind = kind if site.accelerator is None else "emulated device"
-    what = f"{strategy} on " if strategy else ""
-    trained = f"{network_label(question.network)}, {dataset_label(question.dataset)}"
-    return (
-        f"{trained}, {what}{question.geometry} ({counted(devices, kind)}), "
-        f"{counted(question.batch_size, 'sample')} a step, site {site.name}"
-    )
 
 
 def _off(errors: Sequence[float]) -> str:

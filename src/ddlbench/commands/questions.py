@@ -22,6 +22,7 @@ import click
 from ddlbench.commands.options import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
+from ddlbench.common.screen import counted, paragraph
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import (
@@ -34,6 +35,8 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
+from ddlbench.planning.labels import dataset_label, network_label
+from ddlbench.predict.advice import range_text
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.ranking import Question
 from ddlbench.predict.recommend import NotMeasured, knowledge_of, result_of, short_cell
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from ddlbench.experiment.result import Glance
     from ddlbench.experiment.site import Site
     from ddlbench.predict.candidate import Knowledge
+    from ddlbench.predict.prediction import Prediction
 
 # Options of a command, and the field of a cell that each sets.
 _SETTINGS = {"fabric": "fabric", "precision": "precision", "threads": "threads_per_device"}
@@ -265,3 +269,29 @@ def case_id(question: Question) -> str:
     ]
     network = question.network.replace(":", "@")
     return f"{question.dataset}/{network}/{question.geometry}/{'+'.join(parts)}"
+
+
+def header(question: Question, site: Site, strategy: str = "") -> str:
+    """What is trained, and where."""
+    kind = "GPU" if site.device == "cuda" else "CPU worker"
+    kind = kind if site.accelerator is None else "emulated device"
+    what = f"{strategy} on " if strategy else ""
+    trained = f"{network_label(question.network)}, {dataset_label(question.dataset)}"
+    return (
+        f"{trained}, {what}{question.geometry} ({counted(question.devices, kind)}), "
+        f"{counted(question.batch_size, 'sample')} a step, site {site.name}"
+    )
+
+
+_NOISY = 0.25
+
+
+def noisy_profile(alone: Prediction | None) -> list[str]:
+    """A warning where the profile's own steps lie far apart, on which all predictions rest."""
+    interval = alone.interval_s if alone else None
+    if alone is None or interval is None or interval[1] - interval[0] <= _NOISY * alone.step_s:
+        return []
+    return paragraph(
+        "The profile is noisy: one device's step lies between "
+        f"{range_text(*interval)}. Profile again on a quiet machine."
+    )

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands.options import cell_options
-from ddlbench.commands.predict import header, noisy_profile
 from ddlbench.commands.questions import (
     Questions,
     by_workflow,
     case_id,
+    header,
     measured_cell,
+    noisy_profile,
     questions_of,
 )
 from ddlbench.common.errors import ConfigError

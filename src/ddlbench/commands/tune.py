@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands.options import cell_options
-from ddlbench.commands.predict import header
-from ddlbench.commands.questions import by_workflow, case_id, questions_of
+from ddlbench.commands.questions import by_workflow, case_id, header, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import NetworkTraits, linear_pairs, why_not_in_pairs
+from ddlbench.planning.pipeline import why_not_in_stages
 from ddlbench.planning.plan import Options
 from ddlbench.planning.step import GroupOptions
 from ddlbench.planning.strategy import Strategy
-from ddlbench.planning.trainable import why_not_in_stages
 from ddlbench.strategies.pipelining.descriptor import OneFOneB, PipeliningOptions
 from ddlbench.strategies.tensor_parallel.descriptor import weights_with_hooks
 

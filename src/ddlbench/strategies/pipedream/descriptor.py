@@ -35,6 +35,7 @@ from ddlbench.planning.pipeline import (
     Repeated,
     RunOf,
     flowing,
+    why_not_in_stages,
 )
 from ddlbench.planning.pipeline_stages import (
     StageOptions,
@@ -47,7 +48,6 @@ from ddlbench.planning.plan import Options, Plan, Process, RuleText, needs_of, p
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.orders import warmups
 from ddlbench.planning.strategy import Strategy
-from ddlbench.planning.trainable import why_not_in_stages
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload

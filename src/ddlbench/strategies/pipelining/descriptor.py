@@ -37,6 +37,7 @@ from ddlbench.planning.pipeline import (
     RunOf,
     flushing,
     repeated,
+    why_not_in_stages,
 )
 from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
 from ddlbench.planning.plan import Options, Plan, Process, Tried, needs_of, process_at
@@ -56,7 +57,6 @@ from ddlbench.planning.schedules import (
     zero_bubble_v,
 )
 from ddlbench.planning.strategy import PARADL, Strategy
-from ddlbench.planning.trainable import why_not_in_stages
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
