@@ -42,10 +42,7 @@ def with_matrix(command: Callable[..., None]) -> Callable[..., None]:
 def matrix_at(configfile: Path, site_name: str | None = None, scale: str | None = None) -> Selected:
     """The experiment of a file, its site and its matrix.
 
-    Args:
-        configfile: the file.
-        site_name: another site than the file names.
-        scale: of a published figure.
+    ``scale`` is of a published figure.
     """
     configfile = enter_project(configfile)
     config, given = config_at(configfile, site_name, scale)

@@ -85,16 +85,7 @@ def plan_lines(
     *,
     every_cell: bool = False,
 ) -> list[str]:
-    """What an experiment costs, what it lacks, and the next command.
-
-    Args:
-        cost: what :func:`ddlbench.planning.budget.estimate` returns.
-        experiment: the experiment.
-        site: where it runs.
-        rows: its matrix.
-        to_run: cells without a result.
-        every_cell: list the cells to run.
-    """
+    """What an experiment costs, what it lacks, and the next command."""
     lines = paragraph(
         f"{experiment.name} on {site.name}: {counted(cost.cells, 'cell')}, {cost.to_run:,} to run, "
         f"{_done(cost)}, {cost.unsupported:,} cannot run"

@@ -218,15 +218,8 @@ def prediction_lines(
 ) -> list[str]:
     """What predictors say of one cell, the one that ``recommend`` uses first.
 
-    Args:
-        question: what is to be trained.
-        predictions: of the cell.
-        candidate: what is known of the cell.
-        alone: what is known of one device.
-        interval_s: holds the step in 90 % of cases; None if unknown.
-        used: name of the predictor that ``recommend`` uses.
-        known: what is known at the site.
-        why: print the assumptions of every predictor.
+    ``alone`` is one device, ``used`` the predictor that ``recommend`` uses; ``why`` adds what each
+    predictor assumes.
     """
     baselines = {p.predictor for p in predictions if predictor_of(p.predictor).baseline}
     ordered = sorted(predictions, key=lambda p: (p.predictor != used, p.predictor in baselines))
@@ -300,14 +293,7 @@ def _speedup_line(candidate: Candidate, alone: Candidate, first: Prediction) -> 
 def accuracy_lines(
     tables: PredictionTables, experiment: str, site: str, *, every_row: bool
 ) -> list[str]:
-    """The best predictor of each strategy, and how often the fastest strategy was named.
-
-    Args:
-        tables: what :func:`ddlbench.report.products.make_predictions` returns.
-        experiment: its name.
-        site: the site's name.
-        every_row: print every predictor and every case.
-    """
+    """The best predictor of each strategy, and how often the fastest strategy was named."""
     frame = tables.accuracy
     rows = frame[(frame["strategy"] != "all") & (frame["n"] > 0)]
     counts = rows.groupby("strategy")["n"].max()

@@ -56,10 +56,7 @@ _SETTINGS = {"fabric": "fabric", "precision": "precision", "threads": "threads_p
 class Questions:
     """What the options of a command say.
 
-    Args:
-        each: a question for each geometry.
-        site: where.
-        configfile: the experiment whose cells are measured; None for single cells.
+    ``configfile`` is the experiment whose cells are measured; None for single cells.
     """
 
     each: tuple[Question, ...]
@@ -89,9 +86,7 @@ class Questions:
 def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Questions:
     """The questions that the options of :func:`cell_options` make.
 
-    Args:
-        values: of the options.
-        batch_size: where the command has no such option.
+    ``batch_size`` is for commands without such an option.
 
     Raises:
         ConfigError: something is missing, unknown or not of its kind.
@@ -162,11 +157,6 @@ def completed(
 ) -> dict[str, Any]:
     """The options, with what the experiment says where it says one thing.
 
-    Args:
-        values: of the options.
-        experiment: of the file.
-        cells: its matrix.
-
     Raises:
         ConfigError: the experiment has several values of what is not written.
     """
@@ -222,9 +212,7 @@ def by_workflow(
     It returns None where the cell failed, and raises NotMeasured where the workflow did not begin
     it; the error stream says why.
 
-    Args:
-        questions: where, and of which experiment.
-        named: what the error stream says is being measured.
+    ``named`` is what the error stream says is being measured.
     """
     site = questions.site
 

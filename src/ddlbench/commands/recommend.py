@@ -236,9 +236,7 @@ def _draw(figure: str, path: Path, content: Any) -> None:
 def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
     """A line a geometry with its best strategy, and what more devices bring.
 
-    Args:
-        sizes: by their devices, the fewest first.
-        known: what is known at the site.
+    Sizes come by their devices, the fewest first.
     """
     first = sizes[0].question
     lines = paragraph(
@@ -307,12 +305,7 @@ def recommendation_lines(
 ) -> list[str]:
     """A ranking with its advice, what of it was measured, and what is not ranked.
 
-    Args:
-        question: what is to be trained.
-        ranking: the candidates.
-        advice: of this ranking.
-        known: what is known at the site.
-        why: print the parts of each prediction, and every reason in full.
+    ``why`` adds the parts of each prediction, and every reason in full.
     """
     ranked = ranking.ranked
     lines = paragraph(header(question, known.site))

@@ -62,11 +62,7 @@ _SHAPES_PRECISION = "bf16"  # of steps that software of transformers was fitted 
 
 @dataclass(frozen=True)
 class PlannedQuestions(Questions):
-    """Questions about hardware; what is known of it comes from its data sheets.
-
-    Args:
-        cluster: the hardware.
-    """
+    """Questions about hardware; what is known of it comes from its data sheets."""
 
     cluster: PlannedCluster | None = None
 
@@ -89,11 +85,7 @@ def planned_questions_of(
 ) -> PlannedQuestions:
     """The questions that the options of ``recommend`` ask about hardware.
 
-    Args:
-        values: of the options.
-        hardware: name of a device.
-        profile: of one device, in place of the roofline; None for none.
-        experiment: of ``--configfile``, whose settings and options the questions have.
+    ``profile`` is of one device, in place of the roofline.
 
     Raises:
         ConfigError: something is missing or unknown.
@@ -198,11 +190,6 @@ def layout_answers(
     values: dict[str, Any], hardware: str, software: str | None
 ) -> tuple[Any, list[str]]:
     """JSON values and lines for a terminal.
-
-    Args:
-        values: of the options of ``recommend``.
-        hardware: name of a device.
-        software: name of what trains; None for nanotron.
 
     Raises:
         ConfigError: something is missing, unknown, or of sites only.

@@ -227,10 +227,7 @@ def _verdict(tuning: Tuning) -> list[str]:
 def cost_lines(tuning: Tuning, cost: tuple[Budget, Budget] | None, trials: int) -> list[str]:
     """What the search cost, or would cost, beside an exhaustive sweep.
 
-    Args:
-        tuning: the search.
-        cost: of a dry run, for the first ``trials`` cells and for all.
-        trials: most cells of the search.
+    ``cost`` is of a dry run: of the first ``trials`` cells, and of all.
     """
     if cost is not None:
         some, every = cost

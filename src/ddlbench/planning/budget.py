@@ -253,12 +253,7 @@ def estimate(
 ) -> Budget:
     """Estimate what an expanded experiment still costs.
 
-    Args:
-        rows: the expanded matrix.
-        site: where it runs.
-        results_root: the folder that holds ``<site>/cells``.
-        own_parts: what is known of the user's own networks and data.
-        finished: :func:`finished_rows`, where it is known already.
+    ``finished`` is what :func:`finished_rows` gives, where that is known already.
     """
     finished = finished or finished_rows(rows, site, results_root)
     unsupported = [row for row in rows if row.unsupported is not None]

@@ -75,14 +75,7 @@ def cells_root(site: str, results_root: Path) -> Path:
 
 
 class ExpectedTime:
-    """Expected seconds of a site's cells.
-
-    Args:
-        finished: results of cells like those.
-        site: where they run.
-        results_root: the folder that holds ``<site>/cells``.
-        own: what is known of the user's own networks and data.
-    """
+    """Expected seconds of a site's cells."""
 
     def __init__(
         self, finished: Iterable[Glance], site: Site, results_root: Path, own_parts: OwnParts

@@ -54,10 +54,8 @@ _LINEAR = re.compile(r"Linear\(.*out_features=(\d+),.*")
 def table_of_graph(path: Path, network: str, spec: DatasetSpec) -> DeviceTable:
     """The table of a network that a ``graph.txt`` describes.
 
-    Args:
-        path: of the file.
-        network: its name; one that is built in gives the blocks their names.
-        spec: the dataset that was read; its samples tell the size of the mini-batch.
+    A built-in network gives the blocks their names; the samples of ``spec`` tell the size of the
+    mini-batch.
 
     Raises:
         ConfigError: it is no such file, or of another dataset.
@@ -102,12 +100,8 @@ def _batch_size(graph: GraphFile, spec: DatasetSpec, path: Path) -> int:
 class _Cutting:
     """A graph that is cut into blocks.
 
-    Args:
-        graph: the file.
-        batch_size: of its mini-batch.
-        spec: the dataset.
-        path: of the file, for messages.
-        shapes_apart: a ``Size`` is a block of its own and hands on the tensor whose shape it reads.
+    With ``shapes_apart`` a ``Size`` is a block of its own and hands on the tensor whose shape it
+    reads.
     """
 
     graph: GraphFile

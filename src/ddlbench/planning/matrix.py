@@ -176,9 +176,7 @@ def written_points(experiment: Experiment, axes: Mapping[str, Any]) -> list[dict
 
     Several if the experiment lists several values of an option.
 
-    Args:
-        experiment: the experiment.
-        axes: dataset, network, strategy, geometry, batch_size, and further axes of the point.
+    ``axes`` hold dataset, network, strategy, geometry, batch_size, and further axes of the point.
     """
     grid = _option_grid(experiment, axes["strategy"])
     return [_overridden(experiment, {**axes, "options": options}) for options in grid]
@@ -378,12 +376,7 @@ def check_name(group: str, name: str, where: str) -> None:
 
 @cache
 def _missing_package(names: tuple[str, ...], install: str) -> str | None:
-    """Why a strategy's package is missing; None if there is no torch (a login node).
-
-    Args:
-        names: of the packages.
-        install: how to get them.
-    """
+    """Why a strategy's package is missing; None if there is no torch (a login node)."""
     if importlib.util.find_spec("torch") is None:
         return None
     for name in names:

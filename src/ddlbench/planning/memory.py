@@ -89,12 +89,8 @@ def room_of(
 ) -> Room | None:
     """Whether a plan fits.
 
-    Args:
-        workload: the profile of the cell's network.
-        plan: of the cell.
-        devices: bytes that each device needs; none if they are unknown.
-        site: where.
-        device_memory_bytes: of one device; by default that of the profile or the site.
+    ``devices`` are the bytes that each device needs, none if they are unknown;
+    ``device_memory_bytes`` are by default those of the profile or the site.
     """
     if not devices:
         return None

@@ -227,9 +227,8 @@ class Repeated:
     ) -> float:
         """Seconds per mini-batch in the long run.
 
-        Args:
-            costs_s: seconds of each of the graph's keys.
-            holds: links that each of them holds, where messages share links.
+        ``costs_s`` are of each of the graph's keys; ``holds`` the links that each holds, where
+        messages share links.
         """
         durations = [costs_s[number] for number in self.graph.key_numbers]
         ends_s: Callable[[list[float] | None], list[float]] = partial(self.graph.ends_s, durations)
@@ -295,9 +294,7 @@ class PipelineRun:
 def flushing(schedule: Schedule, pipelines: int) -> tuple[RunOf, Repeated]:
     """One step of a schedule that ends with an update, for a real and a free run.
 
-    Args:
-        schedule: of one pipeline.
-        pipelines: side by side. Without messages all do the same, so the free run is of one.
+    Without messages all ``pipelines`` side by side do the same, so the free run is of one.
     """
 
     def one_step(whole: Schedule, messaging: Messaging) -> Repeated:

@@ -45,10 +45,7 @@ def make_plan(
 ) -> StrategyPlan:
     """The plan of a cell that its strategy supports.
 
-    Args:
-        cell: the cell.
-        site: needed if the plan is made from the site's measurements.
-        accelerator: that the site emulates.
+    ``site`` is needed if the plan is made from the site's measurements.
 
     Raises:
         ConfigError: the plan is made from measurements that are missing.
@@ -140,10 +137,7 @@ def fitted(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
 
         defaults -> supported and suitable? -> alternatives, best first -> the first supported
 
-    Args:
-        cell: with the options that are written, and defaults.
-        strategy: of the cell, on the site's devices.
-        written: the options that the user wrote; these stay.
+    ``written`` are the options that the user wrote; these stay.
 
     Returns:
         The cell itself, with balance ``profile`` where it takes that, if no alternative helps.
@@ -166,10 +160,6 @@ def micro_batch_counts(samples: int, stages: int) -> Iterator[int]:
 
     With eight times as many as stages, the bubble is less than a ninth of the time: more are not
     worth their overhead.
-
-    Args:
-        samples: that are cut.
-        stages: of the pipeline.
     """
     least = range(max(1, stages), min(samples, _MOST_PER_STAGE * stages) + 1)
     fewer = range(min(stages - 1, samples), 0, -1)

@@ -337,10 +337,8 @@ def summed_gradients(
 ) -> list[Compute | Message]:
     """These tasks, the backward pass with sums of gradients that are ready, and the update.
 
-    Args:
-        tasks: of a worker before its last backward pass.
-        messages: in the order in which they are sent.
-        updated: share of the weights that a rank updates.
+    ``messages`` are in the order in which they are sent, ``updated`` is the share of the weights
+    that a rank updates.
     """
     together, done, sent = list(tasks), 0.0, []
     for message in messages:

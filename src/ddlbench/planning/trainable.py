@@ -34,12 +34,7 @@ def samples_per_pass(plan: StrategyPlan) -> int:
 
 
 def why_not_trained(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
-    """Why a plan's strategy cannot train a network with these traits; None if it can.
-
-    Args:
-        traits: of the network.
-        plan: what would run.
-    """
+    """Why a plan's strategy cannot train a network with these traits; None if it can."""
     if (why := why_not_cut(traits, plan.cell)) is not None:
         return why
     if not traits.trains:

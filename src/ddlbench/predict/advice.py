@@ -301,11 +301,7 @@ def answers(
 ) -> list[dict[str, Any]]:
     """The answer for each case of an experiment; a case of which nothing is known has none.
 
-    Args:
-        experiment: whose settings and options the cells have.
-        rows: the expanded matrix; its cells of one device are left out.
-        site: the machine.
-        results_root: the folder that holds the site's results, profiles and links.
+    Cells of one device are left out.
     """
     inputs = Inputs(site.name, results_root)
     lines = []

@@ -68,10 +68,7 @@ def open_links(path: Path) -> LinkTable:
 class Inputs:
     """The profiles and links of one site, each read once.
 
-    Args:
-        site: its name.
-        results_root: the folder that holds ``<site>/``.
-        calibrated: predictions take the constants of the site's calibration, if it has one.
+    Calibrated predictions take the constants of the site's calibration, if it has one.
     """
 
     def __init__(self, site: str, results_root: Path = RESULTS, *, calibrated: bool = True) -> None:
@@ -100,8 +97,7 @@ class Inputs:
     def check(self, cells: Sequence[Cell]) -> None:
         """Raise InvalidProfile, which names all that is missing, unless the cells have a profile.
 
-        Args:
-            cells: of one network; the largest needs all files that the others need.
+        Of one network, the cell with the most devices needs all files that the others need.
         """
         self.workload(max(cells, key=lambda cell: cell.devices))
 

@@ -73,11 +73,7 @@ def links_interval() -> tuple[float, float]:
 class _ExpectedTimes:
     """A :class:`CollectiveTimes` of one group.
 
-    Args:
-        group: one row.
-        operation: the collective.
-        copies: the whole buffer over a message as links.json counts it.
-        notes: on the links.
+    ``copies`` is the whole buffer over a message as links.json counts it.
     """
 
     group: Groups
@@ -95,8 +91,7 @@ class _ExpectedTimes:
 class PlannedLinks(LinkTable):
     """The links of a system, for whichever group of its devices.
 
-    Args:
-        system: devices and fabric; larger groups than its geometry have the same form.
+    Groups larger than the system's geometry have the same form.
     """
 
     def __init__(self, system: System) -> None:
@@ -195,11 +190,7 @@ class PlannedCluster:
     ) -> PlannedCluster:
         """Read the files of the names.
 
-        Args:
-            hardware: name in ``config/hardware``, another name of such a device, or a file.
-            fabric: name in ``config/fabrics``, or a file.
-            geometries: nodes and devices per node of each.
-            profile: name in ``config/accelerators``, or a folder.
+        ``hardware`` and ``fabric`` may be files, ``profile`` a folder.
 
         Raises:
             ConfigError: there is no such file, or several nodes have no fabric.
@@ -296,9 +287,7 @@ def _folder(profile: str) -> Path:
 class PlannedInputs(Inputs):
     """Profiles and links of a planned cluster.
 
-    Args:
-        cluster: what is planned.
-        batch_sizes: samples that devices may get: the batch and its parts.
+    ``batch_sizes`` are the samples that devices may get: the batch and its parts.
     """
 
     def __init__(self, cluster: PlannedCluster, batch_sizes: Iterable[int]) -> None:
@@ -356,10 +345,7 @@ def roofline_profile(
 ) -> dict[str, Any]:
     """A profile as profile.json holds it, by the roofline.
 
-    Args:
-        device: data sheet.
-        key: network, dataset, precision.
-        batch_sizes: ascending.
+    ``batch_sizes`` ascend.
 
     Raises:
         ConfigError: the device has no such precision, or the network cannot be counted.

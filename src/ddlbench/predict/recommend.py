@@ -58,10 +58,6 @@ from ddlbench.predict.ranking import SETTINGS, Question, Ranking, rank
 def recommend(question: Question, known_here: Knowledge) -> Ranking:
     """Rank every registered strategy.
 
-    Args:
-        question: the network, the dataset, the devices and the batch.
-        known_here: what is known at the site.
-
     Raises:
         ConfigError: a name is unknown; or nothing is known of any strategy, as the profile or the
             links are missing or wrong.
@@ -210,9 +206,7 @@ def short_cell(cell: Cell) -> Cell:
 class Limits:
     """When to stop.
 
-    Args:
-        cells: most candidates that are measured.
-        device_s: most seconds of devices; None for no limit.
+    Most candidates that are measured, and most seconds of devices.
     """
 
     cells: int
@@ -248,13 +242,7 @@ class Trial:
 
 @dataclass
 class Choice:
-    """What was chosen, and what it cost.
-
-    Args:
-        ranking: by all that is measured.
-        trials: measured candidates, in the order of their measurement.
-        stopped: why no more were measured.
-    """
+    """What was chosen, and what it cost."""
 
     ranking: Ranking
     trials: list[Trial] = field(default_factory=list)
@@ -283,12 +271,7 @@ class Choice:
 
 
 def answers_dict(site: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The content of choice.json where nothing was measured for the answers.
-
-    Args:
-        site: its name.
-        answers: see :func:`ddlbench.predict.advice.answer_dict`.
-    """
+    """The content of choice.json where nothing was measured for the answers."""
     return {
         "schema_version": VERSION,
         "site": site,
@@ -303,10 +286,8 @@ def answers_dict(site: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, A
 def device_s_all(trials: Sequence[Trial], others_s: Sequence[float], devices: int) -> float | None:
     """Device-seconds of the trials and of a short cell of each of the others.
 
-    Args:
-        trials: what was measured.
-        others_s: steps of what was not; each takes as long to start as the trials did on average.
-        devices: of a cell.
+    ``others_s`` are steps of what was not measured; each takes as long to start as the trials did
+    on average.
 
     Returns:
         None if nothing was measured.

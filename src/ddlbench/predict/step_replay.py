@@ -360,12 +360,7 @@ class _Sent:
 
 @dataclass
 class Replay:
-    """The times of a step.
-
-    Args:
-        step: to replay.
-        costs: of its tasks.
-    """
+    """The times of a step."""
 
     step: Step
     costs: StepCosts

@@ -71,9 +71,7 @@ _MOST = 2000
 class Configuration:
     """One cell to choose from.
 
-    Args:
-        values: of everything that varies, defaults included.
-        candidate: what is known of its cell.
+    ``values`` are of everything that varies, defaults included.
     """
 
     values: Values
@@ -148,12 +146,6 @@ def configurations(
 ) -> list[Configuration]:
     """Every configuration, predicted; what cannot run or does not fit says why.
 
-    Args:
-        question: network, dataset, devices, and the options that do not vary.
-        strategy: its name.
-        values: of what varies.
-        known: what is known at the site.
-
     Raises:
         ConfigError: a value is wrong, there are too many, or a profile or links are missing.
     """
@@ -222,14 +214,7 @@ _DOCUMENT = Document(TuningFile, VERSION, "tuning", InvalidTuning)
 
 @dataclass
 class Tuning:
-    """What was searched, and what was found.
-
-    Args:
-        found: every configuration, also what cannot run.
-        history: measured cells of the site.
-        trials: cells of this search, in the order of their measurement.
-        stopped: why no more were measured.
-    """
+    """What was searched, and what was found."""
 
     found: Sequence[Configuration]
     history: History
@@ -343,9 +328,8 @@ def _entry(configuration: Configuration, belief: Belief) -> dict[str, Any]:
 def gain(belief: Belief, best_s: float) -> float:
     """Expected gain over a measured configuration, in parts of it; see the module.
 
-    Args:
-        belief: seconds a sample of a configuration that is only predicted.
-        best_s: seconds a sample of the best measured one.
+    Both are seconds a sample: of a configuration that is only predicted, and of the best measured
+    one.
     """
     ahead = math.log(best_s / belief.step_s)
     z = ahead / belief.spread

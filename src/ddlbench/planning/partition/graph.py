@@ -240,9 +240,7 @@ class MemoryLimit:
 class LayerGraph:
     """Nodes in an order in which they could run; ``output_bytes`` of each is its own tensor.
 
-    Args:
-        nodes: at least one.
-        readers: of each node, the nodes that read its tensor.
+    ``readers`` of each node are the nodes that read its tensor.
     """
 
     nodes: tuple[Node, ...]

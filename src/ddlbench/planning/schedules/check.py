@@ -246,9 +246,7 @@ def _check_in_flight(schedule: Schedule) -> None:
 def why_release_stops(replicas: Sequence[int], per_loader: int) -> str:
     """Why PipeDream's released runtime stops before the first pass; empty if it runs.
 
-    Args:
-        replicas: of each stage, first to last.
-        per_loader: mini-batches of each replica of the first stage.
+    ``per_loader`` are the mini-batches of each replica of the first stage.
 
     Raises:
         ConfigError: a stage has no replica.

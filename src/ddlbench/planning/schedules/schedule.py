@@ -204,10 +204,7 @@ def _around(action: Action, rank: int, stage_ranks: Sequence[Sequence[int]]) -> 
 def replicate(schedule: Schedule, copies: int, *, summed: bool = False) -> Schedule:
     """Makes ``copies`` pipelines of a schedule with one replica a stage; ranks copy by copy.
 
-    Args:
-        schedule: of one pipeline.
-        copies: their number.
-        summed: a single copy sums its gradients, too: with pipelines that are not in the schedule.
+    ``summed``: a single copy sums its gradients, too, with pipelines that are not in the schedule.
 
     Raises:
         InvalidSchedule: stages are replicated already, or ``copies`` is below 1.
@@ -351,10 +348,7 @@ class EventGraph:
     ) -> list[float]:
         """When each event ends, if some hold a link that others need: first come, first served.
 
-        Args:
-            durations_s: of each event, from when it has its links.
-            holds: the links that an event holds, and how long; None for none.
-            starts_s: as in :meth:`ends_s`.
+        ``durations_s`` count from when an event has its links; ``starts_s`` as in :meth:`ends_s`.
         """
         waits = [len(before) for before in self.before]
         ends = [0.0] * len(self.events)

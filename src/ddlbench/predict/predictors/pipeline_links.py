@@ -48,9 +48,7 @@ class Kinds:
     def sent_s(self, graph: EventGraph, sent_s: Sequence[float]) -> float:
         """Seconds of all messages, the mean over pipelines, and of the sums that all take part in.
 
-        Args:
-            graph: of a run of one pipeline a kind.
-            sent_s: seconds of each of its keys.
+        ``sent_s`` are of each key of the graph, which is of a run of one pipeline a kind.
         """
         shares = [count / self.pipelines for count in self.counts]
         return sum(
@@ -71,13 +69,8 @@ def _moved(event: Event, by: int) -> Event:
 class PipelineLinks:
     """Times of a plan's communication.
 
-    Args:
-        table: the links of the cell's fabric.
-        plan: who runs where.
-        pipeline: its stages.
-        blocks: of each stage.
-        workload: its weights, which replicas of a stage sum in buckets of whole tensors.
-        ends: a message costs its ranks processor time, which is not spent on computation.
+    ``blocks`` are of each stage. With ``ends`` a message costs its ranks processor time, which is
+    not spent on computation.
     """
 
     def __init__(
@@ -145,10 +138,7 @@ class PipelineLinks:
     def kinds(self, events: Sequence[Event], ranks: int, device_kind: str) -> Kinds:
         """Pipelines whose links are alike; each alone where pipelines share links of nodes.
 
-        Args:
-            events: of the first pipeline.
-            ranks: of one pipeline.
-            device_kind: as for :meth:`time_s`.
+        ``events`` are of the first pipeline, which has so many ranks.
         """
         pipelines = len(self._places) // ranks
         if pipelines == 1:

@@ -133,12 +133,7 @@ def stage_times(
 ) -> StageTimes:
     """Times of a plan's stages.
 
-    Args:
-        workload: the profile.
-        plan: of a pipeline.
-        samples: of one forward pass.
-        loaded: samples that the first stage loads at a time.
-        factors: on the times of the blocks.
+    A forward pass is of ``samples``; the first stage loads ``loaded`` of them at a time.
 
     Raises:
         ConfigError: the plan cuts a network of other blocks than the profile's.
@@ -341,13 +336,7 @@ class PipelineRecorded(BuiltInPredictor):
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What a run says of the blocks.
-
-    Args:
-        stages: into which it cut the network.
-        factors: on the profile's times.
-        cell_id: of the run.
-    """
+    """What a run says of the blocks."""
 
     stages: int
     factors: BlockFactors
