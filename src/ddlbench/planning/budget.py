@@ -55,7 +55,8 @@ from ddlbench.planning.expected_time import (
     finished_of,
 )
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.planner import measured_inputs, request_of
+from ddlbench.planning.planner import request_of
+from ddlbench.planning.strategy import strategy_of
 
 SPARE_MINUTES = 5
 
@@ -361,7 +362,7 @@ def _inputs(cells: Iterable[Cell], site: Site, results_root: Path) -> set[Path]:
     return {
         results_root / path.relative_to(RESULTS)
         for cell in cells
-        for path in measured_inputs(cell, site.name)
+        for path in strategy_of(cell.strategy).measured_inputs(cell, site.name)
     }
 
 

@@ -13,6 +13,7 @@ matrix is not fitted: its cells are what the experiment file says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -103,27 +104,17 @@ def request_of(cell: Cell, site: Site) -> DataRequest:
     )
 
 
-def measured_inputs(cell: Cell, site: str) -> tuple[Path, ...]:
-    """Files of a site's measurements that the cell's plan is made from."""
-    return strategy_of(cell.strategy).measured_inputs(cell, site)
-
-
 def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dict[str, str | None]:
     """``links_digest`` and ``profile_digest`` of a plan that would be made now.
 
     None for a file that the plan does not use, or that is missing below ``results_root``.
     """
     digests: dict[str, str | None] = {"links_digest": None, "profile_digest": None}
-    for path in measured_inputs(cell, site):
-        digests[f"{path.stem}_digest"] = _digest(results_root / path.relative_to(RESULTS))
+    for path in strategy_of(cell.strategy).measured_inputs(cell, site):
+        with suppress(OSError, ValueError):
+            content = read_json(results_root / path.relative_to(RESULTS))
+            digests[f"{path.stem}_digest"] = digest_of(content)
     return digests
-
-
-def _digest(path: Path) -> str | None:
-    try:
-        return digest_of(read_json(path))
-    except (OSError, ValueError):
-        return None
 
 
 _MOST_ALTERNATIVES = 12  # a strategy that supports none of so many supports none

@@ -233,14 +233,13 @@ def _cannot_gain(candidate: Candidate) -> bool:
 
 def batch_hint(question: Question, ranking: Ranking, known: Knowledge) -> list[str]:
     """A sentence that names batches with which more strategies are compared; none if none are."""
-    batches = dividing_batches(question, ranking, known)
-    if batches is None:
+    sizes, more = dividing_batches(question, ranking, known)
+    if not sizes:
         return []
-    sizes = " or ".join(map(str, batches.batch_sizes))
-    more = "1 more strategy is" if batches.more == 1 else f"{batches.more} more strategies are"
+    are = "1 more strategy is" if more == 1 else f"{more} more strategies are"
     return [
-        f"A batch of {question.batch_size} does not divide for all of them. Take {sizes}: then "
-        f"{more} compared."
+        f"A batch of {question.batch_size} does not divide for all of them. Take "
+        f"{' or '.join(map(str, sizes))}: then {are} compared."
     ]
 
 
@@ -249,11 +248,8 @@ def _fitted(question: Question, ranking: Ranking) -> list[str]:
         f"{options} for {', '.join(c.label for c in candidates)}"
         for options, candidates in fitted_options(question, ranking).items()
     ]
-    if not parts:
-        return []
-    return [
-        f"Fitted to {question.geometry} and a batch of {question.batch_size}: {'; '.join(parts)}."
-    ]
+    fitted = f"Fitted to {question.geometry} and a batch of {question.batch_size}"
+    return [f"{fitted}: {'; '.join(parts)}."] if parts else []
 
 
 def answer_dict(question: Question, ranking: Ranking, advice: Advice) -> dict[str, Any]:

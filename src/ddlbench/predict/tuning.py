@@ -42,7 +42,6 @@ from scipy.stats import norm
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.common.statistics import HOURS
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
@@ -409,11 +408,7 @@ def _reason(
         return "every configuration is measured"
     if following[1] < least:
         return f"no other configuration is expected to gain {least:.1%}"
-    if len(tuning.trials) >= limits.cells:
-        return f"{len(tuning.trials)} of at most {limits.cells} cells are tried"
-    if limits.device_s is not None and tuning.device_s >= limits.device_s:
-        return f"{HOURS.of(tuning.device_s):.2g} device-hours are spent"
-    return ""
+    return limits.reached(tuning.trials)
 
 
 class _Study:

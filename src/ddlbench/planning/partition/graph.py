@@ -432,15 +432,6 @@ def _node(node: GraphNode) -> Node:
     return Node(node.name, seconds, node.output_bytes, node.output_bytes, node.parameter_bytes)
 
 
-def graph_of(text: str, path: Path) -> LayerGraph:
-    """The network that the text of a ``graph.txt`` describes.
-
-    Raises:
-        ConfigError: it is none; the message names ``path`` and the line.
-    """
-    return graph_file(text, path).layers
-
-
 def graph_file(text: str, path: Path) -> GraphFile:
     """The nodes and edges in the text of a ``graph.txt``.
 
