@@ -167,7 +167,6 @@ def _time(cost: Budget, experiment: Experiment, site: Site) -> str:
 def _predictions(
     cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Cell]
 ) -> list[tuple[str, str]]:
-    """The profiles that only predictions need, which are in no cell's time."""
     keys = {ProfileKey.of(cell).id for cell in to_run}
     missing = sum(not profile_file(site.name, key).is_file() for key in keys)
     links = _links(site, to_run)
@@ -223,7 +222,6 @@ def _hours(device_s: float) -> str:
 
 
 def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
-    """Cells that cannot run by reason, and the lines of YAML that let pipelines run."""
     groups: dict[str, list[MatrixRow]] = {}
     for row in rows:
         if row.unsupported is not None:

@@ -256,7 +256,6 @@ def _json_value(value: Any) -> Any:
 
 
 def _off(errors: Sequence[float]) -> str:
-    """How far predictions were off, in words."""
     middle = median(errors)
     direction = "long" if middle > 0 else "short"
     return f"{abs(middle):.0%} too {direction} on {counted(len(errors), 'cell')} here"
@@ -328,7 +327,6 @@ def _prediction_table(
 
 
 def _speedup_line(candidate: Candidate, alone: Candidate, first: Prediction) -> list[str]:
-    """One device's step, the speed-up over it, and what was measured."""
     sentences = []
     if alone.predicted_s is not None and candidate.strategy != BASE:
         ratio, bound = alone.predicted_s / first.step_s, candidate.bound or math.inf

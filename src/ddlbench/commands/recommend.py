@@ -168,7 +168,6 @@ def _answer(
     as_json: bool,
     why: bool,
 ) -> None:
-    """Answer one question, after measuring if that is wanted."""
     question = questions.one
     cost: list[str] = []
     if measure is None:
@@ -190,7 +189,6 @@ def _answer(
 def _measured(
     questions: Questions, fixed: dict[str, Any], cells: int, device_hours: float | None
 ) -> tuple[Choice, Advice]:
-    """Choose by measuring; write choice.json and its figure."""
     question, site = questions.one, questions.site
     choice = choose(
         lambda: ranked(question, questions.knowledge(**fixed)),
@@ -209,7 +207,6 @@ def _measured(
 
 
 def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool) -> None:
-    """Answer for each geometry, and say after which one more devices do not pay."""
     here = questions.knowledge(**fixed)
 
     def answered(question: Question) -> Size:
@@ -370,7 +367,6 @@ def _disagrees(candidate: Candidate) -> bool:
 
 
 def _legend(ranking: Ranking) -> list[str]:
-    """What the signs of the table mean, and what the measured rows change."""
     ranked = ranking.ranked
     if not any(c.measured_s for c in ranked):
         return paragraph("No cell like these has been measured here.")
@@ -415,7 +411,6 @@ def _not_ranked(others: Sequence[Candidate], *, why: bool) -> list[str]:
 
 
 def _parts(ranked: Sequence[Candidate]) -> list[str]:
-    """The parts of each predicted step, and what the first prediction assumes."""
     pairs = []
     for candidate in ranked:
         prediction = candidate.prediction

@@ -250,7 +250,6 @@ def _header(question: LayoutQuestion, geometry: str) -> list[str]:
 
 
 def _layout(rows: Sequence[Any]) -> list[Sequence[str]]:
-    """Devices, experts, ZeRO's stage, micro-batch x micro-batches."""
     experts = any(row.expert_parallel > 1 for row in rows)
     return [
         [f"{row.tensor} x {row.data} x {row.pipeline}" for row in rows],
@@ -269,7 +268,6 @@ def _zero(row: Any) -> str:
 
 
 def _columns(rows: Sequence[Any]) -> list[Sequence[str]]:
-    """Predicted step, interval, tokens a second, memory, fits."""
     return [
         in_one_unit([row.step_s for row in rows], TIMES),
         [range_text(row.low_s, row.high_s) if row.low_s == row.low_s else "" for row in rows],
@@ -324,7 +322,6 @@ def _all_lines(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) ->
 
 
 def _facts(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) -> list[str]:
-    """What the answers rest on."""
     software, cluster = question.software, question.cluster
     beyond = [geometry for geometry, answer in answers.items() if answer["beyond"].any()]
     sources = "; ".join(dict.fromkeys(constant.source for constant in software.intervals.values()))

@@ -135,7 +135,6 @@ def tune(
 
 
 def _cost(cells: Sequence[Cell], trials: int, site: Site) -> tuple[Budget, Budget]:
-    """What the first ``trials`` short cells would cost, and all of them."""
     rows = [MatrixRow(short_cell(cell), None, None) for cell in cells]
     return estimate(rows[:trials], site, RESULTS), estimate(rows, site, RESULTS)
 

@@ -162,7 +162,6 @@ def _held_devices(cell: Cell, site: Site) -> int:
 
 
 def _whole_nodes(site: Site) -> bool:
-    """Whether a job holds whole nodes."""
     return site.launcher == "slurm" and site.slurm.exclusive
 
 

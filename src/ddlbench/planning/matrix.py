@@ -157,7 +157,6 @@ def _choose(
 
 
 def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Every point of the matrix, each with its point for the baseline."""
     axes = {
         axis: [str(value) if axis in NAMED else value for value in values]
         for axis, values in experiment.matrix.items()
@@ -209,7 +208,6 @@ def _layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def _matches(rule: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    """Whether a point has the values of a rule; a key that the point lacks has its default."""
     effective = {**_DEFAULTS, **point}
     return all(effective.get(key) in each(wanted) for key, wanted in rule.items())
 
@@ -246,7 +244,6 @@ def _check_fabrics(experiment: Experiment, site: Site) -> None:
 
 
 def _check_options(experiment: Experiment) -> None:
-    """Refuses wrong options, also of strategies that the matrix lacks now."""
     for name, options in experiment.strategies.items():
         _check_options_of(name, options, experiment.where)
     for number, rule in enumerate(experiment.overrides):

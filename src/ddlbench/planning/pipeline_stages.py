@@ -64,7 +64,6 @@ def even_costs(
 def _even_costs(
     costs: tuple[float, ...], sent: tuple[float, ...], replicas: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Cached, because many cells cut the same network."""
     until = [0.0, *accumulate(costs)]
 
     def share(first: int, last: int, count: int) -> float:

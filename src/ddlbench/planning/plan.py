@@ -138,8 +138,6 @@ class Plan:
 
 @dataclass(frozen=True)
 class _PlanFile(Form):
-    """Parts of plan.json and their types."""
-
     schema_version: int
     cell: Mapping[str, Any]
     processes: tuple[Process, ...]

@@ -250,12 +250,10 @@ class Workload:
         return points[below] + share * (points[above] - points[below])
 
     def _passes_s(self, samples: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Seconds of the forward and of the backward pass of each block."""
         forward_s = tuple(block.forward.at(samples) for block in self.blocks)
         return forward_s, tuple(block.backward.at(samples) for block in self.blocks)
 
     def _extrapolated(self, samples: float) -> str | None:
-        """A remark if some block was not timed around so many samples."""
         timings = (timing for block in self.blocks for timing in (block.forward, block.backward))
         outside = any(timing.extrapolates(samples) for timing in timings)
         return f"times of blocks at {samples:g} samples are extrapolated" if outside else None

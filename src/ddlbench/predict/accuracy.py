@@ -223,7 +223,6 @@ def anomalies(runs: pd.DataFrame, limit: float = LIMIT) -> pd.DataFrame:
 
 
 def _departing_part(row: dict[Any, Any]) -> dict[str, Any]:
-    """Columns of the part with the larger difference in seconds; none if a part is unknown."""
     parts = {
         name: (row[f"measured_{column}_s"], row[f"projected_{column}_s"])
         for name, column in _PARTS.items()

@@ -147,7 +147,6 @@ def _tied(
 
 
 def _with_speedup(ranking: Ranking, candidate: Candidate) -> str:
-    """``DDP (predicted, 1.14x)``."""
     speedup = ranking.speedup(candidate)
     return (
         f"{candidate.label} ({speedup.basis}, {speedup.ratio:.2f}x)" if speedup else candidate.label
@@ -210,7 +209,6 @@ def _reason_not(ranking: Ranking, candidate: Candidate, recommended: Candidate) 
 
 
 def _highest(ranking: Ranking, why_not: Mapping[str, str], named: Collection[str]) -> list[str]:
-    """A sentence for the highest speed-up, if no other sentence names it."""
     shown = [
         (speedup.ratio, speedup.basis, c)
         for c in ranking.ranked

@@ -247,7 +247,6 @@ def predicted(
 
 
 def _other_update(strategy: Strategy, plan: Plan, known: Knowledge) -> str:
-    """Why a step of the plan is not the step that was asked for; empty if it is."""
     cell = plan.cell
     if not (known.allow_stale or strategy.is_synchronous(cell, plan.details)):
         return Reason("old_weights", "updates with old weights: --allow-stale ranks it, too")

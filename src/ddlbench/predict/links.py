@@ -218,7 +218,6 @@ class LinkTable:
         return (lambda size: between(points, size)) if points else None
 
     def _ends_of(self, level: str) -> list[tuple[float, float]]:
-        """Bytes of a message, and processor seconds of both its ends."""
         return next(
             (
                 [(point.message_bytes, 2 * point.cpu_s) for point in sweep.points if point.cpu_s]
@@ -350,7 +349,6 @@ class LinkTable:
     def _near(
         self, measured_in: Callable[[Links], list[_Entry]], shape: tuple[int, int]
     ) -> _Entry | None:
-        """What was measured at the nearest geometry of that level; None if nothing was."""
         nodes, devices_per_node = shape
         entries = [entry for entry in measured_in(self.links) if (entry.nodes > 1) == (nodes > 1)]
         if entries:
@@ -362,7 +360,6 @@ class LinkTable:
     def _sweeps(
         self, nodes: int, transport: str | None, operation: str = ALL_REDUCE
     ) -> list[LinkSweep]:
-        """Sweeps of an operation at that level."""
         level = "network" if nodes > 1 else "node"
         return [
             sweep
@@ -468,7 +465,6 @@ class LinkTable:
 
 
 def _places(pair: PairMatrix) -> list[Place]:
-    """Node and index on it of every endpoint of a matrix."""
     seen: dict[int, int] = {}
     places = []
     for node in pair.nodes:

@@ -357,7 +357,6 @@ def recommenders_on(compute_kind: ComputeKind) -> list[str]:
 
 
 def _named_predictor(recommender: str, strategy: str, compute_kind: ComputeKind) -> str | None:
-    """The predictor that a strategy's descriptor names for a recommender."""
     descriptor = known_strategy(strategy)
     if recommender == MEASURED_LINKS:
         return descriptor.preferred_on(compute_kind)

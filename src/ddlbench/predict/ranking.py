@@ -188,7 +188,6 @@ _NAMED = {
 
 
 def _fields_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a point of a matrix that are fields of a cell."""
     names = Cell.__dataclass_fields__.keys() - _NAMED
     return {name: value for name, value in point.items() if name in names}
 
@@ -326,7 +325,6 @@ def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates in order; those that are ranked with their chances."""
     base = next((c for c in candidates if c.strategy == BASE and c.ranked), None)
     ranked = sorted((c for c in candidates if c.ranked), key=lambda c: _place(c, base))
     # What would be known, but does not fit, goes first.

@@ -364,7 +364,6 @@ def likeliest_of(ranking: Ranking, tried: Collection[str] = ()) -> Candidate | N
 
 
 def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
-    """Why to stop; empty to go on."""
     best = choice.ranking.best
     if best is None:
         return "no candidate can run"

@@ -123,7 +123,6 @@ def pick(recommender: str, rows: pd.DataFrame, every: Outcomes) -> Pick:
 
 
 def _unless_oom(every: Outcomes) -> Pick:
-    """Horovod, or GPipe if Horovod's run ended out of memory."""
     horovod = _first_of(every, "horovod")
     if horovod is not None and every[horovod]["status"] != Status.OUT_OF_MEMORY:
         return Pick((horovod,))
@@ -267,7 +266,6 @@ def published_cases(
 
 
 def _stacked(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """The tables that have rows, one below the other."""
     filled = [table for table in tables if len(table)]
     return pd.concat(filled, ignore_index=True) if filled else tables[0]
 
@@ -309,7 +307,6 @@ def _pick_columns(picked: Pick, outcomes: Outcomes) -> dict[str, Any]:
 def _score(
     picked: Pick, outcomes: Outcomes, ran: Outcomes, fastest: dict[str, Any]
 ) -> dict[str, Any]:
-    """Score of a pick; of a tie, the mean."""
     count = len(picked.cell_ids)
     measured = [ran[cell_id] for cell_id in picked.cell_ids if cell_id in ran]
     failed = [str(outcomes[cell_id]["status"]) for cell_id in picked.cell_ids if cell_id not in ran]
@@ -332,7 +329,6 @@ def _score(
 
 
 def _rates(cases: pd.DataFrame) -> dict[str, Any]:
-    """Columns of Table 8.2 over some cases of one recommender."""
     scored = cases[cases["correct"].notna()]
     winner, share, verdict = "", _NAN, NOT_SCORED
     if len(scored):

@@ -268,7 +268,6 @@ class StepCosts:
 
     @cached_property
     def _copied_s(self) -> Callable[[float], float]:
-        """Seconds of copies around a sum of so many bytes."""
         links, library, transport = self._inputs.links, self._step.library, self._step.transport
         if library is None or not links.sweeps_of(library):
             if library is not None:
@@ -470,7 +469,6 @@ class Replay:
         return max(ready_s, self._free(message.lane), *waited_s)
 
     def _depart(self) -> None:
-        """Send the first messages that wait."""
         begin_s = self._begin_s()
         count, filled = self._fused(begin_s)
         message = replace(self._waiting[0][1], bytes=filled)

@@ -167,7 +167,6 @@ def configurations(
 
 
 def _limited(cell: Cell, base: Candidate, known: Knowledge) -> Candidate:
-    """The candidate within its bound over one device with a batch of the same size."""
     alone = base
     if cell.batch_size != base.cell.batch_size:
         alone = assess(base.cell.with_(batch_size=cell.batch_size), known)
@@ -401,7 +400,6 @@ def tune(
 def _reason(
     tuning: Tuning, following: tuple[Configuration, float] | None, limits: Limits, least: float
 ) -> str:
-    """Why to stop; empty to go on."""
     if tuning.best is None:
         return "no configuration can run"
     if following is None:

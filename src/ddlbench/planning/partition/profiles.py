@@ -139,7 +139,6 @@ def _table(path: Path, text: str) -> Chain:
 def _check_chain(
     path: Path, names: Sequence[str], layers: Sequence[str], sizes: Sequence[str]
 ) -> None:
-    """Whether a table without edges can be a chain in the order of the forward pass."""
     last, behind_layer = -1, False
     for name, layer, size in zip(names, layers, sizes, strict=True):
         digits = re.search(r"[0-9]{1,18}$", name)

@@ -355,7 +355,6 @@ class _Table:
             np.copyto(table[later], value, where=better)
 
     def _place(self, demand: Integers) -> Integers:
-        """Index in the grid of each demand, rounded up."""
         place: Integers = np.minimum(np.searchsorted(self._grid, demand), len(self._grid) - 1)
         return place
 

@@ -307,8 +307,6 @@ def _search(graph: LayerGraph, stages: int, most: int, cuts_of: _CutsOf) -> Grap
 
 @dataclass(frozen=True)
 class _Tried:
-    """Some states, and the best partition at them."""
-
     states: GraphStates
     period_s: float
     cuts: tuple[int, ...]  # the nodes before each, and all nodes

@@ -255,7 +255,6 @@ def looped(
 
 
 def _round_order(kind: Kind, stages: range, micro_batches: int, size: int) -> list[Action]:
-    """Passes round by round; each round goes through all stages of a rank."""
     return [
         Action(kind, stage, first + number)
         for first in range(0, micro_batches, size)
@@ -265,7 +264,6 @@ def _round_order(kind: Kind, stages: range, micro_batches: int, size: int) -> li
 
 
 def _looped_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Ranks of the stages: stage s is on rank ``s mod ranks``."""
     return tuple((stage % ranks,) for stage in range(ranks * chunks))
 
 

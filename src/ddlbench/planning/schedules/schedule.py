@@ -333,7 +333,6 @@ class EventGraph:
 
     @cached_property
     def _after(self) -> tuple[tuple[int, ...], ...]:
-        """For each event, the numbers of those that wait for it."""
         after: list[list[int]] = [[] for _ in self.events]
         for number, before in enumerate(self.before):
             for earlier in before:

@@ -208,7 +208,6 @@ class PipelineLinks:
         return ends_s(size) if ends_s else 0.0
 
     def _sum_s(self, stage: int, transport: str) -> float:
-        """Seconds of the all-reduces of all buckets of a stage, one after the other."""
         group = Group.of(self._plan, self._pipeline.stages[stage].ranks)
         reduce = self._table.all_reduce(group.nodes, group.devices_per_node, transport)
         self._remarks.update(dict.fromkeys(reduce.notes))
@@ -216,5 +215,4 @@ class PipelineLinks:
 
 
 def _is_sum(event: Event) -> bool:
-    """Whether all pipelines take part in it."""
     return event.action is not None and event.action.kind == "all_reduce"

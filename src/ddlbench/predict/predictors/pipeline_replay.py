@@ -264,8 +264,6 @@ def replayed(
 
 @dataclass(frozen=True)
 class _Compute:
-    """Seconds of passes, updates and loading on an undisturbed device."""
-
     run: PipelineRun
     times: StageTimes
 
@@ -391,7 +389,6 @@ def _factors(
 
 
 def _passes_s(trace: Path, plan: Plan) -> Iterator[tuple[tuple[str, int], float]]:
-    """Median seconds of each stage's forward and backward pass, its two halves together."""
     spans: dict[tuple[str, int], list[float]] = defaultdict(list)
     for kind, stage, seconds in _spans(trace, plan):
         spans[kind, stage].append(seconds)
@@ -406,7 +403,6 @@ def _passes_s(trace: Path, plan: Plan) -> Iterator[tuple[tuple[str, int], float]
 
 
 def _spans(trace: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
-    """Kind, stage and seconds of every recorded pass; none if nothing readable was recorded."""
     try:
         for span in spans_in(trace.read_text(encoding="utf-8")):
             if span.kind in _PASSES:
@@ -419,7 +415,6 @@ def _spans(trace: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
 
 
 def _once_s(whole: Step) -> float:
-    """Seconds of a step beside its passes."""
     return max(0.0, whole.step_s - whole.forward_s - whole.backward_s)
 
 

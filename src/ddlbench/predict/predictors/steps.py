@@ -146,8 +146,6 @@ def _limits(step: Step, terms: Terms, *, hides: bool) -> tuple[str, ...]:
 
 
 class _OfGradients(OfSteps):
-    """Of ranks that sum all gradients."""
-
     of = "ranks that sum all gradients"
 
     def covers(self, step: Step) -> bool:
