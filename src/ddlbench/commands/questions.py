@@ -197,11 +197,17 @@ def _options(texts: Sequence[str]) -> dict[str, dict[str, OptionValue]]:
         strategy, dot, option = name.rpartition(".")
         if not (equals and dot and strategy and option):
             raise ConfigError(f"--option {text!r}: write strategy.option=value, as gpipe.chunks=8")
-        try:
-            options.setdefault(strategy, {})[option] = json.loads(value)
-        except ValueError:
-            options.setdefault(strategy, {})[option] = value
+        options.setdefault(strategy, {})[option] = option_value(value)
     return options
+
+
+def option_value(text: str) -> OptionValue:
+    """A number or truth value as in JSON, else the text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
 
 
 def by_workflow(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlbench.commands.options import cell_options
-from ddlbench.commands.questions import by_workflow, case_id, header, questions_of
+from ddlbench.commands.questions import by_workflow, case_id, header, option_value, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -149,16 +148,8 @@ def _varied(texts: Sequence[str]) -> Mapping[str, tuple[OptionValue, ...]]:
             raise ConfigError(f"--vary {text!r}: write a name and its values, as chunks=2,4,8")
         if name in varied:
             raise ConfigError(f"--vary {name} is given twice; write all its values once")
-        varied[name] = tuple(map(_parsed, parts))
+        varied[name] = tuple(map(option_value, parts))
     return varied
-
-
-def _parsed(text: str) -> OptionValue:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, bool | int | float) else text
 
 
 _MOST_ROWS = 12

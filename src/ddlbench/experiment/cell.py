@@ -271,8 +271,9 @@ class Cell(Form):
     def again(self, repeat: int) -> Cell:
         """The same cell, repeated; nothing that was checked is checked again."""
         other = object.__new__(Cell)
-        vars(other).update(vars(self), repeat=repeat)
-        vars(other).pop("id", None)
+        for name, value in {**vars(self), "repeat": repeat}.items():
+            if name != "id":
+                object.__setattr__(other, name, value)  # so that cells share the table of names
         return other
 
 

@@ -19,7 +19,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ _FIELDS = {field.name for field in fields(Cell)}
 _DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MatrixRow:
     """One cell of an experiment.
 
@@ -68,7 +68,7 @@ class MatrixRow:
     condition: LinkCondition | None = None
     accelerator: Accelerator | None = None
 
-    @cached_property
+    @property
     def strategy(self) -> Strategy:
         """The descriptor of the cell's strategy, on the site's devices."""
         return known_strategy(self.cell.strategy, self.accelerator)
@@ -99,11 +99,21 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
     _check_options(experiment)
     chosen: dict[str, MatrixRow] = {}
     too_large = _memory_check(site)
+
+    def choose(cell: Cell, base: Cell | None, reason: str | None) -> None:
+        """Add the repeats of a cell; one that is there already keeps its place and its base."""
+        for repeat in range(experiment.repeats):
+            again = cell.again(repeat)
+            base_id = sys.intern(base.again(repeat).id) if base else None  # of many cells
+            condition = site.fabrics.get(cell.fabric)
+            row = MatrixRow(again, base_id, reason, condition, site.accelerator)
+            chosen.setdefault(again.id, row)
+
     for point, base_point in _product(experiment):
         cell = _cell(point, experiment.where, site.accelerator)
         base = _base(base_point, experiment.where)
         reason = why_unsupported(cell, site) or too_large(cell)
-        _choose(chosen, cell, base, reason, experiment.repeats)
+        choose(cell, base, reason)
     for number, entry in enumerate(experiment.include):
         where = f"{experiment.where}: include.{number}"
         point = {**experiment.settings, **_layered(experiment.settings, entry)}
@@ -112,18 +122,10 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
         if reason is not None:
             raise ConfigError(f"{where}: {cell.strategy} cannot run this cell: {reason}")
         # What only a profile tells is no error of who wrote the entry.
-        _choose(chosen, cell, _base(point, where), too_large(cell), experiment.repeats)
+        choose(cell, _base(point, where), too_large(cell))
     if not chosen:
         raise ConfigError(f"{experiment.where}: no cell is left; loosen 'matrix' or 'exclude'")
-    return [
-        replace(
-            row,
-            base_id=row.base_id if row.base_id in chosen else None,
-            condition=site.fabrics.get(row.cell.fabric),
-            accelerator=site.accelerator,
-        )
-        for row in chosen.values()
-    ]
+    return [row if row.base_id in chosen else replace(row, base_id=None) for row in chosen.values()]
 
 
 def cell_of(cell_id: str, site: Site) -> Cell:
@@ -144,16 +146,6 @@ def cell_of(cell_id: str, site: Site) -> Cell:
     if reason is not None:
         raise ConfigError(f"{cell_id}: {cell.strategy} cannot run this cell: {reason}")
     return cell
-
-
-def _choose(
-    chosen: dict[str, MatrixRow], cell: Cell, base: Cell | None, reason: str | None, repeats: int
-) -> None:
-    """Adds the repeats of a cell; a cell that is there already keeps its place and its base."""
-    for repeat in range(repeats):
-        again = cell.again(repeat)
-        base_id = base.again(repeat).id if base else None
-        chosen.setdefault(again.id, MatrixRow(again, base_id, reason))
 
 
 def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

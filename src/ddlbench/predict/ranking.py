@@ -15,14 +15,14 @@ A question is what somebody wants to train, on which devices, with which batch::
     --configfile mine.yaml [the same options, to choose among its values]   by an experiment
 
 A question has a cell for each strategy. Options of a strategy that nobody wrote are fitted to the
-geometry and the batch (:mod:`ddlbench.planning.budget`).
+geometry and the batch (:func:`ddlbench.planning.planner.fitted`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import median
 from typing import Any
 
@@ -31,10 +31,10 @@ from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import BASE, known, mismatch, unknown
+from ddlbench.experiment.registry import BASE, known, mismatch
 from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.matrix import written_points
+from ddlbench.planning.matrix import check_name, written_points
 from ddlbench.planning.planner import fitted
 from ddlbench.planning.strategy import Strategy, known_strategy, normalise, strategy_of
 from ddlbench.predict.belief import alike, informed, races
@@ -94,9 +94,7 @@ class Question:
                 "a network of your own is package.module:callable"
             )
         for strategy in self.options:
-            if strategy not in known("ddlbench.strategies") and ":" not in strategy:
-                names = known("ddlbench.strategies")
-                raise ConfigError(f"options: {unknown('ddlbench.strategies', strategy, names)}")
+            check_name("ddlbench.strategies", strategy, "options")
         if (reason := mismatch(self.network, self.dataset)) is not None:
             raise ConfigError(reason)
 
@@ -118,8 +116,12 @@ class Question:
         """
         return self._written(strategy)[1]
 
-    def _written(self, strategy: str) -> tuple[dict[str, Any], Cell]:
-        """Written options and the cell: of several the first that is supported, or the first."""
+    @cached_property
+    def _written(self) -> Callable[[str], tuple[dict[str, Any], Cell]]:
+        """Written options and the cell of a strategy, which is planned once."""
+        return cache(self._first_supported)
+
+    def _first_supported(self, strategy: str) -> tuple[dict[str, Any], Cell]:
         points = [{}] if self.experiment is None else self._points(strategy)
         descriptor = strategy_of(strategy, self.accelerator)
         cells = [self._cell_at(strategy, descriptor, point) for point in points]
