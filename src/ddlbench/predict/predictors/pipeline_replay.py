@@ -171,7 +171,7 @@ def _of_stages(blocks_s: Iterator[float], stages: Sequence[Sequence[Block]]) -> 
     return [[*islice(blocks_s, len(blocks))] for blocks in stages]
 
 
-def as_profiled(workload: Workload, samples: float) -> BlockFactors:
+def as_profiled(workload: Workload) -> BlockFactors:
     """Blocks take as long as they were timed."""
     ones = (1.0,) * len(workload.blocks)
     return BlockFactors(ones, ones)
@@ -183,17 +183,12 @@ def as_whole_steps(workload: Workload, samples: float) -> BlockFactors:
     A block that was timed between two cuts costs more than within a step. 1 if no whole step was
     measured.
     """
-    ahead, back = _levels(workload, samples)
-    count = len(workload.blocks)
-    return BlockFactors((ahead,) * count, (back,) * count)
-
-
-def _levels(workload: Workload, samples: float) -> tuple[float, float]:
-    whole = workload.step(samples)
+    whole, count = workload.step(samples), len(workload.blocks)
     forward_s, backward_s = map(sum, workload.passes_s(samples))
     if not (whole.forward_s and whole.backward_s and forward_s and backward_s):
-        return 1.0, 1.0
-    return whole.forward_s / forward_s, whole.backward_s / backward_s
+        return as_profiled(workload)
+    ahead, back = whole.forward_s / forward_s, whole.backward_s / backward_s
+    return BlockFactors((ahead,) * count, (back,) * count)
 
 
 _LIMITS = (
@@ -231,8 +226,8 @@ def replayed(
     run, pipeline = strategy.pipeline_run(plan), strategy.pipeline_of(plan)
     if run is None or pipeline is None:
         raise NotPredictable(f"the plan of {inputs.cell.strategy} holds no stages to replay")
-    factors_of = as_whole_steps if level else as_profiled
-    factors = recorded or factors_of(workload, run.samples)
+    timed = as_whole_steps(workload, run.samples) if level else as_profiled(workload)
+    factors = recorded or timed
     times = stage_times(workload, plan, run.samples, run.loaded, factors)
     compute = _Compute(run, times)
     work_s = compute.work_s() / plan.world_size
