@@ -104,9 +104,8 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
         """Add the repeats of a cell; one that is there already keeps its place and its base."""
         for repeat in range(experiment.repeats):
             again = cell.again(repeat)
-            base_id = (
-                sys.intern(base.again(repeat).id) if base else None
-            )  # one text for all cells of a base
+            # Many cells have one base; interned they share its text.
+            base_id = sys.intern(base.again(repeat).id) if base else None
             condition = site.fabrics.get(cell.fabric)
             row = MatrixRow(again, base_id, reason, condition, site.accelerator)
             chosen.setdefault(again.id, row)
