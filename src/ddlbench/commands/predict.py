@@ -33,14 +33,14 @@ from ddlbench.planning.memory import capacity_bytes
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict import largest_batch as batches
 from ddlbench.predict.advice import range_text
-from ddlbench.predict.candidate import Candidate, Knowledge, assess, predicted
+from ddlbench.predict.candidate import Knowledge, assess, predicted
 from ddlbench.predict.prediction import (
     DEFAULT_RECOMMENDER,
     Prediction,
     predictor_for,
     predictor_of,
 )
-from ddlbench.predict.ranking import prediction_interval_s, rank
+from ddlbench.predict.ranking import Candidate, prediction_interval_s, rank
 from ddlbench.predict.recommend import result_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.site import Site
     from ddlbench.planning.matrix import MatrixRow
-    from ddlbench.predict.ranking import Question
+    from ddlbench.predict.question import Question
     from ddlbench.report.products import PredictionTables
 
 

@@ -38,7 +38,7 @@ from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.predict.advice import range_text
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.ranking import Question
+from ddlbench.predict.question import Question
 from ddlbench.predict.recommend import NotMeasured, knowledge_of, result_of, short_cell
 
 if TYPE_CHECKING:

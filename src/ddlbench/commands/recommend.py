@@ -45,8 +45,9 @@ from ddlbench.predict.recommend import recommend as ranked
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
-    from ddlbench.predict.candidate import Candidate, Knowledge
-    from ddlbench.predict.ranking import Question, Ranking
+    from ddlbench.predict.candidate import Knowledge
+    from ddlbench.predict.question import Question
+    from ddlbench.predict.ranking import Candidate, Ranking
 
 
 @click.command(

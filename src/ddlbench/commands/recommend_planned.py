@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.site import Site
-    from ddlbench.predict.ranking import Question
+    from ddlbench.predict.question import Question
     from ddlbench.predict.transformer.configurations import Shape
 
 _ANY_SITE, _FABRIC = "local", "default"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ddlbench.experiment.site import Site
     from ddlbench.predict.belief import Belief
     from ddlbench.predict.prediction import History
-    from ddlbench.predict.ranking import Question
+    from ddlbench.predict.question import Question
     from ddlbench.predict.tuning import Configuration
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Plan, Process, placement_of_groups
 from ddlbench.planning.step import (
     LINK,
     Compute,
@@ -39,7 +39,6 @@ from ddlbench.planning.step import (
     Message,
     Step,
     blocking,
-    placement_of_groups,
     summed_gradients,
     transport_of,
     worker_tasks,

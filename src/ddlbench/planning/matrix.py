@@ -312,8 +312,9 @@ def _base(point: Mapping[str, Any], where: str) -> Cell | None:
 def why_unsupported(cell: Cell, site: Site) -> str | None:
     """Why a cell cannot run at a site, as far as is known before it runs; None if it can."""
     strategy = strategy_of(cell.strategy, site.accelerator)
-    images = DATASETS[cell.dataset].num_images("train", cell.data_scale)
-    counted = cell.data_source == "synthetic" or bool(DATASETS[cell.dataset].source)
+    dataset = DATASETS[cell.dataset]
+    images = dataset.num_images("train", cell.data_scale)
+    counted = cell.data_source == "synthetic" or bool(dataset.source)
     if images < cell.batch_size and counted:
         return Reason(
             "too_few_images",
@@ -325,7 +326,7 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
         return few
     if (reason := mismatch(cell.network, cell.dataset)) is not None:
         return reason
-    if (problem := format_problem(DATASETS[cell.dataset], cell.data_format)) is not None:
+    if (problem := format_problem(dataset, cell.data_format)) is not None:
         return Reason(
             "no_such_format", f"dataset {cell.dataset}: {problem}; write data_format: native"
         )

@@ -75,6 +75,16 @@ def process_at(cell: Cell, rank: int, role: str, **further: Any) -> Process:
     return Process(rank, role, node, local_rank, (local_rank,), **further)
 
 
+def placement_of_groups(cell: Cell, size: int) -> tuple[Process, ...]:
+    """One process a device; a group is a replica and has neighbouring ranks."""
+    devices = cell.devices
+    count, groups = devices // size, [rank // size for rank in range(devices)]
+    return tuple(
+        process_at(cell, rank, "worker", replica=group, shard=group, num_shards=count)
+        for rank, group in enumerate(groups)
+    )
+
+
 def needs_of(inputs: bool, labels: bool) -> tuple[Needs, ...]:
     """What a process reads of a batch."""
     return (*(("inputs",) if inputs else ()), *(("labels",) if labels else ()))

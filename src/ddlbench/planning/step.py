@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Literal
 from ddlbench.common.form import Natural
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.plan import Options, Plan, Process, process_at
+from ddlbench.planning.plan import Options, Plan
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Tensor
@@ -86,12 +86,13 @@ class GroupOptions(Options):
 
 def uneven_groups(cell: Cell, size: int) -> str | None:
     """Why the devices do not make equal groups of ``size`` with equal samples; None if they do."""
-    if cell.devices % size:
+    devices = cell.devices
+    if devices % size:
         return Reason(
             "uneven_groups",
-            f"{cell.devices} devices do not make equal groups of {size}; write another group",
+            f"{devices} devices do not make equal groups of {size}; write another group",
         )
-    groups = cell.devices // size
+    groups = devices // size
     if cell.batch_size % groups:
         return Reason(
             "uneven_batch",
@@ -106,16 +107,6 @@ def larger_groups(cell: Cell) -> Iterator[int]:
     for nodes in range(2, cell.nodes):
         if cell.nodes % nodes == 0 and cell.batch_size % (cell.nodes // nodes) == 0:
             yield nodes * cell.devices_per_node
-
-
-def placement_of_groups(cell: Cell, size: int) -> tuple[Process, ...]:
-    """One process a device; a group is a replica and has neighbouring ranks."""
-    count = cell.devices // size
-    groups = [rank // size for rank in range(cell.devices)]
-    return tuple(
-        process_at(cell, rank, "worker", replica=group, shard=group, num_shards=count)
-        for rank, group in enumerate(groups)
-    )
 
 
 DDP_FIRST_BUCKET_BYTES = 2**20  # torch's first bucket, unless a size is given for all

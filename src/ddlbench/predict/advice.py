@@ -29,9 +29,10 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.predict.candidate import Candidate, Knowledge
+from ddlbench.predict.candidate import Knowledge
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.ranking import TIE, Question, Ranking, candidate_dict
+from ddlbench.predict.question import Question
+from ddlbench.predict.ranking import TIE, Candidate, Ranking, candidate_dict
 from ddlbench.predict.recommend import (
     dividing_batches,
     fitted_options,

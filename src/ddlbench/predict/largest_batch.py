@@ -39,8 +39,8 @@ from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.advice import Advice, answer_dict
-from ddlbench.predict.candidate import Candidate
-from ddlbench.predict.ranking import Question, Ranking
+from ddlbench.predict.question import Question
+from ddlbench.predict.ranking import Candidate, Ranking
 from ddlbench.predict.recommend import Trial, short_cell
 
 _LESS = 0.9  # of the predicted memory of a batch that ran out

@@ -191,7 +191,6 @@ class LinkTable:
         default_factory=dict, init=False
     )
     _slowest_hops: dict[tuple[int, bool], Hop | None] = field(default_factory=dict, init=False)
-    _ends: dict[str, list[tuple[float, float]]] = field(default_factory=dict, init=False)
 
     def hop(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
         """The hop between two devices, and a remark if it was measured between others.
@@ -207,18 +206,12 @@ class LinkTable:
             self._hops[key] = self._find(*key)
         return self._hops[key]
 
-    def message_ends_s(self, source: Place, target: Place) -> Callable[[float], float] | None:
-        """Processor seconds of sending and receiving a message, by its bytes; None if unknown."""
-        level = "node" if source[0] == target[0] else "network"
-        if level not in self._ends:
-            self._ends[level] = self._ends_of(level)
-        points = self._ends[level]
-        if not points and level == "node" and self.within_node is not None:
-            return self.within_node.message_ends_s(source, target)
-        return (lambda size: between(points, size)) if points else None
+    def message_ends_s(self, level: str) -> Callable[[float], float] | None:
+        """Processor seconds of sending and receiving a message, by its bytes; None if unknown.
 
-    def _ends_of(self, level: str) -> list[tuple[float, float]]:
-        return next(
+        ``level`` is ``node`` or ``network``.
+        """
+        points: list[tuple[float, float]] = next(
             (
                 [(point.message_bytes, 2 * point.cpu_s) for point in sweep.points if point.cpu_s]
                 for sweep in self.links.sweeps
@@ -226,6 +219,9 @@ class LinkTable:
             ),
             [],
         )
+        if not points and level == "node" and self.within_node is not None:
+            return self.within_node.message_ends_s(level)
+        return (lambda size: between(points, size)) if points else None
 
     def ring(self, kind: Kind, plan: Plan) -> tuple[list[Hop], tuple[str, ...]]:
         """Hops of the ring over a plan's processes, in the order of ranks, the closing one last."""

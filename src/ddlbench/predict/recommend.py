@@ -3,7 +3,7 @@
 ::
 
     network, dataset, nodes x devices, batch
-        -> a cell for each strategy                       ddlbench.predict.ranking
+        -> a cell for each strategy                       ddlbench.predict.question
         -> what is known of each cell                     ddlbench.predict.candidate
         -> fastest first, each with its chance            ddlbench.predict.ranking
         -> what to train with, in sentences               ddlbench.predict.advice
@@ -48,12 +48,13 @@ from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.accuracy import errors_at
-from ddlbench.predict.candidate import Candidate, Knowledge, assess
+from ddlbench.predict.candidate import Knowledge, assess
 from ddlbench.predict.documents import VERSION, ChoiceFile
 from ddlbench.predict.evaluate import departures_of, history_of, outcomes_of
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import UNLESS_OOM, predictor_for
-from ddlbench.predict.ranking import SETTINGS, Question, Ranking, rank
+from ddlbench.predict.question import SETTINGS, Question
+from ddlbench.predict.ranking import Candidate, Ranking, rank
 
 
 def recommend(question: Question, known_here: Knowledge) -> Ranking:

@@ -116,8 +116,9 @@ class Exchange:
         for process in inputs.plan.processes:
             places[process.role].append((process.node, process.devices[0]))
         share = inputs.workload.parameter_bytes / len(places["server"])
+        links = inputs.links
         ways = {
-            (a, b): [inputs.links.hop("transport", *ends) for ends in ((a, b), (b, a))]
+            (a, b): [links.hop("transport", *ends) for ends in ((a, b), (b, a))]
             for a in places["worker"]
             for b in places["server"]
         }
@@ -131,7 +132,7 @@ class Exchange:
             slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
             server_s=max(sum(seconds[w, s] for w in places["worker"]) for s in places["server"]),
             worker_s=max(sum(seconds[w, s] for s in places["server"]) for w in places["worker"]),
-            remarks=joined(remark for _, remark in hops if remark),
+            remarks=tuple(dict.fromkeys(remark for _, remark in hops if remark)),
         )
 
     def transfer_s(self, workers: int) -> float:
@@ -148,6 +149,7 @@ class StepCosts:
         self._collectives: dict[tuple[str, int, int, str], CollectiveTimes] = {}
         self._shape = inputs.cell.nodes, inputs.cell.devices_per_node
         self._through, self._further_s = cache(self._swept_through), cache(self._measured_further_s)
+        self.message = cache(self._message)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -196,7 +198,7 @@ class StepCosts:
         factor = compute_s / self._phases.step_s if self._phases.step_s else self.slowdown
         return self._phases.interval(factor, further_s)
 
-    def message(self, message: Message) -> MessageCost:
+    def _message(self, message: Message) -> MessageCost:
         """Seconds of a message; of one that is fused, with the bytes of all its parts."""
         group = message.group or Group(*self._shape)
         if message.ranks:

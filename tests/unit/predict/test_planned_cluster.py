@@ -19,7 +19,7 @@ from ddlbench.predict.planned_cluster import (
     library,
     roofline_profile,
 )
-from ddlbench.predict.ranking import Question
+from ddlbench.predict.question import Question
 from ddlbench.predict.recommend import recommend
 
 H100, NDR = DeviceSheet.load("h100-sxm"), Fabric.load("infiniband-400")

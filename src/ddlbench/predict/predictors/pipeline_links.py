@@ -89,9 +89,9 @@ class PipelineLinks:
             [tensor for tensor in workload.tensors if stage.first <= tensor.block < stage.last]
             for stage in pipeline.stages
         ]
+        cap_bytes = workload.bucket_bytes
         self._bucket_bytes = [
-            [sum(bucket) for bucket in whole_buckets(tensors, workload.bucket_bytes)]
-            for tensors in of_stages
+            [sum(bucket) for bucket in whole_buckets(tensors, cap_bytes)] for tensors in of_stages
         ]
         self._places = places_of(plan)
         self._replica = {
@@ -99,8 +99,8 @@ class PipelineLinks:
         }
         self._shape = plan.cell.nodes, plan.cell.devices_per_node
         self._remarks: dict[str, None] = {}
-        self._hop, self._ends_s = cache(self._measured_hop), cache(self._measured_ends_s)
-        self._delay_s = cache(self._measured_delay_s)
+        self._hop, self._carried_s = cache(self._measured_hop), cache(self._measured_carried_s)
+        self._ends_s, self._delay_s = cache(self._measured_ends_s), cache(self._measured_delay_s)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -118,19 +118,20 @@ class PipelineLinks:
         """Seconds of a message, of the notice of a posted receive, or of an all-reduce; else 0."""
         action, peer = event.action, event.peer
         if event.role == "notice" and peer is not None:
-            return self._hop(event.rank, peer).latency_s + self._delay_s(event.rank, peer)
+            same_node = self._same_node(event.rank, peer)
+            return self._hop(event.rank, peer).latency_s + self._delay_s(same_node)
         if action is None:
             return 0.0
         if event.role == "message" and peer is not None:
             size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
-            carried_s = self._hop(event.rank, peer).time_s(size)
-            return max(0.0, carried_s - self._ends_s(event.rank, peer, size))
+            ends_s = self._ends_s(self._same_node(event.rank, peer), size)
+            return max(0.0, self._carried_s(event.rank, peer, size) - ends_s)
         if action.kind.startswith("receive"):
             cut = action.stage - (action.kind == "receive_activation")
             sender = cut if action.kind == "receive_activation" else action.stage + 1
             sources = self._pipeline.stages[sender].ranks
             source = sources[min(self._replica[event.rank], len(sources) - 1)]
-            return self._ends_s(source, event.rank, self._sent_bytes[cut])
+            return self._ends_s(self._same_node(source, event.rank), self._sent_bytes[cut])
         if action.kind == "all_reduce":
             return self._sum_s(action.stage, "nccl" if device_kind == "cuda" else "gloo")
         return 0.0
@@ -194,17 +195,24 @@ class PipelineLinks:
             self._remarks[remark] = None
         return hop
 
-    def _measured_delay_s(self, source: int, target: int) -> float:
+    def _measured_carried_s(self, source: int, target: int, size: float) -> float:
+        return self._hop(source, target).time_s(size)
+
+    def _same_node(self, source: int, target: int) -> bool:
+        return self._places[source][0] == self._places[target][0]
+
+    def _measured_delay_s(self, same_node: bool) -> float:
         """By which a notice waits for a sender that computes: its thread needs the core, too."""
         if not self._ends:
             return 0.0
-        nodes = 1 if self._places[source][0] == self._places[target][0] else self._shape[0]
+        nodes = 1 if same_node else self._shape[0]
         return self._table.delay_s("p2p", "gloo", nodes, self._shape[1])
 
-    def _measured_ends_s(self, source: int, target: int, size: float) -> float:
+    def _measured_ends_s(self, same_node: bool, size: float) -> float:
         """Processor seconds of both ends of a message; a rank sends as many as it receives."""
-        places = self._places[source], self._places[target]
-        ends_s = self._table.message_ends_s(*places) if self._ends else None
+        if not self._ends:
+            return 0.0
+        ends_s = self._table.message_ends_s("node" if same_node else "network")
         return ends_s(size) if ends_s else 0.0
 
     def _sum_s(self, stage: int, transport: str) -> float:

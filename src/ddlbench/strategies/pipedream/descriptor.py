@@ -318,6 +318,8 @@ def _versions_held(counts: tuple[int, ...], **settings: int | str) -> list[int]:
     strategy, details = PipeDream(), {"stages": [(0, 0, count) for count in counts], **settings}
     latest = {**details, "vertical_sync": False}
     schedule = strategy.schedule(details, 1)  # warm-ups do not depend on the length of a run
+    if not settings["vertical_sync"]:
+        return [waiting + 1 for waiting in schedule.warmups]
     under_way = [n * waiting for n, waiting in zip(counts, schedule.warmups, strict=True)]
     steady = 3 * max(n + more for n, more in zip(counts, under_way, strict=True))
     return [

@@ -50,7 +50,6 @@ from ddlbench.planning.schedules import (
     gpipe,
     interleaved_1f1b,
     interleaved_zero_bubble,
-    most_held,
     one_f_one_b,
     replay,
     replicate,
@@ -229,7 +228,6 @@ class SynchronousPipeline(Strategy):
 
     def pipeline_of(self, plan: Plan) -> Pipeline:
         details, schedule = PipeliningDetails.of(plan), self.pipeline_schedule(plan.cell)
-        most = [most_held(schedule, rank) for rank in range(schedule.world_size)]
         places = [process.stage for process in plan.processes]
         return Pipeline(
             stages=tuple(
@@ -238,7 +236,7 @@ class SynchronousPipeline(Strategy):
             ),
             samples=plan.cell.batch_size / details.replicas / details.chunks,
             in_flight=tuple(schedule.in_flight[place] for place in places),
-            held=tuple(most[place] for place in places),
+            held=tuple(schedule.most_held[place] for place in places),
             micro_batches=details.chunks,
         )
 

@@ -36,7 +36,7 @@ from ddlbench.planning.network_tables import (
     first_unsupported,
     why_too_many,
 )
-from ddlbench.planning.plan import Options, Plan, Process
+from ddlbench.planning.plan import Options, Plan, Process, placement_of_groups
 from ddlbench.planning.step import (
     Compute,
     Group,
@@ -44,7 +44,6 @@ from ddlbench.planning.step import (
     Message,
     Step,
     larger_groups,
-    placement_of_groups,
     transport_of,
     uneven_groups,
 )

@@ -30,7 +30,7 @@ from ddlbench.planning.network_tables import (
     linear_pairs,
     why_not_in_pairs,
 )
-from ddlbench.planning.plan import Options, Plan, PlanDetails, Process
+from ddlbench.planning.plan import Options, Plan, PlanDetails, Process, placement_of_groups
 from ddlbench.planning.step import (
     Compute,
     Group,
@@ -38,7 +38,6 @@ from ddlbench.planning.step import (
     Message,
     Step,
     larger_groups,
-    placement_of_groups,
     transport_of,
     uneven_groups,
 )
