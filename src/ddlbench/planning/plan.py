@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from inspect import get_annotations
 from typing import Any, ClassVar, Literal, Self
 
@@ -102,6 +102,11 @@ class Plan:
     def world_size(self) -> int:
         return len(self.processes)
 
+    @cached_property
+    def views(self) -> dict[type, Any]:
+        """Views of the details that were read, by their class."""
+        return {}
+
     def on_node(self, node: int) -> tuple[Process, ...]:
         return tuple(process for process in self.processes if process.node == node)
 
@@ -168,7 +173,10 @@ class PlanDetails:
             WrongForm: the plan lacks a value, or it is not of its type; so it is of another
                 strategy, or damaged.
         """
-        return read_form(cls, plan.details)
+        if cls not in plan.views:
+            plan.views[cls] = read_form(cls, plan.details)
+        view: Self = plan.views[cls]
+        return view
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ class PipelineLinks:
         }
         self._shape = plan.cell.nodes, plan.cell.devices_per_node
         self._remarks: dict[str, None] = {}
-        self._hop, self._carried_s = cache(self._measured_hop), cache(self._measured_carried_s)
+        self._hop, self._carried_s = cache(self._measured_hop), cache(Hop.time_s)
         self._ends_s, self._delay_s = cache(self._measured_ends_s), cache(self._measured_delay_s)
 
     @property
@@ -125,7 +125,7 @@ class PipelineLinks:
         if event.role == "message" and peer is not None:
             size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
             ends_s = self._ends_s(self._same_node(event.rank, peer), size)
-            return max(0.0, self._carried_s(event.rank, peer, size) - ends_s)
+            return max(0.0, self._carried_s(self._hop(event.rank, peer), size) - ends_s)
         if action.kind.startswith("receive"):
             cut = action.stage - (action.kind == "receive_activation")
             sender = cut if action.kind == "receive_activation" else action.stage + 1
@@ -194,9 +194,6 @@ class PipelineLinks:
         if remark:
             self._remarks[remark] = None
         return hop
-
-    def _measured_carried_s(self, source: int, target: int, size: float) -> float:
-        return self._hop(source, target).time_s(size)
 
     def _same_node(self, source: int, target: int) -> bool:
         return self._places[source][0] == self._places[target][0]

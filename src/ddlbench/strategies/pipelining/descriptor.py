@@ -133,8 +133,7 @@ class SynchronousPipeline(Strategy):
         Raises:
             InvalidSchedule: the numbers do not fit.
         """
-        chunks = PipeliningOptions.of_cell(cell).chunks
-        return _proven(type(self), self.ranks(cell), self.stages_per_rank(cell), chunks)  # type: ignore[arg-type]
+        return _schedule_of(type(self), cell)  # type: ignore[arg-type]
 
     def schedule(self, cell: Cell) -> Schedule:
         """The schedule of one optimiser step, of all ranks of all replicas."""
@@ -190,9 +189,9 @@ class SynchronousPipeline(Strategy):
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         schedule = self.pipeline_schedule(cell)
         replicas, together = PipeliningOptions.of_cell(cell).replicas, self.together(cell)
-        processes = []
+        processes, size = [], schedule.world_size
         for rank in range(cell.devices):
-            replica, place = divmod(rank // together, schedule.world_size)
+            replica, place = divmod(rank // together, size)
             needs = needs_of(place in schedule.stage_ranks[0], place in schedule.stage_ranks[-1])
             shard = {"shard": replica, "num_shards": replicas}
             processes.append(
@@ -272,7 +271,13 @@ class SynchronousPipeline(Strategy):
         return self.plan(cell)[1]
 
 
-@cache  # planning and predicting a cell needs the same one many times
+@lru_cache(maxsize=256)  # planning and predicting a cell needs the same one many times
+def _schedule_of(kind: type[SynchronousPipeline], cell: Cell) -> Schedule:
+    strategy, chunks = kind(), PipeliningOptions.of_cell(cell).chunks
+    return _proven(kind, strategy.ranks(cell), strategy.stages_per_rank(cell), chunks)  # type: ignore[arg-type]
+
+
+@cache
 def _proven(
     kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, micro_batches: int
 ) -> Schedule:
