@@ -182,7 +182,7 @@ class Cell(Form):
         """``<nodes>x<devices per node>``."""
         return f"{self.nodes}x{self.devices_per_node}"
 
-    @cached_property
+    @property  # not kept: with one more value each cell would need a table of names of its own
     def variant_pairs(self) -> tuple[tuple[str, str], ...]:
         """Non-default fields, then options, as (name, value) texts."""
         pairs = [
