@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.planning.data_parallel import DataParallel
-from ddlbench.planning.traffic import GradientMessage
+from ddlbench.planning.step import GradientMessage
 from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.process_group import join_all
 

@@ -58,6 +58,7 @@ _MODULES = {
     "report": "results",
     "forget": "results",
     "accuracy": "predict",
+    "largest-batch": "predict",
 }
 
 # Shorter or older names, and what they stand for.

@@ -17,7 +17,7 @@ from ddlbench.interconnect import measure as measure_module
 from ddlbench.interconnect.measure import world_pairs
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
 from ddlbench.interconnect.rank_pairs import MOST_PAIRS, chosen_pairs
-from ddlbench.planning.pipeline_stages import bandwidth_of
+from ddlbench.planning.partition.stages import bandwidth_of
 from ddlbench.predict.links import LinkTable
 from ddlbench.report.figures.links import draw_links
 from ddlbench.runtime.rank_job import RankJobFailed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddlbench.commands.plan import with_matrix
+from ddlbench.commands.options import with_matrix
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import duration_text, examples, paragraph, show, table

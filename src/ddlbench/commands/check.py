@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddlbench.commands.plan import matrix_at
+from ddlbench.commands.options import matrix_at
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.screen import examples, paragraph, shortened
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry

@@ -18,11 +18,11 @@ import click
 
 from ddlbench.commands import oracle_display as display
 from ddlbench.commands import oracle_transformer_display as transformer_display
+from ddlbench.commands.options import with_matrix
 from ddlbench.commands.oracle_read import read_command
 from ddlbench.commands.oracle_roofline import roofline_command
 from ddlbench.commands.oracle_runs import is_published, published, terms_command
 from ddlbench.commands.partition import partition
-from ddlbench.commands.plan import with_matrix
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import examples

@@ -14,7 +14,7 @@ import click
 import pandas as pd
 
 from ddlbench import __version__
-from ddlbench.commands.plan import matrix_at
+from ddlbench.commands.options import matrix_at
 from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest

@@ -1,24 +1,19 @@
-"""``ddlbench plan``: what an experiment will cost.
-
-The options that name an experiment are here for every command that reads one.
-"""
+"""``ddlbench plan``: what an experiment will cost."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import wraps
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddlbench.cluster.preflight import examine_for, is_here
+from ddlbench.commands.options import snakemake_command, with_matrix
 from ddlbench.commands.site import show_findings
-from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import (
     counted,
     duration_text,
@@ -31,14 +26,7 @@ from ddlbench.common.screen import (
 from ddlbench.common.statistics import HOURS
 from ddlbench.experiment.cell import short_names
 from ddlbench.experiment.config import Experiment
-from ddlbench.experiment.paths import (
-    CONFIG,
-    RESULTS,
-    check_results,
-    enter_project,
-    links_file,
-    profile_file,
-)
+from ddlbench.experiment.paths import CONFIG, RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import Site
@@ -47,57 +35,11 @@ from ddlbench.interconnect.time_plan import links_plan
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import cells_to_run, estimate, finished_rows
 from ddlbench.planning.expected_time import START_S
-from ddlbench.planning.matrix import MatrixRow, matrix_of
+from ddlbench.planning.matrix import MatrixRow
 
 if TYPE_CHECKING:
     from ddlbench.experiment.cell import Cell
     from ddlbench.planning.budget import Budget
-
-    Selected = tuple[Experiment, Site, list[MatrixRow]]
-
-
-def with_matrix(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options, and hand ``experiment``, ``site`` and ``rows`` to the command."""
-
-    @click.option(
-        "--configfile",
-        type=click.Path(path_type=Path),
-        default=CONFIG,
-        show_default=True,
-        help="The experiment.",
-    )
-    @click.option("--site", "site_name", default=None, help="Another site than the file names.")
-    @click.option("--scale", default=None, help="Of a published figure: full or laptop.")
-    @wraps(command)
-    def wrapped(configfile: Path, site_name: str | None, scale: str | None, **options: Any) -> None:
-        experiment, site, rows = matrix_at(configfile, site_name, scale)
-        command(experiment=experiment, site=site, rows=rows, **options)
-
-    return wrapped
-
-
-def matrix_at(configfile: Path, site_name: str | None = None, scale: str | None = None) -> Selected:
-    """The experiment of a file, its site and its matrix.
-
-    Args:
-        configfile: the file.
-        site_name: another site than the file names.
-        scale: of a published figure.
-    """
-    configfile = enter_project(configfile)
-    config, given = config_at(configfile, site_name, scale)
-    experiment, site, rows = matrix_of(config, where=str(configfile))
-    check_results(site.name)
-    return replace(experiment, given=given), site, rows
-
-
-def config_at(
-    configfile: Path, site_name: str | None = None, scale: str | None = None
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A file with what the user has set beside it, and these settings as ``key=value``."""
-    settings = {"scale": scale, "site": site_name}
-    given = {key: value for key, value in settings.items() if value is not None}
-    return {**read_yaml(configfile), **given}, tuple(f"{k}={v}" for k, v in given.items())
 
 
 @click.command(epilog=examples("ddlbench plan", "ddlbench plan --configfile mine.yaml --list"))
@@ -143,16 +85,7 @@ def plan_lines(
     *,
     every_cell: bool = False,
 ) -> list[str]:
-    """What an experiment costs, what it lacks, and the next command.
-
-    Args:
-        cost: what :func:`ddlbench.planning.budget.estimate` returns.
-        experiment: the experiment.
-        site: where it runs.
-        rows: its matrix.
-        to_run: cells without a result.
-        every_cell: list the cells to run.
-    """
+    """What an experiment costs, what it lacks, and the next command."""
     lines = paragraph(
         f"{experiment.name} on {site.name}: {counted(cost.cells, 'cell')}, {cost.to_run:,} to run, "
         f"{_done(cost)}, {cost.unsupported:,} cannot run"
@@ -197,20 +130,6 @@ def _check_of_own(experiment: Experiment, to_run: Sequence[Cell]) -> list[str]:
     return paragraph(sentence + command, hanging="  ")
 
 
-def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> str:
-    """The command that measures an experiment on a site, or makes a target of it."""
-    # The target stands first, as --configfile would take it for a file of its own.
-    parts = ["snakemake", *filter(None, [target]), "--profile", f"profiles/{site.launcher}"]
-    if Path(experiment.where) != CONFIG:
-        parts += ["--configfile", experiment.where]
-    settings = list(experiment.given)
-    if site.name != experiment.site:
-        settings.append(f"site={site.name}")
-    if settings:
-        parts += ["--config", *settings]
-    return " ".join(parts)
-
-
 def _done(cost: Budget) -> str:
     failures = {name: count for name, count in cost.done_statuses.items() if name != "ok"}
     listed = ", ".join(f"{count:,} {name}" for name, count in failures.items())
@@ -248,7 +167,6 @@ def _time(cost: Budget, experiment: Experiment, site: Site) -> str:
 def _predictions(
     cost: Budget, experiment: Experiment, site: Site, to_run: Sequence[Cell]
 ) -> list[tuple[str, str]]:
-    """The profiles that only predictions need, which are in no cell's time."""
     keys = {ProfileKey.of(cell).id for cell in to_run}
     missing = sum(not profile_file(site.name, key).is_file() for key in keys)
     links = _links(site, to_run)
@@ -304,7 +222,6 @@ def _hours(device_s: float) -> str:
 
 
 def _cannot(rows: Sequence[MatrixRow], experiment: Experiment) -> list[str]:
-    """Cells that cannot run by reason, and the lines of YAML that let pipelines run."""
     groups: dict[str, list[MatrixRow]] = {}
     for row in rows:
         if row.unsupported is not None:

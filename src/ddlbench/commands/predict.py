@@ -1,18 +1,18 @@
-"""``ddlbench predict`` and ``accuracy``: what files say of time and memory."""
+"""``ddlbench predict``, ``largest-batch`` and ``accuracy``: what files say of time and memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.plan import with_matrix
-from ddlbench.commands.questions import cell_options, questions_of
+from ddlbench.commands.options import case_options, cell_options, with_matrix
+from ddlbench.commands.questions import by_workflow, header, noisy_profile, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -28,17 +28,20 @@ from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import tables_dir
 from ddlbench.experiment.registry import BASE, known
-from ddlbench.planning.labels import dataset_label, network_label, strategy_label
+from ddlbench.planning.labels import network_label, strategy_label
+from ddlbench.planning.memory import capacity_bytes
 from ddlbench.planning.planner import make_plan
+from ddlbench.predict import largest_batch as batches
 from ddlbench.predict.advice import range_text
-from ddlbench.predict.candidate import Candidate, Knowledge, assess, predicted
+from ddlbench.predict.candidate import Knowledge, assess, predicted
 from ddlbench.predict.prediction import (
     DEFAULT_RECOMMENDER,
     Prediction,
     predictor_for,
     predictor_of,
 )
-from ddlbench.predict.ranking import prediction_interval_s, rank
+from ddlbench.predict.ranking import Candidate, prediction_interval_s, rank
+from ddlbench.predict.recommend import result_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.site import Site
     from ddlbench.planning.matrix import MatrixRow
-    from ddlbench.predict.ranking import Question
+    from ddlbench.predict.question import Question
     from ddlbench.report.products import PredictionTables
 
 
@@ -133,6 +136,60 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
 
 
 @click.command(
+    "largest-batch",
+    epilog=examples(
+        "ddlbench largest-batch --strategy ddp --network vgg11 --dataset cifar10 --geometry "
+        "1x2 --dry-run"
+    ),
+)
+@case_options
+@click.option("--strategy", required=True, help="Name of the strategy.")
+@click.option("--dry-run", is_flag=True, help="Only predict; measure no cell.")
+@click.option("--trials", type=click.IntRange(1), default=3, show_default=True, help="Most cells.")
+@click.option(
+    "--device-memory-bytes",
+    type=click.IntRange(1),
+    help="Memory of one device, where profile and site do not say it.",
+)
+def largest_batch(
+    *,
+    strategy: str,
+    dry_run: bool,
+    trials: int,
+    device_memory_bytes: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Find the largest batch that fits, and confirm it by a cell."""
+    questions = questions_of(options, batch_size=1)
+    site, here = questions.site, questions.knowledge()
+    # The options of a cell follow its batch: take those of a large one, for servers among them too.
+    devices = questions.one.devices
+    large = questions.one.with_batch(64 * devices * max(1, devices - 1))
+    cell = large.cell(strategy).with_(batch_size=1)
+    smallest = batches.smallest_batch(cell, site.accelerator)
+    candidate = assess(cell.with_(batch_size=smallest), here)
+    if candidate.bound is None:
+        raise ConfigError(f"{strategy}: {candidate.reason}")
+    if candidate.beyond and not dry_run:
+        raise ConfigError(f"{candidate.beyond}; --dry-run predicts it")
+    workload = here.inputs.workload(cell)
+    capacity = device_memory_bytes or capacity_bytes(workload.device_memory_bytes, site)
+    if capacity is None:
+        raise ConfigError(
+            f"the memory of a device of site {site.name} is unknown; give --device-memory-bytes, "
+            "or memory_per_device_mb in the site file"
+        )
+    memory = batches.MemoryOfBatches(cell, site, workload, capacity)
+    measure = by_workflow(questions, lambda each: f"{each.strategy} with {each.batch_size} samples")
+    largest = batches.largest_batch(
+        memory, None if dry_run else measure, lambda each: result_of(each, site.name), trials
+    )
+    lines = [part for line in batches.batch_advice(largest, memory) for part in paragraph(line)]
+    show(asdict(largest), lines, as_json=as_json)
+
+
+@click.command(
     epilog=examples("ddlbench accuracy", "ddlbench accuracy --configfile mine.yaml --figures")
 )
 @with_matrix
@@ -198,35 +255,7 @@ def _json_value(value: Any) -> Any:
     return None if isinstance(plain, float) and math.isnan(plain) else plain
 
 
-_NOISY = 0.25
-
-
-def noisy_profile(alone: Prediction | None) -> list[str]:
-    """A warning where the profile's own steps lie far apart, on which all predictions rest."""
-    interval = alone.interval_s if alone else None
-    if alone is None or interval is None or interval[1] - interval[0] <= _NOISY * alone.step_s:
-        return []
-    return paragraph(
-        "The profile is noisy: one device's step lies between "
-        f"{range_text(*interval)}. Profile again on a quiet machine."
-    )
-
-
-def header(question: Question, site: Site, strategy: str = "") -> str:
-    """What is trained, and where."""
-    devices = question.devices
-    kind = "GPU" if site.device == "cuda" else "CPU worker"
-    kind = kind if site.accelerator is None else "emulated device"
-    what = f"{strategy} on " if strategy else ""
-    trained = f"{network_label(question.network)}, {dataset_label(question.dataset)}"
-    return (
-        f"{trained}, {what}{question.geometry} ({counted(devices, kind)}), "
-        f"{counted(question.batch_size, 'sample')} a step, site {site.name}"
-    )
-
-
 def _off(errors: Sequence[float]) -> str:
-    """How far predictions were off, in words."""
     middle = median(errors)
     direction = "long" if middle > 0 else "short"
     return f"{abs(middle):.0%} too {direction} on {counted(len(errors), 'cell')} here"
@@ -245,15 +274,8 @@ def prediction_lines(
 ) -> list[str]:
     """What predictors say of one cell, the one that ``recommend`` uses first.
 
-    Args:
-        question: what is to be trained.
-        predictions: of the cell.
-        candidate: what is known of the cell.
-        alone: what is known of one device.
-        interval_s: holds the step in 90 % of cases; None if unknown.
-        used: name of the predictor that ``recommend`` uses.
-        known: what is known at the site.
-        why: print the assumptions of every predictor.
+    ``alone`` is one device, ``used`` the predictor that ``recommend`` uses; ``why`` adds what each
+    predictor assumes.
     """
     baselines = {p.predictor for p in predictions if predictor_of(p.predictor).baseline}
     ordered = sorted(predictions, key=lambda p: (p.predictor != used, p.predictor in baselines))
@@ -305,7 +327,6 @@ def _prediction_table(
 
 
 def _speedup_line(candidate: Candidate, alone: Candidate, first: Prediction) -> list[str]:
-    """One device's step, the speed-up over it, and what was measured."""
     sentences = []
     if alone.predicted_s is not None and candidate.strategy != BASE:
         ratio, bound = alone.predicted_s / first.step_s, candidate.bound or math.inf
@@ -327,14 +348,7 @@ def _speedup_line(candidate: Candidate, alone: Candidate, first: Prediction) -> 
 def accuracy_lines(
     tables: PredictionTables, experiment: str, site: str, *, every_row: bool
 ) -> list[str]:
-    """The best predictor of each strategy, and how often the fastest strategy was named.
-
-    Args:
-        tables: what :func:`ddlbench.report.products.make_predictions` returns.
-        experiment: its name.
-        site: the site's name.
-        every_row: print every predictor and every case.
-    """
+    """The best predictor of each strategy, and how often the fastest strategy was named."""
     frame = tables.accuracy
     rows = frame[(frame["strategy"] != "all") & (frame["n"] > 0)]
     counts = rows.groupby("strategy")["n"].max()

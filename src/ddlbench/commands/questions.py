@@ -1,4 +1,4 @@
-"""The options of the commands that predict and choose, and the cells that they measure.
+"""What the options of commands that predict and choose ask, and the cells that they measure.
 
 ::
 
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.plan import matrix_at
+from ddlbench.commands.options import matrix_at
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
+from ddlbench.common.screen import counted, paragraph
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import (
@@ -34,8 +35,10 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
+from ddlbench.planning.labels import dataset_label, network_label
+from ddlbench.predict.advice import range_text
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.ranking import Question
+from ddlbench.predict.question import Question
 from ddlbench.predict.recommend import NotMeasured, knowledge_of, result_of, short_cell
 
 if TYPE_CHECKING:
@@ -43,51 +46,17 @@ if TYPE_CHECKING:
     from ddlbench.experiment.result import Glance
     from ddlbench.experiment.site import Site
     from ddlbench.predict.candidate import Knowledge
+    from ddlbench.predict.prediction import Prediction
 
 # Options of a command, and the field of a cell that each sets.
 _SETTINGS = {"fabric": "fabric", "precision": "precision", "threads": "threads_per_device"}
-
-
-def cell_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what is trained, on how much, with which batch."""
-    batch = click.option("--batch-size", type=click.IntRange(1), help="Samples of one step.")
-    return case_options(batch(command))
-
-
-def case_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what is trained, on how much."""
-    for option in reversed(
-        (
-            click.option(
-                "--configfile",
-                type=click.Path(path_type=Path),
-                help="An experiment of yours: its settings, options, site and data.",
-            ),
-            click.option("--site", "site_name", help="Site.  [default: local]"),
-            click.option("--network", help="Name, or package.module:callable."),
-            click.option("--dataset", help="Name of the dataset."),
-            click.option("--geometry", help="Nodes x devices per node: 2x4."),
-            click.option("--fabric", help="Link condition.  [default: default]"),
-            click.option("--precision", help="[default: fp32]"),
-            click.option("--threads", type=click.IntRange(1), help="Of a CPU device."),
-            click.option(
-                "--option", "options", multiple=True, help="Of a strategy: gpipe.chunks=8."
-            ),
-            click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
-        )
-    ):
-        command = option(command)
-    return command
 
 
 @dataclass(frozen=True)
 class Questions:
     """What the options of a command say.
 
-    Args:
-        each: a question for each geometry.
-        site: where.
-        configfile: the experiment whose cells are measured; None for single cells.
+    ``configfile`` is the experiment whose cells are measured; None for single cells.
     """
 
     each: tuple[Question, ...]
@@ -109,13 +78,15 @@ class Questions:
         """What the site knows of the questions; ``settings`` are fields of the knowledge."""
         return replace(knowledge_of(self.each[0], Inputs(self.site.name), self.site), **settings)
 
+    def grounds(self) -> list[str]:
+        """Lines that say on what answers rest, where nothing was measured."""
+        return []
+
 
 def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Questions:
     """The questions that the options of :func:`cell_options` make.
 
-    Args:
-        values: of the options.
-        batch_size: where the command has no such option.
+    ``batch_size`` is for commands without such an option.
 
     Raises:
         ConfigError: something is missing, unknown or not of its kind.
@@ -130,15 +101,20 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
         experiment, site, rows = matrix_at(configfile, site_name)
         configfile = Path(experiment.where)
         given = completed(given, experiment, [row.cell for row in rows])
-    for name in ("network", "dataset", "geometry", "batch_size"):
-        if not given[name] and not (name == "batch_size" and given.get("batch_per_device")):
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
+    check_given(given, ("network", "dataset"))
     questions = [question_of(given, text, experiment, site) for text in geometries(given)]
     for question in questions:
         question.check_names()
         _check_fabric(question, site)
     return Questions(tuple(questions), site, configfile)
+
+
+def check_given(values: dict[str, Any], names: Sequence[str]) -> None:
+    """Raise ConfigError for an option that is missing: these, the geometry or the batch."""
+    for name in (*names, "geometry", "batch_size"):
+        if not values.get(name) and not (name == "batch_size" and values.get("batch_per_device")):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
 
 
 def geometries(values: dict[str, Any]) -> list[str]:
@@ -181,11 +157,6 @@ def completed(
 ) -> dict[str, Any]:
     """The options, with what the experiment says where it says one thing.
 
-    Args:
-        values: of the options.
-        experiment: of the file.
-        cells: its matrix.
-
     Raises:
         ConfigError: the experiment has several values of what is not written.
     """
@@ -226,11 +197,17 @@ def _options(texts: Sequence[str]) -> dict[str, dict[str, OptionValue]]:
         strategy, dot, option = name.rpartition(".")
         if not (equals and dot and strategy and option):
             raise ConfigError(f"--option {text!r}: write strategy.option=value, as gpipe.chunks=8")
-        try:
-            options.setdefault(strategy, {})[option] = json.loads(value)
-        except ValueError:
-            options.setdefault(strategy, {})[option] = value
+        options.setdefault(strategy, {})[option] = option_value(value)
     return options
+
+
+def option_value(text: str) -> OptionValue:
+    """A number or truth value as in JSON, else the text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
 
 
 def by_workflow(
@@ -241,9 +218,7 @@ def by_workflow(
     It returns None where the cell failed, and raises NotMeasured where the workflow did not begin
     it; the error stream says why.
 
-    Args:
-        questions: where, and of which experiment.
-        named: what the error stream says is being measured.
+    ``named`` is what the error stream says is being measured.
     """
     site = questions.site
 
@@ -288,3 +263,29 @@ def case_id(question: Question) -> str:
     ]
     network = question.network.replace(":", "@")
     return f"{question.dataset}/{network}/{question.geometry}/{'+'.join(parts)}"
+
+
+def header(question: Question, site: Site, strategy: str = "") -> str:
+    """What is trained, and where."""
+    kind = "GPU" if site.device == "cuda" else "CPU worker"
+    kind = kind if site.accelerator is None else "emulated device"
+    what = f"{strategy} on " if strategy else ""
+    trained = f"{network_label(question.network)}, {dataset_label(question.dataset)}"
+    return (
+        f"{trained}, {what}{question.geometry} ({counted(question.devices, kind)}), "
+        f"{counted(question.batch_size, 'sample')} a step, site {site.name}"
+    )
+
+
+_NOISY = 0.25
+
+
+def noisy_profile(alone: Prediction | None) -> list[str]:
+    """A warning where the profile's own steps lie far apart, on which all predictions rest."""
+    interval = alone.interval_s if alone else None
+    if alone is None or interval is None or interval[1] - interval[0] <= _NOISY * alone.step_s:
+        return []
+    return paragraph(
+        "The profile is noisy: one device's step lies between "
+        f"{range_text(*interval)}. Profile again on a quiet machine."
+    )

@@ -10,20 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.predict import header, noisy_profile
+from ddlbench.commands.options import cell_options
 from ddlbench.commands.questions import (
     Questions,
     by_workflow,
     case_id,
-    cell_options,
+    header,
     measured_cell,
+    noisy_profile,
     questions_of,
-)
-from ddlbench.commands.recommend_layouts import layout_answers
-from ddlbench.commands.recommend_planned import (
-    PlannedQuestions,
-    planned_questions_of,
-    with_experiment,
 )
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
@@ -41,20 +36,18 @@ from ddlbench.common.screen import (
 from ddlbench.common.screen import ranking as ranking_table
 from ddlbench.common.statistics import BYTES, HOURS, TIMES
 from ddlbench.experiment.config import making_command
-from ddlbench.experiment.registry import known
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.advice import Advice, advise, answer_dict, batch_hint, chance_text, range_text
 from ddlbench.predict.largest_batch import Size, sizes_advice, sizes_dict
 from ddlbench.predict.prediction import DEFAULT_RECOMMENDER
 from ddlbench.predict.recommend import Choice, Limits, choice_file, choose, result_of, write_choice
 from ddlbench.predict.recommend import recommend as ranked
-from ddlbench.predict.transformer.configurations import is_shape
-from ddlbench.predict.transformer.hf_shapes import is_configuration
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
-    from ddlbench.predict.candidate import Candidate, Knowledge
-    from ddlbench.predict.ranking import Question, Ranking
+    from ddlbench.predict.candidate import Knowledge
+    from ddlbench.predict.question import Question
+    from ddlbench.predict.ranking import Candidate, Ranking
 
 
 @click.command(
@@ -138,20 +131,22 @@ def recommend(
     elif measure is not None:
         raise ConfigError("--measure needs a site, --hardware is none; leave one out")
     else:
-        options, experiment = with_experiment(options)
+        from ddlbench.commands import recommend_planned as planned  # noqa: PLC0415 - slow to import
+
+        options, experiment = planned.with_experiment(options)
         network = options["network"]
-        if network and (software or _is_decoder(network, options["dataset"])):
+        if network and (software or planned.is_decoder(network, options["dataset"])):
             of_networks = {
                 "profile": profile,
                 "allow_stale": allow_stale,
                 "device_memory_bytes": device_memory_bytes,
             }
-            values, lines = layout_answers({**options, **of_networks}, hardware, software)
+            values, lines = planned.layout_answers({**options, **of_networks}, hardware, software)
             show(values, lines, as_json=as_json)
             return
         if options["sequence_length"]:
             raise ConfigError("--sequence-length is of a transformer's shape; leave it out")
-        questions = planned_questions_of(options, hardware, profile, experiment)
+        questions = planned.planned_questions_of(options, hardware, profile, experiment)
     fixed = {
         "recommender": recommender,
         "allow_stale": allow_stale,
@@ -165,15 +160,6 @@ def recommend(
     _answer(questions, fixed, measure, budget_device_hours, as_json=as_json, why=why)
 
 
-def _is_decoder(network: str, dataset: str | None) -> bool:
-    """Whether a name is a shape's, or nothing else that could be trained without a dataset."""
-    if dataset is None and is_configuration(network):
-        return True
-    return is_shape(network) or (
-        dataset is None and network not in known("ddlbench.networks") and ":" not in network
-    )
-
-
 def _answer(
     questions: Questions,
     fixed: dict[str, Any],
@@ -183,7 +169,6 @@ def _answer(
     as_json: bool,
     why: bool,
 ) -> None:
-    """Answer one question, after measuring if that is wanted."""
     question = questions.one
     cost: list[str] = []
     if measure is None:
@@ -198,15 +183,13 @@ def _answer(
     if missing := here.inputs.missing(cells[0]) if cells else ():
         command = making_command(questions.site.name, missing)
         lines += paragraph(f"Make what is missing with: {command}")
-    if isinstance(questions, PlannedQuestions):
-        lines += questions.lines()
+    lines += questions.grounds()
     show(answer_dict(question, ranking, advice), lines, as_json=as_json)
 
 
 def _measured(
     questions: Questions, fixed: dict[str, Any], cells: int, device_hours: float | None
 ) -> tuple[Choice, Advice]:
-    """Choose by measuring; write choice.json and its figure."""
     question, site = questions.one, questions.site
     choice = choose(
         lambda: ranked(question, questions.knowledge(**fixed)),
@@ -225,7 +208,6 @@ def _measured(
 
 
 def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool) -> None:
-    """Answer for each geometry, and say after which one more devices do not pay."""
     here = questions.knowledge(**fixed)
 
     def answered(question: Question) -> Size:
@@ -234,8 +216,8 @@ def _compare_sizes(questions: Questions, fixed: dict[str, Any], *, as_json: bool
 
     sizes = [answered(q) for q in sorted(questions.each, key=lambda q: (q.devices, q.nodes))]
     values = sizes_dict(sizes)
-    if isinstance(questions, PlannedQuestions):
-        show(values, [*sizes_lines(sizes, here), *questions.lines()], as_json=as_json)
+    if grounds := questions.grounds():
+        show(values, [*sizes_lines(sizes, here), *grounds], as_json=as_json)
         return
     path = choice_file(questions.site.name, case_id(sizes[-1].question)).with_name("sizes.png")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -252,9 +234,7 @@ def _draw(figure: str, path: Path, content: Any) -> None:
 def sizes_lines(sizes: Sequence[Size], known: Knowledge) -> list[str]:
     """A line a geometry with its best strategy, and what more devices bring.
 
-    Args:
-        sizes: by their devices, the fewest first.
-        known: what is known at the site.
+    Sizes come by their devices, the fewest first.
     """
     first = sizes[0].question
     lines = paragraph(
@@ -323,12 +303,7 @@ def recommendation_lines(
 ) -> list[str]:
     """A ranking with its advice, what of it was measured, and what is not ranked.
 
-    Args:
-        question: what is to be trained.
-        ranking: the candidates.
-        advice: of this ranking.
-        known: what is known at the site.
-        why: print the parts of each prediction, and every reason in full.
+    ``why`` adds the parts of each prediction, and every reason in full.
     """
     ranked = ranking.ranked
     lines = paragraph(header(question, known.site))
@@ -393,7 +368,6 @@ def _disagrees(candidate: Candidate) -> bool:
 
 
 def _legend(ranking: Ranking) -> list[str]:
-    """What the signs of the table mean, and what the measured rows change."""
     ranked = ranking.ranked
     if not any(c.measured_s for c in ranked):
         return paragraph("No cell like these has been measured here.")
@@ -438,7 +412,6 @@ def _not_ranked(others: Sequence[Candidate], *, why: bool) -> list[str]:
 
 
 def _parts(ranked: Sequence[Candidate]) -> list[str]:
-    """The parts of each predicted step, and what the first prediction assumes."""
     pairs = []
     for candidate in ranked:
         prediction = candidate.prediction

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ddlbench.commands.plan import config_at, snakemake_command, with_matrix
+from ddlbench.commands.options import config_at, snakemake_command, with_matrix
 from ddlbench.common.document import json_text
 from ddlbench.common.screen import examples
 from ddlbench.experiment.paths import (

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddlbench.commands.predict import header
-from ddlbench.commands.questions import by_workflow, case_id, cell_options, questions_of
+from ddlbench.commands.options import cell_options
+from ddlbench.commands.questions import by_workflow, case_id, header, option_value, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     counted,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from ddlbench.experiment.site import Site
     from ddlbench.predict.belief import Belief
     from ddlbench.predict.prediction import History
-    from ddlbench.predict.ranking import Question
+    from ddlbench.predict.question import Question
     from ddlbench.predict.tuning import Configuration
 
 
@@ -135,7 +134,6 @@ def tune(
 
 
 def _cost(cells: Sequence[Cell], trials: int, site: Site) -> tuple[Budget, Budget]:
-    """What the first ``trials`` short cells would cost, and all of them."""
     rows = [MatrixRow(short_cell(cell), None, None) for cell in cells]
     return estimate(rows[:trials], site, RESULTS), estimate(rows, site, RESULTS)
 
@@ -150,16 +148,8 @@ def _varied(texts: Sequence[str]) -> Mapping[str, tuple[OptionValue, ...]]:
             raise ConfigError(f"--vary {text!r}: write a name and its values, as chunks=2,4,8")
         if name in varied:
             raise ConfigError(f"--vary {name} is given twice; write all its values once")
-        varied[name] = tuple(map(_parsed, parts))
+        varied[name] = tuple(map(option_value, parts))
     return varied
-
-
-def _parsed(text: str) -> OptionValue:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, bool | int | float) else text
 
 
 _MOST_ROWS = 12
@@ -227,10 +217,7 @@ def _verdict(tuning: Tuning) -> list[str]:
 def cost_lines(tuning: Tuning, cost: tuple[Budget, Budget] | None, trials: int) -> list[str]:
     """What the search cost, or would cost, beside an exhaustive sweep.
 
-    Args:
-        tuning: the search.
-        cost: of a dry run, for the first ``trials`` cells and for all.
-        trials: most cells of the search.
+    ``cost`` is of a dry run: of the first ``trials`` cells, and of all.
     """
     if cost is not None:
         some, every = cost

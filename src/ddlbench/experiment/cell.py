@@ -181,7 +181,7 @@ class Cell(Form):
         """``<nodes>x<devices per node>``."""
         return f"{self.nodes}x{self.devices_per_node}"
 
-    @cached_property
+    @property  # not kept: with one more value each cell would need a table of names of its own
     def variant_pairs(self) -> tuple[tuple[str, str], ...]:
         """Non-default fields, then options, as (name, value) texts."""
         pairs = [
@@ -259,8 +259,9 @@ class Cell(Form):
     def again(self, repeat: int) -> Cell:
         """The same cell, repeated; nothing that was checked is checked again."""
         other = object.__new__(Cell)
-        vars(other).update(vars(self), repeat=repeat)
-        vars(other).pop("id", None)
+        for name, value in {**vars(self), "repeat": repeat}.items():
+            if name != "id":
+                object.__setattr__(other, name, value)  # so that cells share the table of names
         return other
 
 

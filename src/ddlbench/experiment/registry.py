@@ -158,7 +158,7 @@ BASE = "sequential"
 
 _PREDICTORS = "ddlbench.predict.predictors"
 PREDICTORS: dict[str, str] = {
-    "ddlbench": f"{_PREDICTORS}.ddlbench:Ddlbench",
+    "ddlbench": f"{_PREDICTORS}.steps:Ddlbench",
     "sequential": f"{_PREDICTORS}.published:Sequential",
     "ddlbench-eq1": f"{_PREDICTORS}.published:DdlbenchEq1",
     "ddlbench-eq2": f"{_PREDICTORS}.published:DdlbenchEq2",
@@ -172,13 +172,13 @@ PREDICTORS: dict[str, str] = {
     "parameter-server": f"{_PREDICTORS}.steps:ParameterServer",
     "parameter-server-messages": f"{_PREDICTORS}.steps:ParameterServerMessages",
     "pipeline-replay": f"{_PREDICTORS}.pipeline_replay:PipelineReplay",
-    "pipeline-recorded": f"{_PREDICTORS}.pipeline_replay:PipelineRecorded",
+    "pipeline-recorded": f"{_PREDICTORS}.pipeline_recorded:PipelineRecorded",
     "pipeline-period": f"{_PREDICTORS}.pipeline_period:PipelinePeriod",
     "pipeline-period-paper": f"{_PREDICTORS}.pipeline_period:PipelinePeriodPaper",
     "ddp-serial": f"{_PREDICTORS}.steps:DdpSerial",
     "horovod-serial": f"{_PREDICTORS}.steps:HorovodSerial",
-    "torchgpipe-turns": f"{_PREDICTORS}.torchgpipe:TorchgpipeTurns",
-    "torchgpipe-replay": f"{_PREDICTORS}.torchgpipe:TorchgpipeReplay",
+    "torchgpipe-turns": f"{_PREDICTORS}.pipeline_replay:TorchgpipeTurns",
+    "torchgpipe-replay": f"{_PREDICTORS}.pipeline_replay:TorchgpipeReplay",
     "data-extrapolation": f"{_PREDICTORS}.baselines:DataExtrapolation",
     "hardware-extrapolation": f"{_PREDICTORS}.baselines:HardwareExtrapolation",
     "paradl-authors": f"{_PREDICTORS}.paradl:ParadlAuthors",

@@ -55,7 +55,8 @@ from ddlbench.planning.expected_time import (
     finished_of,
 )
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.planner import measured_inputs, request_of
+from ddlbench.planning.planner import request_of
+from ddlbench.planning.strategy import strategy_of
 
 SPARE_MINUTES = 5
 
@@ -161,7 +162,6 @@ def _held_devices(cell: Cell, site: Site) -> int:
 
 
 def _whole_nodes(site: Site) -> bool:
-    """Whether a job holds whole nodes."""
     return site.launcher == "slurm" and site.slurm.exclusive
 
 
@@ -253,12 +253,7 @@ def estimate(
 ) -> Budget:
     """Estimate what an expanded experiment still costs.
 
-    Args:
-        rows: the expanded matrix.
-        site: where it runs.
-        results_root: the folder that holds ``<site>/cells``.
-        own_parts: what is known of the user's own networks and data.
-        finished: :func:`finished_rows`, where it is known already.
+    ``finished`` is what :func:`finished_rows` gives, where that is known already.
     """
     finished = finished or finished_rows(rows, site, results_root)
     unsupported = [row for row in rows if row.unsupported is not None]
@@ -366,7 +361,7 @@ def _inputs(cells: Iterable[Cell], site: Site, results_root: Path) -> set[Path]:
     return {
         results_root / path.relative_to(RESULTS)
         for cell in cells
-        for path in measured_inputs(cell, site.name)
+        for path in strategy_of(cell.strategy).measured_inputs(cell, site.name)
     }
 
 

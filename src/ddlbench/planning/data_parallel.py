@@ -30,10 +30,12 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import data_parallel_bytes
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Plan, Process, placement_of_groups
 from ddlbench.planning.step import (
     LINK,
     Compute,
+    GradientMessage,
+    Group,
     Message,
     Step,
     blocking,
@@ -42,7 +44,6 @@ from ddlbench.planning.step import (
     worker_tasks,
 )
 from ddlbench.planning.strategy import Strategy, workers_of
-from ddlbench.planning.traffic import GradientMessage, Group, placement_of_groups
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload

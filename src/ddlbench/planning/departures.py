@@ -185,7 +185,6 @@ def departures_in(results: Mapping[Cell, Result]) -> dict[str, Departure]:
 
 
 def _key(trained: Trained, names: Sequence[str]) -> tuple[object, ...]:
-    """The data of a cell, and the values of these fields."""
     return trained.own_data, *(getattr(trained.cell, name) for name in names)
 
 
@@ -210,7 +209,6 @@ def _nearest(cell: Cell, references: Sequence[Trained]) -> Trained | None:
 
 
 def _other_weights(trained: Trained, fellows: Sequence[Trained]) -> Departure | None:
-    """A departure if no fellow, of which some are known, began with the weights of the cell."""
     digest = trained.training.initial_digest
     others = {
         fellow.training.initial_digest
@@ -233,7 +231,6 @@ def _other_training(trained: Trained, base: Training) -> Departure | None:
 
 
 def _unlike_replay(trained: Trained) -> Departure | None:
-    """A departure if the losses of a cell are not those of its replay, over the same samples."""
     training = trained.training
     bound = _Bound(_GROSS) if training.random else _rounding(trained)
     return _apart(training.first_loss, training.replayed_loss, bound, "in its replay on one device")

@@ -149,7 +149,6 @@ def read_table(path: Path, dataset: str) -> DeviceTable:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Lines that are not empty, with their numbers."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

@@ -75,14 +75,7 @@ def cells_root(site: str, results_root: Path) -> Path:
 
 
 class ExpectedTime:
-    """Expected seconds of a site's cells.
-
-    Args:
-        finished: results of cells like those.
-        site: where they run.
-        results_root: the folder that holds ``<site>/cells``.
-        own: what is known of the user's own networks and data.
-    """
+    """Expected seconds of a site's cells."""
 
     def __init__(
         self, finished: Iterable[Glance], site: Site, results_root: Path, own_parts: OwnParts
@@ -118,7 +111,6 @@ class ExpectedTime:
 
     @cached_property
     def _here(self) -> list[Glance]:
-        """Finished cells of the site, those of other networks too."""
         root = cells_root(self._site, self._results_root)
         paths = islice(root.glob("*/*/*/*/*/rep0/result.json"), _MOST_READ)
         read = (
@@ -195,7 +187,6 @@ class ExpectedTime:
             return None
 
     def _steps(self, cell: Cell) -> int:
-        """Steps of a whole cell, those of its warm-up too."""
         known = self._own.images if cell.data_source == "real" else {}
         images = known.get(
             (cell.dataset, cell.data_scale),

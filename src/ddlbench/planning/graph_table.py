@@ -54,10 +54,8 @@ _LINEAR = re.compile(r"Linear\(.*out_features=(\d+),.*")
 def table_of_graph(path: Path, network: str, spec: DatasetSpec) -> DeviceTable:
     """The table of a network that a ``graph.txt`` describes.
 
-    Args:
-        path: of the file.
-        network: its name; one that is built in gives the blocks their names.
-        spec: the dataset that was read; its samples tell the size of the mini-batch.
+    A built-in network gives the blocks their names; the samples of ``spec`` tell the size of the
+    mini-batch.
 
     Raises:
         ConfigError: it is no such file, or of another dataset.
@@ -81,7 +79,6 @@ def table_of_graph(path: Path, network: str, spec: DatasetSpec) -> DeviceTable:
 
 
 def _batch_size(graph: GraphFile, spec: DatasetSpec, path: Path) -> int:
-    """Samples of the mini-batch, by the bytes of the network's input."""
     if len(graph.inputs) != 1:
         raise ConfigError(
             f"{path}: has {len(graph.inputs)} inputs; its one Input node must say how many bytes "
@@ -102,12 +99,8 @@ def _batch_size(graph: GraphFile, spec: DatasetSpec, path: Path) -> int:
 class _Cutting:
     """A graph that is cut into blocks.
 
-    Args:
-        graph: the file.
-        batch_size: of its mini-batch.
-        spec: the dataset.
-        path: of the file, for messages.
-        shapes_apart: a ``Size`` is a block of its own and hands on the tensor whose shape it reads.
+    With ``shapes_apart`` a ``Size`` is a block of its own and hands on the tensor whose shape it
+    reads.
     """
 
     graph: GraphFile
@@ -140,7 +133,6 @@ class _Cutting:
 
     @cached_property
     def _read(self) -> list[set[int]]:
-        """Of each node, the nodes whose tensors it reads."""
         read = [set(sources) for sources in self.graph.layers.read]
         for reader in range(len(read)) if self.shapes_apart else ():
             read[reader] -= {
@@ -156,7 +148,6 @@ class _Cutting:
         return [n for n in self._read[node] if self.shapes_apart or not self._is_shape(n)]
 
     def _ends(self) -> list[int]:
-        """The last node of each block."""
         last_reader = list(range(len(self._nodes)))
         for node, sources in enumerate(self._read):
             for source in sources:
@@ -186,7 +177,6 @@ class _Cutting:
         return self._nodes[node].output_bytes
 
     def _entering_bytes(self, node: int) -> float:
-        """Of the tensors that a node reads, for a mini-batch."""
         sources = self._tensors_read(node)
         if not self._read[node]:
             return float(self.batch_size * self.spec.input_bytes)

@@ -120,7 +120,6 @@ def _table() -> Mapping[tuple[str, str], tuple[LayerBlock, ...]]:
 
 @cache
 def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
-    """The blocks of a network that is not built in, or why there are none."""
     content = f"{key_of(network, dataset)} {DATASETS[dataset]} {_COUNTER.read_text('utf-8')}"
     path = COUNTED / f"{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.csv"
     with suppress(OSError, ValueError, KeyError, TypeError):

@@ -19,7 +19,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ _FIELDS = {field.name for field in fields(Cell)}
 _DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MatrixRow:
     """One cell of an experiment.
 
@@ -68,7 +68,7 @@ class MatrixRow:
     condition: LinkCondition | None = None
     accelerator: Accelerator | None = None
 
-    @cached_property
+    @property
     def strategy(self) -> Strategy:
         """The descriptor of the cell's strategy, on the site's devices."""
         return known_strategy(self.cell.strategy, self.accelerator)
@@ -99,11 +99,22 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
     _check_options(experiment)
     chosen: dict[str, MatrixRow] = {}
     too_large = _memory_check(site)
+
+    def choose(cell: Cell, base: Cell | None, reason: str | None) -> None:
+        """Add the repeats of a cell; one that is there already keeps its place and its base."""
+        for repeat in range(experiment.repeats):
+            again = cell.again(repeat)
+            # Many cells have one base; interned they share its text.
+            base_id = sys.intern(base.again(repeat).id) if base else None
+            condition = site.fabrics.get(cell.fabric)
+            row = MatrixRow(again, base_id, reason, condition, site.accelerator)
+            chosen.setdefault(again.id, row)
+
     for point, base_point in _product(experiment):
         cell = _cell(point, experiment.where, site.accelerator)
         base = _base(base_point, experiment.where)
         reason = why_unsupported(cell, site) or too_large(cell)
-        _choose(chosen, cell, base, reason, experiment.repeats)
+        choose(cell, base, reason)
     for number, entry in enumerate(experiment.include):
         where = f"{experiment.where}: include.{number}"
         point = {**experiment.settings, **_layered(experiment.settings, entry)}
@@ -112,18 +123,10 @@ def expand(experiment: Experiment, site: Site) -> list[MatrixRow]:
         if reason is not None:
             raise ConfigError(f"{where}: {cell.strategy} cannot run this cell: {reason}")
         # What only a profile tells is no error of who wrote the entry.
-        _choose(chosen, cell, _base(point, where), too_large(cell), experiment.repeats)
+        choose(cell, _base(point, where), too_large(cell))
     if not chosen:
         raise ConfigError(f"{experiment.where}: no cell is left; loosen 'matrix' or 'exclude'")
-    return [
-        replace(
-            row,
-            base_id=row.base_id if row.base_id in chosen else None,
-            condition=site.fabrics.get(row.cell.fabric),
-            accelerator=site.accelerator,
-        )
-        for row in chosen.values()
-    ]
+    return [row if row.base_id in chosen else replace(row, base_id=None) for row in chosen.values()]
 
 
 def cell_of(cell_id: str, site: Site) -> Cell:
@@ -146,18 +149,7 @@ def cell_of(cell_id: str, site: Site) -> Cell:
     return cell
 
 
-def _choose(
-    chosen: dict[str, MatrixRow], cell: Cell, base: Cell | None, reason: str | None, repeats: int
-) -> None:
-    """Adds the repeats of a cell; a cell that is there already keeps its place and its base."""
-    for repeat in range(repeats):
-        again = cell.again(repeat)
-        base_id = base.again(repeat).id if base else None
-        chosen.setdefault(again.id, MatrixRow(again, base_id, reason))
-
-
 def _product(experiment: Experiment) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Every point of the matrix, each with its point for the baseline."""
     axes = {
         axis: [str(value) if axis in NAMED else value for value in values]
         for axis, values in experiment.matrix.items()
@@ -176,9 +168,7 @@ def written_points(experiment: Experiment, axes: Mapping[str, Any]) -> list[dict
 
     Several if the experiment lists several values of an option.
 
-    Args:
-        experiment: the experiment.
-        axes: dataset, network, strategy, geometry, batch_size, and further axes of the point.
+    ``axes`` hold dataset, network, strategy, geometry, batch_size, and further axes of the point.
     """
     grid = _option_grid(experiment, axes["strategy"])
     return [_overridden(experiment, {**axes, "options": options}) for options in grid]
@@ -211,7 +201,6 @@ def _layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def _matches(rule: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    """Whether a point has the values of a rule; a key that the point lacks has its default."""
     effective = {**_DEFAULTS, **point}
     return all(effective.get(key) in each(wanted) for key, wanted in rule.items())
 
@@ -248,7 +237,6 @@ def _check_fabrics(experiment: Experiment, site: Site) -> None:
 
 
 def _check_options(experiment: Experiment) -> None:
-    """Refuses wrong options, also of strategies that the matrix lacks now."""
     for name, options in experiment.strategies.items():
         _check_options_of(name, options, experiment.where)
     for number, rule in enumerate(experiment.overrides):
@@ -324,8 +312,9 @@ def _base(point: Mapping[str, Any], where: str) -> Cell | None:
 def why_unsupported(cell: Cell, site: Site) -> str | None:
     """Why a cell cannot run at a site, as far as is known before it runs; None if it can."""
     strategy = strategy_of(cell.strategy, site.accelerator)
-    images = DATASETS[cell.dataset].num_images("train", cell.data_scale)
-    counted = cell.data_source == "synthetic" or bool(DATASETS[cell.dataset].source)
+    dataset = DATASETS[cell.dataset]
+    images = dataset.num_images("train", cell.data_scale)
+    counted = cell.data_source == "synthetic" or bool(dataset.source)
     if images < cell.batch_size and counted:
         return Reason(
             "too_few_images",
@@ -337,7 +326,7 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
         return few
     if (reason := mismatch(cell.network, cell.dataset)) is not None:
         return reason
-    if (problem := format_problem(DATASETS[cell.dataset], cell.data_format)) is not None:
+    if (problem := format_problem(dataset, cell.data_format)) is not None:
         return Reason(
             "no_such_format", f"dataset {cell.dataset}: {problem}; write data_format: native"
         )
@@ -378,12 +367,7 @@ def check_name(group: str, name: str, where: str) -> None:
 
 @cache
 def _missing_package(names: tuple[str, ...], install: str) -> str | None:
-    """Why a strategy's package is missing; None if there is no torch (a login node).
-
-    Args:
-        names: of the packages.
-        install: how to get them.
-    """
+    """Why a strategy's package is missing; None if there is no torch (a login node)."""
     if importlib.util.find_spec("torch") is None:
         return None
     for name in names:

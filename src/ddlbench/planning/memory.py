@@ -42,7 +42,7 @@ from ddlbench.experiment.paths import profile_file, result_file
 from ddlbench.experiment.profile import InvalidProfile, Profile, ProfileKey
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.pipeline import Pipeline, PlannedStage
 from ddlbench.planning.pipeline_stages import TooFewBlocks
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
@@ -89,12 +89,8 @@ def room_of(
 ) -> Room | None:
     """Whether a plan fits.
 
-    Args:
-        workload: the profile of the cell's network.
-        plan: of the cell.
-        devices: bytes that each device needs; none if they are unknown.
-        site: where.
-        device_memory_bytes: of one device; by default that of the profile or the site.
+    ``devices`` are the bytes that each device needs, none if they are unknown;
+    ``device_memory_bytes`` are by default those of the profile or the site.
     """
     if not devices:
         return None
@@ -220,20 +216,20 @@ def _rank(rank: int, workload: Workload, plan: Plan, pipeline: Pipeline) -> floa
     bytes_ += backward_peak_bytes(blocks, samples, several)
     bytes_ += (stages[0].weight_versions - 1) * weights
     if micro_batches is not None:
-        bytes_ += micro_batches * samples * _received_bytes(pipeline.spans(rank), workload)
+        bytes_ += micro_batches * samples * _received_bytes(stages, workload)
     if len(stages[0].ranks) > 1:
         bytes_ += min(weights, workload.bucket_bytes)
     return bytes_
 
 
-def _received_bytes(spans: Sequence[tuple[int, int]], workload: Workload) -> float:
+def _received_bytes(stages: Sequence[PlannedStage], workload: Workload) -> float:
     """Bytes a sample that arrive at a rank's stages: activations and their gradients."""
     total = 0.0
-    for first, last in spans:
-        if first > 0:
-            total += workload.blocks[first].input_bytes
-        if last < len(workload.blocks):
-            total += workload.blocks[last - 1].output_bytes
+    for stage in stages:
+        if stage.first > 0:
+            total += workload.blocks[stage.first].input_bytes
+        if stage.last < len(workload.blocks):
+            total += workload.blocks[stage.last - 1].output_bytes
     return total
 
 

@@ -68,9 +68,7 @@ def block_costs(network: str, dataset: str) -> tuple[BlockCost, ...] | None:
 def blocks_of(cell: Cell, accelerator: Accelerator | None) -> tuple[BlockCost, ...] | None:
     """The blocks that the cell's network has on a site, in order; None if no table knows them.
 
-    Args:
-        cell: the cell.
-        accelerator: that the site emulates; None if its devices are real.
+    ``accelerator`` is what the site emulates; None if its devices are real.
 
     Raises:
         ConfigError: the accelerator's table is wrong.

@@ -29,6 +29,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.status import Reason
+from ddlbench.planning.network_tables import NetworkTraits, borrowing, unsupported_weights
 from ddlbench.planning.schedules import (
     EAGER,
     Action,
@@ -40,6 +42,15 @@ from ddlbench.planning.schedules import (
     messaging_of,
     replicate,
 )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Blocks ``[first, last)`` of the network on so many replicas."""
+
+    first: int
+    last: int
+    replicas: int
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,32 @@ class Pipeline:
 
     def spans(self, rank: int) -> Sequence[tuple[int, int]]:
         return [(self.stages[index].first, self.stages[index].last) for index in self.of_rank(rank)]
+
+
+def why_not_in_stages(traits: NetworkTraits, pipeline: Pipeline) -> Reason | None:
+    """Why a pipeline cannot train the network, cut where it cuts it; None if it can.
+
+    Several mini-batches, or parts of one, are under way at once, with the weights of each. A stage
+    sends back the gradient of what it receives, and whole numbers have none.
+    """
+    if traits.written:
+        return unsupported_weights(
+            "a pipeline",
+            traits.written,
+            "keeps weights for later backward passes, and the forward pass changes some",
+            "change them between steps only",
+        )
+    if traits.borrowed:
+        return borrowing(traits)
+    for stage in pipeline.stages[:-1]:
+        name = traits.blocks[stage.last - 1] if stage.last <= len(traits.blocks) else ""
+        if name and name in traits.without_gradient:
+            return Reason(
+                "no_gradient_at_cut",
+                f"the balance cuts after block {name!r}, whose output has no gradient to send back "
+                "(whole numbers); write a balance that keeps it and the next block on one stage",
+            )
+    return None
 
 
 @dataclass(frozen=True)
@@ -190,9 +227,8 @@ class Repeated:
     ) -> float:
         """Seconds per mini-batch in the long run.
 
-        Args:
-            costs_s: seconds of each of the graph's keys.
-            holds: links that each of them holds, where messages share links.
+        ``costs_s`` are of each of the graph's keys; ``holds`` the links that each holds, where
+        messages share links.
         """
         durations = [costs_s[number] for number in self.graph.key_numbers]
         ends_s: Callable[[list[float] | None], list[float]] = partial(self.graph.ends_s, durations)
@@ -258,9 +294,7 @@ class PipelineRun:
 def flushing(schedule: Schedule, pipelines: int) -> tuple[RunOf, Repeated]:
     """One step of a schedule that ends with an update, for a real and a free run.
 
-    Args:
-        schedule: of one pipeline.
-        pipelines: side by side. Without messages all do the same, so the free run is of one.
+    Without messages all ``pipelines`` side by side do the same, so the free run is of one.
     """
 
     def one_step(whole: Schedule, messaging: Messaging) -> Repeated:

@@ -27,87 +27,30 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import making_command
-from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import BlockCost
-from ddlbench.planning.options import Options, RuleText, Tried
-from ddlbench.planning.partition import (
-    Chain,
-    Level,
-    MemoryLimit,
-    Partition,
-    Stage,
-    chain_of_profile,
-    partition,
-)
+from ddlbench.planning.pipeline import Stage
+from ddlbench.planning.plan import Options, RuleText, Tried
 from ddlbench.planning.workload import profile_at
 
-Reach = Literal["node", "network"]  # within a node, between nodes
-
-# What training sends through, not what a link could carry.
-_TRANSPORTS = ("nccl", "gloo", "given")
-
-
-def bandwidth_bytes_per_s(path: Path, level: Reach) -> float:
-    """Bytes per second of large messages within a node, or between nodes, from a links file.
-
-    From the largest message of a point-to-point sweep, else from the slowest pair of a matrix.
-
-    Raises:
-        ConfigError: there is no such file, or it holds no measurement of the level.
-    """
-    return bandwidth_of(read_links(path), level, str(path))
-
-
-def bandwidth_of(links: Links, level: Reach, where: str) -> float:
-    """As :func:`bandwidth_bytes_per_s`, from links that were read from ``where``.
-
-    Raises:
-        ConfigError: there is no measurement of the level.
-    """
-    for sweep in links.sweeps:
-        if sweep.operation == "p2p" and sweep.level == level and sweep.points:
-            largest = max(sweep.points, key=lambda point: point.message_bytes)
-            return largest.message_bytes / largest.time_s
-    bandwidths = [
-        bandwidth
-        for pair in links.pairs
-        if pair.method in _TRANSPORTS and pair.direction == "unidirectional"
-        for bandwidth in _of_level(pair, same_node=level == "node")
-    ]
-    if not bandwidths:
-        place = "within a node" if level == "node" else "between nodes"
-        raise ConfigError(
-            f"{where}: nothing was measured {place} with the transport of training; measure the "
-            "links again, or give them in the site file"
-        )
-    return min(bandwidths)
-
-
-def _of_level(pair: PairMatrix, same_node: bool) -> list[float]:
-    nodes = pair.nodes
-    return [
-        float(bandwidth)
-        for row, values in enumerate(pair.bandwidth_bytes_per_s)
-        for column, bandwidth in enumerate(values)
-        if bandwidth is not None and row != column and (nodes[row] == nodes[column]) == same_node
-    ]
+if TYPE_CHECKING:
+    from ddlbench.planning.partition import Chain
 
 
 def even_costs(
-    costs: Sequence[float], sent: Sequence[float], replicas: Sequence[int]
+    costs: Iterable[float], sent: Iterable[float], replicas: Sequence[int]
 ) -> tuple[int, ...]:
     """Number of blocks of each stage that makes the dearest stage cheapest.
 
@@ -121,7 +64,6 @@ def even_costs(
 def _even_costs(
     costs: tuple[float, ...], sent: tuple[float, ...], replicas: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Cached, because many cells cut the same network."""
     until = [0.0, *accumulate(costs)]
 
     def share(first: int, last: int, count: int) -> float:
@@ -272,7 +214,9 @@ def stages_of(
     if balance == "profile":
         chain = measured_chain(cell, site, samples or cell.batch_size)
         if replicas is None:
-            best = _partition(cell, chain, str(site))
+            from ddlbench.planning.partition.stages import partition_at  # noqa: PLC0415 - of few
+
+            best = partition_at(cell, chain, _profile(cell, site), str(site))
             return best.stages, best.period_s
         check_enough(cell, len(chain), len(replicas))
         times = [node.time_s for node in chain.nodes]
@@ -318,6 +262,8 @@ def measured_chain(cell: Cell, site: str | None, samples: int) -> Chain:
         NeedsProfile: no site is given, or it has no profile of the network.
         ConfigError: the profile is wrong, or was not measured around that many samples.
     """
+    from ddlbench.planning.partition.profiles import chain_of_profile  # noqa: PLC0415 - of few
+
     return chain_of_profile(_profile(cell, site), samples)
 
 
@@ -334,36 +280,3 @@ def _profile(cell: Cell, site: str | None) -> Profile:
             f"{site}; make it with: {making_command(site, [path])}"
         )
     return profile_at(path)
-
-
-def _partition(cell: Cell, chain: Chain, site: str) -> Partition:
-    """Runs PipeDream's programme over the devices of a node, then over nodes."""
-    _, path = measured_files(cell, site, with_links=True)
-    levels = []
-    if cell.devices > 1 and not path.is_file():
-        raise ConfigError(
-            f"balance profile needs the links of fabric {cell.fabric} at site {site}; measure them "
-            f"with: {making_command(site, [path])}"
-        )
-    if cell.devices_per_node > 1:
-        levels.append(Level(cell.devices_per_node, bandwidth_bytes_per_s(path, "node")))
-    if cell.nodes > 1:
-        levels.append(Level(cell.nodes, bandwidth_bytes_per_s(path, "network")))
-    levels = levels or [Level(1, float("inf"))]
-    memory = _memory_limit(cell, _profile(cell, site))
-    try:
-        return partition(chain, levels, memory=memory)
-    except ConfigError:
-        if memory is None:
-            raise
-        # By the limit's terms nothing fits. They count a little too much, so the fastest partition
-        # is planned, and its stages are looked at one by one (ddlbench.planning.memory).
-        return partition(chain, levels)
-
-
-def _memory_limit(cell: Cell, profile: Profile) -> MemoryLimit | None:
-    capacity = profile.device_memory_bytes
-    if not capacity:
-        return None
-    extra = int(cell.option("extra_warmup", 0))
-    return MemoryLimit(float(capacity), 1.0 if cell.momentum > 0 else 0.0, extra)

@@ -13,6 +13,7 @@ matrix is not fitted: its cells are what the experiment file says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -45,10 +46,7 @@ def make_plan(
 ) -> StrategyPlan:
     """The plan of a cell that its strategy supports.
 
-    Args:
-        cell: the cell.
-        site: needed if the plan is made from the site's measurements.
-        accelerator: that the site emulates.
+    ``site`` is needed if the plan is made from the site's measurements.
 
     Raises:
         ConfigError: the plan is made from measurements that are missing.
@@ -106,27 +104,17 @@ def request_of(cell: Cell, site: Site) -> DataRequest:
     )
 
 
-def measured_inputs(cell: Cell, site: str) -> tuple[Path, ...]:
-    """Files of a site's measurements that the cell's plan is made from."""
-    return strategy_of(cell.strategy).measured_inputs(cell, site)
-
-
 def measured_digests(cell: Cell, site: str, results_root: Path = RESULTS) -> dict[str, str | None]:
     """``links_digest`` and ``profile_digest`` of a plan that would be made now.
 
     None for a file that the plan does not use, or that is missing below ``results_root``.
     """
     digests: dict[str, str | None] = {"links_digest": None, "profile_digest": None}
-    for path in measured_inputs(cell, site):
-        digests[f"{path.stem}_digest"] = _digest(results_root / path.relative_to(RESULTS))
+    for path in strategy_of(cell.strategy).measured_inputs(cell, site):
+        with suppress(OSError, ValueError):
+            content = read_json(results_root / path.relative_to(RESULTS))
+            digests[f"{path.stem}_digest"] = digest_of(content)
     return digests
-
-
-def _digest(path: Path) -> str | None:
-    try:
-        return digest_of(read_json(path))
-    except (OSError, ValueError):
-        return None
 
 
 _MOST_ALTERNATIVES = 12  # a strategy that supports none of so many supports none
@@ -140,10 +128,7 @@ def fitted(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
 
         defaults -> supported and suitable? -> alternatives, best first -> the first supported
 
-    Args:
-        cell: with the options that are written, and defaults.
-        strategy: of the cell, on the site's devices.
-        written: the options that the user wrote; these stay.
+    ``written`` are the options that the user wrote; these stay.
 
     Returns:
         The cell itself, with balance ``profile`` where it takes that, if no alternative helps.
@@ -166,10 +151,6 @@ def micro_batch_counts(samples: int, stages: int) -> Iterator[int]:
 
     With eight times as many as stages, the bubble is less than a ninth of the time: more are not
     worth their overhead.
-
-    Args:
-        samples: that are cut.
-        stages: of the pipeline.
     """
     least = range(max(1, stages), min(samples, _MOST_PER_STAGE * stages) + 1)
     fewer = range(min(stages - 1, samples), 0, -1)

@@ -20,8 +20,7 @@ from ddlbench.experiment.registry import BASE, STRATEGIES, load
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.network_tables import BlockCost, NetworkTraits, blocks_of
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Options, Plan, Process
 
 if TYPE_CHECKING:
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
@@ -115,12 +114,7 @@ class Strategy:
         raise NotImplementedError
 
     def why_not_network(self, traits: NetworkTraits, plan: Plan) -> Reason | None:
-        """Why the strategy cannot train a network with these traits as one device does.
-
-        Args:
-            traits: of the network that was built.
-            plan: of a cell that the strategy supports.
-        """
+        """Why the strategy cannot train a network with these traits as one device does."""
         return None
 
     def placement(self, cell: Cell) -> tuple[Process, ...]:
@@ -161,9 +155,7 @@ class Strategy:
     def workers(self, devices: int, options: Mapping[str, Any]) -> int:
         """How many of a cell's devices train: all but those that only serve.
 
-        Args:
-            devices: of the whole cell.
-            options: the cell's own; the others have their defaults.
+        Options that are left out have their defaults.
         """
         return devices
 
@@ -173,10 +165,6 @@ class Strategy:
         The devices that train, unless a schedule allows less. Schedules assume equal stages,
         messages that take no time, and backward passes as long as two forward passes. The
         difference to the number of devices is then the bubble.
-
-        Args:
-            cell: that the strategy supports.
-            compute_kind: what computes.
 
         Raises:
             ConfigError: there is no schedule for the cell's numbers.
@@ -193,10 +181,6 @@ class Strategy:
 
     def memory_bytes(self, workload: Workload, plan: Plan) -> tuple[int, ...]:
         """Peak bytes of every device, in the order of ranks and their devices.
-
-        Args:
-            workload: the profile of the cell's network.
-            plan: of a cell of this strategy.
 
         Raises:
             ConfigError: the strategy has no memory model, or the profile does not fit the plan.
@@ -332,7 +316,7 @@ def _class_of(name: str) -> type[Strategy]:
     if not (isinstance(loaded.options, type) and issubclass(loaded.options, Options)):
         raise ConfigError(
             f"strategy {shown(name)}: its options must be a subclass of Options "
-            "(ddlbench.planning.options)"
+            "(ddlbench.planning.plan)"
         )
     return loaded
 
@@ -390,10 +374,7 @@ def normalise(cell: Cell) -> Cell:
 def cut_by_profile(cell: Cell, strategy: Strategy, written: Mapping[str, Any]) -> Cell:
     """The cell with balance ``profile`` where only a profile knows the blocks of its network.
 
-    Args:
-        cell: of any network; one whose blocks a table knows stays as it is.
-        strategy: of the cell.
-        written: the options that the user wrote; a balance among them stays.
+    A network whose blocks a table knows stays as it is, and so does a balance that the user wrote.
     """
     if "balance" in written or strategy.blocks_of(cell) is not None:
         return cell

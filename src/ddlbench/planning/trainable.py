@@ -22,8 +22,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import LIBRARIES, known
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.network_tables import NetworkTraits, borrowing, unsupported_weights
-from ddlbench.planning.pipeline import Pipeline
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.pipeline_stages import StageOptions
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import strategy_of
@@ -35,12 +34,7 @@ def samples_per_pass(plan: StrategyPlan) -> int:
 
 
 def why_not_trained(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
-    """Why a plan's strategy cannot train a network with these traits; None if it can.
-
-    Args:
-        traits: of the network.
-        plan: what would run.
-    """
+    """Why a plan's strategy cannot train a network with these traits; None if it can."""
     if (why := why_not_cut(traits, plan.cell)) is not None:
         return why
     if not traits.trains:
@@ -81,32 +75,6 @@ def why_not_cut(traits: NetworkTraits, cell: Cell) -> Reason | None:
         f"the network trains, but cannot be cut into stages: {traits.uncut}; take a strategy "
         "without stages (ddp, horovod, fsdp), or return a torch.nn.Sequential of blocks",
     )
-
-
-def why_not_in_stages(traits: NetworkTraits, pipeline: Pipeline) -> Reason | None:
-    """Why a pipeline cannot train the network, cut where it cuts it; None if it can.
-
-    Several mini-batches, or parts of one, are under way at once, with the weights of each. A stage
-    sends back the gradient of what it receives, and whole numbers have none.
-    """
-    if traits.written:
-        return unsupported_weights(
-            "a pipeline",
-            traits.written,
-            "keeps weights for later backward passes, and the forward pass changes some",
-            "change them between steps only",
-        )
-    if traits.borrowed:
-        return borrowing(traits)
-    for stage in pipeline.stages[:-1]:
-        name = traits.blocks[stage.last - 1] if stage.last <= len(traits.blocks) else ""
-        if name and name in traits.without_gradient:
-            return Reason(
-                "no_gradient_at_cut",
-                f"the balance cuts after block {name!r}, whose output has no gradient to send back "
-                "(whole numbers); write a balance that keeps it and the next block on one stage",
-            )
-    return None
 
 
 TRIED = RESULTS / ".networks-tried.json"

@@ -27,7 +27,6 @@ from typing import Any, Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import Timing
-from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.profile import LoneRun, Profile, read_profile
 from ddlbench.experiment.site import ComputeKind, is_emulated, shrunk_bytes
 
@@ -137,11 +136,17 @@ class Workload:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Blocks in forward order; summed from their layers if blocks were not timed."""
+        """Blocks in forward order.
+
+        Raises:
+            ConfigError: the profile has none.
+        """
         entries = self._profile.get("blocks") or []
         if not entries:
-            return self._blocks_of_layers()
-        layers = self._layers_of_blocks()
+            raise ConfigError(f"{self._where}: holds no blocks; measure the profile again")
+        layers: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+        for layer in self._profile["layers"]:
+            layers[layer["block"]].append(layer)
         return tuple(
             Block(
                 name=entry["name"],
@@ -250,12 +255,10 @@ class Workload:
         return points[below] + share * (points[above] - points[below])
 
     def _passes_s(self, samples: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Seconds of the forward and of the backward pass of each block."""
         forward_s = tuple(block.forward.at(samples) for block in self.blocks)
         return forward_s, tuple(block.backward.at(samples) for block in self.blocks)
 
     def _extrapolated(self, samples: float) -> str | None:
-        """A remark if some block was not timed around so many samples."""
         timings = (timing for block in self.blocks for timing in (block.forward, block.backward))
         outside = any(timing.extrapolates(samples) for timing in timings)
         return f"times of blocks at {samples:g} samples are extrapolated" if outside else None
@@ -296,42 +299,6 @@ class Workload:
     def _timing(self, entries: list[dict[str, Any]], name: str) -> Timing:
         points = [(entry["batch_size"], entry["time_s"]) for entry in entries]
         return Timing.through(points, f"{self._where}: {name}")
-
-    def _blocks_of_layers(self) -> tuple[Block, ...]:
-        if self.dataset not in DATASETS:
-            raise ConfigError(f"{self._where}: unknown dataset {self.dataset!r}")
-        blocks: list[Block] = []
-        entering = float(DATASETS[self.dataset].input_bytes)
-        for _, layers in sorted(self._layers_of_blocks().items()):
-            name = layers[0]["block_name"]
-            blocks.append(
-                Block(
-                    name=name,
-                    parameter_bytes=sum(layer["parameter_bytes"] for layer in layers),
-                    buffer_bytes=0,
-                    input_bytes=entering,
-                    output_bytes=layers[-1]["output_bytes_per_sample"],
-                    saved_bytes=sum(layer["saved_bytes_per_sample"] for layer in layers),
-                    forward=self._sum([layer["forward"] for layer in layers], name),
-                    backward=self._sum([layer["backward"] for layer in layers], name),
-                    **backward_shares(layers),
-                )
-            )
-            entering = blocks[-1].output_bytes
-        return tuple(blocks)
-
-    def _layers_of_blocks(self) -> defaultdict[int, list[dict[str, Any]]]:
-        grouped: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-        for layer in self._profile["layers"]:
-            grouped[layer["block"]].append(layer)
-        return grouped
-
-    def _sum(self, timings: list[list[dict[str, Any]]], name: str) -> Timing:
-        """Sum over layers, at the batch sizes at which all of them were timed."""
-        tables = [{entry["batch_size"]: entry["time_s"] for entry in timing} for timing in timings]
-        shared = set(tables[0]).intersection(*tables[1:])
-        points = [(size, sum(table[size] for table in tables)) for size in sorted(shared)]
-        return Timing.through(points, f"{self._where}: block {name}")
 
 
 def profile_at(path: Path) -> Profile:

@@ -58,9 +58,6 @@ def errors(predictions: pd.DataFrame) -> pd.DataFrame:
     without a prediction. ``worst_error`` is the signed error of the worst cell, ``repeat_spread``
     the median over cells of (longest - shortest) / median of the repeats. ``noise_floor`` is the
     mean absolute error that a perfect model would have; NaN where no cell has repeats.
-
-    Args:
-        predictions: the frame that :func:`ddlbench.predict.evaluate.predictions` makes.
     """
     return _frame(_rows(predictions), columns=list(COLUMNS))
 
@@ -226,7 +223,6 @@ def anomalies(runs: pd.DataFrame, limit: float = LIMIT) -> pd.DataFrame:
 
 
 def _departing_part(row: dict[Any, Any]) -> dict[str, Any]:
-    """Columns of the part with the larger difference in seconds; none if a part is unknown."""
     parts = {
         name: (row[f"measured_{column}_s"], row[f"projected_{column}_s"])
         for name, column in _PARTS.items()

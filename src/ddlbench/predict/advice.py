@@ -29,9 +29,10 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import Site
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.predict.candidate import Candidate, Knowledge
+from ddlbench.predict.candidate import Knowledge
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.ranking import TIE, Question, Ranking, candidate_dict
+from ddlbench.predict.question import Question
+from ddlbench.predict.ranking import TIE, Candidate, Ranking, candidate_dict
 from ddlbench.predict.recommend import (
     dividing_batches,
     fitted_options,
@@ -147,7 +148,6 @@ def _tied(
 
 
 def _with_speedup(ranking: Ranking, candidate: Candidate) -> str:
-    """``DDP (predicted, 1.14x)``."""
     speedup = ranking.speedup(candidate)
     return (
         f"{candidate.label} ({speedup.basis}, {speedup.ratio:.2f}x)" if speedup else candidate.label
@@ -210,7 +210,6 @@ def _reason_not(ranking: Ranking, candidate: Candidate, recommended: Candidate) 
 
 
 def _highest(ranking: Ranking, why_not: Mapping[str, str], named: Collection[str]) -> list[str]:
-    """A sentence for the highest speed-up, if no other sentence names it."""
     shown = [
         (speedup.ratio, speedup.basis, c)
         for c in ranking.ranked
@@ -233,14 +232,13 @@ def _cannot_gain(candidate: Candidate) -> bool:
 
 def batch_hint(question: Question, ranking: Ranking, known: Knowledge) -> list[str]:
     """A sentence that names batches with which more strategies are compared; none if none are."""
-    batches = dividing_batches(question, ranking, known)
-    if batches is None:
+    sizes, more = dividing_batches(question, ranking, known)
+    if not sizes:
         return []
-    sizes = " or ".join(map(str, batches.batch_sizes))
-    more = "1 more strategy is" if batches.more == 1 else f"{batches.more} more strategies are"
+    are = "1 more strategy is" if more == 1 else f"{more} more strategies are"
     return [
-        f"A batch of {question.batch_size} does not divide for all of them. Take {sizes}: then "
-        f"{more} compared."
+        f"A batch of {question.batch_size} does not divide for all of them. Take "
+        f"{' or '.join(map(str, sizes))}: then {are} compared."
     ]
 
 
@@ -249,11 +247,8 @@ def _fitted(question: Question, ranking: Ranking) -> list[str]:
         f"{options} for {', '.join(c.label for c in candidates)}"
         for options, candidates in fitted_options(question, ranking).items()
     ]
-    if not parts:
-        return []
-    return [
-        f"Fitted to {question.geometry} and a batch of {question.batch_size}: {'; '.join(parts)}."
-    ]
+    fitted = f"Fitted to {question.geometry} and a batch of {question.batch_size}"
+    return [f"{fitted}: {'; '.join(parts)}."] if parts else []
 
 
 def answer_dict(question: Question, ranking: Ranking, advice: Advice) -> dict[str, Any]:
@@ -301,11 +296,7 @@ def answers(
 ) -> list[dict[str, Any]]:
     """The answer for each case of an experiment; a case of which nothing is known has none.
 
-    Args:
-        experiment: whose settings and options the cells have.
-        rows: the expanded matrix; its cells of one device are left out.
-        site: the machine.
-        results_root: the folder that holds the site's results, profiles and links.
+    Cells of one device are left out.
     """
     inputs = Inputs(site.name, results_root)
     lines = []

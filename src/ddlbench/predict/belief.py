@@ -88,10 +88,8 @@ def from_runs(steps_s: Sequence[float]) -> Belief:
 def from_prediction(step_s: float, ratio: float | None, errors: Sequence[float]) -> Belief:
     """From a prediction.
 
-    Args:
-        step_s: predicted.
-        ratio: of its 90 % interval, if it was calibrated.
-        errors: signed, relative, of such predictions here; fewer than three only widen it.
+    ``ratio`` is of its 90 % interval, if it was calibrated; ``errors`` are signed and relative, of
+    such predictions here. Fewer than three only widen it.
     """
     spread = UNKNOWN
     if ratio is not None:
@@ -129,10 +127,7 @@ def races(beliefs: Sequence[Belief], shares: Sequence[float], base: int | None) 
     1 never beats the base, however little is known of it. Several that are equally short at their
     limit share the draw. The same draws are made every time.
 
-    Args:
-        beliefs: of the candidates.
-        shares: of each; 0 for no limit.
-        base: place of the base among the beliefs; None if nothing limits anybody.
+    A share of 0 is no limit; without a base nothing limits anybody.
     """
     if not beliefs:
         return []

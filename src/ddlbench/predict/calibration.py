@@ -389,10 +389,7 @@ def _taught(
 ) -> dict[str, float]:
     """Cell id -> step, as :func:`calibrate` predicts it that knows the other groups alone.
 
-    Args:
-        cells: measured cells of one strategy.
-        family: those of all strategies of its family.
-        group_of: network or geometry.
+    ``cells`` are measured ones of one strategy, ``family`` those of all strategies of its family.
     """
     steps: dict[str, float] = {}
     for group in dict.fromkeys(map(group_of, cells)):

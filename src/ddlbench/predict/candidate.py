@@ -1,4 +1,4 @@
-"""A candidate: one cell, and all that is known of its step before somebody decides for it.
+"""What is known of a candidate: one cell, before somebody decides for it.
 
 ::
 
@@ -16,10 +16,8 @@ one device over the highest speed-up that the cell can reach
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
 from ddlbench.common.errors import ConfigError
@@ -29,13 +27,12 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import why_unsupported
-from ddlbench.planning.memory import Room, room_of
+from ddlbench.planning.memory import room_of
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
 from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.belief import (
-    Belief,
     from_prediction,
     from_runs,
 )
@@ -55,6 +52,7 @@ from ddlbench.predict.prediction import (
     predictor_of,
     steps_measured,
 )
+from ddlbench.predict.ranking import Candidate
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors
@@ -91,96 +89,6 @@ class Knowledge:
     def by_runs(self) -> bool:
         """Whether measured steps go before predictions."""
         return self.recommender == DEFAULT_RECOMMENDER
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One cell among those that may be chosen.
-
-    Args:
-        cell: the cell that would be run.
-        label: the strategy's name in figures, with what the plan makes of it.
-        bound: highest speed-up over one device that it can reach; None if it cannot run.
-        prediction: of its predictor; None if it cannot run or has no prediction.
-        predicted_s: its predicted step, at least what the bound allows; None without a prediction.
-        room: memory that its fullest device needs and has; None if unknown.
-        measured_s: median steps of its runs at the site.
-        expected: its step by the prediction alone; None without one.
-        belief: what is known of its step: by its runs, else by the prediction and by the runs of
-            other candidates; None if nothing is.
-        reason: why it is not ranked; empty if it is.
-        beyond: why only its prediction is known: the site is too small to run it; else empty.
-        chance: probability that it is the fastest of the ranked ones; None if it is not ranked.
-        chance_to_win: probability that it is faster than the first of the ranking.
-        chance_to_gain: probability that it is faster than one device; None if that is unknown.
-    """
-
-    cell: Cell
-    label: str
-    bound: float | None = None
-    prediction: Prediction | None = None
-    predicted_s: float | None = None
-    room: Room | None = None
-    measured_s: tuple[float, ...] = ()
-    expected: Belief | None = None
-    belief: Belief | None = None
-    reason: str = ""
-    beyond: str = ""
-    chance: float | None = None
-    chance_to_win: float = 0.0
-    chance_to_gain: float | None = None
-
-    @property
-    def strategy(self) -> str:
-        return self.cell.strategy
-
-    @property
-    def ranked(self) -> bool:
-        """Whether it may be recommended: its step is known, and nothing speaks against it."""
-        return self.belief is not None and not self.reason
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether it fits into the memory of its devices; None if that is unknown."""
-        return self.room.fits if self.room else None
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """Predicted bytes of its fullest device (on CPU: process)."""
-        return self.room.needed_bytes if self.room else None
-
-    @property
-    def basis(self) -> str | None:
-        """``measured`` or ``predicted``: what its place in the ranking rests on."""
-        return self.belief.basis if self.belief else None
-
-    @property
-    def shown_s(self) -> float:
-        """Seconds of its step as they are shown: the measured median, else the prediction."""
-        assert self.belief is not None
-        if self.belief.basis == "measured":
-            return median(self.measured_s)
-        return self.belief.step_s if self.predicted_s is None else self.predicted_s
-
-    @property
-    def code(self) -> str:
-        """The kind of its reason, of :data:`ddlbench.experiment.status.REASON_CODES`."""
-        return code_of(self.reason)
-
-    def limited(self, base: Candidate | None) -> Candidate:
-        """The candidate, its prediction within what the bound allows over the base's prediction."""
-        if self.predicted_s is None or self.bound is None or self.expected is None:
-            return self
-        if base is None or base.predicted_s is None:
-            return self
-        least_s = base.predicted_s / self.bound
-        if self.predicted_s >= least_s:
-            return self
-        # What is cut off tells how wrong the model is.
-        spread = math.hypot(self.expected.spread, math.log(least_s / self.predicted_s))
-        expected = replace(self.expected, step_s=least_s, spread=spread)
-        belief = expected if self.basis == "predicted" else self.belief
-        return replace(self, predicted_s=least_s, expected=expected, belief=belief)
 
 
 def assess(cell: Cell, known: Knowledge) -> Candidate:
@@ -247,7 +155,6 @@ def predicted(
 
 
 def _other_update(strategy: Strategy, plan: Plan, known: Knowledge) -> str:
-    """Why a step of the plan is not the step that was asked for; empty if it is."""
     cell = plan.cell
     if not (known.allow_stale or strategy.is_synchronous(cell, plan.details)):
         return Reason("old_weights", "updates with old weights: --allow-stale ranks it, too")

@@ -104,11 +104,6 @@ def measure(rows: Sequence[MatrixRow], site: str, results_root: Path = RESULTS) 
     """Read the results of an experiment's cells, in the order of its matrix.
 
     Cells that a strategy or the site cannot run are left out. Cells without a result are kept.
-
-    Args:
-        rows: the expanded matrix.
-        site: name of the site that it ran on.
-        results_root: the folder that holds ``<site>/cells``.
     """
     outcomes: dict[str, Outcome] = {}
     results: dict[Cell, Result] = {}
@@ -226,11 +221,7 @@ def predictions(
     prediction is too short. The measured columns of a cell that was not measured are empty. So are
     the predicted columns of a cell that cannot be predicted; ``notes`` gives the reason.
 
-    Args:
-        rows: the expanded matrix.
-        site: where it ran.
-        results_root: the folder that holds ``<site>/``.
-        names: of the predictors to ask; None asks all.
+    ``names`` are the predictors to ask; None asks all.
 
     Raises:
         ConfigError: no cell could be predicted; the message is the first reason.

@@ -68,16 +68,12 @@ def open_links(path: Path) -> LinkTable:
 class Inputs:
     """The profiles and links of one site, each read once.
 
-    Args:
-        site: its name.
-        results_root: the folder that holds ``<site>/``.
-        calibrated: predictions take the constants of the site's calibration, if it has one.
+    Calibrated predictions take the constants of the site's calibration, if it has one.
     """
 
     def __init__(self, site: str, results_root: Path = RESULTS, *, calibrated: bool = True) -> None:
         self.site, self._root = site, results_root
-        self.workload_of = cache(self._workload)
-        self.links_of = cache(self._links)
+        self._workload_of, self._links_of = cache(self._workload), cache(self._links)
         self.calibration = read_calibration(site, results_root) if calibrated else None
 
     def workload(self, cell: Cell) -> Workload:
@@ -95,13 +91,12 @@ class Inputs:
                 f"make {'it' if len(missing) == 1 else 'what is missing'} with: "
                 f"{making_command(self.site, missing)}"
             )
-        return self.workload_of(ProfileKey.of(cell))
+        return self._workload_of(ProfileKey.of(cell))
 
     def check(self, cells: Sequence[Cell]) -> None:
         """Raise InvalidProfile, which names all that is missing, unless the cells have a profile.
 
-        Args:
-            cells: of one network; the largest needs all files that the others need.
+        Of one network, the cell with the most devices needs all files that the others need.
         """
         self.workload(max(cells, key=lambda cell: cell.devices))
 
@@ -122,29 +117,24 @@ class Inputs:
         Raises:
             InvalidLinks: the links file is wrong.
         """
-        return self.links_of(cell.fabric)
+        return self._links_of(cell.fabric)
 
     def _at(self, path: Path) -> Path:
         return self._root / path.relative_to(RESULTS)
 
     def _workload(self, key: ProfileKey) -> Workload:
-        path = self._at(profile_file(self.site, key.id))
-        if not path.is_file():
-            raise InvalidProfile(
-                f"there is no profile of {key.network} on {key.dataset} at site {self.site}"
-            )
-        return open_workload(path)
+        return open_workload(self._at(profile_file(self.site, key.id)))
 
     def _links(self, fabric: str) -> LinkTable | None:
         path = self._at(links_file(self.site, fabric))
         condition = self._conditions.get(fabric)
         if condition is None:
             return open_links(path) if path.is_file() else None
-        computed = ConditionLinks(condition, self.links_of("default"), fabric)
+        computed = ConditionLinks(condition, self._links_of("default"), fabric)
         if not path.is_file():
             return computed
         # Of a fabric that says nothing of links within a node, those are the machine's.
-        links = self.links_of("default") if condition.inside is None else computed
+        links = self._links_of("default") if condition.inside is None else computed
         return replace(open_links(path), within_node=links)
 
     @cached_property
@@ -232,7 +222,7 @@ _SEGMENT_BYTES = 2**20
 _WINDOW_BYTES = 4 * 2**20  # the largest send buffer of a Linux host (tcp_wmem) unless it was tuned
 
 
-def path_of(condition: LinkCondition, window_bytes: float = _WINDOW_BYTES) -> TcpPath:
+def path_of(condition: LinkCondition) -> TcpPath:
     """TCP between two nodes; packets pass the condition's delay once each way."""
     bits = condition.bandwidth_bits_per_s
     return TcpPath(
@@ -241,7 +231,7 @@ def path_of(condition: LinkCondition, window_bytes: float = _WINDOW_BYTES) -> Tc
         loss=condition.loss,
         mtu_bytes=condition.mtu,
         congestion_control=condition.congestion_control,
-        window_bytes=window_bytes,
+        window_bytes=_WINDOW_BYTES,
     )
 
 

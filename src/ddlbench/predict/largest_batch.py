@@ -39,8 +39,8 @@ from ddlbench.planning.planner import make_plan
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.advice import Advice, answer_dict
-from ddlbench.predict.candidate import Candidate
-from ddlbench.predict.ranking import Question, Ranking
+from ddlbench.predict.question import Question
+from ddlbench.predict.ranking import Candidate, Ranking
 from ddlbench.predict.recommend import Trial, short_cell
 
 _LESS = 0.9  # of the predicted memory of a batch that ran out
@@ -49,14 +49,7 @@ _MOST_UNIT = 4096
 
 @dataclass(frozen=True)
 class MemoryOfBatches:
-    """Predicted memory of a cell at any batch size.
-
-    Args:
-        cell: with any batch size.
-        site: a plan may be made from its measurements.
-        workload: the profile of the cell's network.
-        capacity_bytes: of one device.
-    """
+    """Predicted memory of a cell at any batch size."""
 
     cell: Cell
     site: Site
@@ -144,11 +137,7 @@ def largest_batch(
 ) -> LargestBatch:
     """The largest batch that fits.
 
-    Args:
-        memory: of the cell's batches.
-        measure: measures a cell; None to predict only.
-        done: the result of a cell that was measured before.
-        trials: most cells.
+    ``measure`` is None to predict only; ``trials`` are the most cells.
 
     Raises:
         ConfigError: a cell ended otherwise than well or out of memory, or there is no model.
@@ -216,13 +205,7 @@ PAYS = 0.5
 
 @dataclass(frozen=True)
 class Size:
-    """The answer for one geometry.
-
-    Args:
-        question: with this geometry.
-        ranking: of its candidates.
-        advice: of the ranking.
-    """
+    """The answer for one geometry."""
 
     question: Question
     ranking: Ranking
@@ -273,8 +256,7 @@ def enough(sizes: Sequence[Size]) -> Size | None:
     From a size, the next one is the smallest to which each further device adds half of a device or
     more. Sizes between them that do not pay are skipped.
 
-    Args:
-        sizes: by their devices, the fewest first.
+    Sizes come by their devices, the fewest first.
     """
     last: Size | None = None
     devices, speedup = 1, 1.0

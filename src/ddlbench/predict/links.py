@@ -191,7 +191,6 @@ class LinkTable:
         default_factory=dict, init=False
     )
     _slowest_hops: dict[tuple[int, bool], Hop | None] = field(default_factory=dict, init=False)
-    _ends: dict[str, list[tuple[float, float]]] = field(default_factory=dict, init=False)
 
     def hop(self, kind: Kind, source: Place, target: Place) -> tuple[Hop, str | None]:
         """The hop between two devices, and a remark if it was measured between others.
@@ -207,19 +206,12 @@ class LinkTable:
             self._hops[key] = self._find(*key)
         return self._hops[key]
 
-    def message_ends_s(self, source: Place, target: Place) -> Callable[[float], float] | None:
-        """Processor seconds of sending and receiving a message, by its bytes; None if unknown."""
-        level = "node" if source[0] == target[0] else "network"
-        if level not in self._ends:
-            self._ends[level] = self._ends_of(level)
-        points = self._ends[level]
-        if not points and level == "node" and self.within_node is not None:
-            return self.within_node.message_ends_s(source, target)
-        return (lambda size: between(points, size)) if points else None
+    def message_ends_s(self, level: str) -> Callable[[float], float] | None:
+        """Processor seconds of sending and receiving a message, by its bytes; None if unknown.
 
-    def _ends_of(self, level: str) -> list[tuple[float, float]]:
-        """Bytes of a message, and processor seconds of both its ends."""
-        return next(
+        ``level`` is ``node`` or ``network``.
+        """
+        points: list[tuple[float, float]] = next(
             (
                 [(point.message_bytes, 2 * point.cpu_s) for point in sweep.points if point.cpu_s]
                 for sweep in self.links.sweeps
@@ -227,6 +219,9 @@ class LinkTable:
             ),
             [],
         )
+        if not points and level == "node" and self.within_node is not None:
+            return self.within_node.message_ends_s(level)
+        return (lambda size: between(points, size)) if points else None
 
     def ring(self, kind: Kind, plan: Plan) -> tuple[list[Hop], tuple[str, ...]]:
         """Hops of the ring over a plan's processes, in the order of ranks, the closing one last."""
@@ -350,7 +345,6 @@ class LinkTable:
     def _near(
         self, measured_in: Callable[[Links], list[_Entry]], shape: tuple[int, int]
     ) -> _Entry | None:
-        """What was measured at the nearest geometry of that level; None if nothing was."""
         nodes, devices_per_node = shape
         entries = [entry for entry in measured_in(self.links) if (entry.nodes > 1) == (nodes > 1)]
         if entries:
@@ -362,7 +356,6 @@ class LinkTable:
     def _sweeps(
         self, nodes: int, transport: str | None, operation: str = ALL_REDUCE
     ) -> list[LinkSweep]:
-        """Sweeps of an operation at that level."""
         level = "network" if nodes > 1 else "node"
         return [
             sweep
@@ -468,7 +461,6 @@ class LinkTable:
 
 
 def _places(pair: PairMatrix) -> list[Place]:
-    """Node and index on it of every endpoint of a matrix."""
     seen: dict[int, int] = {}
     places = []
     for node in pair.nodes:

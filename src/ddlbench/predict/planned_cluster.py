@@ -7,21 +7,29 @@
     geometry                ----------->  site
 
 Nothing is read from results or written there.
+
+Links are collectives by names and hops by data sheets. The collectives of
+:mod:`ddlbench.predict.collective_times` are of whichever group of the cluster's devices; there S is
+the whole buffer, and links.json counts what one rank gives to a gather. A hop has the rate of a
+device's link, or of its part of the network cards.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey
 from ddlbench.experiment.site import Site
@@ -30,13 +38,104 @@ from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.layer_table import layers_of
 from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.belief import UNKNOWN, Z90
+from ddlbench.predict.collective_times import (
+    MEDIUM,
+    MESH_RINGS,
+    Groups,
+    Library,
+    Operation,
+    seconds,
+)
 from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.inputs import Inputs
-from ddlbench.predict.links import LinkTable
-from ddlbench.predict.planned_links import PlannedLinks, links_interval
+from ddlbench.predict.links import ALL_GATHER, CollectiveTimes, Hop, LinkTable
 from ddlbench.predict.prediction import Prediction
 from ddlbench.predict.roofline import ITEM_BYTES, Layers, passes_s, shipped, update_s
 from ddlbench.predict.transformer.decoder_memory import RESERVED_BYTES
+
+LIBRARY = "nccl"
+_NOTE = "links are those of data sheets, their collectives those expected by their names"
+
+
+@cache
+def library() -> Library:
+    """The library whose collectives strategies use."""
+    return Library.load(LIBRARY)
+
+
+def links_interval() -> tuple[float, float]:
+    """Measured over expected seconds of 90 % of messages of gradients (1 to 64 MB)."""
+    held_out = library().intervals[MEDIUM]
+    return held_out.low, held_out.high
+
+
+@dataclass(frozen=True)
+class _ExpectedTimes:
+    """A :class:`CollectiveTimes` of one group.
+
+    ``copies`` is the whole buffer over a message as links.json counts it.
+    """
+
+    group: Groups
+    operation: Operation
+    copies: int
+    notes: tuple[str, ...]
+
+    def time_s(self, message_bytes: float) -> float:
+        if message_bytes <= 0:
+            return 0.0
+        whole = np.array([message_bytes * self.copies])
+        return float(seconds(self.group, whole, library(), self.operation)[0])
+
+
+class PlannedLinks(LinkTable):
+    """The links of a system, for whichever group of its devices.
+
+    Groups larger than the system's geometry have the same form.
+    """
+
+    def __init__(self, system: System) -> None:
+        nothing = Links(
+            site="", fabric="", device_kind="cuda", pairs=(), sweeps=(), notes=(), provenance={}
+        )
+        super().__init__(nothing, "the data sheets")
+        self._system = system
+
+    def hop(self, kind: str, source: tuple[int, int], target: tuple[int, int]) -> tuple[Hop, str]:
+        """A device's link, or its part of the network cards."""
+        return self._within if source[0] == target[0] else self._between
+
+    @cached_property
+    def _within(self) -> tuple[Hop, str]:
+        link, nccl = self._system.device.link, library()
+        mesh = link.name == "NVLink" and not link.all_to_all
+        share = nccl.value("ring_share") / (max(MESH_RINGS.values()) if mesh else 1)
+        return Hop(nccl.value("start_s"), share * link.bytes_per_s), _NOTE
+
+    @cached_property
+    def _between(self) -> tuple[Hop, str]:
+        fabric, nccl = self._system.fabric, library()
+        if fabric is None:
+            return self._within
+        rate = nccl.value("network_share") * fabric.bytes_per_s
+        return Hop(nccl.value("start_s") + fabric.message_s, rate), _NOTE
+
+    def collective(
+        self, operation: str, nodes: int, devices_per_node: int, transport: str | None
+    ) -> CollectiveTimes:
+        """Of all ranks of a geometry; messages as links.json counts them."""
+        system = replace(self._system, nodes=nodes, devices_per_node=devices_per_node)
+        if nodes == 1:
+            system = replace(system, fabric=None)
+        ranks = nodes * devices_per_node
+        times = _ExpectedTimes(
+            Groups.of_system(system),
+            cast(Operation, operation),
+            ranks if operation == ALL_GATHER else 1,
+            (_NOTE,),
+        )
+        return times  # type: ignore[return-value]  # the same two members
+
 
 _FLOAT32_BYTES = 4
 _MOST_SIZES = 64
@@ -91,11 +190,7 @@ class PlannedCluster:
     ) -> PlannedCluster:
         """Read the files of the names.
 
-        Args:
-            hardware: name in ``config/hardware``, another name of such a device, or a file.
-            fabric: name in ``config/fabrics``, or a file.
-            geometries: nodes and devices per node of each.
-            profile: name in ``config/accelerators``, or a folder.
+        ``hardware`` and ``fabric`` may be files, ``profile`` a folder.
 
         Raises:
             ConfigError: there is no such file, or several nodes have no fabric.
@@ -192,9 +287,7 @@ def _folder(profile: str) -> Path:
 class PlannedInputs(Inputs):
     """Profiles and links of a planned cluster.
 
-    Args:
-        cluster: what is planned.
-        batch_sizes: samples that devices may get: the batch and its parts.
+    ``batch_sizes`` are the samples that devices may get: the batch and its parts.
     """
 
     def __init__(self, cluster: PlannedCluster, batch_sizes: Iterable[int]) -> None:
@@ -252,10 +345,7 @@ def roofline_profile(
 ) -> dict[str, Any]:
     """A profile as profile.json holds it, by the roofline.
 
-    Args:
-        device: data sheet.
-        key: network, dataset, precision.
-        batch_sizes: ascending.
+    ``batch_sizes`` ascend.
 
     Raises:
         ConfigError: the device has no such precision, or the network cannot be counted.

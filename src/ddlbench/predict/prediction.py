@@ -328,11 +328,6 @@ def predictor_for(recommender: str, strategy: str, compute_kind: ComputeKind) ->
     A predictor of every strategy is a recommender by itself; the default is ``ddlbench``. For a
     strategy of another package, the first predictor of another package that lists it goes first.
 
-    Args:
-        recommender: its name.
-        strategy: name of the strategy.
-        compute_kind: what computes.
-
     Raises:
         ConfigError: there is no such recommender.
     """
@@ -362,7 +357,6 @@ def recommenders_on(compute_kind: ComputeKind) -> list[str]:
 
 
 def _named_predictor(recommender: str, strategy: str, compute_kind: ComputeKind) -> str | None:
-    """The predictor that a strategy's descriptor names for a recommender."""
     descriptor = known_strategy(strategy)
     if recommender == MEASURED_LINKS:
         return descriptor.preferred_on(compute_kind)

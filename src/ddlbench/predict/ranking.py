@@ -1,4 +1,4 @@
-"""A question, and the ranking of its candidates: the fastest first, each with its chance to be it.
+"""Candidates and their ranking: the fastest first, each with its chance to be it.
 
 ::
 
@@ -8,189 +8,114 @@
 A place is by the belief, which measured steps have moved. The predicted step beside it stays what
 the model says, so that both speed-ups of a row are of one world: both steps are measured, or both
 are predicted.
-
-A question is what somebody wants to train, on which devices, with which batch::
-
-    --network vgg11 --dataset cifar10 --geometry 2x4 --batch-size 256      by options
-    --configfile mine.yaml [the same options, to choose among its values]   by an experiment
-
-A question has a cell for each strategy. Options of a strategy that nobody wrote are fitted to the
-geometry and the batch (:mod:`ddlbench.planning.budget`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
 
-from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.config import Experiment
-from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import BASE, known, mismatch, unknown
-from ddlbench.experiment.site import Accelerator
-from ddlbench.experiment.status import Reason
-from ddlbench.planning.matrix import written_points
-from ddlbench.planning.planner import fitted
-from ddlbench.planning.strategy import Strategy, known_strategy, normalise, strategy_of
-from ddlbench.predict.belief import alike, informed, races
-from ddlbench.predict.candidate import Candidate
-
-SETTINGS = (
-    "fabric", "precision", "threads_per_device", "loader_workers", "data_format", "data_source",
-    "momentum", "compile",
-)  # fmt: skip
-"""Fields of a cell that tell two questions of the same size apart."""
+from ddlbench.experiment.registry import BASE
+from ddlbench.experiment.status import Reason, code_of
+from ddlbench.planning.memory import Room
+from ddlbench.planning.strategy import known_strategy
+from ddlbench.predict.belief import Belief, alike, informed, races
+from ddlbench.predict.prediction import Prediction
 
 
 @dataclass(frozen=True)
-class Question:
-    """What the user wants to train, and on which devices.
+class Candidate:
+    """One cell among those that may be chosen.
 
     Args:
-        network: name, or ``package.module:callable``.
-        dataset: name.
-        nodes, devices_per_node: geometry.
-        batch_size: samples of one optimiser step, the same for every strategy.
-        settings: further fields of the cell (precision, fabric, ...).
-        options: strategy -> its options that differ from the defaults.
-        experiment: whose settings, options and overrides the cells have besides; None for none.
-        accelerator: that the site emulates.
+        cell: the cell that would be run.
+        label: the strategy's name in figures, with what the plan makes of it.
+        bound: highest speed-up over one device that it can reach; None if it cannot run.
+        prediction: of its predictor; None if it cannot run or has no prediction.
+        predicted_s: its predicted step, at least what the bound allows; None without a prediction.
+        room: memory that its fullest device needs and has; None if unknown.
+        measured_s: median steps of its runs at the site.
+        expected: its step by the prediction alone; None without one.
+        belief: what is known of its step: by its runs, else by the prediction and by the runs of
+            other candidates; None if nothing is.
+        reason: why it is not ranked; empty if it is.
+        beyond: why only its prediction is known: the site is too small to run it; else empty.
+        chance: probability that it is the fastest of the ranked ones; None if it is not ranked.
+        chance_to_win: probability that it is faster than the first of the ranking.
+        chance_to_gain: probability that it is faster than one device; None if that is unknown.
     """
 
-    network: str
-    dataset: str
-    nodes: int
-    devices_per_node: int
-    batch_size: int
-    settings: Mapping[str, Any]
-    options: Mapping[str, Mapping[str, Any]]
-    experiment: Experiment | None = None
-    accelerator: Accelerator | None = None
+    cell: Cell
+    label: str
+    bound: float | None = None
+    prediction: Prediction | None = None
+    predicted_s: float | None = None
+    room: Room | None = None
+    measured_s: tuple[float, ...] = ()
+    expected: Belief | None = None
+    belief: Belief | None = None
+    reason: str = ""
+    beyond: str = ""
+    chance: float | None = None
+    chance_to_win: float = 0.0
+    chance_to_gain: float | None = None
 
     @property
-    def devices(self) -> int:
-        return self.nodes * self.devices_per_node
+    def strategy(self) -> str:
+        return self.cell.strategy
 
     @property
-    def geometry(self) -> str:
-        return f"{self.nodes}x{self.devices_per_node}"
+    def ranked(self) -> bool:
+        """Whether it may be recommended: its step is known, and nothing speaks against it."""
+        return self.belief is not None and not self.reason
 
-    def check_names(self) -> None:
-        """Check dataset, network and the strategies among the options.
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits into the memory of its devices; None if that is unknown."""
+        return self.room.fits if self.room else None
 
-        Raises:
-            ConfigError: one is unknown, or the network cannot read the dataset.
-        """
-        DATASETS.check(self.dataset)
-        if self.network not in known("ddlbench.networks") and ":" not in self.network:
-            remark = nearest(self.network, known("ddlbench.networks"))
-            raise ConfigError(
-                f"unknown network {self.network!r}; {remark}; "
-                "a network of your own is package.module:callable"
-            )
-        for strategy in self.options:
-            if strategy not in known("ddlbench.strategies") and ":" not in strategy:
-                names = known("ddlbench.strategies")
-                raise ConfigError(f"options: {unknown('ddlbench.strategies', strategy, names)}")
-        if (reason := mismatch(self.network, self.dataset)) is not None:
-            raise ConfigError(reason)
+    @property
+    def memory_bytes(self) -> int | None:
+        """Predicted bytes of its fullest device (on CPU: process)."""
+        return self.room.needed_bytes if self.room else None
 
-    def written_options(self, strategy: str) -> dict[str, Any]:
-        """The options of a strategy that the user wrote.
+    @property
+    def basis(self) -> str | None:
+        """``measured`` or ``predicted``: what its place in the ranking rests on."""
+        return self.belief.basis if self.belief else None
 
-        Where the experiment lists several, these are the first that the strategy supports.
+    @property
+    def shown_s(self) -> float:
+        """Seconds of its step as they are shown: the measured median, else the prediction."""
+        assert self.belief is not None
+        if self.belief.basis == "measured":
+            return median(self.measured_s)
+        return self.belief.step_s if self.predicted_s is None else self.predicted_s
 
-        Raises:
-            ConfigError: an option is unknown, or a value is invalid.
-        """
-        return self._written(strategy)[0]
+    @property
+    def code(self) -> str:
+        """The kind of its reason, of :data:`ddlbench.experiment.status.REASON_CODES`."""
+        return code_of(self.reason)
 
-    def cell(self, strategy: str) -> Cell:
-        """The cell of one strategy; the baseline has one device with the whole batch.
-
-        Raises:
-            ConfigError: an option is unknown, or a value is invalid.
-        """
-        return self._written(strategy)[1]
-
-    def _written(self, strategy: str) -> tuple[dict[str, Any], Cell]:
-        """Written options and the cell: of several the first that is supported, or the first."""
-        points = [{}] if self.experiment is None else self._points(strategy)
-        descriptor = strategy_of(strategy, self.accelerator)
-        cells = [self._cell_at(strategy, descriptor, point) for point in points]
-        return next((pair for pair in cells if descriptor.supports(pair[1]) is None), cells[0])
-
-    def _cell_at(
-        self, strategy: str, descriptor: Strategy, point: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], Cell]:
-        written = {**point.get("options", {}), **self.options.get(strategy, {})}
-        options = descriptor.check_options(written, f"options of {strategy}")
-        cell = Cell(
-            **{**_fields_of(point), **self.settings},
-            dataset=self.dataset,
-            network=self.network,
-            strategy=strategy,
-            batch_size=self.batch_size,
-            nodes=self.nodes,
-            devices_per_node=self.devices_per_node,
-            options=tuple(options.items()),
-        )
-        return written, fitted(normalise(cell), descriptor, written)
-
-    def with_batch(self, batch_size: int) -> Question:
-        return replace(self, batch_size=batch_size)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The question as JSON values, with the settings and options of its experiment."""
-        names = ("network", "dataset", "nodes", "devices_per_node", "batch_size")
-        named = {name: getattr(self, name) for name in names}
-        return named | {"settings": self.all_settings(), "options": self.all_options()}
-
-    def all_settings(self) -> dict[str, Any]:
-        """The settings of its cells that differ from the defaults and that decide a step."""
-        of_all = {} if self.experiment is None else _fields_of(self._points(BASE)[0])
-        written = {**of_all, **self.settings}
-        return {
-            name: written[name]
-            for name in SETTINGS
-            if name in written and written[name] != Cell.__dataclass_fields__[name].default
-        }
-
-    def all_options(self) -> dict[str, dict[str, Any]]:
-        named = dict.fromkeys(self.options)
-        if self.experiment is not None:
-            named |= dict.fromkeys(self.experiment.strategies)
-        written = {name: self.written_options(name) for name in named}
-        return {name: options for name, options in written.items() if options}
-
-    def _points(self, strategy: str) -> list[dict[str, Any]]:
-        assert self.experiment is not None
-        axes = {
-            "dataset": self.dataset,
-            "network": self.network,
-            "strategy": strategy,
-            "geometry": self.geometry,
-            "batch_size": self.batch_size,
-            **self.settings,
-        }
-        return written_points(self.experiment, axes)
-
-
-_NAMED = {
-    "dataset", "network", "strategy", "batch_size", "nodes", "devices_per_node", "repeat",
-    "options",
-}  # fmt: skip
-
-
-def _fields_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a point of a matrix that are fields of a cell."""
-    names = Cell.__dataclass_fields__.keys() - _NAMED
-    return {name: value for name, value in point.items() if name in names}
+    def limited(self, base: Candidate | None) -> Candidate:
+        """The candidate, its prediction within what the bound allows over the base's prediction."""
+        if self.predicted_s is None or self.bound is None or self.expected is None:
+            return self
+        if base is None or base.predicted_s is None:
+            return self
+        least_s = base.predicted_s / self.bound
+        if self.predicted_s >= least_s:
+            return self
+        # What is cut off tells how wrong the model is.
+        spread = math.hypot(self.expected.spread, math.log(least_s / self.predicted_s))
+        expected = replace(self.expected, step_s=least_s, spread=spread)
+        belief = expected if self.basis == "predicted" else self.belief
+        return replace(self, predicted_s=least_s, expected=expected, belief=belief)
 
 
 TIE = 0.25
@@ -326,7 +251,6 @@ def _with_siblings(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates in order; those that are ranked with their chances."""
     base = next((c for c in candidates if c.strategy == BASE and c.ranked), None)
     ranked = sorted((c for c in candidates if c.ranked), key=lambda c: _place(c, base))
     # What would be known, but does not fit, goes first.

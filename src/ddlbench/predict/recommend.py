@@ -3,7 +3,7 @@
 ::
 
     network, dataset, nodes x devices, batch
-        -> a cell for each strategy                       ddlbench.predict.ranking
+        -> a cell for each strategy                       ddlbench.predict.question
         -> what is known of each cell                     ddlbench.predict.candidate
         -> fastest first, each with its chance            ddlbench.predict.ranking
         -> what to train with, in sentences               ddlbench.predict.advice
@@ -34,6 +34,7 @@ from typing import Any, cast
 
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import counted
 from ddlbench.common.statistics import HOURS
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Experiment
@@ -47,20 +48,17 @@ from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.accuracy import errors_at
-from ddlbench.predict.candidate import Candidate, Knowledge, assess
+from ddlbench.predict.candidate import Knowledge, assess
 from ddlbench.predict.documents import VERSION, ChoiceFile
 from ddlbench.predict.evaluate import departures_of, history_of, outcomes_of
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import UNLESS_OOM, predictor_for
-from ddlbench.predict.ranking import SETTINGS, Question, Ranking, rank
+from ddlbench.predict.question import SETTINGS, Question
+from ddlbench.predict.ranking import Candidate, Ranking, rank
 
 
 def recommend(question: Question, known_here: Knowledge) -> Ranking:
     """Rank every registered strategy.
-
-    Args:
-        question: the network, the dataset, the devices and the batch.
-        known_here: what is known at the site.
 
     Raises:
         ConfigError: a name is unknown; or nothing is known of any strategy, as the profile or the
@@ -98,41 +96,28 @@ def _candidate(question: Question, strategy: str, known_here: Knowledge) -> Cand
 
 def fitted_options(question: Question, ranking: Ranking) -> dict[str, list[Candidate]]:
     """Candidates whose options were fitted to the geometry and the batch, by these options."""
-    by_strategy: dict[str, list[Candidate]] = {}
+    by_options: dict[str, list[Candidate]] = {}
     for candidate in ranking.ranked:
         strategy = candidate.strategy
         written = question.written_options(strategy)
-        candidates = [
+        defaults = strategy_of(strategy).options.defaults()
+        options = [
             f"{name}={value}"
             for name, value in candidate.cell.options
-            if written.get(name, strategy_of(strategy).options.defaults()[name]) != value
-            and name != "balance"
+            if written.get(name, defaults[name]) != value and name != "balance"
         ]
-        if candidates:
-            by_strategy.setdefault(", ".join(candidates), []).append(candidate)
-    return by_strategy
-
-
-@dataclass(frozen=True)
-class DividingBatches:
-    """Batches near one that does not divide.
-
-    Args:
-        batch_sizes: the nearest below and above that divide.
-        more: strategies that can run with one of them, and cannot with the batch of the question.
-    """
-
-    batch_sizes: tuple[int, ...]
-    more: int
+        if options:
+            by_options.setdefault(", ".join(options), []).append(candidate)
+    return by_options
 
 
 def dividing_batches(
     question: Question, ranking: Ranking, known_here: Knowledge
-) -> DividingBatches | None:
-    """The nearest batches with which more strategies are compared; None if the batch divides."""
+) -> tuple[tuple[int, ...], int]:
+    """The nearest batches with which more strategies are compared, and how many more they are."""
     uneven = [c for c in ranking.not_ranked if c.code in ("uneven_batch", "invalid_schedule")]
     if not uneven:
-        return None
+        return (), 0
     below = question.batch_size // question.devices * question.devices
     near = {below, below + question.devices} - {0, question.batch_size}
     more = {}
@@ -140,9 +125,7 @@ def dividing_batches(
         other = question.with_batch(size)
         more[size] = sum(_candidate(other, c.strategy, known_here).ranked for c in uneven)
     best = max(more.values(), default=0)
-    if not best:
-        return None
-    return DividingBatches(tuple(size for size in more if more[size] == best), best)
+    return tuple(size for size in more if best and more[size] == best), best
 
 
 _SIZE = ("dataset", "network", "nodes", "devices_per_node", "batch_size")
@@ -153,22 +136,17 @@ def questions_of(experiment: Experiment, rows: Sequence[MatrixRow]) -> list[Ques
     """The questions of an experiment: one for each of its cases on several devices."""
     cells = (row.cell for row in rows if row.unsupported is None and row.cell.devices > 1)
     cases = dict.fromkeys(tuple(getattr(cell, name) for name in _CASE) for cell in cells)
-    questions = []
     accelerator = rows[0].accelerator if rows else None
-    for values in cases:
-        case = dict(zip(_CASE, values, strict=True))
-        size = {name: case[name] for name in _SIZE}
-        settings = {name: case[name] for name in SETTINGS}
-        questions.append(
-            Question(
-                **size,
-                settings=settings,
-                options={},
-                experiment=experiment,
-                accelerator=accelerator,
-            )
+    return [
+        Question(
+            **dict(zip(_SIZE, values, strict=False)),
+            settings=dict(zip(SETTINGS, values[len(_SIZE) :], strict=True)),
+            options={},
+            experiment=experiment,
+            accelerator=accelerator,
         )
-    return questions
+        for values in cases
+    ]
 
 
 def knowledge_of(
@@ -210,13 +188,20 @@ def short_cell(cell: Cell) -> Cell:
 class Limits:
     """When to stop.
 
-    Args:
-        cells: most candidates that are measured.
-        device_s: most seconds of devices; None for no limit.
+    Most candidates that are measured, and most seconds of devices.
     """
 
     cells: int
     device_s: float | None = None
+
+    def reached(self, trials: Sequence[Trial]) -> str:
+        """Which limit these trials have reached; empty for none."""
+        if len(trials) >= self.cells:
+            return f"{counted(len(trials), 'cell')} tried, now or before, of at most {self.cells}"
+        spent_s = sum(trial.device_s for trial in trials)
+        if self.device_s is not None and spent_s >= self.device_s:
+            return f"{HOURS.of(spent_s):.2g} device-hours are spent"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -248,13 +233,7 @@ class Trial:
 
 @dataclass
 class Choice:
-    """What was chosen, and what it cost.
-
-    Args:
-        ranking: by all that is measured.
-        trials: measured candidates, in the order of their measurement.
-        stopped: why no more were measured.
-    """
+    """What was chosen, and what it cost."""
 
     ranking: Ranking
     trials: list[Trial] = field(default_factory=list)
@@ -283,12 +262,7 @@ class Choice:
 
 
 def answers_dict(site: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The content of choice.json where nothing was measured for the answers.
-
-    Args:
-        site: its name.
-        answers: see :func:`ddlbench.predict.advice.answer_dict`.
-    """
+    """The content of choice.json where nothing was measured for the answers."""
     return {
         "schema_version": VERSION,
         "site": site,
@@ -303,10 +277,8 @@ def answers_dict(site: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, A
 def device_s_all(trials: Sequence[Trial], others_s: Sequence[float], devices: int) -> float | None:
     """Device-seconds of the trials and of a short cell of each of the others.
 
-    Args:
-        trials: what was measured.
-        others_s: steps of what was not; each takes as long to start as the trials did on average.
-        devices: of a cell.
+    ``others_s`` are steps of what was not measured; each takes as long to start as the trials did
+    on average.
 
     Returns:
         None if nothing was measured.
@@ -393,7 +365,6 @@ def likeliest_of(ranking: Ranking, tried: Collection[str] = ()) -> Candidate | N
 
 
 def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
-    """Why to stop; empty to go on."""
     best = choice.ranking.best
     if best is None:
         return "no candidate can run"
@@ -403,12 +374,7 @@ def _reason(choice: Choice, likeliest: Candidate | None, limits: Limits) -> str:
         small = any(c.beyond for c in choice.ranking.ranked)
         why = "the site is too small to measure the others"
         return why if small else "no other candidate has a chance of half a percent"
-    if len(choice.trials) >= limits.cells:
-        tried = f"{len(choice.trials)} candidate{'s' * (len(choice.trials) > 1)}"
-        return f"{tried} tried, now or before, of at most {limits.cells}"
-    if limits.device_s is not None and choice.device_s >= limits.device_s:
-        return f"{HOURS.of(choice.device_s):.2g} device-hours are spent"
-    return ""
+    return limits.reached(choice.trials)
 
 
 def result_of(cell: Cell, site: str, results_root: Path = RESULTS) -> Glance | None:

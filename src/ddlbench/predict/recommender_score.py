@@ -95,10 +95,7 @@ def outcomes(rows: pd.DataFrame) -> Outcomes:
 def without_learnt(every: Outcomes, rows: pd.DataFrame) -> Outcomes:
     """Outcomes that may score a recommender: without repeats that its predictors learnt from.
 
-    Args:
-        every: the case's outcomes.
-        rows: what :func:`predicted_rows` returns. Those of a predictor that learns from repeat 0
-            hold the measurements of the other repeats.
+    Rows of a predictor that learns from repeat 0 hold the measurements of the other repeats.
     """
     learns = {name: predictor_of(name).uses_first_repeat for name in rows["predictor"].unique()}
     return every | outcomes(rows[rows["predictor"].map(learns).eq(True)])
@@ -107,10 +104,7 @@ def without_learnt(every: Outcomes, rows: pd.DataFrame) -> Outcomes:
 def pick(recommender: str, rows: pd.DataFrame, every: Outcomes) -> Pick:
     """The configurations with the least predicted time among those not predicted to be too large.
 
-    Args:
-        recommender: its name.
-        rows: what :func:`predicted_rows` returns.
-        every: the case's outcomes; the rule of thumb needs to know how runs ended.
+    The rule of thumb needs to know how runs ended.
     """
     if recommender == UNLESS_OOM:
         return _unless_oom(every)
@@ -129,7 +123,6 @@ def pick(recommender: str, rows: pd.DataFrame, every: Outcomes) -> Pick:
 
 
 def _unless_oom(every: Outcomes) -> Pick:
-    """Horovod, or GPipe if Horovod's run ended out of memory."""
     horovod = _first_of(every, "horovod")
     if horovod is not None and every[horovod]["status"] != Status.OUT_OF_MEMORY:
         return Pick((horovod,))
@@ -184,11 +177,6 @@ def table_8_1(
     the fastest's, ``not_run`` the share without a measurement, and ``extra_time`` the mean over
     those that ran. A row that cannot be scored has no ``fastest``; its ``correct``,
     ``within_noise`` and ``extra_time`` are NaN.
-
-    Args:
-        predictions: the frame that :func:`ddlbench.predict.evaluate.predictions` makes.
-        compute_kind: of the site.
-        kind: which strategies are candidates of one case.
     """
     frame = predictions[(predictions["strategy"] != BASE) & predictions["synchronous"]]
     if kind.among:
@@ -226,9 +214,6 @@ def table_8_2(table: pd.DataFrame) -> pd.DataFrame:
     measured. ``no_measurement`` counts picks that did not run (out of memory, timeout). In all of
     them a tie of k counts 1/k each. If one strategy is fastest in more than 80 % of the cases, a
     rule that always names it scores as well as a model: then ``verdict`` is "not discriminating".
-
-    Args:
-        table: what :func:`table_8_1` returns.
     """
     rows = []
     for (recommender, baseline), cases in table.groupby(["recommender", "baseline"], sort=False):
@@ -253,10 +238,6 @@ def with_choices(errors: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Add ``top1`` and ``mean_regret`` to the errors of predictors that rank strategies alone.
 
     A predictor of one strategy ranks nothing; Table 8.2 scores it as part of a recommender.
-
-    Args:
-        errors: what :func:`ddlbench.predict.accuracy.errors` returns.
-        table: what :func:`table_8_2` returns.
     """
     # The row over all datasets is the last.
     overall = table.drop_duplicates("recommender", keep="last").set_index("recommender")
@@ -272,12 +253,7 @@ def with_choices(errors: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 def published_cases(
     predictions: pd.DataFrame, compute_kind: ComputeKind
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tables 8.1 and 8.2 of the kinds that the thesis has; their column ``kind`` says which.
-
-    Args:
-        predictions: as of :func:`table_8_1`.
-        compute_kind: of the site.
-    """
+    """Tables 8.1 and 8.2 of the kinds that the thesis has; their column ``kind`` says which."""
     cases = [
         table_8_1(predictions, compute_kind, kind).assign(kind=kind.title)
         for kind in PUBLISHED_KINDS
@@ -290,7 +266,6 @@ def published_cases(
 
 
 def _stacked(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """The tables that have rows, one below the other."""
     filled = [table for table in tables if len(table)]
     return pd.concat(filled, ignore_index=True) if filled else tables[0]
 
@@ -332,7 +307,6 @@ def _pick_columns(picked: Pick, outcomes: Outcomes) -> dict[str, Any]:
 def _score(
     picked: Pick, outcomes: Outcomes, ran: Outcomes, fastest: dict[str, Any]
 ) -> dict[str, Any]:
-    """Score of a pick; of a tie, the mean."""
     count = len(picked.cell_ids)
     measured = [ran[cell_id] for cell_id in picked.cell_ids if cell_id in ran]
     failed = [str(outcomes[cell_id]["status"]) for cell_id in picked.cell_ids if cell_id not in ran]
@@ -355,7 +329,6 @@ def _score(
 
 
 def _rates(cases: pd.DataFrame) -> dict[str, Any]:
-    """Columns of Table 8.2 over some cases of one recommender."""
     scored = cases[cases["correct"].notna()]
     winner, share, verdict = "", _NAN, NOT_SCORED
     if len(scored):

@@ -37,8 +37,7 @@ from functools import cache, cached_property
 from math import inf
 
 from ddlbench.experiment.profile import LoneRun
-from ddlbench.planning.step import COMPUTE, Compute, Message, Step
-from ddlbench.planning.traffic import Group
+from ddlbench.planning.step import COMPUTE, Compute, Group, Message, Step
 from ddlbench.planning.workload import Step as Phases
 from ddlbench.predict.links import (
     ALL_GATHER,
@@ -117,8 +116,9 @@ class Exchange:
         for process in inputs.plan.processes:
             places[process.role].append((process.node, process.devices[0]))
         share = inputs.workload.parameter_bytes / len(places["server"])
+        links = inputs.links
         ways = {
-            (a, b): [inputs.links.hop("transport", *ends) for ends in ((a, b), (b, a))]
+            (a, b): [links.hop("transport", *ends) for ends in ((a, b), (b, a))]
             for a in places["worker"]
             for b in places["server"]
         }
@@ -132,7 +132,7 @@ class Exchange:
             slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
             server_s=max(sum(seconds[w, s] for w in places["worker"]) for s in places["server"]),
             worker_s=max(sum(seconds[w, s] for s in places["server"]) for w in places["worker"]),
-            remarks=joined(remark for _, remark in hops if remark),
+            remarks=tuple(dict.fromkeys(remark for _, remark in hops if remark)),
         )
 
     def transfer_s(self, workers: int) -> float:
@@ -149,6 +149,7 @@ class StepCosts:
         self._collectives: dict[tuple[str, int, int, str], CollectiveTimes] = {}
         self._shape = inputs.cell.nodes, inputs.cell.devices_per_node
         self._through, self._further_s = cache(self._swept_through), cache(self._measured_further_s)
+        self.message = cache(self._message)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -197,7 +198,7 @@ class StepCosts:
         factor = compute_s / self._phases.step_s if self._phases.step_s else self.slowdown
         return self._phases.interval(factor, further_s)
 
-    def message(self, message: Message) -> MessageCost:
+    def _message(self, message: Message) -> MessageCost:
         """Seconds of a message; of one that is fused, with the bytes of all its parts."""
         group = message.group or Group(*self._shape)
         if message.ranks:
@@ -269,7 +270,6 @@ class StepCosts:
 
     @cached_property
     def _copied_s(self) -> Callable[[float], float]:
-        """Seconds of copies around a sum of so many bytes."""
         links, library, transport = self._inputs.links, self._step.library, self._step.transport
         if library is None or not links.sweeps_of(library):
             if library is not None:
@@ -361,12 +361,7 @@ class _Sent:
 
 @dataclass
 class Replay:
-    """The times of a step.
-
-    Args:
-        step: to replay.
-        costs: of its tasks.
-    """
+    """The times of a step."""
 
     step: Step
     costs: StepCosts
@@ -476,7 +471,6 @@ class Replay:
         return max(ready_s, self._free(message.lane), *waited_s)
 
     def _depart(self) -> None:
-        """Send the first messages that wait."""
         begin_s = self._begin_s()
         count, filled = self._fused(begin_s)
         message = replace(self._waiting[0][1], bytes=filled)

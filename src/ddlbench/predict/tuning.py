@@ -42,7 +42,6 @@ from scipy.stats import norm
 from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
-from ddlbench.common.statistics import HOURS
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.registry import BASE
@@ -50,10 +49,11 @@ from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.belief import Belief, from_runs, informed
-from ddlbench.predict.candidate import Candidate, Knowledge, assess
+from ddlbench.predict.candidate import Knowledge, assess
 from ddlbench.predict.documents import VERSION, TuningFile
 from ddlbench.predict.prediction import History, steps_measured
-from ddlbench.predict.ranking import Question
+from ddlbench.predict.question import Question
+from ddlbench.predict.ranking import Candidate
 from ddlbench.predict.recommend import Limits, NotMeasured, Trial, device_s_all, short_cell
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ _MOST = 2000
 class Configuration:
     """One cell to choose from.
 
-    Args:
-        values: of everything that varies, defaults included.
-        candidate: what is known of its cell.
+    ``values`` are of everything that varies, defaults included.
     """
 
     values: Values
@@ -148,12 +146,6 @@ def configurations(
 ) -> list[Configuration]:
     """Every configuration, predicted; what cannot run or does not fit says why.
 
-    Args:
-        question: network, dataset, devices, and the options that do not vary.
-        strategy: its name.
-        values: of what varies.
-        known: what is known at the site.
-
     Raises:
         ConfigError: a value is wrong, there are too many, or a profile or links are missing.
     """
@@ -176,7 +168,6 @@ def configurations(
 
 
 def _limited(cell: Cell, base: Candidate, known: Knowledge) -> Candidate:
-    """The candidate within its bound over one device with a batch of the same size."""
     alone = base
     if cell.batch_size != base.cell.batch_size:
         alone = assess(base.cell.with_(batch_size=cell.batch_size), known)
@@ -222,14 +213,7 @@ _DOCUMENT = Document(TuningFile, VERSION, "tuning", InvalidTuning)
 
 @dataclass
 class Tuning:
-    """What was searched, and what was found.
-
-    Args:
-        found: every configuration, also what cannot run.
-        history: measured cells of the site.
-        trials: cells of this search, in the order of their measurement.
-        stopped: why no more were measured.
-    """
+    """What was searched, and what was found."""
 
     found: Sequence[Configuration]
     history: History
@@ -343,9 +327,8 @@ def _entry(configuration: Configuration, belief: Belief) -> dict[str, Any]:
 def gain(belief: Belief, best_s: float) -> float:
     """Expected gain over a measured configuration, in parts of it; see the module.
 
-    Args:
-        belief: seconds a sample of a configuration that is only predicted.
-        best_s: seconds a sample of the best measured one.
+    Both are seconds a sample: of a configuration that is only predicted, and of the best measured
+    one.
     """
     ahead = math.log(best_s / belief.step_s)
     z = ahead / belief.spread
@@ -418,18 +401,13 @@ def tune(
 def _reason(
     tuning: Tuning, following: tuple[Configuration, float] | None, limits: Limits, least: float
 ) -> str:
-    """Why to stop; empty to go on."""
     if tuning.best is None:
         return "no configuration can run"
     if following is None:
         return "every configuration is measured"
     if following[1] < least:
         return f"no other configuration is expected to gain {least:.1%}"
-    if len(tuning.trials) >= limits.cells:
-        return f"{len(tuning.trials)} of at most {limits.cells} cells are tried"
-    if limits.device_s is not None and tuning.device_s >= limits.device_s:
-        return f"{HOURS.of(tuning.device_s):.2g} device-hours are spent"
-    return ""
+    return limits.reached(tuning.trials)
 
 
 class _Study:

@@ -38,7 +38,7 @@ from torch.distributed.tensor import DTensor
 
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Process
-from ddlbench.planning.traffic import buckets
+from ddlbench.planning.step import buckets
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.alone import backend_without_peers
 from ddlbench.strategies.executor import Context, Executor

@@ -62,8 +62,9 @@ from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.budget import SchedulerRequest, faulty_inputs, request, same_for_all
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.matrix import cell_of, expand
-from ddlbench.planning.planner import measured_inputs, request_of
+from ddlbench.planning.planner import request_of
 from ddlbench.planning.profiles import needs_of, profiles_of
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.report import run_screen
 from ddlbench.workflow.guards import (
     begin,
@@ -192,7 +193,8 @@ class Run:
 
         A wrong path on the command line ends here, before any job runs.
         """
-        return [*map(str, measured_inputs(self._cell(wildcards), self.site.name))]
+        cell = self._cell(wildcards)
+        return [*map(str, strategy_of(cell.strategy).measured_inputs(cell, self.site.name))]
 
     def profile_runs(self, wildcards: Any) -> list[Path]:
         runs = range(1, self.experiment.profile.runs + 1)

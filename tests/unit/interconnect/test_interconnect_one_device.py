@@ -16,7 +16,7 @@ from ddlbench.interconnect import measure, node_pairs
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.interconnect.p2p import parse_p2p
 from ddlbench.interconnect.pair_matrix import median_of_runs, slow_pairs
-from ddlbench.planning.pipeline_stages import bandwidth_of
+from ddlbench.planning.partition.stages import bandwidth_of
 from ddlbench.predict.links import LinkTable
 from ddlbench.report.figures.links import draw_links
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlbench.planning.partition import COST_MODELS, Chain, Level, Node, Stage, partition
+from ddlbench.planning.partition import COST_MODELS, Chain, Level, Node, partition
 from ddlbench.planning.partition.stages import PlacedStage, StageLinks, period_of
+from ddlbench.planning.pipeline import Stage
 
 
 def _chain(times: list[float], outputs: list[float], weights: list[float]) -> Chain:

@@ -23,7 +23,7 @@ from ddlbench.planning.partition import (
     stage_memory_bytes,
     stages,
 )
-from ddlbench.planning.partition.graph import graph_of
+from ddlbench.planning.partition.graph import graph_file
 
 VGG16 = Path(__file__).with_name("pipedream_vgg16_graph.txt")
 CHAIN = [graph_line(f"node{n}", time_ms=3.0, output=1000.0) for n in (1, 2, 3)]
@@ -180,7 +180,7 @@ def test_no_order_of_lines_matters() -> None:
     graph = read_network(VGG16)
     assert partition_graph(graph, level)[1].period_s == 0.205520896
     random.Random(1).shuffle(lines)
-    assert graph_of("\n".join(lines), Path("shuffled")) == graph
+    assert graph_file("\n".join(lines), Path("shuffled")).layers == graph
 
 
 def test_what_costs_nothing_runs_where_it_is_read() -> None:

@@ -19,7 +19,6 @@ from ddlbench.planning.partition import (
     chain_of_profile,
     partition,
     partition_graph,
-    read_chain,
     read_network,
 )
 
@@ -35,7 +34,7 @@ def test_a_devices_table_is_the_chain_of_its_graph():
     graph = read_network(VGG16)
     assert isinstance(graph, LayerGraph)
     for batch_size, share in ((None, 1.0), (32, 0.25)):
-        chain = read_chain(TABLE, batch_size)
+        chain = read_network(TABLE, batch_size)
         computing_s = share * sum(node.time_s for node in graph.nodes)
         assert sum(node.time_s for node in chain.nodes) == pytest.approx(computing_s)
         stages = partition(chain, [Level(4, 32e9)]).stages
@@ -114,7 +113,7 @@ def test_profile_that_cannot_serve(profile, batch, says) -> None:
 def _read(tmp_path, text, name="profile.csv"):
     path = tmp_path / name
     path.write_text(text)
-    return read_chain(path)
+    return read_network(path)
 
 
 @pytest.mark.parametrize("size", ["Size", "Size(0)", "Size(-1)"])
@@ -160,24 +159,22 @@ def test_wrong_tables(tmp_path, text, says) -> None:
     path = tmp_path / "profile.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=says) as error:
-        read_chain(path)
+        read_network(path)
     assert str(path) in str(error.value)
 
 
 def test_wrong_files(tmp_path) -> None:
     with pytest.raises(ConfigError, match="no such profile"):
-        read_chain(tmp_path / "none.csv")
+        read_network(tmp_path / "none.csv")
     with pytest.raises(
         ConfigError, match="a profile is our .json, PipeDream's graph.txt or a .csv table"
     ):
         _read(tmp_path, "hello", "profile.log")
     with pytest.raises(ConfigError, match="not a readable profile"):
         (tmp_path / "profile.json").write_text("{")
-        read_chain(tmp_path / "profile.json")
+        read_network(tmp_path / "profile.json")
     with pytest.raises(ConfigError, match="one batch size"):
         read_network(VGG16, 64)
-    with pytest.raises(ConfigError, match="a graph; write the path of a .json or .csv"):
-        read_chain(VGG16)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])

@@ -12,7 +12,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
 from ddlbench.planning.planner import fitted, micro_batch_counts
 from ddlbench.planning.strategy import normalise, strategy_of
-from ddlbench.predict.ranking import Question
+from ddlbench.predict.question import Question
 
 
 def question(geometry: str, batch_size: int, network: str = "vgg11", **options) -> Question:

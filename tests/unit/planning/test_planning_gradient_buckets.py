@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import ddlbench
-from ddlbench.planning.traffic import buckets, buckets_once_full
+from ddlbench.planning.step import buckets, buckets_once_full
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 
 

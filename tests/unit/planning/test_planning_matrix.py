@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from typing import Any
@@ -131,6 +132,13 @@ def test_repeats_have_bases_of_their_own() -> None:
     rows = _expand(repeats=3)
     assert len(rows) == 9
     assert all(str(row.base_id).endswith(f"/rep{row.cell.repeat}") for row in rows)
+
+
+def test_cells_of_a_matrix_share_the_table_of_their_names() -> None:
+    """A cell with a table of its own takes three times as many bytes."""
+    for row in _expand(repeats=2):
+        kept = vars(row.cell)
+        assert sys.getsizeof(kept) < sys.getsizeof(dict(kept)), row.cell.id
 
 
 def test_the_base_of_an_included_cell_has_its_settings() -> None:

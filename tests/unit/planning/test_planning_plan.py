@@ -12,8 +12,7 @@ from ddlbench.common.form import Natural
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES
 from ddlbench.planning.data_parallel import data_parallel_placement
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Process
+from ddlbench.planning.plan import Options, Process
 from ddlbench.planning.planner import make_plan, read_plan
 from ddlbench.planning.strategy import Strategy
 

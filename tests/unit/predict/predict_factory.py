@@ -17,7 +17,7 @@ from ddlbench.planning.workload import Workload
 from ddlbench.predict.candidate import Knowledge
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import LinkTable
-from ddlbench.predict.ranking import Question
+from ddlbench.predict.question import Question
 
 BATCHES = (8, 16, 32)
 MB = 1_000_000

@@ -14,11 +14,12 @@ from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.planned_cluster import (
     PlannedCluster,
     PlannedInputs,
+    PlannedLinks,
     batch_ladder,
+    library,
     roofline_profile,
 )
-from ddlbench.predict.planned_links import PlannedLinks, library
-from ddlbench.predict.ranking import Question
+from ddlbench.predict.question import Question
 from ddlbench.predict.recommend import recommend
 
 H100, NDR = DeviceSheet.load("h100-sxm"), Fabric.load("infiniband-400")

@@ -79,7 +79,7 @@ def test_the_likeliest_is_measured_first_and_a_limit_ends_it(tmp_path) -> None:
     likeliest = likeliest_of(bed.rank()).strategy
     choice = bed.choose(cells=1)
     assert bed.measured == [likeliest]
-    assert choice.stopped == "1 candidate tried, now or before, of at most 1"
+    assert choice.stopped == "1 cell tried, now or before, of at most 1"
     choice = bed.choose(cells=9)
     assert choice.stopped == "no other candidate has a chance of half a percent"
     assert len(bed.measured) < len(choice.ranking.ranked)

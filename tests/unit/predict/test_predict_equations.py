@@ -10,8 +10,8 @@ from predict_factory import MB
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import PREDICTORS
 from ddlbench.experiment.site import shrunk_bytes
+from ddlbench.planning.step import filled_buckets
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.traffic import filled_buckets
 from ddlbench.planning.workload import Tensor
 from ddlbench.predict.prediction import (
     Measured,

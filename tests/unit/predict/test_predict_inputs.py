@@ -43,16 +43,11 @@ def test_a_layer_without_times_is_refused(points, says):
         Timing.through(points, "a layer")
 
 
-def test_blocks_are_summed_from_layers_where_none_were_timed():
+def test_a_profile_without_blocks_is_to_be_measured_again():
     values = make.profile()
     del values["blocks"]
-    workload = make.Workload(values)
-    assert [block.parameter_bytes for block in workload.blocks] == [
-        layer["parameter_bytes"] for layer in values["layers"]
-    ]
-    assert workload.blocks[0].input_bytes == 28 * 28 * 4  # one MNIST image in fp32
-    assert workload.blocks[1].input_bytes == workload.blocks[0].output_bytes
-    assert workload.blocks[0].forward.at(10) == pytest.approx(0.01)
+    with pytest.raises(ConfigError, match="holds no blocks; measure the profile again"):
+        _ = make.Workload(values).blocks
 
 
 def test_without_whole_steps_a_step_is_the_sum_of_its_blocks():

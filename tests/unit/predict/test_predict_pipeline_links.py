@@ -6,7 +6,7 @@ import predict_factory as make
 import pytest
 
 from ddlbench.predict.prediction import ask, predictor_of
-from ddlbench.predict.predictors.pipeline_period import Kinds, PipelineLinks
+from ddlbench.predict.predictors.pipeline_links import Kinds, PipelineLinks
 
 
 @pytest.mark.parametrize(

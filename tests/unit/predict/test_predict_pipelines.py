@@ -18,8 +18,8 @@ from ddlbench.experiment.paths import plan_file, profile_file
 from ddlbench.experiment.result import InputDigests
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import make_plan
+from ddlbench.planning.step import buckets
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.traffic import buckets
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES, Workload, backward_shares
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.inputs import Inputs
@@ -282,7 +282,7 @@ def test_halves_that_were_timed_count() -> None:
     timed = {"input_half": make.timings(0.0, 0.0015), "weight_half": make.timings(0.0, 0.0007)}
     work = workload(blocks=[make.block(index, 0, **timed) for index in range(4)])
     asked = plan("pipe-zb", "1x2", 32, "1+1+1+1", chunks=4)
-    times = stage_times(work, asked, 8, 32, as_profiled(work, 8))
+    times = stage_times(work, asked, 8, 32, as_profiled(work))
     assert times.input_s == pytest.approx((0, 0.012, 0.012, 0.012))
     assert times.weight_s == pytest.approx((0.016, 0.0056, 0.0056, 0.0056))
     assert not any("halves" in limit for limit in told(asked, work=work).limits)
@@ -292,7 +292,7 @@ def test_halves_that_were_timed_count() -> None:
 def test_zero_bubble_schedules_fill_with_weight_gradients(strategy) -> None:
     asked = plan(strategy, "1x2", 32, "1+1+1+1", chunks=4)
     work = workload()
-    times = stage_times(work, asked, 8, 32, as_profiled(work, 8))
+    times = stage_times(work, asked, 8, 32, as_profiled(work))
     assert times.input_s == pytest.approx((0, 0.008, 0.008, 0.008))
     assert times.weight_s == pytest.approx((0.016, 0.008, 0.008, 0.008))
     found = told(asked)

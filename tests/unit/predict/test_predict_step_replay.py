@@ -9,13 +9,13 @@ import pytest
 from ddlbench.planning.step import (
     LINK,
     Compute,
+    GradientMessage,
     Message,
     Step,
     blocking,
     summed_gradients,
     worker_tasks,
 )
-from ddlbench.planning.traffic import GradientMessage
 from ddlbench.predict.step_replay import MessageCost, Replay
 
 

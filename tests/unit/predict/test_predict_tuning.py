@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_not_measured(tmp_path) -> None:
 def test_limits_end_it_and_it_goes_on_from_there(tmp_path) -> None:
     bed = Bed(tmp_path, lambda cell: 1.0 + 0.3 * (cell.option("chunks", 4) > 4))
     first = bed.tune(cells=1)
-    assert first.stopped.startswith("1 of at most 1 cells")
+    assert first.stopped.startswith("1 cell tried")
     again = bed.tune(cells=3)
     assert again.trials[0] == first.trials[0]
     assert len(bed.asked) == len(set(bed.asked)) <= 3

@@ -25,7 +25,7 @@ def rows(tmp_path, monkeypatch) -> list[MatrixRow]:
         monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=["sequential", "ddp"]
     )
     monkeypatch.setattr(
-        "ddlbench.commands.plan.matrix_at",
+        "ddlbench.commands.options.matrix_at",
         lambda *_: (report_factory.experiment(), report_factory.site(), made),
     )
     return made

@@ -212,7 +212,7 @@ def test_status_as_json_has_every_cell(monkeypatch, tmp_path):
         strategies=["sequential", "ddp", "gpipe"],
     )  # fmt: skip
     monkeypatch.setattr(
-        "ddlbench.commands.plan.matrix_at",
+        "ddlbench.commands.options.matrix_at",
         lambda *_: (report_factory.experiment(), report_factory.site(), rows),
     )
     for row in rows[:2]:

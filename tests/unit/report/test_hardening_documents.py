@@ -15,7 +15,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import links_file, predictions_file, result_file
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.planning.matrix import matrix_of
-from ddlbench.planning.partition import read_chain
+from ddlbench.planning.partition import read_network
 from ddlbench.report.terminal import states, status_lines
 
 ROOT = Path(__file__).parents[3]
@@ -103,7 +103,7 @@ def test_a_time_of_four_hundred_digits_is_one_sentence(tmp_path):
     head = "node,layer,forward_ms,backward_ms,activation_bytes,parameter_bytes\n"
     path.write_text(f"{head}1,Conv2d,{'9' * 400},1,1,1\n2,Conv2d,1,1,1,{'9' * 400}\n")
     with pytest.raises(ConfigError, match="node 1: forward_ms") as caught:
-        read_chain(path)
+        read_network(path)
     assert len(str(caught.value)) <= 300 + len(str(path))
 
 

@@ -176,7 +176,7 @@ def test_forget_deletes_disturbed_results_only(tmp_path, monkeypatch):
             values["timing"]["disturbed"] = SAID
         write(tmp_path / "results", row.cell, values)
     monkeypatch.setattr(
-        "ddlbench.commands.plan.matrix_at",
+        "ddlbench.commands.options.matrix_at",
         lambda *_: (report_factory.experiment(), site(), rows),
     )
     said = CliRunner().invoke(commands, ["forget", "--state", "disturbed", "--yes"])

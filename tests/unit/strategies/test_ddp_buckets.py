@@ -15,7 +15,7 @@ from ddlbench.equivalence.rank_pool import run_ranks
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Accelerator, shrunk_bytes
 from ddlbench.planning.planner import make_plan
-from ddlbench.planning.traffic import filled_buckets
+from ddlbench.planning.step import filled_buckets
 from ddlbench.planning.workload import Tensor
 from ddlbench.strategies.ddp.descriptor import DdpOptions
 from ddlbench.strategies.executor import executor_of

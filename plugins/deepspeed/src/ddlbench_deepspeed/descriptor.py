@@ -34,9 +34,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.data_parallel import DataParallel, ShardedUnit, sharded_step
 from ddlbench.planning.memory import backward_peak_bytes, work_space_bytes
-from ddlbench.planning.options import Options, Tried
-from ddlbench.planning.step import Message, Step
-from ddlbench.planning.traffic import GradientMessage, buckets
+from ddlbench.planning.plan import Options, Tried
+from ddlbench.planning.step import GradientMessage, Message, Step, buckets
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 
 if TYPE_CHECKING:

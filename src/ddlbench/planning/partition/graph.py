@@ -240,9 +240,7 @@ class MemoryLimit:
 class LayerGraph:
     """Nodes in an order in which they could run; ``output_bytes`` of each is its own tensor.
 
-    Args:
-        nodes: at least one.
-        readers: of each node, the nodes that read its tensor.
+    ``readers`` of each node are the nodes that read its tensor.
     """
 
     nodes: tuple[Node, ...]
@@ -434,15 +432,6 @@ def _node(node: GraphNode) -> Node:
     return Node(node.name, seconds, node.output_bytes, node.output_bytes, node.parameter_bytes)
 
 
-def graph_of(text: str, path: Path) -> LayerGraph:
-    """The network that the text of a ``graph.txt`` describes.
-
-    Raises:
-        ConfigError: it is none; the message names ``path`` and the line.
-    """
-    return graph_file(text, path).layers
-
-
 def graph_file(text: str, path: Path) -> GraphFile:
     """The nodes and edges in the text of a ``graph.txt``.
 
@@ -498,7 +487,6 @@ def number_of(text: str) -> float:
 
 
 def _costs(fields: str, where: str) -> tuple[float, ...]:
-    """Milliseconds forward and backward, bytes of the output and of the weights."""
     pairs = [field.partition("=") for field in fields.removesuffix(",").split(",")]
     values = {key.strip(): value.strip() for key, equals, value in pairs if equals}
     if len(values) != len(pairs) or not {*FIELDS} <= {*values}:
@@ -523,7 +511,6 @@ def _sum(text: str, field: str, where: str) -> float:
 
 
 def _check(path: Path, nodes: dict[str, GraphNode], edges: dict[tuple[str, str], int]) -> None:
-    """Whether the edges join all nodes, and go forward."""
     if len(nodes) > _MOST_NODES:
         raise ConfigError(
             f"{path}: {len(nodes)} nodes; join some until there are at most {_MOST_NODES}"
@@ -579,7 +566,6 @@ def _not_joined(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> str |
 
 
 def _without_inputs(nodes: dict[str, GraphNode], edges: Sequence[tuple[str, str]]) -> list[str]:
-    """The nodes that are neither an input of the network nor an unused part of an output."""
     read = {reader for _, reader in edges}
     used = {source for source, _ in edges}
     return [

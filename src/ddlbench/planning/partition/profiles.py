@@ -19,13 +19,13 @@ import numpy as np
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.experiment.profile import BatchTime, Profile, read_profile
 from ddlbench.planning.device_table import COLUMNS as DEVICE_COLUMNS
-from ddlbench.planning.device_table import DeviceTable, read_table
+from ddlbench.planning.device_table import read_table
 from ddlbench.planning.partition.graph import (
     FIELDS,
     Chain,
     LayerGraph,
     Node,
-    graph_of,
+    graph_file,
     is_input,
     number_of,
 )
@@ -54,7 +54,8 @@ def read_network(path: Path, batch_size: int | None = None) -> Chain | LayerGrap
         return chain_of_profile(read_profile(path), batch_size)
     text = text_of(path)
     if text.startswith(f"{DEVICE_COLUMNS[0]},"):
-        return chain_of_table(read_table(path, path.parent.name), batch_size)
+        table = read_table(path, path.parent.name)
+        return chain_of_blocks(table.blocks, batch_size or table.batch_sizes[-1])
     is_graph = f"{FIELDS[0]}=" in text or path.suffix.lower() == ".txt"
     if not is_graph and path.suffix.lower() != ".csv":
         raise ConfigError(
@@ -65,12 +66,7 @@ def read_network(path: Path, batch_size: int | None = None) -> Chain | LayerGrap
             f"{path}: PipeDream's profile holds one batch size; leave --batch-size out, or give "
             "our .json or a device's table"
         )
-    return graph_of(text, path) if is_graph else _table(path, text)
-
-
-def chain_of_table(table: DeviceTable, batch_size: int | None = None) -> Chain:
-    """The blocks of a device's table at a batch size; the largest timed one if left out."""
-    return chain_of_blocks(table.blocks, batch_size or table.batch_sizes[-1])
+    return graph_file(text, path).layers if is_graph else _table(path, text)
 
 
 def chain_of_blocks(blocks: Sequence[Block], samples: int) -> Chain:
@@ -88,18 +84,6 @@ def chain_of_blocks(blocks: Sequence[Block], samples: int) -> Chain:
             for block in blocks
         )
     )
-
-
-def read_chain(path: Path, batch_size: int | None = None) -> Chain:
-    """As :func:`read_network`, of a network that is a chain.
-
-    Raises:
-        ConfigError: as there, or the network branches.
-    """
-    network = read_network(path, batch_size)
-    if isinstance(network, Chain):
-        return network
-    raise ConfigError(f"{path}: a graph; write the path of a .json or .csv profile, a chain")
 
 
 def text_of(path: Path) -> str:
@@ -155,7 +139,6 @@ def _table(path: Path, text: str) -> Chain:
 def _check_chain(
     path: Path, names: Sequence[str], layers: Sequence[str], sizes: Sequence[str]
 ) -> None:
-    """Whether a table without edges can be a chain in the order of the forward pass."""
     last, behind_layer = -1, False
     for name, layer, size in zip(names, layers, sizes, strict=True):
         digits = re.search(r"[0-9]{1,18}$", name)

@@ -263,14 +263,8 @@ def _device(states: States, grid: Integers, memory: MemoryLimit | None) -> _Comp
 class _Table:
     """The programme of one level; all starts, or only node 0 on the outermost level.
 
-    Args:
-        states: of the network.
-        level: machines of this level and their links.
-        model: cost of a stage.
-        component: what one machine does with nodes i..j.
-        inner: machines of the level below, or 1.
-        straight: one replica a stage.
-        final: this is the outermost level.
+    ``component`` is what one machine does with nodes i..j, ``inner`` the machines of the level
+    below, or 1; ``straight``: one replica a stage.
     """
 
     def __init__(
@@ -361,7 +355,6 @@ class _Table:
             np.copyto(table[later], value, where=better)
 
     def _place(self, demand: Integers) -> Integers:
-        """Index in the grid of each demand, rounded up."""
         place: Integers = np.minimum(np.searchsorted(self._grid, demand), len(self._grid) - 1)
         return place
 
@@ -438,10 +431,8 @@ class GraphStates(States):
 def graph_states(graph: LayerGraph, closed: Iterable[int], antichains: bool) -> GraphStates:
     """States of a graph, to cut it after.
 
-    Args:
-        graph: the network.
-        closed: sets of nodes, among them that of all nodes.
-        antichains: the tensors that cross a cut are counted as in the release.
+    ``closed`` are sets of nodes, among them that of all nodes. With ``antichains`` the tensors that
+    cross a cut are counted as in the release.
     """
     states = sorted(closed, key=lambda state: (state.bit_count(), state))
     members = _unpacked(states, len(graph.nodes))

@@ -31,11 +31,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.config import making_command
+from ddlbench.experiment.links import Links, PairMatrix, read_links
+from ddlbench.experiment.paths import links_file
+from ddlbench.experiment.profile import Profile
 from ddlbench.planning.partition.graph import Array, Chain, LayerGraph, MemoryLimit, States
 from ddlbench.planning.partition.programme import (
     CostModel,
@@ -50,6 +55,7 @@ from ddlbench.planning.partition.programme import (
     packed,
     solve,
 )
+from ddlbench.planning.pipeline import Stage
 from ddlbench.planning.schedules.orders import warmups
 
 _CutsOf = Callable[[GraphStates], tuple[float, Sequence[int]]]
@@ -58,15 +64,6 @@ _MOST_STATES = 700  # of a graph that are all taken: seconds with two levels
 _MOST_LIMITED_STATES = 450  # under a memory limit, which takes more time
 _SEARCHED_STATES = 480  # at once, where they are more
 NO_LINKS = float("inf")  # bytes per second: cuts cost nothing
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Nodes ``[first, last)`` of the network on so many replicas."""
-
-    first: int
-    last: int
-    replicas: int
 
 
 @dataclass(frozen=True)
@@ -310,8 +307,6 @@ def _search(graph: LayerGraph, stages: int, most: int, cuts_of: _CutsOf) -> Grap
 
 @dataclass(frozen=True)
 class _Tried:
-    """Some states, and the best partition at them."""
-
     states: GraphStates
     period_s: float
     cuts: tuple[int, ...]  # the nodes before each, and all nodes
@@ -404,3 +399,80 @@ def _steps(graph: LayerGraph, state: int) -> Iterator[int]:
         inside &= inside - 1
         if not graph.reader_sets[node] & state and state != 1 << node:
             yield state & ~(1 << node)
+
+
+Reach = Literal["node", "network"]  # within a node, between nodes
+
+# What training sends through, not what a link could carry.
+_TRANSPORTS = ("nccl", "gloo", "given")
+
+
+def bandwidth_of(links: Links, level: Reach, where: str) -> float:
+    """Bytes per second of large messages within a node, or between nodes.
+
+    From the largest message of a point-to-point sweep, else from the slowest pair of a matrix.
+    ``where`` names the links' file in messages.
+
+    Raises:
+        ConfigError: there is no measurement of the level.
+    """
+    for sweep in links.sweeps:
+        if sweep.operation == "p2p" and sweep.level == level and sweep.points:
+            largest = max(sweep.points, key=lambda point: point.message_bytes)
+            return largest.message_bytes / largest.time_s
+    bandwidths = [
+        bandwidth
+        for pair in links.pairs
+        if pair.method in _TRANSPORTS and pair.direction == "unidirectional"
+        for bandwidth in _of_level(pair, same_node=level == "node")
+    ]
+    if not bandwidths:
+        place = "within a node" if level == "node" else "between nodes"
+        raise ConfigError(
+            f"{where}: nothing was measured {place} with the transport of training; measure the "
+            "links again, or give them in the site file"
+        )
+    return min(bandwidths)
+
+
+def _of_level(pair: PairMatrix, same_node: bool) -> list[float]:
+    nodes = pair.nodes
+    return [
+        float(bandwidth)
+        for row, values in enumerate(pair.bandwidth_bytes_per_s)
+        for column, bandwidth in enumerate(values)
+        if bandwidth is not None and row != column and (nodes[row] == nodes[column]) == same_node
+    ]
+
+
+def partition_at(cell: Cell, chain: Chain, profile: Profile, site: str) -> Partition:
+    """PipeDream's partition over the devices of a node, then over nodes, by a site's links.
+
+    Raises:
+        ConfigError: the links are missing or wrong, or no partition exists.
+    """
+    path = links_file(site, cell.fabric)
+    if cell.devices > 1 and not path.is_file():
+        raise ConfigError(
+            f"balance profile needs the links of fabric {cell.fabric} at site {site}; measure them "
+            f"with: {making_command(site, [path])}"
+        )
+    reaches: list[tuple[int, Reach]] = [(cell.devices_per_node, "node"), (cell.nodes, "network")]
+    levels = [
+        Level(count, bandwidth_of(read_links(path), reach, str(path)))
+        for count, reach in reaches
+        if count > 1
+    ]
+    levels = levels or [Level(1, NO_LINKS)]
+    memory = None
+    if profile.device_memory_bytes:
+        states, extra = 1.0 if cell.momentum > 0 else 0.0, int(cell.option("extra_warmup", 0))
+        memory = MemoryLimit(float(profile.device_memory_bytes), states, extra)
+    try:
+        return partition(chain, levels, memory=memory)
+    except ConfigError:
+        if memory is None:
+            raise
+        # By the limit's terms nothing fits. They count a little too much, so the fastest partition
+        # is planned, and its stages are looked at one by one (ddlbench.planning.memory).
+        return partition(chain, levels)

@@ -1,7 +1,7 @@
 # ruff: noqa: F401 - the names of the package
 """Pipeline schedules as data: who does what, in which order, without torch."""
 
-from ddlbench.planning.schedules.check import blocked, check, most_held
+from ddlbench.planning.schedules.check import blocked, check
 from ddlbench.planning.schedules.events import (
     EAGER,
     Durations,

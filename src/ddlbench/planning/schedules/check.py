@@ -40,7 +40,14 @@ from collections.abc import Sequence
 from itertools import chain, cycle
 
 from ddlbench.planning.schedules.orders import check_replicas
-from ddlbench.planning.schedules.schedule import Action, Channel, InvalidSchedule, Kind, Schedule
+from ddlbench.planning.schedules.schedule import (
+    LETTERS,
+    Action,
+    Channel,
+    InvalidSchedule,
+    Kind,
+    Schedule,
+)
 
 
 def blocked(schedule: Schedule, synchronous: bool) -> dict[int, Action]:
@@ -156,31 +163,14 @@ def check(schedule: Schedule) -> None:
             raise _invalid(schedule, f"deadlock with {sends} sends: {places}")
 
 
-def most_held(schedule: Schedule, rank: int) -> int:
-    """Most forward passes that a rank holds at one moment without the start of their backward pass.
-
-    ``Schedule.in_flight`` counts a pass until its weight gradients exist, too.
-    """
-    return _most_held(schedule, rank, ("backward", "backward_input"))
-
-
-def _most_held(schedule: Schedule, rank: int, released_by: tuple[Kind, Kind]) -> int:
-    held = most = 0
-    for action in schedule.computations(rank):
-        held += action.kind == "forward"
-        held -= action.kind in released_by
-        most = max(most, held)
-    return most
-
-
 def _invalid(schedule: Schedule, error: str) -> InvalidSchedule:
     return InvalidSchedule(f"schedule {schedule.name}: {error}")
 
 
 def _check_passes(schedule: Schedule) -> None:
     done: dict[tuple[int, int], list[Kind]] = defaultdict(list)
-    for rank in range(schedule.world_size):
-        for action in schedule.computations(rank):
+    for rank, actions in enumerate(schedule.actions):
+        for action in (action for action in actions if action.kind in LETTERS):
             ranks = schedule.stage_ranks[action.stage]
             if ranks[action.micro_batch % len(ranks)] != rank:
                 raise _invalid(schedule, f"rank {rank} has {action} of stage {action.stage}")
@@ -235,8 +225,7 @@ def _check_messages(schedule: Schedule) -> None:
 
 
 def _check_in_flight(schedule: Schedule) -> None:
-    for rank in range(schedule.world_size):
-        most = _most_held(schedule, rank, ("backward", "backward_weight"))
+    for rank, most in enumerate(schedule.most_held_until("backward", "backward_weight")):
         if most > schedule.in_flight[rank]:
             raise _invalid(
                 schedule, f"rank {rank} holds {most} passes, more than {schedule.in_flight[rank]}"
@@ -246,9 +235,7 @@ def _check_in_flight(schedule: Schedule) -> None:
 def why_release_stops(replicas: Sequence[int], per_loader: int) -> str:
     """Why PipeDream's released runtime stops before the first pass; empty if it runs.
 
-    Args:
-        replicas: of each stage, first to last.
-        per_loader: mini-batches of each replica of the first stage.
+    ``per_loader`` are the mini-batches of each replica of the first stage.
 
     Raises:
         ConfigError: a stage has no replica.

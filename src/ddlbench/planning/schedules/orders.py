@@ -140,11 +140,19 @@ from ddlbench.planning.schedules.schedule import (
     InvalidSchedule,
     Kind,
     Schedule,
-    passes,
     positive,
     with_messages,
-    with_update,
 )
+
+
+def _passes(kind: Kind, stage: int, micro_batches: Sequence[int]) -> list[Action]:
+    """The same pass for several micro-batches of one stage."""
+    return [Action(kind, stage, number) for number in micro_batches]
+
+
+def _with_update(actions: Sequence[Action], stages: Sequence[int]) -> list[Action]:
+    """Adds one update of each of a rank's stages at the end, for schedules that flush."""
+    return [*actions, *(Action("update", stage, 0) for stage in stages)]
 
 
 def gpipe(stages: int, micro_batches: int, last_first: bool = True) -> Schedule:
@@ -157,9 +165,9 @@ def gpipe(stages: int, micro_batches: int, last_first: bool = True) -> Schedule:
     numbers = range(micro_batches)
     orders = []
     for stage in range(stages):
-        forwards = passes("forward", stage, numbers)
-        backwards = passes("backward", stage, numbers[::-1] if last_first else numbers)
-        orders.append(with_update([*forwards, *backwards], [stage]))
+        forwards = _passes("forward", stage, numbers)
+        backwards = _passes("backward", stage, numbers[::-1] if last_first else numbers)
+        orders.append(_with_update([*forwards, *backwards], [stage]))
     return _one_stage_a_rank("gpipe", micro_batches, orders, (micro_batches,) * stages)
 
 
@@ -173,10 +181,10 @@ def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
     numbers = range(micro_batches)
     orders = []
     for stage in range(stages):
-        forwards = passes("forward", stage, numbers)
-        backwards = passes("backward", stage, numbers)
+        forwards = _passes("forward", stage, numbers)
+        backwards = _passes("backward", stage, numbers)
         order = alternate(forwards, backwards, stages - 1 - stage)
-        orders.append(with_update(order, [stage]))
+        orders.append(_with_update(order, [stage]))
     in_flight = tuple(min(micro_batches, stages - stage) for stage in range(stages))
     return _one_stage_a_rank("1f1b", micro_batches, orders, in_flight)
 
@@ -246,7 +254,7 @@ def looped(
         backwards = _round_order(backward, stages[::-1], micro_batches, size)
         warmup = (chunks - 1) * size + hop * (ranks - 1 - rank)
         order = alternate(forwards, backwards, warmup)
-        orders.append(with_update(finish(order, rank) if finish else order, stages))
+        orders.append(_with_update(finish(order, rank) if finish else order, stages))
         in_flight.append(min(warmup + 1 + (rank if finish else 0), len(forwards)))
     actions = with_messages(orders, stage_ranks)
     return Schedule(
@@ -255,7 +263,6 @@ def looped(
 
 
 def _round_order(kind: Kind, stages: range, micro_batches: int, size: int) -> list[Action]:
-    """Passes round by round; each round goes through all stages of a rank."""
     return [
         Action(kind, stage, first + number)
         for first in range(0, micro_batches, size)
@@ -265,7 +272,6 @@ def _round_order(kind: Kind, stages: range, micro_batches: int, size: int) -> li
 
 
 def _looped_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Ranks of the stages: stage s is on rank ``s mod ranks``."""
     return tuple((stage % ranks,) for stage in range(ranks * chunks))
 
 
@@ -307,7 +313,7 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
         # The phases need 2p - 1 micro-batches; with fewer, the missing ones are left out.
         order = _Arms(rank, last - rank).order(rank, ranks, max(last, micro_batches))
         passing = [action for action in order if action.micro_batch < micro_batches]
-        orders.append(with_update(passing, (rank, last - rank)))
+        orders.append(_with_update(passing, (rank, last - rank)))
     return Schedule(
         name="zero-bubble-v",
         micro_batches=micro_batches,
@@ -449,7 +455,9 @@ def _ranks(replicas: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def _replica(stage: int, numbers: range, warmup: int, updates: int, replicas: int) -> list[Action]:
-    order = alternate(passes("forward", stage, numbers), passes("backward", stage, numbers), warmup)
+    order = alternate(
+        _passes("forward", stage, numbers), _passes("backward", stage, numbers), warmup
+    )
     actions: list[Action] = []
     done = 0
     for action in order:

@@ -42,6 +42,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from typing import Literal
 
 from ddlbench.common.errors import ConfigError
@@ -142,6 +143,22 @@ class Schedule:
     def computations(self, rank: int) -> tuple[Action, ...]:
         return tuple(action for action in self.actions[rank] if action.computes)
 
+    @cached_property
+    def most_held(self) -> tuple[int, ...]:
+        """For each rank, the most forward passes whose backward pass has not begun.
+
+        ``in_flight`` counts a pass until its weight gradients exist, too.
+        """
+        return self.most_held_until("backward", "backward_input")
+
+    def most_held_until(self, *released_by: Kind) -> tuple[int, ...]:
+        """For each rank, most forward passes at one moment of which none of these is done."""
+        most = []
+        for actions in self.actions:
+            steps = ((a.kind == "forward") - (a.kind in released_by) for a in actions)
+            most.append(max(accumulate(steps, initial=0)))
+        return tuple(most)
+
 
 def _channel(action: Action, rank: int) -> Channel | None:
     if action.peer is None:
@@ -155,16 +172,6 @@ def positive(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise InvalidSchedule(f"{name} is {count}; write 1 or more")
-
-
-def passes(kind: Kind, stage: int, micro_batches: Sequence[int]) -> list[Action]:
-    """The same pass for several micro-batches of one stage."""
-    return [Action(kind, stage, number) for number in micro_batches]
-
-
-def with_update(actions: Sequence[Action], stages: Sequence[int]) -> list[Action]:
-    """Adds one update of each of a rank's stages at the end, for schedules that flush."""
-    return [*actions, *(Action("update", stage, 0) for stage in stages)]
 
 
 def with_messages(
@@ -204,10 +211,7 @@ def _around(action: Action, rank: int, stage_ranks: Sequence[Sequence[int]]) -> 
 def replicate(schedule: Schedule, copies: int, *, summed: bool = False) -> Schedule:
     """Makes ``copies`` pipelines of a schedule with one replica a stage; ranks copy by copy.
 
-    Args:
-        schedule: of one pipeline.
-        copies: their number.
-        summed: a single copy sums its gradients, too: with pipelines that are not in the schedule.
+    ``summed``: a single copy sums its gradients, too, with pipelines that are not in the schedule.
 
     Raises:
         InvalidSchedule: stages are replicated already, or ``copies`` is below 1.
@@ -336,7 +340,6 @@ class EventGraph:
 
     @cached_property
     def _after(self) -> tuple[tuple[int, ...], ...]:
-        """For each event, the numbers of those that wait for it."""
         after: list[list[int]] = [[] for _ in self.events]
         for number, before in enumerate(self.before):
             for earlier in before:
@@ -351,10 +354,7 @@ class EventGraph:
     ) -> list[float]:
         """When each event ends, if some hold a link that others need: first come, first served.
 
-        Args:
-            durations_s: of each event, from when it has its links.
-            holds: the links that an event holds, and how long; None for none.
-            starts_s: as in :meth:`ends_s`.
+        ``durations_s`` count from when an event has its links; ``starts_s`` as in :meth:`ends_s`.
         """
         waits = [len(before) for before in self.before]
         ends = [0.0] * len(self.events)

@@ -177,7 +177,6 @@ def _share(cell: Cell) -> float:
 
 
 def _first_steps_s(path: Path, few: int) -> list[float]:
-    """Seconds of the first few steps after warm-up in a cell's steps.csv."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as file:

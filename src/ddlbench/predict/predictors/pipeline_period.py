@@ -1,4 +1,4 @@
-"""PipeDream's own prediction of a plan's stages, and the links that a pipeline holds.
+"""PipeDream's own prediction of a plan's stages.
 
 Its partitioner's cost model is applied to the stages of a plan.
 
@@ -15,31 +15,23 @@ with ``balance: profile``; ``pipeline-period-paper`` has those of the paper.
 
 Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1, and its release; the terms are in
 :mod:`ddlbench.planning.partition.programme`.
-
-Copies of a synchronous pipeline train side by side and meet in one all-reduce. Those whose links
-are alike do the same at the same time, so one of each kind is replayed::
-
-    node 0   rank 0 - 1 - 2 - 3     rank 4 - 5 - 6 - 7       two kinds: the links of devices 0 to 3
-    node 1   rank 8 - 9 - 10 - 11   rank 12 - ...            and those of devices 4 to 7
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 from ddlbench.planning.partition.profiles import chain_of_blocks
-from ddlbench.planning.partition.stages import PlacedStage, Stage, StageLinks, period_of
-from ddlbench.planning.pipeline import Pipeline
-from ddlbench.planning.pipeline_stages import Reach, bandwidth_of
+from ddlbench.planning.partition.stages import (
+    PlacedStage,
+    Reach,
+    StageLinks,
+    bandwidth_of,
+    period_of,
+)
+from ddlbench.planning.pipeline import Stage
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.schedules import Event, EventGraph, Held
-from ddlbench.planning.traffic import Group, whole_buckets
-from ddlbench.planning.workload import Block, Workload
-from ddlbench.predict.links import Hop, LinkTable, Place, places_of
+from ddlbench.predict.links import LinkTable, Place, places_of
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,
@@ -118,211 +110,3 @@ def _bandwidth(table: LinkTable, plan: Plan, source: Place, target: Place) -> fl
         return bandwidth_of(table.links, level, table.where)
     # The table computes this fabric's links from its condition: its matrices are of another one.
     return table.hop("transport", source, target)[0].bandwidth_bytes_per_s
-
-
-@dataclass(frozen=True)
-class Kinds:
-    """Pipelines side by side, in groups (kinds) whose links are alike.
-
-    Args:
-        first: a pipeline of each kind.
-        counts: how many are of it.
-        ranks: of one pipeline.
-    """
-
-    first: tuple[int, ...]
-    counts: tuple[int, ...]
-    ranks: int
-
-    @property
-    def pipelines(self) -> int:
-        return sum(self.counts)
-
-    def originals(self, events: Iterable[Event]) -> list[Event]:
-        """Events as their own pipelines have them, from a run of one pipeline a kind."""
-        kinds = ((event, event.rank // self.ranks) for event in events)
-        return [_moved(event, (self.first[kind] - kind) * self.ranks) for event, kind in kinds]
-
-    def sent_s(self, graph: EventGraph, sent_s: Sequence[float]) -> float:
-        """Seconds of all messages, the mean over pipelines, and of the sums that all take part in.
-
-        Args:
-            graph: of a run of one pipeline a kind.
-            sent_s: seconds of each of its keys.
-        """
-        shares = [count / self.pipelines for count in self.counts]
-        return sum(
-            count * seconds * (1.0 if _is_sum(key) else shares[key.rank // self.ranks])
-            for key, count, seconds in zip(graph.keys, graph.key_counts, sent_s, strict=True)
-            if key.role != "notice"
-        )
-
-
-def _moved(event: Event, by: int) -> Event:
-    """The same event of ranks that are so much higher."""
-    if not by:
-        return event
-    peer = None if event.peer is None else event.peer + by
-    return Event(event.role, event.rank + by, event.action, peer)
-
-
-class PipelineLinks:
-    """Times of a plan's communication.
-
-    Args:
-        table: the links of the cell's fabric.
-        plan: who runs where.
-        pipeline: its stages.
-        blocks: of each stage.
-        workload: its weights, which replicas of a stage sum in buckets of whole tensors.
-        ends: a message costs its ranks processor time, which is not spent on computation.
-    """
-
-    def __init__(
-        self,
-        table: LinkTable,
-        plan: Plan,
-        pipeline: Pipeline,
-        blocks: Sequence[Sequence[Block]],
-        workload: Workload,
-        *,
-        ends: bool = False,
-    ) -> None:
-        self._table, self._plan, self._pipeline, self._ends = table, plan, pipeline, ends
-        self._sent_bytes = [pipeline.samples * stage[-1].output_bytes for stage in blocks]
-        of_stages = [
-            [tensor for tensor in workload.tensors if stage.first <= tensor.block < stage.last]
-            for stage in pipeline.stages
-        ]
-        self._bucket_bytes = [
-            [sum(bucket) for bucket in whole_buckets(tensors, workload.bucket_bytes)]
-            for tensors in of_stages
-        ]
-        self._places = places_of(plan)
-        self._replica = {
-            rank: place for stage in pipeline.stages for place, rank in enumerate(stage.ranks)
-        }
-        self._shape = plan.cell.nodes, plan.cell.devices_per_node
-        self._remarks: dict[str, None] = {}
-        self._hop, self._ends_s = cache(self._measured_hop), cache(self._measured_ends_s)
-        self._delay_s = cache(self._measured_delay_s)
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Which links stand in for unmeasured ones; each remark once, in order of occurrence."""
-        return tuple(self._remarks)
-
-    def times_s(
-        self, events: Sequence[Event], device_kind: str
-    ) -> tuple[list[float], list[Held | None]]:
-        """Seconds of each event, and the links that it holds; as :meth:`time_s`, :meth:`held`."""
-        times = [self.time_s(event, device_kind) for event in events]
-        return times, [self.held(event) for event in events]
-
-    def time_s(self, event: Event, device_kind: str) -> float:
-        """Seconds of a message, of the notice of a posted receive, or of an all-reduce; else 0."""
-        action, peer = event.action, event.peer
-        if event.role == "notice" and peer is not None:
-            return self._hop(event.rank, peer).latency_s + self._delay_s(event.rank, peer)
-        if action is None:
-            return 0.0
-        if event.role == "message" and peer is not None:
-            size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
-            carried_s = self._hop(event.rank, peer).time_s(size)
-            return max(0.0, carried_s - self._ends_s(event.rank, peer, size))
-        if action.kind.startswith("receive"):
-            cut = action.stage - (action.kind == "receive_activation")
-            sender = cut if action.kind == "receive_activation" else action.stage + 1
-            sources = self._pipeline.stages[sender].ranks
-            source = sources[min(self._replica[event.rank], len(sources) - 1)]
-            return self._ends_s(source, event.rank, self._sent_bytes[cut])
-        if action.kind == "all_reduce":
-            return self._sum_s(action.stage, "nccl" if device_kind == "cuda" else "gloo")
-        return 0.0
-
-    def kinds(self, events: Sequence[Event], ranks: int, device_kind: str) -> Kinds:
-        """Pipelines whose links are alike; each alone where pipelines share links of nodes.
-
-        Args:
-            events: of the first pipeline.
-            ranks: of one pipeline.
-            device_kind: as for :meth:`time_s`.
-        """
-        pipelines = len(self._places) // ranks
-        if pipelines == 1:
-            return Kinds((0,), (1,), ranks)
-        # Times of these depend on where their ranks are.
-        messages = [
-            event
-            for event in events
-            if event.role in ("message", "notice")
-            or (event.action is not None and event.action.kind.startswith("receive"))
-        ]
-        members_of_kind: dict[tuple[Hashable, ...], list[int]] = {}
-        users: Counter[Hashable] = Counter()
-        for pipeline in range(pipelines):
-            moved = [_moved(event, pipeline * ranks) for event in messages]
-            holds = [self.held(event) for event in moved]
-            links = list(dict.fromkeys(link for held in holds if held for link in held.links))
-            users.update(links)
-            number = {link: place for place, link in enumerate(links)}
-            alike = tuple(
-                (
-                    self.time_s(event, device_kind),
-                    held and (held.seconds, *(number[link] for link in held.links)),
-                )
-                for event, held in zip(moved, holds, strict=True)
-            )
-            members_of_kind.setdefault(alike, []).append(pipeline)
-        if any(count > 1 for count in users.values()):
-            return Kinds(tuple(range(pipelines)), (1,) * pipelines, ranks)
-        members = members_of_kind.values()
-        return Kinds(tuple(one[0] for one in members), tuple(map(len, members)), ranks)
-
-    def held(self, event: Event) -> Held | None:
-        """The links of two nodes that a message holds, out of the one and into the other.
-
-        A notice has next to no bytes, but waits for earlier messages.
-        """
-        action, peer = event.action, event.peer
-        if event.role not in ("message", "notice") or peer is None:
-            return None
-        source, target = self._places[event.rank][0], self._places[peer][0]
-        if source == target:
-            return None
-        wire_s = 0.0
-        if action is not None:
-            size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
-            wire_s = size / self._hop(event.rank, peer).bandwidth_bytes_per_s
-        return Held((("out", source), ("in", target)), wire_s)
-
-    def _measured_hop(self, source: int, target: int) -> Hop:
-        hop, remark = self._table.hop("transport", self._places[source], self._places[target])
-        if remark:
-            self._remarks[remark] = None
-        return hop
-
-    def _measured_delay_s(self, source: int, target: int) -> float:
-        """By which a notice waits for a sender that computes: its thread needs the core, too."""
-        if not self._ends:
-            return 0.0
-        nodes = 1 if self._places[source][0] == self._places[target][0] else self._shape[0]
-        return self._table.delay_s("p2p", "gloo", nodes, self._shape[1])
-
-    def _measured_ends_s(self, source: int, target: int, size: float) -> float:
-        """Processor seconds of both ends of a message; a rank sends as many as it receives."""
-        places = self._places[source], self._places[target]
-        ends_s = self._table.message_ends_s(*places) if self._ends else None
-        return ends_s(size) if ends_s else 0.0
-
-    def _sum_s(self, stage: int, transport: str) -> float:
-        """Seconds of the all-reduces of all buckets of a stage, one after the other."""
-        group = Group.of(self._plan, self._pipeline.stages[stage].ranks)
-        reduce = self._table.all_reduce(group.nodes, group.devices_per_node, transport)
-        self._remarks.update(dict.fromkeys(reduce.notes))
-        return sum(reduce.time_s(size) for size in self._bucket_bytes[stage])
-
-
-def _is_sum(event: Event) -> bool:
-    """Whether all pipelines take part in it."""
-    return event.action is not None and event.action.kind == "all_reduce"

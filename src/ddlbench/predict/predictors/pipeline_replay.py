@@ -35,44 +35,41 @@ Without messages, on equal stages: GPipe and 1F1B (m + p - 1)(t_f + t_b), interl
 Sources: the schedules' own (GPipe: Huang et al. 2019; 1F1B, interleaving: Narayanan et al. 2021;
 zero bubble: Qi et al. 2024; PipeDream: Narayanan et al. 2019). The replay is this project's.
 
-``pipeline-recorded`` takes passes as a run recorded them::
+torchgpipe's one process drives all partitions of a node::
 
-    trace.json   forward 3.2 117   stage 2: seconds of each pass  --.
-    plan.json    stage 2 = blocks 5 to 7                            >-- factor of blocks 5 to 7
-    profile      seconds of blocks 5 to 7 at that micro-batch     --'
+    cores       F F F F ... B B B B            partitions and micro-batches, one after the other
+    emulated    device 0   F0 F1       R0 B0 R1 B1                          R: recomputation
+    devices     device 1      F0 F1 B1 R0 B0
 
-A pass in its pipeline runs beside other ranks, their messages and the runtime's own work; the
-profile has it alone. One recorded run of another schedule at the same geometry says how much that
-is. Its factors then serve any cut of the same network into stages (in the manner of dPRO and
-Lumos, which replay recorded operations).
+    T = what is done once a step + the end of the last pass
+
+What is done once are loading and the optimiser, on the host. On GPUs copies between devices take
+time that nothing measured, so neither model speaks of them.
+
+Sources: torchgpipe 0.0.7; Huang et al. 2019. The models are this project's.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from operator import mul
-from pathlib import Path
-from statistics import median
 
-from ddlbench.experiment.spans import TRACE_FILE, spans_in
-from ddlbench.planning.pipeline import Pipeline, PipelineRun
+from ddlbench.planning.pipeline import PipelineRun
 from ddlbench.planning.plan import Plan
-from ddlbench.planning.planner import kept_plan
-from ddlbench.planning.schedules import Event, EventGraph
+from ddlbench.planning.schedules import Event, EventGraph, StageDurations, replay
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.planning.workload import Block, Workload
+from ddlbench.planning.workload import Block, Step, Workload
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,
-    Measured,
     NotPredictable,
     Prediction,
     joined,
 )
-from ddlbench.predict.predictors.pipeline_period import PipelineLinks
+from ddlbench.predict.predictors.pipeline_links import PipelineLinks
 
 
 @dataclass(frozen=True)
@@ -120,12 +117,7 @@ def stage_times(
 ) -> StageTimes:
     """Times of a plan's stages.
 
-    Args:
-        workload: the profile.
-        plan: of a pipeline.
-        samples: of one forward pass.
-        loaded: samples that the first stage loads at a time.
-        factors: on the times of the blocks.
+    A forward pass is of ``samples``; the first stage loads ``loaded`` of them at a time.
 
     Raises:
         ConfigError: the plan cuts a network of other blocks than the profile's.
@@ -163,7 +155,7 @@ def _of_stages(blocks_s: Iterator[float], stages: Sequence[Sequence[Block]]) -> 
     return [[*islice(blocks_s, len(blocks))] for blocks in stages]
 
 
-def as_profiled(workload: Workload, samples: float) -> BlockFactors:
+def as_profiled(workload: Workload) -> BlockFactors:
     """Blocks take as long as they were timed."""
     ones = (1.0,) * len(workload.blocks)
     return BlockFactors(ones, ones)
@@ -175,17 +167,12 @@ def as_whole_steps(workload: Workload, samples: float) -> BlockFactors:
     A block that was timed between two cuts costs more than within a step. 1 if no whole step was
     measured.
     """
-    ahead, back = _levels(workload, samples)
-    count = len(workload.blocks)
-    return BlockFactors((ahead,) * count, (back,) * count)
-
-
-def _levels(workload: Workload, samples: float) -> tuple[float, float]:
-    whole = workload.step(samples)
+    whole, count = workload.step(samples), len(workload.blocks)
     forward_s, backward_s = map(sum, workload.passes_s(samples))
     if not (whole.forward_s and whole.backward_s and forward_s and backward_s):
-        return 1.0, 1.0
-    return whole.forward_s / forward_s, whole.backward_s / backward_s
+        return as_profiled(workload)
+    ahead, back = whole.forward_s / forward_s, whole.backward_s / backward_s
+    return BlockFactors((ahead,) * count, (back,) * count)
 
 
 _LIMITS = (
@@ -223,8 +210,8 @@ def replayed(
     run, pipeline = strategy.pipeline_run(plan), strategy.pipeline_of(plan)
     if run is None or pipeline is None:
         raise NotPredictable(f"the plan of {inputs.cell.strategy} holds no stages to replay")
-    factors_of = as_whole_steps if level else as_profiled
-    factors = recorded or factors_of(workload, run.samples)
+    timed = as_whole_steps(workload, run.samples) if level else as_profiled(workload)
+    factors = recorded or timed
     times = stage_times(workload, plan, run.samples, run.loaded, factors)
     compute = _Compute(run, times)
     work_s = compute.work_s() / plan.world_size
@@ -256,8 +243,6 @@ def replayed(
 
 @dataclass(frozen=True)
 class _Compute:
-    """Seconds of passes, updates and loading on an undisturbed device."""
-
     run: PipelineRun
     times: StageTimes
 
@@ -301,116 +286,78 @@ def _with_links(
     return period_s, kinds.sent_s(real.graph, sent) / real.mini_batches
 
 
-_PLAN_FILE = "plan.json"
-_PASSES = ("forward", "backward", "backward_input", "backward_weight")
-# What must be equal for one run to say something of the passes of another.
-_ALIKE = ("dataset", "network", "nodes", "devices_per_node", "fabric", "precision", "batch_size")
+def _once_s(whole: Step) -> float:
+    return max(0.0, whole.step_s - whole.forward_s - whole.backward_s)
 
 
-class PipelineRecorded(BuiltInPredictor):
-    """The schedule replayed with passes that a run of another schedule recorded."""
+class TorchgpipeTurns(BuiltInPredictor):
+    """The passes of all micro-batches, one after the other."""
 
-    name = "pipeline-recorded"
-    source = "replay of the schedule, passes recorded in another one's run"
+    name = "torchgpipe-turns"
+    source = "torchgpipe's one thread for all CPU partitions"
 
     def model(self, inputs: CellInputs) -> Prediction:
-        recorded = _recorded_for(inputs)
-        if recorded is None:
+        workload, strategy, batch_size = inputs.workload, inputs.strategy, inputs.cell.batch_size
+        if workload.compute_kind != "cpu":
             raise NotPredictable(
-                f"{self.name} needs a run of another pipeline of {inputs.cell.network} at "
-                f"{inputs.cell.geometry}; none is measured"
+                f"{self.name} is of cores of a CPU; partitions on other devices compute at once"
             )
-        replay = replayed(inputs, level=True, recorded=recorded.factors)
-        return replace(
-            replay, notes=joined(replay.notes, f"passes as recorded in {recorded.cell_id}")
+        micro_batches = strategy.micro_batches(inputs.plan)
+        whole, micro = workload.step(batch_size), workload.step(batch_size / micro_batches)
+        once_s = _once_s(whole)
+        passes_s = micro_batches * (micro.forward_s + micro.backward_s)
+        recomputed = strategy.recomputed_micro_batches(inputs.plan)
+        step_s = once_s + passes_s + recomputed * micro.forward_s
+        return Prediction(
+            self.name,
+            compute_s=step_s,
+            limits=(
+                "partitions have one core: a process that may use the shares of all its devices is "
+                "faster",
+                "cutting a mini-batch into micro-batches and joining their outputs costs nothing",
+            ),
+            notes=joined(whole.remark, micro.remark),
+            # The relative uncertainty is that of a step of one micro-batch.
+            interval_s=micro.interval(step_s / micro.step_s, 0.0),
         )
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    """What a run says of the blocks.
+class TorchgpipeReplay(BuiltInPredictor):
+    """The schedule of a step, replayed with the measured blocks of each partition."""
 
-    Args:
-        stages: into which it cut the network.
-        factors: on the profile's times.
-        cell_id: of the run.
-    """
+    name = "torchgpipe-replay"
+    source = "replay of torchgpipe's schedule on emulated devices"
 
-    stages: int
-    factors: BlockFactors
-    cell_id: str
-
-
-def _recorded_for(inputs: CellInputs) -> _Recorded | None:
-    """What the history has recorded of another strategy at the cell's geometry; None if nothing.
-
-    Of several runs the one with the most stages counts, as it tells blocks apart best.
-    """
-    runs = (
-        _recorded(measured, inputs.workload)
-        for measured in inputs.history
-        if measured.cell.strategy != inputs.cell.strategy
-        and all(getattr(measured.cell, name) == getattr(inputs.cell, name) for name in _ALIKE)
-    )
-    return max((run for run in runs if run), key=lambda run: run.stages, default=None)
-
-
-def _recorded(measured: Measured, workload: Workload) -> _Recorded | None:
-    """What a run says; None if it has no stages, or recorded no passes."""
-    if measured.steps_file is None:
-        return None
-    plan = kept_plan(measured.steps_file.with_name(_PLAN_FILE), measured.cell)
-    pipeline = plan.strategy.pipeline_of(plan) if plan else None
-    if plan is None or pipeline is None:
-        return None
-    passes = dict(_passes_s(measured.steps_file.with_name(TRACE_FILE), plan))
-    wanted = {(kind, s) for kind in ("forward", "backward") for s in range(len(pipeline.stages))}
-    if not wanted <= passes.keys():
-        return None
-    factors = _factors(workload, pipeline, passes)
-    return _Recorded(len(pipeline.stages), factors, measured.cell.id)
-
-
-def _factors(
-    workload: Workload, pipeline: Pipeline, passes_s: Mapping[tuple[str, int], float]
-) -> BlockFactors:
-    pipeline.check_blocks(len(workload.blocks))
-    forward, backward = [1.0] * pipeline.blocks, [1.0] * pipeline.blocks
-    for number, stage in enumerate(pipeline.stages):
-        own = range(stage.first, stage.last)
-        blocks = [workload.blocks[index] for index in own]
-        ahead_s = sum(block.forward.at(pipeline.samples) for block in blocks)
-        back_s = sum(block.backward.at(pipeline.samples) for block in blocks)
-        for index in own:
-            if ahead_s and back_s:
-                forward[index] = passes_s["forward", number] / ahead_s
-                backward[index] = passes_s["backward", number] / back_s
-    return BlockFactors(tuple(forward), tuple(backward))
-
-
-def _passes_s(trace: Path, plan: Plan) -> Iterator[tuple[tuple[str, int], float]]:
-    """Median seconds of each stage's forward and backward pass, its two halves together."""
-    spans: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for kind, stage, seconds in _spans(trace, plan):
-        spans[kind, stage].append(seconds)
-    for stage in {stage for _, stage in spans}:
-        halves = [spans.get((f"backward_{half}", stage), []) for half in ("input", "weight")]
-        if spans.get(("forward", stage)):
-            yield ("forward", stage), median(spans["forward", stage])
-        if spans.get(("backward", stage)):
-            yield ("backward", stage), median(spans["backward", stage])
-        elif all(halves):
-            yield ("backward", stage), sum(map(median, halves))
-
-
-def _spans(trace: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
-    """Kind, stage and seconds of every recorded pass; none if nothing readable was recorded."""
-    try:
-        for span in spans_in(trace.read_text(encoding="utf-8")):
-            if span.kind in _PASSES:
-                own = plan.processes[span.rank].stage
-                stage = own if span.stage is None else span.stage
-                yield span.kind, stage, span.length_s
-    # The report says what is wrong with the file.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return
+    def model(self, inputs: CellInputs) -> Prediction:
+        workload, plan, strategy = inputs.workload, inputs.plan, inputs.strategy
+        if workload.compute_kind != "emulated":
+            raise NotPredictable(
+                f"{self.name} is of emulated accelerators; partitions on CPUs take turns, and "
+                "copies between GPUs take time"
+            )
+        planned = strategy.schedule_of(plan, 1)
+        if planned is None:
+            raise NotPredictable(f"{inputs.cell.strategy} has no schedule to replay")
+        batch_size = inputs.cell.batch_size
+        samples = batch_size / strategy.micro_batches(plan)
+        whole, micro = workload.step(batch_size), workload.step(samples)
+        factors = as_whole_steps(workload, samples)
+        times = stage_times(workload, plan, samples, batch_size, factors)
+        passes = StageDurations(forward_s=times.forward_s, backward_s=times.backward_s)
+        timeline = replay(planned.schedule, passes)
+        devices = planned.schedule.world_size
+        busy_s = sum(map(timeline.busy_s, range(devices))) / devices
+        compute_s, bubble_s = _once_s(whole) + busy_s, timeline.end_s - busy_s
+        return Prediction(
+            self.name,
+            compute_s=compute_s,
+            bubble_s=bubble_s,
+            limits=(
+                "the host queues work faster than devices do it",
+                "a block takes as long as where its process waits for it",
+                "copies between partitions cost nothing",
+            ),
+            notes=joined(whole.remark, times.notes),
+            # The relative uncertainty is that of a step of one micro-batch.
+            interval_s=micro.interval((compute_s + bubble_s) / micro.step_s, 0.0),
+        )

@@ -127,10 +127,7 @@ class _IdealPipeline(BuiltInPredictor):
     ) -> tuple[float, float, tuple[str, ...]]:
         """Seconds of all transfers and of those that the step waits for; remarks on the links.
 
-        Args:
-            inputs: of the cell.
-            sizes: bytes of one micro-batch over each cut, one way.
-            micro_batches: m.
+        ``sizes`` are the bytes of one micro-batch over each cut, one way.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Models that give a strategy's step (:mod:`ddlbench.planning.step`) its seconds.
+"""Models that give a strategy's step (:mod:`ddlbench.planning.step`) its seconds; the default one.
 
 They differ in what they hide and in which measured terms they count
 (:mod:`ddlbench.predict.step_replay`)::
@@ -10,7 +10,7 @@ They differ in what they hide and in which measured terms they count
     ddp-serial, horovod-serial,           none                          sweeps, k
       averaged-weights
 
-The default predictor counts all terms of every step, too. No paper has these models. Their parts:
+No paper has these models. Their parts:
 the bucket timeline of Li et al. 2020, section 3.2; the slow-down of computation beside
 communication that simulators of GPUs have (Proteus, Echo); the order of FSDP's messages of Zhao et
 al. 2023, section 3.3; the messages of Shoeybi et al. 2019, section 3, in groups that split pairs of
@@ -48,14 +48,33 @@ Two predictors:
       T = t_c - t_u + max(0, pulled_last + L - t_backward)
 
   in async mode the first bound with N = 1 in p; the other two bounds stay.
+
+The default predictor, ``ddlbench``, has one answer for every strategy. What a step consists of says
+the strategy's descriptor:
+
+* computations and messages of a rank: they are replayed with all measured terms;
+* stages: the schedule is replayed (:mod:`ddlbench.predict.predictors.pipeline_replay`), with block
+  times whose sum is that of whole steps;
+* anything else: the model that the descriptor prefers on such devices; where that hides nothing and
+  has a counterpart that hides all it can, as much is hidden as the site's overlap allows.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from ddlbench.planning.step import COMPUTE, LINK, Compute, Message, Step
-from ddlbench.predict.prediction import BuiltInPredictor, CellInputs, NotPredictable, Prediction
+from ddlbench.predict.prediction import (
+    DEFAULT_PREDICTOR,
+    BuiltInPredictor,
+    CellInputs,
+    NotPredictable,
+    Prediction,
+    Predictor,
+    predictor_of,
+)
+from ddlbench.predict.predictors.pipeline_replay import replayed
 from ddlbench.predict.step_replay import ALL_TERMS, Exchange, Replay, StepCosts, Terms
 
 
@@ -127,8 +146,6 @@ def _limits(step: Step, terms: Terms, *, hides: bool) -> tuple[str, ...]:
 
 
 class _OfGradients(OfSteps):
-    """Of ranks that sum all gradients."""
-
     of = "ranks that sum all gradients"
 
     def covers(self, step: Step) -> bool:
@@ -316,3 +333,60 @@ class ParameterServer(ParameterServerMessages):
         """A worker's own bytes over those of all workers, where the server's link is the fuller."""
         exchange = Exchange.of(inputs)
         return exchange.worker_s / exchange.transfer_s(exchange.workers)
+
+
+class Ddlbench(BuiltInPredictor):
+    """What the site measured, put together as the strategy's descriptor says."""
+
+    name = DEFAULT_PREDICTOR
+    source = "replay of what the strategy does, with measured parts"
+    strategies = None
+
+    def model(self, inputs: CellInputs) -> Prediction:
+        strategy = inputs.strategy
+        if strategy.pipeline_run(inputs.plan) is not None:
+            return replayed(inputs, level=True)
+        kind = inputs.workload.compute_kind
+        preferred = strategy.preferred_on(kind)
+        try:
+            step = inputs.step
+        except NotPredictable as error:
+            if preferred in (None, DEFAULT_PREDICTOR):
+                raise NotPredictable(
+                    f"{DEFAULT_PREDICTOR} has no model of {strategy.name} on {kind} devices: "
+                    f"its descriptor prefers no predictor there, and {error}"
+                ) from None
+        else:
+            if not step.has_servers:
+                return predicted(inputs, step)
+        return replace(_preferred(inputs, str(preferred)), predictor=DEFAULT_PREDICTOR)
+
+
+def _preferred(inputs: CellInputs, name: str) -> Prediction:
+    """What a model predicts; where it hides nothing, with as much hidden as the links allow.
+
+    ::
+
+        exposed = all hidden + (1 - hidden share) * handled share * (nothing hidden - all hidden)
+    """
+
+    def prediction_of(model: Predictor) -> Prediction:
+        return model.predict(
+            inputs.workload, inputs.measured_links, inputs.plan, inputs.cell, inputs.history
+        )
+
+    model = predictor_of(name)
+    prediction = prediction_of(model)
+    if not isinstance(model, BuiltInPredictor) or model.overlapped is None:
+        return prediction
+    cell = inputs.cell
+    exposed = inputs.links.contention(cell.nodes, cell.devices_per_node, None).exposed_share
+    hidden = prediction_of(predictor_of(model.overlapped))
+    longer_s = prediction.exposed_communication_s - hidden.exposed_communication_s
+    longer_s *= model.handled_share(inputs)
+    exposed_s = hidden.exposed_communication_s + exposed * max(0.0, longer_s)
+    return replace(
+        prediction,
+        exposed_communication_s=min(exposed_s, prediction.communication_s),
+        interval_s=None,
+    )

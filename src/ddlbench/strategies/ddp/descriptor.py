@@ -55,15 +55,15 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.memory import data_parallel_bytes
 from ddlbench.planning.network_tables import NetworkTraits, unsupported_weights
-from ddlbench.planning.options import Options, Tried
-from ddlbench.planning.step import Message
-from ddlbench.planning.strategy import PARADL
-from ddlbench.planning.traffic import (
+from ddlbench.planning.plan import Options, Tried
+from ddlbench.planning.step import (
     DDP_FIRST_BUCKET_BYTES,
     GradientMessage,
+    Message,
     buckets_once_full,
     filled_buckets,
 )
+from ddlbench.planning.strategy import PARADL
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES, Tensor, Workload
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.experiment.site import Accelerator
-from ddlbench.planning.traffic import DDP_FIRST_BUCKET_BYTES
+from ddlbench.planning.step import DDP_FIRST_BUCKET_BYTES
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 from ddlbench.strategies.ddp.descriptor import EXACT_STEPS, MIN_COMPRESSION_RATE, DdpOptions
 from ddlbench.strategies.executor import Executor, Unsupported

@@ -43,10 +43,9 @@ from ddlbench.planning.data_parallel import (
     uneven_shares,
 )
 from ddlbench.planning.network_tables import NetworkTraits, borrowing, first_unsupported
-from ddlbench.planning.options import Options, Tried
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Options, Plan, Process, Tried
+from ddlbench.planning.step import GroupOptions, larger_groups, uneven_groups
 from ddlbench.planning.strategy import Strategy
-from ddlbench.planning.traffic import GroupOptions, larger_groups, uneven_groups
 
 if TYPE_CHECKING:
     from ddlbench.planning.step import Step

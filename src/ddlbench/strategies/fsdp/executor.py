@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from ddlbench.planning.traffic import GroupOptions
+from ddlbench.planning.step import GroupOptions
 from ddlbench.strategies.fsdp.descriptor import FsdpOptions, FullyShardedDataParallel
 from ddlbench.strategies.process_group import ShardedStateExecutor, join_all
 from ddlbench.strategies.timing import SpanRecorder

@@ -19,9 +19,9 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import DataParallel
 from ddlbench.planning.network_tables import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
-from ddlbench.planning.options import Options, Tried
+from ddlbench.planning.plan import Options, Tried
+from ddlbench.planning.step import GradientMessage
 from ddlbench.planning.strategy import PARADL
-from ddlbench.planning.traffic import GradientMessage
 
 if TYPE_CHECKING:
     from ddlbench.planning.plan import Plan

@@ -34,11 +34,16 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import data_parallel_placement, uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, data_parallel_bytes
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan, Process
-from ddlbench.planning.step import Message, Step, summed_gradients, transport_of, worker_tasks
+from ddlbench.planning.plan import Options, Plan, Process
+from ddlbench.planning.step import (
+    Message,
+    Step,
+    summed_gradients,
+    transport_of,
+    whole_buckets,
+    worker_tasks,
+)
 from ddlbench.planning.strategy import Strategy
-from ddlbench.planning.traffic import whole_buckets
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload

@@ -30,8 +30,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.data_parallel import uneven_shares
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
 from ddlbench.planning.network_tables import COMPLEX_AS_REAL, NetworkTraits, first_unsupported
-from ddlbench.planning.options import Options, Tried
-from ddlbench.planning.plan import Plan, Process, process_at
+from ddlbench.planning.plan import Options, Plan, Process, Tried, process_at
 from ddlbench.planning.step import Compute, Message, Step, transport_of, worker_tasks
 from ddlbench.planning.strategy import Strategy
 

@@ -27,7 +27,6 @@ from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.network_tables import NetworkTraits, first_unsupported
-from ddlbench.planning.options import Options, RuleText
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -36,6 +35,7 @@ from ddlbench.planning.pipeline import (
     Repeated,
     RunOf,
     flowing,
+    why_not_in_stages,
 )
 from ddlbench.planning.pipeline_stages import (
     StageOptions,
@@ -44,11 +44,10 @@ from ddlbench.planning.pipeline_stages import (
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.plan import Plan, Process, needs_of, process_at
+from ddlbench.planning.plan import Options, Plan, Process, RuleText, needs_of, process_at
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.orders import warmups
 from ddlbench.planning.strategy import Strategy
-from ddlbench.planning.trainable import why_not_in_stages
 
 if TYPE_CHECKING:
     from ddlbench.planning.workload import Workload
@@ -314,6 +313,8 @@ def _versions_held(counts: tuple[int, ...], **settings: int | str) -> list[int]:
     strategy, details = PipeDream(), {"stages": [(0, 0, count) for count in counts], **settings}
     latest = {**details, "vertical_sync": False}
     schedule = strategy.schedule(details, 1)  # warm-ups do not depend on the length of a run
+    if not settings["vertical_sync"]:
+        return [waiting + 1 for waiting in schedule.warmups]
     under_way = [n * waiting for n, waiting in zip(counts, schedule.warmups, strict=True)]
     steady = 3 * max(n + more for n, more in zip(counts, under_way, strict=True))
     return [

@@ -39,7 +39,6 @@ from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import pipeline_bytes
 from ddlbench.planning.network_tables import NetworkTraits, linear_pairs, why_not_in_pairs
-from ddlbench.planning.options import Options, Tried
 from ddlbench.planning.pipeline import (
     Pipeline,
     PipelineRun,
@@ -49,9 +48,10 @@ from ddlbench.planning.pipeline import (
     RunOf,
     flushing,
     repeated,
+    why_not_in_stages,
 )
 from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
-from ddlbench.planning.plan import Plan, Process, needs_of, process_at
+from ddlbench.planning.plan import Options, Plan, Process, Tried, needs_of, process_at
 from ddlbench.planning.planner import micro_batch_counts
 from ddlbench.planning.schedules import (
     InvalidSchedule,
@@ -61,15 +61,13 @@ from ddlbench.planning.schedules import (
     gpipe,
     interleaved_1f1b,
     interleaved_zero_bubble,
-    most_held,
     one_f_one_b,
     replay,
     replicate,
     zero_bubble_v,
 )
+from ddlbench.planning.step import GroupOptions
 from ddlbench.planning.strategy import PARADL, Strategy
-from ddlbench.planning.traffic import GroupOptions
-from ddlbench.planning.trainable import why_not_in_stages
 from ddlbench.strategies.grouped import weights_with_hooks
 
 if TYPE_CHECKING:
@@ -142,9 +140,12 @@ class SynchronousPipeline(Strategy):
         raise NotImplementedError
 
     def pipeline_schedule(self, cell: Cell) -> Schedule:
-        """The schedule of one of the cell's replicas, as :meth:`one_pipeline`."""
-        chunks = PipeliningOptions.of_cell(cell).chunks
-        return _proven(type(self), self.ranks(cell), self.stages_per_rank(cell), chunks)  # type: ignore[arg-type]
+        """The schedule of one of the cell's replicas, ranks and micro-batches counted within it.
+
+        Raises:
+            InvalidSchedule: the numbers do not fit.
+        """
+        return _schedule_of(type(self), cell)  # type: ignore[arg-type]
 
     def schedule(self, cell: Cell) -> Schedule:
         """The schedule of one optimiser step, of all ranks of all replicas."""
@@ -200,9 +201,9 @@ class SynchronousPipeline(Strategy):
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         schedule = self.pipeline_schedule(cell)
         replicas, together = PipeliningOptions.of_cell(cell).replicas, self.together(cell)
-        processes = []
+        processes, size = [], schedule.world_size
         for rank in range(cell.devices):
-            replica, place = divmod(rank // together, schedule.world_size)
+            replica, place = divmod(rank // together, size)
             needs = needs_of(place in schedule.stage_ranks[0], place in schedule.stage_ranks[-1])
             shard = {"shard": replica, "num_shards": replicas}
             processes.append(
@@ -234,7 +235,6 @@ class SynchronousPipeline(Strategy):
 
     def pipeline_of(self, plan: Plan) -> Pipeline:
         details, schedule = PipeliningDetails.of(plan), self.pipeline_schedule(plan.cell)
-        most = [most_held(schedule, rank) for rank in range(schedule.world_size)]
         places = [process.stage for process in plan.processes]
         return Pipeline(
             stages=tuple(
@@ -243,7 +243,7 @@ class SynchronousPipeline(Strategy):
             ),
             samples=plan.cell.batch_size / details.replicas / details.chunks,
             in_flight=tuple(schedule.in_flight[place] for place in places),
-            held=tuple(most[place] for place in places),
+            held=tuple(schedule.most_held[place] for place in places),
             micro_batches=details.chunks,
         )
 
@@ -279,7 +279,13 @@ class SynchronousPipeline(Strategy):
         return self.plan(cell)[1]
 
 
-@cache  # planning and predicting a cell needs the same one many times
+@lru_cache(maxsize=256)  # planning and predicting a cell needs the same one many times
+def _schedule_of(kind: type[SynchronousPipeline], cell: Cell) -> Schedule:
+    strategy, chunks = kind(), PipeliningOptions.of_cell(cell).chunks
+    return _proven(kind, strategy.ranks(cell), strategy.stages_per_rank(cell), chunks)  # type: ignore[arg-type]
+
+
+@cache
 def _proven(
     kind: type[SynchronousPipeline], ranks: int, stages_per_rank: int, micro_batches: int
 ) -> Schedule:

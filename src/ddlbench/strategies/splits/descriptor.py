@@ -31,11 +31,9 @@ from ddlbench.planning.network_tables import (
     first_unsupported,
     why_too_many,
 )
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.step import Compute, Message, Step, transport_of
+from ddlbench.planning.plan import Options, Plan
+from ddlbench.planning.step import Compute, Group, GroupOptions, Message, Step, transport_of
 from ddlbench.planning.strategy import PARADL, LayerSplit
-from ddlbench.planning.traffic import Group, GroupOptions
 from ddlbench.strategies.grouped import Grouped
 from ddlbench.strategies.splits.shares import By, layer_split, split_bytes
 

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import NetworkTraits, linear_pairs, why_not_in_pairs
-from ddlbench.planning.options import Options
-from ddlbench.planning.plan import Plan
-from ddlbench.planning.step import Compute, Message, Step, transport_of
-from ddlbench.planning.traffic import Group, GroupOptions
+from ddlbench.planning.plan import Options, Plan
+from ddlbench.planning.step import Compute, Group, GroupOptions, Message, Step, transport_of
 from ddlbench.strategies.grouped import GroupDetails, Grouped, weights_with_hooks
 from ddlbench.strategies.tensor_parallel.shares import DeviceShare
 

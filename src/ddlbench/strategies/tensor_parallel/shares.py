@@ -36,7 +36,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
-from ddlbench.planning.traffic import whole_buckets
+from ddlbench.planning.step import whole_buckets
 from ddlbench.strategies.splits.shares import shape_of
 
 if TYPE_CHECKING:

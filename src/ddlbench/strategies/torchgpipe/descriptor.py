@@ -39,8 +39,6 @@ from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes
-from ddlbench.planning.options import Options, RuleText, Tried
-from ddlbench.planning.partition import balance
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.pipeline_stages import (
     check_enough,
@@ -50,7 +48,7 @@ from ddlbench.planning.pipeline_stages import (
     measured_files,
     why_no_stages,
 )
-from ddlbench.planning.plan import Plan, Process
+from ddlbench.planning.plan import Options, Plan, Process, RuleText, Tried
 from ddlbench.planning.planner import micro_batch_counts
 from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import PARADL, Strategy
@@ -133,6 +131,8 @@ class TorchGPipe(Strategy):
         """Add ``blocks_per_device`` with balance ``profile``."""
         processes, details = super().plan(cell, site)
         if details["balance"] == "profile":
+            from ddlbench.planning.partition import balance  # noqa: PLC0415 - of few plans
+
             micro_batch = cell.batch_size // int(details.get("chunks", 1))
             chain = measured_chain(cell, site, micro_batch)
             check_enough(cell, len(chain), cell.devices)
