@@ -29,8 +29,7 @@ from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.config import LAPTOP, PaperFile
 from ddlbench.experiment.paths import RESULTS, project_root
-from ddlbench.report.html_report import html_page
-from ddlbench.report.page_figures import Png, read_png
+from ddlbench.report.html_report import Png, html_page, read_png
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import MEASUREMENTS, read_table
 

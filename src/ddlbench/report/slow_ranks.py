@@ -262,11 +262,6 @@ def slow_of(rows: Sequence[MatrixRow], site: Site, root: Path = RESULTS) -> list
     return examined(tuple(cells), site.name, root)
 
 
-def facts(rows: Sequence[SlowDevice]) -> list[tuple[str, str]]:
-    """Rows for people: what and when, evidence."""
-    return [(f"{row.name}, {row.when}", evidence(row)) for row in rows]
-
-
 def evidence(row: SlowDevice) -> str:
     """``1.60 times the others in 9 of 12 cells``."""
     if row.ratio is None:

@@ -38,8 +38,8 @@ from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.budget import estimate
 from ddlbench.planning.matrix import MatrixRow, expand
-from ddlbench.report.printed_table import printed_table
 from ddlbench.report.products import PredictionTables
+from ddlbench.report.published import printed_table
 from ddlbench.report.registry import figures_for, prediction_figures_for
 
 ROOT = project_root()

@@ -18,8 +18,7 @@ from typing import Any
 
 from ddlbench import __version__
 from ddlbench.report.comparability import NOTE_BREAK
-from ddlbench.report.exports.registry import Study
-from ddlbench.report.exports.whole_folder import whole_folder
+from ddlbench.report.exports.registry import Study, whole_folder
 from ddlbench.report.tables import Column
 from ddlbench.report.tree_tables import TreeTables, setting_columns
 

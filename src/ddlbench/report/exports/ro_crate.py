@@ -31,8 +31,7 @@ from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import counted
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.result import Provenance
-from ddlbench.report.exports.registry import Study
-from ddlbench.report.exports.whole_folder import whole_folder
+from ddlbench.report.exports.registry import Study, whole_folder
 from ddlbench.report.result_tree import TreeCell
 from ddlbench.report.tables import write_table
 from ddlbench.report.tree_tables import TreeTables

@@ -38,15 +38,15 @@ import numpy as np
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import duration_text, paragraph, table
-from ddlbench.report.traces.kineto_events import (
+from ddlbench.report.traces.kineto_file import (
     COMMUNICATION,
     COMPUTE,
     MEMORY,
+    InvalidTrace,
     Times,
     Trace,
     read_trace,
 )
-from ddlbench.report.traces.kineto_file import InvalidTrace
 
 _LAUNCH_DELAY_US = 30
 _US = 1e-6
@@ -356,7 +356,7 @@ def breakdowns_of(
     Args:
         paths: files, or folders of files; several may be of one rank.
         last_step: as :func:`break_down`.
-        exact: as :func:`~ddlbench.report.traces.kineto_events.read_trace`.
+        exact: as :func:`~ddlbench.report.traces.kineto_file.read_trace`.
 
     Raises:
         InvalidTrace: a file is no trace, or has nothing to analyse.
