@@ -20,11 +20,11 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.own_parts import look
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.cell_states import states, status_document, status_lines
 from ddlbench.report.measurements import records_of
 from ddlbench.report.products import compare_sites, make_page, make_report
 from ddlbench.report.slow_ranks import slow_lines, slow_of
-from ddlbench.report.status_document import status_document
-from ddlbench.report.terminal import advice_lines, states, status_lines, summary_lines
+from ddlbench.report.terminal import advice_lines, summary_lines
 
 
 @click.command(

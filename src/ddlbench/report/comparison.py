@@ -25,6 +25,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
 from ddlbench.report.kept_verdicts import device_of
+from ddlbench.report.labels import variant_labels
 from ddlbench.report.papers_page import FigureResults, kept_results
 from ddlbench.report.published import (
     EXTRA,
@@ -39,7 +40,6 @@ from ddlbench.report.published import (
     micro_batches_text,
     printed_values,
 )
-from ddlbench.report.style import variant_labels
 from ddlbench.report.tables import table_text
 
 COLUMNS = (

@@ -24,8 +24,8 @@ from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
 from ddlbench.report.footer import Context, is_set, without_signs
+from ddlbench.report.labels import status_mark, variant_labels, workers_label
 from ddlbench.report.registry import FIGURES, FigureEntry, names_of, prediction_figure
-from ddlbench.report.style import status_mark, variant_labels, workers_label
 from ddlbench.report.tables import read_tables, rows_of, write_table
 
 

@@ -18,7 +18,7 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.status import Status
 from ddlbench.report import comparability
 from ddlbench.report.comparability import NOTE_BREAK
-from ddlbench.report.style import OUT_OF_MEMORY
+from ddlbench.report.labels import OUT_OF_MEMORY
 
 STALE = "†"
 NOISY = "~"

@@ -42,6 +42,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.footer import commits_of, days_of
+from ddlbench.report.labels import workers_label
 from ddlbench.report.page_tables import (
     PageInputs,
     PageTable,
@@ -66,7 +67,6 @@ from ddlbench.report.registry import (
     prediction_figures_for,
 )
 from ddlbench.report.slow_ranks import evidence, slow_of
-from ddlbench.report.style import workers_label
 from ddlbench.report.tables import read_tables
 
 # What is no table: a macro of html_report.html of this name shows the value.

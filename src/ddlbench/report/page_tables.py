@@ -27,9 +27,8 @@ from ddlbench.predict.documents import Answer
 from ddlbench.report.choice_tables import not_advised
 from ddlbench.report.comparability import NOTE_BREAK
 from ddlbench.report.footer import interval_words, is_set, marks
-from ddlbench.report.loading import input_bound
+from ddlbench.report.labels import input_bound, variant_labels
 from ddlbench.report.looks import strategy_look
-from ddlbench.report.style import variant_labels
 from ddlbench.report.tables import Tables
 from ddlbench.report.terminal import (
     advice,

@@ -51,7 +51,7 @@ from ddlbench.planning.matrix import expand
 from ddlbench.planning.network_tables import BlockCost, block_costs
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
-from ddlbench.report.style import printed_name
+from ddlbench.report.labels import printed_name
 from ddlbench.report.tables import rows_of
 
 SPEEDUP = "speed-up"

@@ -15,8 +15,8 @@ import report_factory
 from ddlbench.common.document import write_json
 from ddlbench.common.owner import Owner, Writer
 from ddlbench.experiment.paths import QUEUED_FILE, RESULTS, cell_dir
-from ddlbench.report import terminal
-from ddlbench.report.terminal import states, status_lines
+from ddlbench.report import cell_states
+from ddlbench.report.cell_states import states, status_lines
 from ddlbench.slurm.jobs import NO_ANSWER, JobState
 
 
@@ -150,7 +150,7 @@ def test_a_cell_whose_job_waits_is_queued(tmp_path, monkeypatch):
     for job_id, row in zip(jobs, rows, strict=True):
         note = {"writer": Writer("run", job_id).to_dict()}
         write_json(cell_dir("local", row.cell.id) / QUEUED_FILE, note)
-    monkeypatch.setattr(terminal, "states_of_jobs", lambda ids: {job: jobs[job] for job in ids})
+    monkeypatch.setattr(cell_states, "states_of_jobs", lambda ids: {job: jobs[job] for job in ids})
     cells = states("demo", "local", rows)
     assert [cell.state for cell in cells] == ["queued", "queued", "running", "not run", "not run"]
     assert [cell.code for cell in cells[:3]] == ["", "never_starts", ""]

@@ -41,18 +41,10 @@ from ddlbench.common.statistics import HOURS, TIMES, unit_for
 from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import draw_intervals, name_rows
 from ddlbench.report.footer import sentence
+from ddlbench.report.labels import case_title
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.looks import strategy_look
-from ddlbench.report.style import (
-    GREY,
-    LINE_MM,
-    MM,
-    case_title,
-    plain,
-    text_width_mm,
-    ticks_in,
-    wrapped,
-)
+from ddlbench.report.style import GREY, LINE_MM, MM, plain, text_width_mm, ticks_in, wrapped
 from ddlbench.report.tables import rows_of
 
 _ROW_MM = 5.0

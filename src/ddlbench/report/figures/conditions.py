@@ -35,6 +35,7 @@ from ddlbench.report.curves import DASHES, log_limits, log_y, sample, ticks_at, 
 from ddlbench.report.drawing import Predicted, own_predictors, shown_cells
 from ddlbench.report.figures.networking import NOT_ENDED
 from ddlbench.report.footer import Context, footer, sentence
+from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.layout import (
     Panel,
     PanelSize,
@@ -45,7 +46,7 @@ from ddlbench.report.layout import (
     unique,
 )
 from ddlbench.report.looks import strategy_look
-from ddlbench.report.style import GREY, plain, variant_labels, workers_label
+from ddlbench.report.style import GREY, plain
 from ddlbench.report.tables import rows_of
 
 _LOOKS = (

@@ -23,16 +23,10 @@ from ddlbench.planning.labels import dataset_label, in_dataset_order, network_la
 from ddlbench.report.bars import Group, bar_groups, draw_groups, panel_size, patch, top_of
 from ddlbench.report.curves import places
 from ddlbench.report.footer import SIGNS, Context, footer, sentence, without_signs
+from ddlbench.report.labels import common_workers, status_mark, variant_labels, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
 from ddlbench.report.looks import DatasetLook, strategy_look
-from ddlbench.report.style import (
-    GREY,
-    REFERENCE,
-    common_workers,
-    status_mark,
-    variant_labels,
-    workers_label,
-)
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 NOT_MEASURED = "no value"

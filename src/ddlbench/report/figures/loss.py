@@ -28,9 +28,10 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report.curves import Lines, by_link, mark_end
 from ddlbench.report.footer import Context, footer, sentence, without_signs
+from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.registry import LEARNING_STEPS
-from ddlbench.report.style import DOTS, plain, ticks_in, variant_labels, workers_label
+from ddlbench.report.style import DOTS, plain, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 _LOSS_TABLE = [

@@ -33,9 +33,10 @@ from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, ticks_at, whisker
 from ddlbench.report.footer import Context, footer, interval_sentence
+from ddlbench.report.labels import status_mark, variant_labels
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.looks import StrategyLook, strategy_look
-from ddlbench.report.style import GREY, shade, status_mark, variant_labels
+from ddlbench.report.style import GREY, shade
 from ddlbench.report.tables import Tables, rows_of
 
 _CITATION = "Cheng et al."

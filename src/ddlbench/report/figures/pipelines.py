@@ -45,19 +45,11 @@ from ddlbench.report.bars import (
 from ddlbench.report.curves import sample
 from ddlbench.report.drawing import Predicted, condition_sections, shown_cells
 from ddlbench.report.footer import Context, footer, note_sentences, sentence
+from ddlbench.report.labels import common_workers, speedup_mark, variant_labels
 from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
 from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.recorded_step import SENDING, gap_over_pass, idle_of, parts_of
-from ddlbench.report.style import (
-    CENTRED,
-    REFERENCE,
-    bar_style,
-    common_workers,
-    speedup_mark,
-    text_width_mm,
-    ticks_in,
-    variant_labels,
-)
+from ddlbench.report.style import CENTRED, REFERENCE, bar_style, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 TABLE = [

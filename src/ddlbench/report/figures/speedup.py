@@ -47,16 +47,10 @@ from ddlbench.report.footer import (
     origin,
     sign_of_all,
 )
+from ddlbench.report.labels import common_workers, speedup_mark, variant_labels, workers_label
 from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
 from ddlbench.report.looks import DatasetLook, dataset_look, strategy_look
-from ddlbench.report.style import (
-    GREY,
-    REFERENCE,
-    common_workers,
-    speedup_mark,
-    variant_labels,
-    workers_label,
-)
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 _NEUTRAL = "#444444"

@@ -37,6 +37,7 @@ from ddlbench.report.drawing import (
     title_of,
 )
 from ddlbench.report.footer import Context, footer, note_sentences, sentence, signs
+from ddlbench.report.labels import common_workers, input_bound, status_mark, variant_labels
 from ddlbench.report.layout import (
     PanelSize,
     Section,
@@ -45,20 +46,16 @@ from ddlbench.report.layout import (
     network_panels,
     unique,
 )
-from ddlbench.report.loading import input_bound
 from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.recorded_step import parts_of
 from ddlbench.report.style import (
     GREY,
     REFERENCE,
     bar_style,
-    common_workers,
     seconds_axis,
     shade,
-    status_mark,
     text_width_mm,
     ticks_in,
-    variant_labels,
 )
 from ddlbench.report.tables import Tables, rows_of
 

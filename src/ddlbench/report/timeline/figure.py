@@ -58,7 +58,7 @@ from ddlbench.planning.schedules.check import (
     why_release_stops,
 )
 from ddlbench.report.footer import Context, footer, sentence, without_signs
-from ddlbench.report.style import workers_label
+from ddlbench.report.labels import workers_label
 from ddlbench.report.tables import Tables, rows_of
 from ddlbench.report.timeline.box import InvalidTimeline, Row, Window, whole_run
 from ddlbench.report.timeline.cell import (
