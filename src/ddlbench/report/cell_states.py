@@ -1,4 +1,4 @@
-"""Where each cell of an experiment stands, as ``ddlbench status`` says it to people and programs."""
+"""Where each cell of an experiment stands: what ``ddlbench status`` says, also as JSON."""
 
 from __future__ import annotations
 

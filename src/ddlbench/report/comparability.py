@@ -236,6 +236,12 @@ def commit_of(provenance: Provenance) -> str | None:
     return f"{commit}-dirty" if commit and provenance.git_dirty else commit
 
 
+def short_commit(commit: str) -> str:
+    """Seven digits of a commit or digest, and ``-dirty`` where that follows."""
+    name, dash, dirty = commit.partition("-")
+    return f"{name[:7]}{dash}{dirty}"
+
+
 def _versions(provenance: Provenance) -> Iterator[tuple[str, str]]:
     for name, version in (provenance.packages or {}).items():
         if name not in _OF_THE_WORKFLOW:
@@ -308,14 +314,9 @@ def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]
             texts = _differing_versions(texts)
         if len(set(texts)) > 1 and not (kind.of_machine and machine_said):
             machine_said |= kind.of_machine
-            yield kind, [_in_a_note(kind, text) for text in texts]
-
-
-def _in_a_note(kind: _Kind, text: str) -> str:
-    """Notes are parted by what parts entries of a column."""
-    if kind.name == "own_data":
-        return text[:_SHORT_COMMIT]
-    return _short(text) if kind.name == "commit" else text.replace(NOTE_BREAK, ", ")
+            short = kind.name in ("own_data", "commit")
+            # Notes are parted by what parts entries of a column.
+            yield kind, [short_commit(t) if short else t.replace(NOTE_BREAK, ", ") for t in texts]
 
 
 def _differing_versions(texts: Sequence[str]) -> list[str]:
@@ -325,14 +326,6 @@ def _differing_versions(texts: Sequence[str]) -> list[str]:
     names = [name for name in (runs[0] if runs else ()) if name in shared]
     differing = [name for name in names if len({run[name] for run in runs}) > 1]
     return [" and ".join(f"{name} {run[name]}" for name in differing) for run in runs]
-
-
-_SHORT_COMMIT = 7
-
-
-def _short(commits: str) -> str:
-    name, _, dirty = commits.partition("-")
-    return f"{name[:_SHORT_COMMIT]}{'-' if dirty else ''}{dirty}"
 
 
 def step_notes(timing: Timing | None) -> list[Note]:

@@ -50,6 +50,7 @@ COLUMNS = (
 what is known of ours alone; ``repeats`` counts runs of ours."""
 _OURS = [*KEYS, "measured", "bed", "repeats", "setting", "status"]
 _DIGITS = "%.4g"
+_WHERE = "a table of docs/papers"
 _GUESSED = "not named"
 _TWO = "Horovod or GPipe"  # how the kind of such cases of Table 8.1 ends
 
@@ -96,16 +97,12 @@ def _finished(both: pd.DataFrame, figure: str) -> pd.DataFrame:
         published=theirs,
         measured=measured,
         ratio=(measured / theirs).where(comparable),
-        devices=[_devices(str(geometry)) for geometry in both["geometry"]],
+        devices=[math.prod(parse_geometry(str(name), _WHERE)) for name in both["geometry"]],
         remark=[_remark(row) for row in both.to_dict("records")],
     )
     return made.assign(alone=made["ratio"].isna()).sort_values("alone", kind="stable")[
         list(COLUMNS)
     ]
-
-
-def _devices(geometry: str) -> int:
-    return math.prod(parse_geometry(geometry, "a table of docs/papers"))
 
 
 def _remark(row: dict[Any, Any]) -> str:

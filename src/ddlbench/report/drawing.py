@@ -18,7 +18,6 @@ from ddlbench.experiment.config import Paper
 from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, strategy_label
 from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
@@ -159,7 +158,10 @@ def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.Data
         cells[name] = cells[name].map(is_set).astype(bool)
     added = ["configuration", "geometry", "workers", "variant", "stale", "noisy", "unsteady"]
     frame = frame.merge(cells[["cell_id", *added]], on="cell_id", how="left")
-    frame["mark"] = [_mark(row) for row in rows_of(frame)]
+    frame["mark"] = [
+        status_mark(row.status) or (NOT_PREDICTED if pd.isna(row.signed_error) else "")
+        for row in rows_of(frame)
+    ]
     return frame
 
 
@@ -215,13 +217,6 @@ def _is_own(name: str) -> bool:
         return name == DEFAULT_PREDICTOR or predictor_of(name).strategies is not None
     except ConfigError:  # of another package that is not here
         return True
-
-
-def _mark(row: object) -> str:
-    status = str(getattr(row, "status", ""))
-    if status == Status.OK and pd.isna(getattr(row, "signed_error", None)):
-        return NOT_PREDICTED
-    return status_mark(status)
 
 
 def _spans(cell_ids: Iterable[str], site: str, results: Path) -> pd.DataFrame:

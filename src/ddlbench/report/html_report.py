@@ -289,7 +289,7 @@ def _paragraphs(entry: FigureEntry) -> tuple[Markup, ...]:
 
 
 def html_page(template: str, **values: Any) -> str:
-    """A template of this folder, filled in; text is escaped.
+    """A template of this folder, filled in; text is escaped, and ``code`` sets its `commands`.
 
     Raises:
         UndefinedError: the template asks for a value that is not among ``values``.
@@ -301,13 +301,10 @@ def html_page(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["code"] = _code
+    environment.filters["code"] = lambda text: Markup(
+        re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    )
     return environment.get_template(template).render(**values)
-
-
-def _code(text: str) -> Markup:
-    """Escaped text whose `commands` are set as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 @dataclass(frozen=True)
@@ -337,7 +334,8 @@ def make_html_report(
     figures = PageFigures(page.parent, experiment, site.name, rows, results)
     slow = [(f"{row.name}, {row.when}", evidence(row)) for row in slow_of(rows, site, results)]
     inputs = PageInputs(page.parent, tables, read, slow)
-    count = len(read.measurements)
+    count, missing = len(read.measurements), (read.measurements["status"] == Status.NOT_RUN).sum()
+    unfinished = f"Unfinished: {missing} of {count} cells have not run yet." if missing else ""
     text = html_page(
         "html_report.html",
         title=f"{experiment} on {site.name}, {count} cell{'' if count == 1 else 's'}",
@@ -345,7 +343,7 @@ def make_html_report(
         site=site,
         commits=commits_of(read.summary),
         measured=_measured(read.summary),
-        unfinished=_unfinished(read.measurements),
+        unfinished=unfinished,
         sections=list(_sections(inputs, figures)),
         lacking=figures.lacking(),
         plot=plot_data(read.summary),
@@ -364,14 +362,6 @@ def _sections(inputs: PageInputs, figures: PageFigures) -> Iterator[ShownSection
         drawn = tuple(figures.of(section))
         if texts or tables or drawn:
             yield ShownSection(section, texts, tables, drawn)
-
-
-def _unfinished(measurements: pd.DataFrame) -> str:
-    """How many cells have no result yet; empty where all have one."""
-    missing = int((measurements["status"] == Status.NOT_RUN).sum())
-    if not missing:
-        return ""
-    return f"Unfinished: {missing} of {len(measurements)} cells have not run yet."
 
 
 def _measured(summary: pd.DataFrame) -> str:

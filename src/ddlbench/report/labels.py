@@ -127,6 +127,12 @@ def _readable(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def span_text(numbers: Iterable[float]) -> str:
+    """``3`` of equal numbers, else ``2 to 1,000``: the least and the greatest."""
+    known = list(numbers)
+    return " to ".join(dict.fromkeys(f"{end:,}" for end in (min(known), max(known))))
+
+
 OUT_OF_MEMORY = "OOM"
 
 

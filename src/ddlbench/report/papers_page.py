@@ -138,7 +138,12 @@ def shown_results(
 ) -> list[FigureResults]:
     """What to show of a figure: newer results of these sites, or else what is kept."""
     kept = kept_results(file)
-    newer = [here for here in _measured_here(file, sites, results) if _is_newer(here, kept)]
+    before = kept.measured_at
+    newer = [
+        here
+        for here in _measured_here(file, sites, results)
+        if (measured := here.measured_at) is not None and (before is None or measured > before)
+    ]
     return newer or [kept]
 
 
@@ -149,11 +154,6 @@ def _measured_here(file: PaperFile, sites: Sequence[str], results: Path) -> Iter
             here = FigureResults(results / site / name, site, file.paper.draws)
             if here.pictures() or here.tables():
                 yield here
-
-
-def _is_newer(here: FigureResults, kept: FigureResults) -> bool:
-    measured, before = here.measured_at, kept.measured_at
-    return measured is not None and (before is None or measured > before)
 
 
 _FIRST_ROWS = 60  # of a table

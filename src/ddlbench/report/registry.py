@@ -320,7 +320,9 @@ def prediction_figure(name: str, strategies: Iterable[str]) -> ReportFigure:
 def _prediction_figures(strategies: Iterable[str]) -> dict[str, ReportFigure]:
     """All of them, those of each strategy last."""
     each = (
-        ReportFigure(f"{name}_{_slug(strategy)}", FIGURES[name], strategy)
+        ReportFigure(
+            f"{name}_{re.sub(r'[^a-z0-9]+', '_', strategy.lower())}", FIGURES[name], strategy
+        )
         for strategy in strategies
         for name in names_of("strategy")
     )
@@ -353,7 +355,3 @@ def _strategies_with_models() -> set[str]:
     for name in known("ddlbench.predictors"):  # slow to import
         named |= set(modelled_strategies(predictor_of(name)) or ())
     return named
-
-
-def _slug(strategy: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", strategy.lower())

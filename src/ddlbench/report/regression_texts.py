@@ -8,6 +8,7 @@ from typing import Any
 
 from ddlbench.common.run_noise import repeats_to_tell
 from ddlbench.common.screen import counted, duration_text, paragraph, shortened, table
+from ddlbench.report.labels import span_text
 from ddlbench.report.regressions import Compared, Comparison, Verdict, few
 from ddlbench.report.run_trees import Tree
 
@@ -144,8 +145,7 @@ def _repeats(comparison: Comparison) -> str:
             wanted.append(max(needed, runs + 1))
     if not wanted:
         return ""
-    least, most = min(wanted), max(wanted)
-    count = f"{least}" if least == most else f"{least} to {most}"
+    count = span_text(wanted)
     return f"Cannot tell: an interval is as narrow as the margin with {count} repeats in each tree."
 
 

@@ -170,9 +170,13 @@ def compare_trees(
     lone = tuple([tree[key] for key in tree if key not in both] for tree in (of_first, of_second))
     hint = _hint(lone[0], lone[1], sites_match)
     if not shared:
+        examples = ", ".join(
+            f"{tree.name} has {tree.configurations[0].cell.id.removesuffix('/rep0')}"
+            for tree in (first, second)
+        )
         raise ConfigError(
             f"no configuration is both in {first.name} and in {second.name}"
-            + (f": {hint}" if hint else f"; {_example(first)}, {_example(second)}")
+            + (f": {hint}" if hint else f"; {examples}")
         )
     per_sample = "batch_size" in across
     pairs = [(of_first[key], of_second[key]) for key in shared]
@@ -209,10 +213,6 @@ def compare_trees(
 def _badness(row: Compared) -> tuple[int, float, str]:
     ratio = 0.0 if row.ratio is None else row.ratio.ratio
     return list(Verdict).index(row.verdict), -ratio, row.name
-
-
-def _example(tree: Tree) -> str:
-    return f"{tree.name} has {tree.configurations[0].cell.id.removesuffix('/rep0')}"
 
 
 # Keys.

@@ -14,9 +14,8 @@ Where a file lies does not matter, as a result says what it is of. The same run 
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +31,7 @@ from ddlbench.experiment.status import FAILURE_FILE, Failure, Status
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.comparability import Circumstances
 from ddlbench.report.result_tree import RESULT_FILE, TreeCell, cells_below
-from ddlbench.report.tables import STEPS, read_columns
+from ddlbench.report.tables import STEPS, read_steps
 
 _STEP_COLUMNS = tuple(column for column in STEPS if column.name in {"warmup", "step_s"})
 _NORMAL_95 = 1.96
@@ -166,11 +165,7 @@ class Tree:
     @cached_property
     def sites(self) -> tuple[str, ...]:
         """Names of its sites."""
-        return tuple(
-            sorted(
-                {configuration.site for configuration in self.configurations if configuration.site}
-            )
-        )
+        return tuple(sorted({each.site for each in self.configurations if each.site}))
 
 
 def read_tree(path: Path) -> Tree:
@@ -206,8 +201,8 @@ def _of_cells(name: str, cells: Sequence[TreeCell], faults: Sequence[str]) -> Tr
         tuple(Configuration.of(group) for _, group in sorted(groups.items())),
         tuple(faults),
         tuple(sorted({run.created for run in runs if run.created})),
-        _each(text for run in runs for text in run.circumstances.commit),
-        _each(text for run in runs for text in run.circumstances.versions),
+        tuple(sorted({text for run in runs for text in run.circumstances.commit})),
+        tuple(sorted({text for run in runs for text in run.circumstances.versions})),
     )
 
 
@@ -227,10 +222,6 @@ def _refuse(name: str, faults: Sequence[str]) -> None:
         f"{name} holds no result.json; give a folder in which cells were measured, as "
         "results/mysite, or a file of `ddlbench reference`"
     )
-
-
-def _each(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(values)))
 
 
 def _run_of(measured: TreeCell) -> Run:
@@ -292,9 +283,10 @@ def _error_of_summary(steps: StepSummary) -> float | None:
 def _error_of_steps(cell: Cell, folder: Path) -> float | None:
     """From steps.csv beside a result; None without it, or if it is damaged."""
     try:
-        with (folder / "steps.csv").open(encoding="utf-8", newline="") as file:
-            columns = read_columns(file, _STEP_COLUMNS)
-    except (ValueError, OverflowError, OSError, csv.Error):
+        columns = read_steps(folder, _STEP_COLUMNS)
+    except ValueError:
+        return None
+    if not columns:
         return None
     pairs = zip(columns["warmup"], columns["step_s"], strict=True)
     steps_s = [step_s for warmup, step_s in pairs if not warmup]
@@ -359,9 +351,10 @@ def reference_of(tree: Tree, created: str) -> Reference:
         raise ConfigError(
             f"{tree.name}: no run has a step, so there is nothing to keep ({first.reason})"
         )
-    rows = [
-        _row_of(configuration) for configuration in tree.configurations if _is_kept(configuration)
-    ]
+    # A disturbed or damaged run says nothing of its site.
+    kept = (
+        each for each in tree.configurations if each.site and (each.runs or each.status in _ENDED)
+    )
     return Reference(
         schema_version=1,
         created=created,
@@ -369,13 +362,8 @@ def reference_of(tree: Tree, created: str) -> Reference:
         sites=tree.sites,
         commits=tree.commits,
         versions=tree.versions,
-        configurations=tuple(rows),
+        configurations=tuple(map(_row_of, kept)),
     )
-
-
-def _is_kept(configuration: Configuration) -> bool:
-    """Whether a configuration says something of its site: a disturbed or damaged run does not."""
-    return bool(configuration.site) and (configuration.runs > 0 or configuration.status in _ENDED)
 
 
 _ENDED = (Status.OUT_OF_MEMORY, Status.UNSUPPORTED, Status.TIMEOUT, Status.FAILED)
@@ -393,11 +381,7 @@ def _row_of(configuration: Configuration) -> ReferenceRow:
         failed_runs=configuration.failed,
         spread=sample.spread if sample else None,
         step_error=sample.step_error if sample else None,
-        device_kind="cuda"
-        if configuration.device_kind == "cuda"
-        else "cpu"
-        if configuration.device_kind
-        else None,
+        device_kind={"": None, "cuda": "cuda"}.get(configuration.device_kind, "cpu"),
         emulated=configuration.emulated,
         processors=configuration.circumstances.processors,
         digest=configuration.digest or None,

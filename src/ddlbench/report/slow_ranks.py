@@ -246,14 +246,11 @@ def examined(cell_ids: tuple[str, ...], site: str, root: Path = RESULTS) -> list
                 failure = Failure.read(path.parent)
                 reasons += [] if failure is None else [str(failure.reason)]
             elif result.status == Status.OK and len(result.ranks) > 1:
-                cells.append(paces_of(result, _text(path.with_name(TRACE_FILE))))
+                trace = None
+                with suppress(OSError, UnicodeDecodeError):
+                    trace = path.with_name(TRACE_FILE).read_text("utf-8")
+                cells.append(paces_of(result, trace))
     return [*slow_devices(cells), *failed_nodes(reasons)]
-
-
-def _text(path: Path) -> str | None:
-    with suppress(OSError, UnicodeDecodeError):
-        return path.read_text("utf-8")
-    return None
 
 
 def slow_of(rows: Sequence[MatrixRow], site: Site, root: Path = RESULTS) -> list[SlowDevice]:

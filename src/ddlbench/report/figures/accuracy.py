@@ -218,9 +218,13 @@ def draw_deviation(
     if alone:
         group, groups = "predictor", {name: name for name in predictors}
 
+    def percent(row: Any) -> tuple[float, float, float]:
+        low, high = _interval(row)
+        return 100 * row.signed_error, 100 * low, 100 * high
+
     def panels(part: pd.DataFrame, printed: pd.DataFrame) -> list[Panel]:
         """Each with its groups of bars and its printed rows."""
-        bars = partial(bar_groups, groups=groups, looks=looks, values=_values, group=group)
+        bars = partial(bar_groups, groups=groups, looks=looks, values=percent, group=group)
         if alone:
             return [Panel(network_label(networks[0]), data=(bars(part, slot=slot), printed))]
         of = [
@@ -308,11 +312,6 @@ def _deviation_size(
     if predictors > 1 and share >= max(slots_width_mm(len(labels), members), 30.0):
         return replace(size, min_width=min(size.min_width, share))
     return size
-
-
-def _values(row: Any) -> tuple[float, float, float]:
-    low, high = _interval(row)
-    return 100 * row.signed_error, 100 * low, 100 * high
 
 
 def _interval(row: Any) -> tuple[float, float]:

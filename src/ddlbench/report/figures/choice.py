@@ -226,13 +226,14 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     left = max(map(text_width_mm, labels), default=0) + 5
     case = tuning["case"]
     colour = strategy_look(case["strategy"]).colour
+    batch = [] if "batch_size" in case["varied"] else [f"batch {case['batch_size']}"]
     page = lay_out(
         f"Options of {strategy_label(case['strategy'])}",
         [
             (Line2D([], [], linestyle="-", color=GREY), "predicted, 90 %"),
             (Line2D([], [], linestyle="-", marker="o", color=colour), "measured, 90 %"),
         ],
-        [Section("", [Panel(_tuning_title(case))], height=_ROW_MM * max(1, len(shown)) + 2)],
+        [Section("", [Panel(case_title(case, *batch))], height=_ROW_MM * max(1, len(shown)) + 2)],
         footer=_tuning_footer(tuning),
         size=PanelSize(60, 0, left=left, between=left, max_width=110),
     )
@@ -275,11 +276,6 @@ def _shown(configurations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
 
 def _label(configuration: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in configuration["values"].items())
-
-
-def _tuning_title(case: Mapping[str, Any]) -> str:
-    batch = [] if "batch_size" in case["varied"] else [f"batch {case['batch_size']}"]
-    return case_title(case, *batch)
 
 
 def _tuning_footer(tuning: Mapping[str, Any]) -> list[str]:

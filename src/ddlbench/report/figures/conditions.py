@@ -80,7 +80,11 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         for place, network in enumerate(unique(shown["panel"])):
             ends = pd.concat([part[name] for name in _ENDS])
             data = (part[part["panel"] == network], log_limits(ends, 1.6, 1.6))
-            panels.append(Panel(network, "" if place else _signs(part, looks), data))
+            # Sections have different predictors, so each has a legend of its signs.
+            legend = ", ".join(
+                f"{_SIGNS[looks[name][1]]}{name}" for name in unique(part["predictor"])
+            )
+            panels.append(Panel(network, "" if place else legend, data))
         sections.append(Section(str(heading), panels))
     page = lay_out(
         title,
@@ -150,20 +154,13 @@ def _looks(shown: pd.DataFrame) -> dict[str, tuple[str, str]]:
     return looks
 
 
-def _signs(part: pd.DataFrame, looks: dict[str, tuple[str, str]]) -> str:
-    """The legend of one section's signs, as sections have different predictors."""
-    names = dict.fromkeys(part["predictor"])
-    return ", ".join(f"{_SIGNS[looks[name][1]]}{name}" for name in names)
-
-
 def _sentences(shown: pd.DataFrame) -> list[str]:
-    computed = list(dict.fromkeys(shown.loc[shown["computed_links"], "fabric"]))
-    sentences = []
-    if computed:
-        sentences.append(sentence("conditions_computed", links=", ".join(map(str, computed))))
-    if shown["measured_step_s"].isna().any():
-        sentences.append(sentence("conditions_crosses"))
-    return sentences
+    computed = unique(shown.loc[shown["computed_links"], "fabric"])
+    missing = shown["measured_step_s"].isna().any()
+    return [
+        sentence("conditions_computed", links=", ".join(map(str, computed))) if computed else "",
+        sentence("conditions_crosses") if missing else "",
+    ]
 
 
 def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:

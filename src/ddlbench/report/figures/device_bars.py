@@ -18,7 +18,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ddlbench.common.statistics import BYTES, Unit, unit_for
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report.bars import Group, bar_groups, draw_groups, panel_size, patch, top_of
 from ddlbench.report.curves import places
@@ -73,7 +72,10 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
     if quantity.without_base:
         shown = shown[shown["strategy"] != BASE].copy()
     shown["value"] = shown[quantity.column]
-    shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    shown["mark"] = [
+        status_mark(row.status) or (NOT_MEASURED if pd.isna(row.value) else "")
+        for row in rows_of(shown)
+    ]
     shown["member"] = list(zip(shown["strategy"], shown["variant"], strict=True))
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])
@@ -133,13 +135,6 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
         _scale(axes, groups, limit, logarithmic)
     page.label_rows(f"{quantity.label} ({unit.name}{', log' if logarithmic else ''})")
     return page.figure, shown[[*_TABLE[:6], quantity.column, *quantity.beside, *_TABLE[6:]]]
-
-
-def _mark(row: object) -> str:
-    status = str(getattr(row, "status", ""))
-    if status == Status.OK and pd.isna(getattr(row, "value", None)):
-        return NOT_MEASURED
-    return status_mark(status)
 
 
 def _values(groups: list[Group]) -> list[float]:

@@ -74,15 +74,21 @@ def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     texts = [f"{p.geometry} {p.label} {_NONE}" for p in points]
     words = [word for text in texts for word in text.split()]
     each = max([_LEAST_MM, *(text_width_mm(word) + 2 for word in words)])
+    title = ""
+    if content["geometries"]:
+        case = content["geometries"][0]["case"]
+        title = case_title(case, f"{case['batch_size']} samples a step", geometry=False)
     page = lay_out(
         "What do more devices bring?",
         _legend(points),
-        [Section(_title(content), [Panel("Speed-up of the best strategy over one device"),
+        [Section(title, [Panel("Speed-up of the best strategy over one device"),
                                    Panel("Efficiency: speed-up over devices")])],
         footer=content["advice"],
         size=PanelSize(
             max(58.0, each * len(points)), 42, left=9, between=15,
-            bottom=lambda width: 5 + LINE_MM * _lines(points, width),
+            bottom=lambda width: 5 + LINE_MM * max(
+                (len(_label(point, width / len(points))) for point in points), default=1
+            ),
         ),
     )  # fmt: skip
     (left, right) = page.axes[0]
@@ -208,11 +214,6 @@ def _label(point: _Point, width_mm: float) -> list[str]:
     ]
 
 
-def _lines(points: Sequence[_Point], width_mm: float) -> int:
-    """Most lines below a size."""
-    return max((len(_label(point, width_mm / len(points))) for point in points), default=1)
-
-
 def _legend(points: Sequence[_Point]) -> list[tuple[Artist, str]]:
     """Only what the panels have."""
     bases = {point.basis for point in points if point.known}
@@ -228,10 +229,3 @@ def _legend(points: Sequence[_Point]) -> list[tuple[Artist, str]]:
     if any(point.enough for point in points):
         entries.append((Patch(facecolor=_BAND), "enough: more devices do not pay"))
     return entries
-
-
-def _title(content: Mapping[str, Any]) -> str:
-    if not content["geometries"]:
-        return ""
-    case = content["geometries"][0]["case"]
-    return case_title(case, f"{case['batch_size']} samples a step", geometry=False)

@@ -260,7 +260,7 @@ class _Cut:
         """The start of the ``count`` mini-batches with the median duration."""
         boxes = self._measured or self._planned
         fitting = starts[: len(starts) - count + 1] if of_steps else starts
-        begins, ends = _extents(boxes) if of_steps else (_entries(boxes), _entries(boxes))
+        begins, ends = extents(boxes) if of_steps else (_entries(boxes), _entries(boxes))
         shift = count - 1 if of_steps else count
 
         def length_s(start: int) -> float:
@@ -314,10 +314,10 @@ def _stretch(boxes: Sequence[Box], first: int, count: int) -> tuple[float, float
 
 def _entries(boxes: Iterable[Box]) -> dict[int, float]:
     """Start of the first forward pass of each mini-batch."""
-    return _extents(box for box in boxes if box.kind == "forward")[0]
+    return extents(box for box in boxes if box.kind == "forward")[0]
 
 
-def _extents(boxes: Iterable[Box]) -> tuple[dict[int, float], dict[int, float]]:
+def extents(boxes: Iterable[Box]) -> tuple[dict[int, float], dict[int, float]]:
     """Start of the first and end of the last box of each mini-batch."""
     begins: dict[int, float] = {}
     ends: dict[int, float] = {}

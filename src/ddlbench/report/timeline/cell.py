@@ -124,6 +124,33 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
     )
 
 
+def read_recorded(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...], tuple[Box, ...]]:
+    """The plan of a cell's folder, its devices, and the boxes that they have recorded.
+
+    Raises:
+        InvalidTimeline: it is no cell's folder, a file is wrong, or nothing is recorded in it.
+    """
+    plan, rows = read_cell_plan(folder)
+    boxes = read_measured(folder, rows)
+    if not boxes:
+        raise InvalidTimeline(
+            f"{folder}: the cell has recorded no step; name one with a trace.json or partitions.csv"
+        )
+    return plan, rows, boxes
+
+
+def site_folder(folder: Path, cell: Cell) -> Path:
+    """The folder of the site in which a cell's folder lies.
+
+    Raises:
+        ConfigError: it lies elsewhere.
+    """
+    place = folder.resolve()
+    if not str(place).endswith(f"/cells/{cell.id}"):
+        raise ConfigError("the cell's folder does not lie below results/SITE/cells/")
+    return place.parents[len(Path(cell.id).parts)]
+
+
 def read_cell_plan(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...]]:
     """The plan of a cell's folder, and its devices.
 
@@ -449,7 +476,10 @@ def predicted_boxes(plan: Plan, folder: Path, first: int, steps: int) -> tuple[B
     Raises:
         ConfigError: the site has no profile or links, or the strategy states no step.
     """
-    inputs = _inputs(plan, folder)
+    site = site_folder(folder, plan.cell)
+    files = Inputs(site.name, site.parent)
+    workload, links = files.workload(plan.cell), files.links(plan.cell)
+    inputs = CellInputs(DEFAULT_PREDICTOR, workload, links, plan, plan.cell, NO_HISTORY)
     step = inputs.step
     if step.alone is not None:
         raise NotPredictable("messages of its step have no places")
@@ -464,18 +494,6 @@ def predicted_boxes(plan: Plan, folder: Path, first: int, steps: int) -> tuple[B
         and not (isinstance(span.task, Compute) and span.task.phase not in _DRAWN)
     ]
     return tuple(sorted(boxes, key=lambda box: (box.start_s, box.row)))
-
-
-def _inputs(plan: Plan, folder: Path) -> CellInputs:
-    """The site's files that predict the cell."""
-    place = folder.resolve()
-    depth = len(Path(plan.cell.id).parts)
-    if not str(place).endswith(f"/cells/{plan.cell.id}"):
-        raise ConfigError("the cell's folder does not lie below results/SITE/cells/")
-    site_folder = place.parents[depth]
-    files = Inputs(site_folder.name, site_folder.parent)
-    workload, links = files.workload(plan.cell), files.links(plan.cell)
-    return CellInputs(DEFAULT_PREDICTOR, workload, links, plan, plan.cell, NO_HISTORY)
 
 
 def _predicted_box(span: TaskSpan, row: int, number: int, step: int, shift_s: float) -> Box:

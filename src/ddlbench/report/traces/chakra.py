@@ -16,8 +16,8 @@ A wait is no node, as it follows from the messages. Bytes of messages are those 
 profile, else of the built-in tables of networks (float32). Where they do not say how much each
 message holds, all of a step share the gradients evenly, and ``comm_size_from`` says so.
 
-A file has the wire format of Protocol Buffers. Only what these traces need of the schema is written,
-so no library is needed::
+A file has the wire format of Protocol Buffers. Only what these traces need of the schema is
+written, so no library is needed::
 
     file     | length | GlobalMetadata | length | Node | length | Node | ...      length: a varint
     Node     id, name, type, ctrl_deps, data_deps, start and duration (us), attr
@@ -45,7 +45,7 @@ from ddlbench.planning.schedules import Action
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.inputs import Inputs
 from ddlbench.report.timeline.box import BESIDE, WAIT, Box, InvalidTimeline, Row, windows_of
-from ddlbench.report.timeline.cell import measured_durations, read_cell_plan, read_measured
+from ddlbench.report.timeline.cell import measured_durations, read_recorded, site_folder
 
 VERSION = "1.0.0"
 _VARINT, _DELIMITED = 0, 2  # wire types
@@ -173,12 +173,7 @@ def chakra_files(folder: Path) -> dict[str, bytes]:
         InvalidTimeline: the folder is no cell's, nothing is recorded in it, or its messages are not
             part of what is recorded.
     """
-    plan, rows = read_cell_plan(folder)
-    boxes = read_measured(folder, rows)
-    if not boxes:
-        raise InvalidTimeline(
-            f"{folder}: the cell has recorded no step; name one with a trace.json or partitions.csv"
-        )
+    plan, rows, boxes = read_recorded(folder)
     sizes = Sizes(plan, folder)
     schedule = _schedule(plan, boxes)
     if schedule is not None:
@@ -270,11 +265,9 @@ class Sizes:
     @cached_property
     def workload(self) -> Workload | None:
         """The site's profile of the cell's network, if it has one."""
-        place, cell = self.folder.resolve(), self.plan.cell
-        if not str(place).endswith(f"/cells/{cell.id}"):
-            return None
-        site = place.parents[len(Path(cell.id).parts)]
+        cell = self.plan.cell
         try:
+            site = site_folder(self.folder, cell)
             return Inputs(site.name, site.parent, calibrated=False).workload(cell)
         except (ConfigError, ValueError, OSError):
             return None

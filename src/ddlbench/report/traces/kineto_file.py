@@ -13,8 +13,8 @@ does not grow with the file. What Kineto is known to write wrong is mended where
 * missing or doubled commas between events: overlooked
 * an event that is no JSON (quotes within a name), and a tail that is cut off: left out, and counted
 
-A :class:`Trace` has the events as columns: work of devices, its launches, operators, steps. The kind
-of a piece of work follows from its name, as in Holistic Trace Analysis (HTA 0.5)::
+A :class:`Trace` has the events as columns: work of devices, its launches, operators, steps. The
+kind of a piece of work follows from its name, as in Holistic Trace Analysis (HTA 0.5)::
 
     nccl...Kernel...               communication    ncclDevKernel_AllReduce_Sum_f32_RING_LL
     Memcpy..., Memset..., dma...   memory           Memcpy HtoD (Pinned -> Device)
