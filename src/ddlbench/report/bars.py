@@ -342,7 +342,6 @@ def _draw_bar(
 
 
 def _draw_marks(axes: Axes, start: float, group: Group, slot_mm: float) -> None:
-    """Draw one mark over each run of slots with the same reason."""
     marks = [bar.mark if bar is not None else "" for bar in group.bars]
     left = start
     for mark, run in itertools.groupby(marks):

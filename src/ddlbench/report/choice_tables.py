@@ -100,18 +100,23 @@ def beside_printed(table: pd.DataFrame) -> pd.DataFrame:
     Args:
         table: what :func:`ddlbench.predict.recommender_score.table_8_1` or ``table_8_2`` returns.
     """
+    if "case" not in table:
+        return table.join(_printed_right(), on="dataset")
+    names = ["recommended", "fastest", "extra_time"]
+    of_paper = published.choices()[["network", "dataset", *names]].rename(
+        columns={name: f"printed_{name}" for name in names}
+    )
+    return table.merge(of_paper, on=["network", "dataset"], how="left")
+
+
+def _printed_right() -> pd.DataFrame:
+    """How many printed choices are right, of how many, by dataset and over all."""
     printed = published.choices()
-    if "case" in table:
-        names = ["recommended", "fastest", "extra_time"]
-        of_paper = printed[["network", "dataset", *names]].rename(
-            columns={name: f"printed_{name}" for name in names}
-        )
-        return table.merge(of_paper, on=["network", "dataset"], how="left")
     right = (printed["recommended"] == printed["fastest"]).astype(int)
     groups = right.groupby(printed["dataset"])
     rates = pd.DataFrame({"printed_correct": groups.sum(), "printed_n": groups.size()})
     rates.loc[ALL] = [int(right.sum()), len(right)]
-    return table.join(rates, on="dataset")
+    return rates
 
 
 def markdown(title: str, frame: pd.DataFrame, notes: Sequence[str] = ()) -> str:
@@ -156,15 +161,11 @@ def _printed(row: Any) -> str:
 
 
 def _printed_rates(datasets: list[str]) -> dict[str, str]:
-    printed = published.choices()
-    right = printed["recommended"] == printed["fastest"]
+    printed, right = published.choices(), _printed_right()
+    texts = {row.Index: f"{row.printed_correct}/{row.printed_n}" for row in rows_of(right)}
     row = {"recommender": f"{PUBLISHED} ({printed['hardware'].iloc[0]})"}
-    for name in datasets:
-        of_dataset = right[printed["dataset"] == name]
-        row[dataset_label(name)] = (
-            f"{int(of_dataset.sum())}/{len(of_dataset)}" if len(of_dataset) else ""
-        )
-    row["all"] = f"{int(right.sum())}/{len(right)}"
+    row |= {dataset_label(name): texts.get(name, "") for name in datasets}
+    row["all"] = texts[ALL]
     row["mean extra time"] = _percent(printed["extra_time"].mean())
     row["remark"] = "other machine; Horovod or GPipe only; four datasets"
     return row

@@ -150,7 +150,6 @@ class Note:
         return next((kind.clause for kind in _KINDS if kind.name == self.about), "")
 
     def sentence(self, data: str = "") -> str:
-        """The note in words, of this data or its own."""
         of_a_repeat = self.about == _A_REPEAT
         return self.code.sentence.format(
             cell="a repeat " if of_a_repeat else "a cell ",
@@ -226,7 +225,6 @@ class Circumstances:
         )
 
     def columns(self) -> dict[str, str]:
-        """Texts of the measurements' columns; empty where unknown."""
         return {kind.name: NOTE_BREAK.join(getattr(self, kind.name)) for kind in _KINDS}
 
 

@@ -13,7 +13,7 @@ measured and not printed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -117,13 +117,10 @@ def _remark(row: dict[Any, Any]) -> str:
     return "; ".join(filter(None, remarks))
 
 
-def comparison(files: Iterable[PaperFile] | None = None) -> pd.DataFrame:
+def comparison() -> pd.DataFrame:
     """Every figure's printed values beside what the repository keeps of it."""
     printed = printed_values()
-    frames = [
-        compared(file, [kept_results(file)], printed)
-        for file in (read_papers() if files is None else files)
-    ]
+    frames = [compared(file, [kept_results(file)], printed) for file in read_papers()]
     filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(COLUMNS))
 

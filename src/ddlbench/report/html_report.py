@@ -181,7 +181,6 @@ class Picture:
 
     @property
     def anchor(self) -> str:
-        """Of its address, as ``#figure-time-to-accuracy``."""
         return f"figure-{self.name.replace('_', '-')}"
 
     @property
@@ -274,7 +273,6 @@ class PageFigures:
         return Picture(figure.name, heading, png, links)
 
     def _address(self, path: Path) -> str:
-        """Of a file from the page's folder."""
         return quote(path.relative_to(self._folder).as_posix())
 
 
@@ -365,7 +363,6 @@ def _sections(inputs: PageInputs, figures: PageFigures) -> Iterator[ShownSection
 
 
 def _measured(summary: pd.DataFrame) -> str:
-    """What was measured, in one sentence."""
     counts = [
         f"{count} {singular if count == 1 else plural}"
         for name, singular, plural in (

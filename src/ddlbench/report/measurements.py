@@ -146,7 +146,6 @@ def compare(records: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _note_departures(records: Mapping[str, dict[str, Any]]) -> None:
-    """Note which cells do not train as one device does."""
     known = [record["trained"] for record in records.values() if record.get("trained")]
     for cell_id, departure in departures(known).items():
         records[cell_id]["departure"] = departure.sentence

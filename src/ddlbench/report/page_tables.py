@@ -88,7 +88,6 @@ class PageTable:
 
     @property
     def is_long(self) -> bool:
-        """Whether the reader opens it."""
         return len(self.rows) > self.most_rows
 
     @property

@@ -72,7 +72,6 @@ class FigureResults:
 
     @cached_property
     def configurations(self) -> pd.DataFrame:
-        """One row a configuration and site, as :data:`~ddlbench.report.tables.SUMMARY`."""
         parts = [summarise(cells) for _, cells in self.cells.groupby("site", sort=False)]
         return pd.concat(parts, ignore_index=True) if parts else summarise(self.cells)
 
@@ -103,7 +102,6 @@ class FigureResults:
         return next((read_numbers(path) for path in self._files(f"{name}.csv")), None)
 
     def text(self) -> str:
-        """What a command without pictures printed."""
         return "\n".join(path.read_text("utf-8") for path in self._files(TEXT))
 
     def _files(self, name: str) -> Iterator[Path]:
@@ -133,25 +131,23 @@ def kept_results(file: PaperFile) -> FigureResults:
     return FigureResults(project_root() / paper.kept, "", names)
 
 
-def shown_results(
-    file: PaperFile, sites: Sequence[str], results: Path = RESULTS
-) -> list[FigureResults]:
+def shown_results(file: PaperFile, sites: Sequence[str]) -> list[FigureResults]:
     """What to show of a figure: newer results of these sites, or else what is kept."""
     kept = kept_results(file)
     before = kept.measured_at
     newer = [
         here
-        for here in _measured_here(file, sites, results)
+        for here in _measured_here(file, sites)
         if (measured := here.measured_at) is not None and (before is None or measured > before)
     ]
     return newer or [kept]
 
 
-def _measured_here(file: PaperFile, sites: Sequence[str], results: Path) -> Iterator[FigureResults]:
+def _measured_here(file: PaperFile, sites: Sequence[str]) -> Iterator[FigureResults]:
     experiment = str(file.values.get("experiment", ""))
     for site in sites if experiment else ():
         for name in (experiment, f"{experiment}-{LAPTOP}"):
-            here = FigureResults(results / site / name, site, file.paper.draws)
+            here = FigureResults(RESULTS / site / name, site, file.paper.draws)
             if here.pictures() or here.tables():
                 yield here
 
@@ -212,7 +208,6 @@ class ShownTable:
 
     @property
     def left_out(self) -> int:
-        """Rows that are not shown."""
         return max(0, len(self._table) - _FIRST_ROWS)
 
     @property

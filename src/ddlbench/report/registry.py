@@ -137,6 +137,7 @@ FigureKind = Literal[
     "choices",
     "transformer",
     "comparison",
+    "sites",
 ]
 
 
@@ -159,6 +160,7 @@ class FigureEntry:
             * ``sizes``: what ``ddlbench.predict.largest_batch.sizes_dict`` returns;
             * ``choices``: rows of a study's choices.csv;
             * ``comparison``: a ``Comparison`` of two trees of results;
+            * ``sites``: ``Tables`` and ``Context`` of each site;
             * ``transformer``: measured runs, predicted seconds, their source.
         draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or only
             the figure if it shows no numbers.
@@ -201,7 +203,6 @@ class ReportFigure:
 
 
 def _of_package(name: str, target: str) -> FigureEntry:
-    """The entry of another package."""
     entry = load_target(name, target)
     if not isinstance(entry, FigureEntry) or entry.kind not in get_args(FigureKind):
         raise ConfigError(f"figure {name!r}: {target} is no FigureEntry of a known kind")
@@ -246,6 +247,7 @@ FIGURES: Registry[FigureEntry] = Registry(
             _figure(
                 "scaling", "experiment", "figures.speedup:draw_scaling", several_numbers_of_workers
             ),
+            _figure("sites", "sites", "figures.speedup:draw_sites"),
             _figure("timelines", "experiment", "timeline.figure:draw", some_pipeline),
             _figure("accuracy", "prediction", "figures.accuracy:draw"),
             _figure("oracle", "prediction", "figures.paradl:draw_runs", has_oracle),

@@ -63,7 +63,6 @@ def lines_of(comparison: Comparison, *, every_row: bool = False) -> list[str]:
 
 
 def _numbers(row: Compared) -> tuple[str, str, str, str, str]:
-    """Ratio, interval, verdict, steps of both, runs of both."""
     ratio = row.ratio
     samples = [row.first.sample, row.second.sample if row.second else None]
     return (
@@ -119,7 +118,6 @@ def _unreadable(comparison: Comparison) -> Iterator[str]:
 
 
 def _noise(comparison: Comparison) -> str:
-    """From what the intervals are known."""
     sources = Counter(noise.source for noise in comparison.noises())
     parts = [
         f"{_SOURCES[source]} ({count:,}{_stated(comparison, source)})"

@@ -61,7 +61,6 @@ class Verdict(StrEnum):
 
     @property
     def is_regression(self) -> bool:
-        """Whether the comparison fails because of it."""
         return self in (Verdict.FAILED, Verdict.MISSING, Verdict.SLOWER)
 
 
@@ -116,7 +115,6 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """How many configurations are regressions."""
         return sum(row.verdict.is_regression for row in self.rows)
 
     @property
@@ -127,12 +125,10 @@ class Comparison:
 
     @property
     def middle(self) -> float | None:
-        """Median of all ratios."""
         ratios = [row.ratio.ratio for row in self.rows if row.ratio is not None]
         return median(ratios) if ratios else None
 
     def noises(self) -> list[Noise]:
-        """The noise of each ratio that has one."""
         ratios = [row.ratio for row in self.rows if row.ratio is not None]
         return [ratio.noise for ratio in ratios if ratio.noise is not None]
 
@@ -246,7 +242,6 @@ def _settings(configuration: Configuration, sites_match: bool) -> dict[str, Any]
 def _keyed(
     tree: Tree, across: Sequence[str], sites_match: bool
 ) -> dict[tuple[tuple[str, Any], ...], Configuration]:
-    """Configurations by what must match."""
     left_out = {part for name in across for part in _GEOMETRY.get(name, (name,))}
     by_options = _OPTIONS in left_out
     keyed: dict[tuple[tuple[str, Any], ...], Configuration] = {}

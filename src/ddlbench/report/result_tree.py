@@ -71,7 +71,6 @@ class TreeCell:
 
     @property
     def result(self) -> Result | None:
-        """The result; None without a readable one."""
         return self.outcome if isinstance(self.outcome, Result) else None
 
     @property

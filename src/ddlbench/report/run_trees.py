@@ -103,7 +103,6 @@ class Configuration:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Configuration:
-        """Join the runs of one cell."""
         timed = [run for run in runs if run.step_s is not None]
         others = [run for run in runs if run.step_s is None]
         gravest = min((run.status for run in others), key=list(Status).index, default=Status.OK)
@@ -124,7 +123,6 @@ class Configuration:
 
     @property
     def runs(self) -> int:
-        """Runs that have a step."""
         return 0 if self.sample is None else self.sample.runs
 
 
@@ -164,7 +162,6 @@ class Tree:
 
     @cached_property
     def sites(self) -> tuple[str, ...]:
-        """Names of its sites."""
         return tuple(sorted({each.site for each in self.configurations if each.site}))
 
 

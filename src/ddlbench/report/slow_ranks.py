@@ -74,7 +74,6 @@ class Pace:
 
     @property
     def slow(self) -> bool:
-        """Whether it was slow in its cell."""
         return self.stood_still or self.ratio >= SLOW
 
 

@@ -52,15 +52,14 @@ def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     summary = read_tables(tables_dir).summary
     differing = telling_apart(summary)
     rows = with_telling_options(summary).to_dict("records")
-    lines = ["Speed-up over sequential training"]
+    heading = "Speed-up over sequential training"
     compact = [] if every_row or len(rows) <= _FEW_ROWS else _compact_table(rows, differing)
-    lines += compact or _full_table(rows, differing)
-    words = interval_words(summary, ratio=True)
-    if words and not compact:
-        lines += paragraph(f"In brackets: {words}; without: too few runs or steps.")
     if compact:
-        lines += paragraph(f"All {len(rows)} rows with intervals and memory: --all.")
-    return lines
+        further = paragraph(f"All {len(rows)} rows with intervals and memory: --all.")
+        return [heading, *compact, *further]
+    words = interval_words(summary, ratio=True)
+    further = paragraph(f"In brackets: {words}; without: too few runs or steps.") if words else []
+    return [heading, *_full_table(rows, differing), *further]
 
 
 def telling_apart(summary: pd.DataFrame) -> list[str]:
@@ -88,18 +87,17 @@ def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[s
         *(_HEADINGS[name] for name in differing),
         "> workers /2 | > samples/s | > speed-up | > memory /1",
     ]
-    cells = []
-    for row in rows:
-        cells.append(
-            (
-                dataset_label(str(row["dataset"])),
-                network_label(str(row["network"])),
-                _column_name(row),
-                *(str(row[name]) for name in differing),
-                str(row["workers"]),
-                *numbers_of(row),
-            )
+    cells = [
+        (
+            dataset_label(str(row["dataset"])),
+            network_label(str(row["network"])),
+            _column_name(row),
+            *(str(row[name]) for name in differing),
+            str(row["workers"]),
+            *numbers_of(row),
         )
+        for row in rows
+    ]
     return table(" | ".join(headings), cells)
 
 

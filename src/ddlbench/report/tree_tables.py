@@ -73,7 +73,6 @@ class TreeTables:
 
     @cached_property
     def steps(self) -> TreeTable:
-        """One row a step."""
         cells = (
             (measured.cell, measured.folder, {"results": measured.tree, "site": measured.site})
             for measured in self.tree.cells
@@ -95,7 +94,6 @@ class TreeTables:
 
     @property
     def all(self) -> tuple[TreeTable, ...]:
-        """All tables that have a row."""
         tables = (self.cells, self.steps, self.ranks, self.links)
         return tuple(table for table in tables if len(table.frame))
 

@@ -78,7 +78,6 @@ class ExportFormat:
             )
 
     def writer(self, name: str) -> Write:
-        """The function that writes it."""
         if not isinstance(self.write, str):
             return self.write
         write: Write = load_target(name, self.write)

@@ -203,7 +203,6 @@ class _Crate:
         self._add_file(Path(path.name), "What is in this crate", "")["about"] = _ref("./")
 
     def finish(self) -> None:
-        """Write the metadata."""
         self._add_readme(*self._named())
         began, ended = _period(self._tables.tree.cells)
         packages = list(_packages(cell.result.provenance for cell in self._tables.tree.cells
@@ -228,7 +227,6 @@ class _Crate:
         write_json(path, {"@context": _CONTEXT, "@graph": list(once.values())})
 
     def _named(self) -> tuple[str, str]:
-        """Name and description of the study."""
         names = dict.fromkeys(name for cell in self._tables.tree.cells for name in cell.experiments)
         frame = self._tables.cells.frame
         networks = ", ".join(sorted(set(frame["network"])))

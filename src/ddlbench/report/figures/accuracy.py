@@ -36,16 +36,16 @@ from ddlbench.report.bars import (
     slots_width_mm,
     write_in_row,
 )
-from ddlbench.report.drawing import (
+from ddlbench.report.footer import Context, footer, note_sentences, sentence
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
+from ddlbench.report.looks import DatasetLook, condition_look, dataset_look, strategy_look
+from ddlbench.report.predicted import (
     Predicted,
     condition_label,
     own_predictors,
     shown_cells,
     title_of,
 )
-from ddlbench.report.footer import Context, footer, note_sentences, sentence
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
-from ddlbench.report.looks import DatasetLook, condition_look, dataset_look, strategy_look
 from ddlbench.report.style import GREY, PAGE_MM, bar_style, text_width_mm
 from ddlbench.report.tables import rows_of
 
@@ -303,7 +303,6 @@ def _beside(
 def _deviation_size(
     labels: list[str], members: int, predictors: int, sections: Sequence[Section]
 ) -> PanelSize:
-    """Put all predictors side by side if their bars allow it."""
     size = panel_size(
         labels, members, [predictors] * len(sections), left=_LEFT, between=_BETWEEN, right=_RIGHT
     )

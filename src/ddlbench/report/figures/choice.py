@@ -161,7 +161,6 @@ def _beside(
 
 
 def _legend(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[Artist, str]]:
-    """What some candidate has."""
     entries: list[tuple[Artist, str]] = []
     if any(map(_predicted, candidates)):
         line = Line2D([], [], linestyle="-", color=GREY, linewidth=2)

@@ -32,7 +32,6 @@ from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, sample, ticks_at, whisker
-from ddlbench.report.drawing import Predicted, own_predictors, shown_cells
 from ddlbench.report.figures.networking import NOT_ENDED
 from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.labels import variant_labels, workers_label
@@ -46,6 +45,7 @@ from ddlbench.report.layout import (
     unique,
 )
 from ddlbench.report.looks import strategy_look
+from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
 from ddlbench.report.style import GREY, plain
 from ddlbench.report.tables import rows_of
 

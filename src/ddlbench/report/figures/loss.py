@@ -164,7 +164,6 @@ def _heading(part: pd.DataFrame, link: str) -> str:
 
 
 def _lost(shown: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> str:
-    """Name the runs that diverged."""
     names = [
         f"{strategy_label(row.strategy, row.variant)} after {int(curve['step'].iloc[-1])} updates"
         for row in rows_of(shown)

@@ -29,10 +29,10 @@ from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
 from ddlbench.predict.platforms import Platform
 from ddlbench.report.bars import labels_height_mm, write_labels
-from ddlbench.report.drawing import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
 from ddlbench.report.looks import strategy_look
+from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.published import is_of
 from ddlbench.report.style import GREY, seconds_axis, shade
 from ddlbench.report.tables import rows_of, table_text

@@ -43,12 +43,19 @@ from ddlbench.report.bars import (
     write_labels,
 )
 from ddlbench.report.curves import sample
-from ddlbench.report.drawing import Predicted, condition_sections, shown_cells
 from ddlbench.report.footer import Context, footer, note_sentences, reasons_by_mark, sentence
 from ddlbench.report.labels import common_workers, speedup_mark, variant_labels
 from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
 from ddlbench.report.looks import DatasetLook, strategy_look
-from ddlbench.report.recorded_step import SENDING, gap_over_pass, idle_of, parts_of
+from ddlbench.report.predicted import (
+    SENDING,
+    Predicted,
+    condition_sections,
+    gap_over_pass,
+    idle_of,
+    parts_of,
+    shown_cells,
+)
 from ddlbench.report.style import CENTRED, REFERENCE, bar_style, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
@@ -108,7 +115,6 @@ def _bound(configuration: str) -> float | None:
 
 
 def _paired_ratios(measurements: pd.DataFrame) -> dict[str, list[float]]:
-    """Speed-up of each repeat against its own base, by configuration."""
     steps = dict(zip(measurements["cell_id"], measurements["step_median_s"], strict=True))
     ratios: dict[str, list[float]] = {}
     for row in rows_of(measurements):

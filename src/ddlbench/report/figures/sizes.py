@@ -215,7 +215,6 @@ def _label(point: _Point, width_mm: float) -> list[str]:
 
 
 def _legend(points: Sequence[_Point]) -> list[tuple[Artist, str]]:
-    """Only what the panels have."""
     bases = {point.basis for point in points if point.known}
     entries: list[tuple[Artist, str]] = []
     if "measured" in bases:

@@ -28,14 +28,6 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import label_rows, patch, write_in_row, write_instead
-from ddlbench.report.drawing import (
-    NOT_PREDICTED,
-    Predicted,
-    condition_sections,
-    own_predictors,
-    shown_cells,
-    title_of,
-)
 from ddlbench.report.footer import Context, footer, note_sentences, sentence, signs
 from ddlbench.report.labels import (
     common_workers,
@@ -53,7 +45,15 @@ from ddlbench.report.layout import (
     unique,
 )
 from ddlbench.report.looks import DatasetLook, strategy_look
-from ddlbench.report.recorded_step import parts_of
+from ddlbench.report.predicted import (
+    NOT_PREDICTED,
+    Predicted,
+    condition_sections,
+    own_predictors,
+    parts_of,
+    shown_cells,
+    title_of,
+)
 from ddlbench.report.style import (
     GREY,
     REFERENCE,
@@ -186,7 +186,6 @@ def _scale(axes: Axes, longest: float) -> None:
 
 
 def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]]) -> None:
-    """Write the reasons of empty rows at the left, and flags of the others at the right edge."""
     for gid, x, side, texts in (("mark", 0.02, "left", marks), ("number", 0.995, "right", flags)):
         for place, text in texts:
             if text:
@@ -262,7 +261,6 @@ def draw_parts(
 
 
 def _recorded(predicted: Predicted, shown: pd.DataFrame) -> pd.DataFrame:
-    """A row as that of a predictor for each cell with a recorded step."""
     cells = shown.drop_duplicates("configuration")
     rows = []
     for row in rows_of(cells):

@@ -54,7 +54,6 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Written to the left of the row."""
         parts = [self.place]
         if self.stages:
             noun = "stage" if len(self.stages) == 1 else "stages"
@@ -88,7 +87,6 @@ class Box:
 
     @property
     def number(self) -> int:
-        """Written into the box."""
         return self.mini_batch if self.micro_batch is None else self.micro_batch
 
 
@@ -251,8 +249,6 @@ def _overlapping(
 
 
 class _Cut:
-    """Cuts windows out of the boxes of a run."""
-
     def __init__(self, planned: Sequence[Box], measured: Sequence[Box], rows: int) -> None:
         self._planned, self._measured, self._rows = planned, measured, rows
 

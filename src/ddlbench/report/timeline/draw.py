@@ -131,7 +131,6 @@ class Block:
             self._write(text, (left + width / 2, self.centre(box.row)), ground, look)
 
     def _place(self, box: Box) -> tuple[float, float]:
-        """Middle and height of a box."""
         if box in self._lanes:
             below = self._device_mm + (self._lanes[box] + 0.5) * _LANE_MM
             return self._tops_mm[box.row] + below, _LANE_MM * _FILL
@@ -216,7 +215,6 @@ class Shown:
 
     @property
     def height_mm(self) -> float:
-        """Height of the window's axes."""
         blocks = sum(_panel_height_mm(panel, len(self.rows)) for panel in self.panels)
         return blocks + _BETWEEN_MM * (len(self.panels) - 1)
 

@@ -206,7 +206,6 @@ def _launches(trace: Trace, links: Times) -> Times:
 
 
 def _whole_time(begin: Times, end: Times, kinds: Times) -> dict[str, float]:
-    """The parts of the time, in microseconds."""
 
     def of(*chosen: int) -> Intervals:
         among = np.isin(kinds, chosen)
@@ -253,7 +252,6 @@ def _by_cause(gap: Times, late: Any) -> tuple[float, float, float]:
 
 
 def _of_operators(trace: Trace, cut: bool, notes: list[str]) -> Breakdown:
-    """The breakdown of a trace of CPUs."""
     lines = trace.operators
     if not len(lines):
         raise InvalidTrace(

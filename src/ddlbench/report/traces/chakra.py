@@ -327,8 +327,6 @@ def _schedule(plan: StrategyPlan, boxes: Sequence[Box]) -> PlannedSchedule | Non
 
 
 class _Pipeline:
-    """The graphs of a pipeline's ranks, from its schedule."""
-
     def __init__(
         self,
         plan: StrategyPlan,

@@ -312,8 +312,6 @@ Times = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class _Lines:
-    """Events of one sort, as columns."""
-
     def __init__(self, *names: str) -> None:
         self._columns = {name: array("d") for name in names}
         self._appends = tuple(column.append for column in self._columns.values())
@@ -384,8 +382,6 @@ def read_trace(path: Path, *, exact: bool = False) -> Trace:
 
 
 class _Reader:
-    """Sorts events into the columns of a trace."""
-
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._kinds: dict[str, int] = {}
