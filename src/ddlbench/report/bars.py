@@ -400,9 +400,6 @@ def message(axes: Axes, text: str, width_mm: float) -> None:
     )
 
 
-_APART = 0.2  # of a row, from its middle
-
-
 def name_rows(axes: Axes, labels: Sequence[str]) -> None:
     """Rows from top to bottom, one a label."""
     axes.set_ylim(len(labels) - 0.4, -0.6)
@@ -415,30 +412,6 @@ def label_rows(axes: Axes, labels: Sequence[str], labelled: bool = True) -> None
     axes.tick_params(axis="y", length=0, labelleft=labelled)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-
-
-def draw_intervals(
-    axes: Axes,
-    place: int,
-    predicted: Sequence[float],
-    measured: tuple[float, Sequence[float]] | None,
-    colour: str,
-) -> None:
-    """Draw into a row what was predicted, in grey, and below it what was measured.
-
-    Args:
-        axes: to draw in.
-        place: of the row.
-        predicted: the ends of the interval; may be empty.
-        measured: the value and the ends of its interval.
-        colour: of what was measured.
-    """
-    if predicted:
-        axes.plot(predicted, [place - _APART] * 2, "-", color=GREY, linewidth=2)
-    if measured is not None:
-        value, ends = measured
-        axes.plot(ends, [place + _APART] * 2, "-", color=colour, linewidth=1)
-        axes.plot([value], [place + _APART], "o", color=colour)
 
 
 def write_in_row(axes: Axes, place: int, x: float, text: str, **style: Any) -> None:

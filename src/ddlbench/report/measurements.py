@@ -26,7 +26,6 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import (
     FEWEST_STEPS,
-    Checkpointing,
     InputDigests,
     InvalidResult,
     NewerResult,
@@ -186,7 +185,7 @@ def _outcome(
 ) -> dict[str, Any]:
     if result is None or isinstance(result, InvalidResult):
         return _without_result(row, path, result)
-    circumstances = Circumstances.of(result)
+    circumstances, part = Circumstances.of(result), result.checkpointing
     return {
         "status": result.status,
         "reason": result.reason and _shortened(result.reason),
@@ -215,7 +214,9 @@ def _outcome(
         **_memory(result.ranks),
         **probed(result.ranks, result.accelerator is not None),
         "emulated": result.accelerator is not None,
-        **_checkpointing(result.checkpointing),
+        "checkpoint_s": part and part.total_s,
+        "resumed": part and part.resumed,
+        "lost_steps": part and part.lost_steps,
     }
 
 
@@ -350,12 +351,6 @@ def _memory(ranks: Sequence[RankEntry]) -> dict[str, Any]:
         "device_memory_bytes": fullest[1],
         "peak_rss_bytes": max((rank.peak_rss_bytes for rank in ranks), default=None),
     }
-
-
-def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
-    if part is None:
-        return {}
-    return {"checkpoint_s": part.total_s, "resumed": part.resumed, "lost_steps": part.lost_steps}
 
 
 def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:

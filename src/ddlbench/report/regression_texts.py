@@ -74,18 +74,17 @@ def _numbers(row: Compared) -> tuple[str, str, str, str, str]:
     )
 
 
-def remarks(comparison: Comparison, *, with_reasons: bool = True) -> Iterator[str]:
+def remarks(comparison: Comparison, *, with_reasons: bool = True) -> list[str]:
     """Sentences below the table."""
-    if with_reasons:
-        yield from _reasons(comparison)
-    if remark := _alone(comparison):
-        yield remark
-    yield from _unreadable(comparison)
-    if remark := _noise(comparison):
-        yield remark
-    if remark := _repeats(comparison):
-        yield remark
-    yield from (f"{note}." for note in comparison.notes)
+    every = (
+        *(_reasons(comparison) if with_reasons else ()),
+        _alone(comparison),
+        *_unreadable(comparison),
+        _noise(comparison),
+        _repeats(comparison),
+        *(f"{note}." for note in comparison.notes),
+    )
+    return [*filter(None, every)]
 
 
 def _reasons(comparison: Comparison) -> Iterator[str]:
@@ -118,19 +117,12 @@ def _unreadable(comparison: Comparison) -> Iterator[str]:
 
 
 def _noise(comparison: Comparison) -> str:
-    sources = Counter(noise.source for noise in comparison.noises())
-    parts = [
-        f"{_SOURCES[source]} ({count:,}{_stated(comparison, source)})"
-        for source, count in sources.most_common()
-    ]
+    noises, parts = comparison.noises(), []
+    for source, count in Counter(noise.source for noise in noises).most_common():
+        spreads = sorted({noise.variance**0.5 for noise in noises if noise.source == source})
+        stated = f"; {' or '.join(map(percent, spreads))}" if source == "stated" else ""
+        parts.append(f"{_SOURCES[source]} ({count:,}{stated})")
     return f"Intervals are from {', '.join(parts)}." if parts else ""
-
-
-def _stated(comparison: Comparison, source: str) -> str:
-    if source != "stated":
-        return ""
-    spreads = {noise.variance**0.5 for noise in comparison.noises() if noise.source == source}
-    return f"; {' or '.join(percent(spread) for spread in sorted(spreads))}"
 
 
 def _repeats(comparison: Comparison) -> str:

@@ -226,16 +226,16 @@ def _run_of(measured: TreeCell) -> Run:
     if measured.result is not None:
         return _of_result(measured.result, measured.folder)
     run = Run(measured.cell, measured.site, Status.INVALID)
-    if measured.outcome is not None:
-        why = str(measured.outcome).removeprefix(f"{measured.folder / RESULT_FILE}: ")
-        return replace(run, reason=f"{RESULT_FILE} cannot be used: {_in_one_line(why)}")
-    try:
-        failure = Failure.read(measured.folder)
-    except UnreadableJson as error:
-        why = str(error).removeprefix(f"{measured.folder / FAILURE_FILE}: ")
-        return replace(run, reason=f"{FAILURE_FILE} cannot be used: {_in_one_line(why)}")
-    reason = "it is gone" if failure is None else _in_one_line(failure.reason)
-    return replace(run, status=Status.FAILED, reason=reason)
+    file, fault = RESULT_FILE, str(measured.outcome or "")
+    if not fault:
+        try:
+            failure = Failure.read(measured.folder)
+            reason = "it is gone" if failure is None else _in_one_line(failure.reason)
+            return replace(run, status=Status.FAILED, reason=reason)
+        except UnreadableJson as error:
+            file, fault = FAILURE_FILE, str(error)
+    why = _in_one_line(fault.removeprefix(f"{measured.folder / file}: "))
+    return replace(run, reason=f"{file} cannot be used: {why}")
 
 
 def _of_result(result: Result, folder: Path) -> Run:
@@ -259,8 +259,7 @@ def _of_result(result: Result, folder: Path) -> Run:
     if timing is None or not timing.step_s.median_s:
         return replace(run, status=Status.INVALID, reason="its status is ok, but no step was timed")
     if timing.disturbed:
-        reason = f"disturbed: {_in_one_line(timing.disturbed)}"
-        return replace(run, reason=reason)
+        return replace(run, reason=f"disturbed: {_in_one_line(timing.disturbed)}")
     return replace(
         run,
         step_s=timing.step_s.median_s,

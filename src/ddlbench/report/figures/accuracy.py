@@ -67,6 +67,9 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     rows = frame.drop_duplicates("predictor").sort_values("baseline", kind="stable")
     predictors = [str(name) for name in rows["predictor"]]
     baseline = dict(zip(predictors, rows["baseline"].astype(bool), strict=True))
+    about = sentence("accuracy" if len(scored) else "accuracy_none")
+    if scored["signed_error"].abs().max() > _CUT:
+        about += sentence("accuracy_cut", cut=_CUT)
     page = lay_out(
         "Mean absolute error of the predicted step",
         [
@@ -80,7 +83,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
             ),
         ],
         [Section("", [Panel(strategy_label(strategy)) for strategy in strategies])],
-        footer=footer(shown_cells(predicted, frame), context, [_legend_sentence(scored)]),
+        footer=footer(shown_cells(predicted, frame), context, [about]),
         size=_errors_size(predictors, len(strategies)),
         share_y=True,
     )
@@ -173,13 +176,6 @@ def _record(
         "signed_error": float(errors.mean()) if len(errors) else math.nan,
         "repeat_spread": cells["repeat_spread"].median(),
     }
-
-
-def _legend_sentence(scored: pd.DataFrame) -> str:
-    if not len(scored):
-        return sentence("accuracy_none")
-    beyond = scored["signed_error"].abs().max() > _CUT
-    return sentence("accuracy") + (sentence("accuracy_cut", cut=_CUT) if beyond else "")
 
 
 _LEFT, _BETWEEN, _RIGHT = 13.5, 3.0, 2.0

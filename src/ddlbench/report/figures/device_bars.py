@@ -172,11 +172,6 @@ def _memory_sentence(shown: pd.DataFrame) -> str:
     return sentence("memory", bars="; ".join(parts) or "peak bytes")
 
 
-def _utilisation_sentence(shown: pd.DataFrame) -> str:
-    above = bool((shown["mfu"].astype(float) > 1).any())
-    return sentence("utilisation") + (sentence("utilisation_above") if above else "")
-
-
 draw_memory = partial(
     _draw,
     Quantity(
@@ -209,6 +204,9 @@ draw_utilisation = partial(
         column="mfu",
         beside=("flops_per_s", "peak_flops_per_s"),
         unit=lambda _: Unit("%", 0.01),
-        explain=_utilisation_sentence,
+        explain=lambda shown: (
+            sentence("utilisation")
+            + (sentence("utilisation_above") if (shown["mfu"].astype(float) > 1).any() else "")
+        ),
     ),
 )

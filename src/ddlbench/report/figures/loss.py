@@ -134,7 +134,12 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             _loss_line(by_step, curve, "step", row, look)
             _loss_line(by_time, curve, "seconds", row, look)
             records.append(_record(row, curve, reached[row.cell_id]))
-        top = _top(shown_curves)
+        # A run that diverges gets three times its first loss at most.
+        tops = [
+            3 * curve["loss"].iloc[0] if _diverged(curve) else curve["loss"].max()
+            for curve in shown_curves.values()
+        ]
+        top = 1.05 * float(max(tops))
         _loss_frame(by_step, reached, top, "Updates of the mini-batch size")
         _loss_frame(by_time, reached, top, "Time (s)")
         by_step.set_ylabel("Loss", labelpad=1)
@@ -170,13 +175,6 @@ def _lost(shown: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> str:
         if _diverged(curve := curves[row.cell_id])
     ]
     return f"Crosses: the loss is no number any more ({', '.join(names)})." if names else ""
-
-
-def _top(curves: dict[str, pd.DataFrame]) -> float:
-    """The top of the axis: a run that diverges gets three times its first loss at most."""
-    ended = [curve["loss"].max() for curve in curves.values() if not _diverged(curve)]
-    starts = [3 * curve["loss"].iloc[0] for curve in curves.values() if _diverged(curve)]
-    return 1.05 * float(max([*ended, *starts]))
 
 
 def _loss_line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, look: dict[str, Any]) -> None:

@@ -145,12 +145,7 @@ def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
     linear = [point.devices for point in points]
     axes.plot(range(len(points)), linear, "--", color=GREY, linewidth=0.8, marker="_")
     for place, point in enumerate(points):
-        if point.known:
-            colour = strategy_look(point.strategy).colour
-            axes.plot(
-                [place] * 2, [point.speedup_low, point.speedup_high], "-", color=colour, linewidth=1
-            )
-            axes.add_line(_mark(point, place, point.speedup))
+        _draw_point(axes, place, point, point.speedup, devices=1)
     labels = ["\n".join(_label(point, width_mm / len(points))) for point in points]
     axes.set_xticks(range(len(points)), labels)
     ends = [
@@ -174,11 +169,7 @@ def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
 
 def _efficiencies(axes: Axes, points: Sequence[_Point]) -> None:
     for place, point in enumerate(points):
-        if point.known:
-            low, high = point.speedup_low / point.devices, point.speedup_high / point.devices
-            colour = strategy_look(point.strategy).colour
-            axes.plot([place] * 2, [low, high], "-", color=colour, linewidth=1)
-            axes.add_line(_mark(point, place, point.efficiency))
+        _draw_point(axes, place, point, point.efficiency, point.devices)
     hours = [
         "" if math.isnan(point.epoch_device_hours) else f"\n{point.epoch_device_hours:.2g}"
         for point in points
@@ -192,13 +183,17 @@ def _efficiencies(axes: Axes, points: Sequence[_Point]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
 
 
-def _mark(point: _Point, place: float, value: float) -> Line2D:
-    """The strategy's marker; hollow where the speed-up is predicted."""
+def _draw_point(axes: Axes, place: int, point: _Point, value: float, devices: int) -> None:
+    """The strategy's marker, hollow where the speed-up is predicted, with its interval."""
+    if not point.known:
+        return
     look = strategy_look(point.strategy)
-    face = look.colour if point.basis == "measured" else "white"
-    return Line2D(
+    ends = [point.speedup_low / devices, point.speedup_high / devices]
+    axes.plot([place] * 2, ends, "-", color=look.colour, linewidth=1)
+    axes.plot(
         [place], [value], linestyle="none", marker=look.marker, color=look.colour,
-        markerfacecolor=face, markersize=5, zorder=3,
+        markerfacecolor=look.colour if point.basis == "measured" else "white", markersize=5,
+        zorder=3,
     )  # fmt: skip
 
 
