@@ -36,10 +36,8 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
 
     A wrong pick is followed by its extra time, ``~`` one within the noise of the fastest. A tie has
     the share that is right. The last column is the recommender of the thesis, for the same network
-    and dataset on its four GPUs, whatever our geometry.
-
-    Args:
-        table: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
+    and dataset on its four GPUs, whatever our geometry. ``table`` is that of
+    :func:`ddlbench.predict.recommender_score.table_8_1`.
     """
     printed = {(row.network, row.dataset): row for row in rows_of(published.choices())}
     several = table.groupby(["dataset", "network", "nodes", "devices_per_node"])["case"].nunique()
@@ -66,11 +64,7 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rates_by_recommender(table: pd.DataFrame) -> pd.DataFrame:
-    """Table 8.2 as text: right of so many, a column a dataset; below it the thesis' own.
-
-    Args:
-        table: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
-    """
+    """Table 8.2 as text: right of so many, a column a dataset; below it the thesis' own."""
     datasets = in_dataset_order([name for name in dict.fromkeys(table["dataset"]) if name != ALL])
     rows = []
     for (recommender, baseline), records in table.groupby(["recommender", "baseline"], sort=False):
@@ -96,9 +90,6 @@ def beside_printed(table: pd.DataFrame) -> pd.DataFrame:
 
     Of cases ``printed_recommended``, ``printed_fastest`` and ``printed_extra_time``; of rates
     ``printed_correct`` of ``printed_n``, by dataset and over all. They are of four GPUs of a node.
-
-    Args:
-        table: what :func:`ddlbench.predict.recommender_score.table_8_1` or ``table_8_2`` returns.
     """
     if "case" not in table:
         return table.join(_printed_right(), on="dataset")
@@ -188,8 +179,7 @@ def write_choices(
     """Write table_8_1.md and table_8_2.md: at one global batch, then as the thesis made them.
 
     Args:
-        cases: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
-        rates: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
+        cases, rates: Tables 8.1 and 8.2.
         as_published: what :func:`ddlbench.predict.recommender_score.published_cases` returns.
         folder: where the tables of the experiment lie.
     """
@@ -213,12 +203,9 @@ _NOTES = (
 
 
 def choice_lines(cases: pd.DataFrame, rates: pd.DataFrame, *, every_row: bool) -> list[str]:
-    """How often the fastest strategy was named, for a terminal; every case, if wanted.
+    """Tables 8.1 and 8.2 for a terminal: how often the fastest strategy was named.
 
-    Args:
-        cases: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
-        rates: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
-        every_row: also what each recommender named in each case.
+    With ``every_row`` also what each recommender named in each case.
     """
     if cases.empty:
         return paragraph("No case has two measured strategies, so there is nothing to recommend.")

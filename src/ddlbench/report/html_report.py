@@ -210,14 +210,7 @@ class Captioned:
 
 
 class PageFigures:
-    """The figures of an experiment, by section.
-
-    Args:
-        folder: of the page.
-        experiment, site: names.
-        rows: the matrix, which says which figures belong to it.
-        results: the folder that holds ``<site>/cells``.
-    """
+    """The figures of an experiment by section, with addresses from the page's ``folder``."""
 
     def __init__(
         self, folder: Path, experiment: str, site: str, rows: Sequence[MatrixRow], results: Path

@@ -157,12 +157,7 @@ _FIRST_ROWS = 60  # of a table
 
 @dataclass(frozen=True)
 class Shown:
-    """One of our pictures.
-
-    Args:
-        file: its path.
-        caption: where it comes from.
-    """
+    """One of our pictures, and where it comes from."""
 
     file: Path
     caption: str
@@ -182,12 +177,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class ShownTable:
-    """One of our tables.
-
-    Args:
-        file: its CSV file.
-        caption: where it comes from.
-    """
+    """One of our tables as a CSV file, and where it comes from."""
 
     file: Path
     caption: str
@@ -306,12 +296,7 @@ def pictures_of(shown: Sequence[FigureResults]) -> tuple[Shown, ...]:
 
 
 def published_pictures(root: Path, names: Sequence[str]) -> tuple[Shown, ...]:
-    """Kept pictures of published values alone.
-
-    Args:
-        root: the project's folder.
-        names: paths from there.
-    """
+    """Kept pictures of published values alone, by their paths in the project's folder."""
     there = (root / name for name in names)
     return tuple(Shown(path, f"published: {path.stem}") for path in there if path.is_file())
 
@@ -332,13 +317,7 @@ def _caption(path: Path, results: FigureResults) -> str:
 
 
 def write_page(exhibits: Sequence[Exhibit], out: Path, facts: Mapping[str, Any]) -> Path:
-    """Write the page.
-
-    Args:
-        exhibits: in their order.
-        out: the file.
-        facts: ``days`` and ``version``, for the head of the page.
-    """
+    """Write the page; ``facts`` are the ``days`` and ``version`` of its head."""
     shown = sum(exhibit.is_there for exhibit in exhibits)
     write_text(out, html_page("papers_page.html", exhibits=exhibits, shown=shown, told=facts))
     return out

@@ -115,10 +115,7 @@ def draw_predictions(
 def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -> Path:
     """Tables of an experiment on several sites, and the figure that compares them.
 
-    Args:
-        config: the experiment.
-        sites: names of the sites; the first one's folder gets the figure.
-        where: names the configuration in messages.
+    The first site's folder gets the figure. ``where`` names the configuration in messages.
     """
     tables, contexts = {}, {}
     for name in sites:

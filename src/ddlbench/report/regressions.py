@@ -335,7 +335,7 @@ def _judged(
         for emulated, spread in ((True, SPREAD_EMULATED), (False, SPREAD_COMPUTED))
     }
     return [
-        _verdict(name, *pair, sample, noises[pair[0].emulated], margin)
+        _verdict(name, pair, sample, noises[pair[0].emulated], margin)
         for name, pair, sample in zip(names, pairs, samples, strict=True)
     ]
 
@@ -363,12 +363,13 @@ def _unlike_beds(before: Configuration, after: Configuration) -> str:
 
 def _verdict(
     name: str,
-    before: Configuration,
-    after: Configuration,
+    pair: tuple[Configuration, Configuration],
     samples: Pair | None,
     noise: RunNoise,
     margin: float,
 ) -> Compared:
+    before, after = pair
+
     def made(verdict: Verdict, reason: str = "", ratio: Ratio | None = None) -> Compared:
         return Compared(name, before, after, ratio, verdict, reason)
 

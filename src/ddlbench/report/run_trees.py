@@ -333,11 +333,7 @@ def _of_row(row: ReferenceRow, reference: Reference) -> Configuration:
 
 
 def reference_of(tree: Tree, created: str) -> Reference:
-    """What a tree reached, as a reference file keeps it.
-
-    Args:
-        tree: of results.
-        created: when the file is written.
+    """What a tree of results reached, as a reference file that is written at ``created`` keeps it.
 
     Raises:
         ConfigError: no configuration of it was measured.

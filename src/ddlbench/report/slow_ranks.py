@@ -228,13 +228,7 @@ def failed_nodes(reasons: Iterable[str]) -> list[SlowDevice]:
 
 @cache
 def examined(cell_ids: tuple[str, ...], site: str, root: Path = RESULTS) -> list[SlowDevice]:
-    """Slow and failing devices of a site's cells; read once a process.
-
-    Args:
-        cell_ids: of the cells to look at.
-        site: their site.
-        root: the folder that holds ``<site>/cells``.
-    """
+    """Slow and failing devices of these cells of a site; read once a process."""
     cells: list[list[Pace]] = []
     reasons: list[str] = []
     for cell_id in cell_ids:

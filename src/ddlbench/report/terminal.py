@@ -117,12 +117,7 @@ def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> lis
 def speedup_table(
     rows: list[dict[Hashable, Any]], differing: list[str]
 ) -> tuple[list[Column], list[tuple[str, ...]]]:
-    """Speed-ups, a row a network, a column a strategy.
-
-    Args:
-        rows: of the summary.
-        differing: names of the columns that tell rows apart.
-    """
+    """Speed-ups of rows of the summary, a row a network, a column a strategy."""
     kept = [name for name in differing if name != "geometry"]
     names = list(dict.fromkeys(_column_name(row) for row in rows if row["strategy"] != BASE))
     groups: dict[tuple[str, ...], dict[str, dict[Hashable, Any]]] = {}

@@ -61,14 +61,7 @@ _CHOICE_COLUMNS = [
 
 
 def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
-    """One panel an answer, one row a candidate, the fastest above.
-
-    Args:
-        choice: the content of choice.json.
-
-    Returns:
-        the figure, and the numbers of its rows.
-    """
+    """One panel an answer of choice.json, one row a candidate, the fastest above."""
     answers = choice["answers"][:_MOST_CASES]
     shown = [candidate for answer in answers for candidate in answer["candidates"]]
     left = max((text_width_mm(candidate["label"]) for candidate in shown), default=0.0) + 5
@@ -241,10 +234,9 @@ _TUNING_COLUMNS = [
 
 
 def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
-    """One row a configuration, the fastest above; all that were measured, and the likeliest others.
+    """One row a configuration of tuning.json, the fastest above.
 
-    Args:
-        tuning: the content of tuning.json.
+    All that were measured are shown, and the likeliest others.
     """
     shown = _shown(tuning["configurations"])
     labels = [_label(configuration) for configuration in shown]
@@ -340,11 +332,7 @@ def ways(choices: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_ways(choices: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """Two panels over device time: how often a way is right, and the extra time of its picks.
-
-    Args:
-        choices: as of :func:`ways`.
-    """
+    """Two panels over device time: how often a way is right, and the extra time of its picks."""
     shown = ways(choices)
     names = list(shown["way"])
     page = lay_out(

@@ -45,11 +45,7 @@ _COLOURS = {
 
 
 def draw(comparison: Comparison) -> tuple[Figure, pd.DataFrame]:
-    """Ratios B/A with their intervals over the margin, and the reason where there is none.
-
-    Returns:
-        the figure, and the numbers of its rows.
-    """
+    """Ratios B/A with their intervals over the margin, and the reason where there is none."""
     shown = comparison.rows[:_MOST_ROWS]
     labels = [shortened(row.name, _LONGEST_NAME) for row in shown]
     left = max(map(text_width_mm, labels), default=0.0) + 5

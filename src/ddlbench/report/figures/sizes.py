@@ -64,11 +64,7 @@ class _Point:
 def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     """Speed-up and efficiency of the best strategy of each geometry.
 
-    Args:
-        content: of :func:`ddlbench.predict.largest_batch.sizes_dict`.
-
-    Returns:
-        the figure, and a row a geometry.
+    ``content`` is of :func:`ddlbench.predict.largest_batch.sizes_dict`.
     """
     points = [_point(geometry, content["enough"]) for geometry in content["geometries"]]
     texts = [f"{p.geometry} {p.label} {_NONE}" for p in points]

@@ -78,14 +78,7 @@ def kineto_files(folder: Path) -> dict[str, bytes]:
 
 
 def rank_events(number: int, row: Row, boxes: Sequence[Box], *, on_host: bool) -> list[Event]:
-    """The events of one device.
-
-    Args:
-        number: of the device, its rank.
-        row: what it is called.
-        boxes: its own.
-        on_host: the host computes, so that its operators are known.
-    """
+    """The events of the device of a rank; operators are known where the host computes."""
     writer = _Writer(number, row, on_host)
     begins, ends = extents(boxes)
     steps = sorted(begins, key=lambda step: (begins[step], step))
