@@ -78,15 +78,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Beside:
-    """Published values beside bars.
-
-    Args:
-        values: by the bar's group and its slot in the group.
-        span: of the y axis, in its units.
-    """
+    """Published values beside bars."""
 
     values: Mapping[tuple[int, int], float]
+    """By the bar's group and its slot in the group."""
     span: float
+    """Of the y axis, in its units."""
 
 
 def bar_groups(
@@ -240,28 +237,16 @@ def top_of(groups: Sequence[Group]) -> float:
 
 
 def slot_centre(place: int, slot: int, members: int, of: int) -> float:
-    """The x of a bar.
-
-    Args:
-        place: index of its group.
-        slot: index of the bar in the group.
-        members: slots of the widest group.
-        of: slots of this group.
-    """
+    """The x of bar ``slot`` of group ``place``, which has ``of`` of at most ``members`` slots."""
     return place * (members + GAP) + GAP / 2 + (members - of) / 2 + slot + 0.5
 
 
 def draw_groups(
     axes: Axes, groups: Sequence[Group], width_mm: float, number: str, beside: Beside | None = None
 ) -> None:
-    """Draw all groups.
+    """Draw all groups; ``number`` formats the values above wide bars, as ``"{:.2f}"``.
 
-    Args:
-        axes: to draw in.
-        groups: of bars.
-        width_mm: of the axes.
-        number: formats the values above wide bars, as ``"{:.2f}"``.
-        beside: published values; a number that would lie under one stands at zero.
+    A number that would lie under a published value ``beside`` it stands at zero.
     """
     members = max(len(group.bars) for group in groups)
     pitch = members + GAP

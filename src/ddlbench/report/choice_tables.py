@@ -178,10 +178,7 @@ def write_choices(
 ) -> None:
     """Write table_8_1.md and table_8_2.md: at one global batch, then as the thesis made them.
 
-    Args:
-        cases, rates: Tables 8.1 and 8.2.
-        as_published: what :func:`ddlbench.predict.recommender_score.published_cases` returns.
-        folder: where the tables of the experiment lie.
+    ``as_published`` is of :func:`ddlbench.predict.recommender_score.published_cases`.
     """
     pages = {
         "table_8_1": [markdown("Recommended and fastest strategy", choices_by_case(cases), _NOTES)],

@@ -44,14 +44,7 @@ def make_figure(
     site_description: str = "",
     paper: Paper | None = None,
 ) -> None:
-    """Draw a figure of an experiment from its tables.
-
-    Args:
-        name: of the figure.
-        tables_dir: the tables' folder.
-        out_png: the picture.
-        site_description: of the site file.
-        paper: the published figure that the experiment is of; its values stand beside ours.
+    """Draw a figure of an experiment from its tables, beside published values of its ``paper``.
 
     Raises:
         ConfigError: there is no such figure.

@@ -49,19 +49,14 @@ _NOT_YET = "not measured yet"
 
 @dataclass(frozen=True)
 class PageInputs:
-    """What a section is made of.
-
-    Args:
-        folder: of the page; addresses of files are seen from it.
-        tables_dir: folder of the experiment's tables.
-        tables: the same, read.
-        slow: ranks and nodes that are slow, each with its evidence.
-    """
+    """What a section is made of."""
 
     folder: Path
+    """Of the page; addresses of files are seen from it."""
     tables_dir: Path
     tables: Tables
     slow: Sequence[tuple[str, str]] = ()
+    """Ranks and nodes that are slow, each with its evidence."""
 
 
 @dataclass(frozen=True)

@@ -189,17 +189,12 @@ class FigureEntry:
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure of an experiment.
-
-    Args:
-        name: of its files.
-        entry: in the registry.
-        strategy: that it is of, as ``deviation_horovod`` of Horovod; else empty.
-    """
+    """A figure of an experiment, by the name of its files."""
 
     name: str
     entry: FigureEntry
     strategy: str = ""
+    """That it is of, as ``deviation_horovod`` of Horovod."""
 
 
 def _of_package(name: str, target: str) -> FigureEntry:

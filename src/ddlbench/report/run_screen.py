@@ -80,12 +80,7 @@ class _Job(NamedTuple):
 
 
 class RunScreen:
-    """Turns the events of a run into lines.
-
-    Args:
-        columns: width of the terminal.
-        dry_run: nothing will run; list the cells that would.
-    """
+    """Turns the events of a run into lines; of a dry run it lists the cells that would run."""
 
     def __init__(self, columns: int, *, dry_run: bool = False) -> None:
         self._columns = max(columns, 72)

@@ -45,9 +45,7 @@ _DISTINGUISHING = ("geometry", "batch_size", "fabric", "precision", "settings")
 def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     """Speed, speed-up and memory of every configuration, or why there is none.
 
-    Args:
-        tables_dir: folder of the tables that ``make_tables`` wrote.
-        every_row: a line a configuration; otherwise a long table is one line a network.
+    Without ``every_row`` a long table is one line a network.
     """
     summary = read_tables(tables_dir).summary
     differing = telling_apart(summary)

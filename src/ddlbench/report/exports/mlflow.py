@@ -59,13 +59,7 @@ def _file_store_allowed() -> Iterator[None]:
 
 
 class _Store:
-    """A store that is being written, through MLflow's client.
-
-    Args:
-        folder: where it is written.
-        final: where it will lie.
-        study: names the author.
-    """
+    """A store that is being written into ``folder``, to lie in ``final``, by MLflow's client."""
 
     def __init__(self, folder: Path, final: Path, study: Study) -> None:
         from mlflow import MlflowClient  # noqa: PLC0415 - an optional package

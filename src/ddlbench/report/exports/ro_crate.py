@@ -100,14 +100,6 @@ def write(tables: TreeTables, out: Path, study: Study) -> str:
 
 
 class _Crate:
-    """A crate that is being written.
-
-    Args:
-        folder: of the crate.
-        tables: of the results.
-        study: names author and licence.
-    """
-
     def __init__(self, folder: Path, tables: TreeTables, study: Study) -> None:
         self._folder, self._tables, self._study = folder, tables, study
         self._entities: list[Entity] = []

@@ -66,14 +66,9 @@ def draw_bars(
 ) -> Figure:
     """Draw all bars.
 
-    Args:
-        title: of the figure.
-        bars: :data:`COLUMNS`. ``row`` heads a row of panels, ``place`` labels a group, ``order``
-            sorts groups. A bar whose parts are NaN is not divided. ``mark`` is the reason why there
-            is no bar.
-        places_label: of the x axis.
-        footer: further sentences.
-        limit: relative departure from which runs are marked (``predict/accuracy.py``).
+    In ``bars`` (:data:`COLUMNS`) ``row`` heads a row of panels, ``place`` labels a group, ``order``
+    sorts groups. A bar whose parts are NaN is not divided. ``mark`` is the reason why there is no
+    bar. ``limit`` is the relative departure from which runs are marked.
     """
     sources = [source for source in SOURCES if source in set(bars["source"])]
     several = bars["place"].nunique() > 1

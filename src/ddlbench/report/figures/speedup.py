@@ -291,11 +291,7 @@ def draw_lines(
 ) -> Figure:
     """Draw ``shown``: cells that share ``strategy`` and ``line`` are one line over workers.
 
-    Args:
-        shown: cells, with ``line``.
-        title: above the figure.
-        below: sentences of the footer.
-        beside: published speed-ups, drawn hollow, and their label.
+    Published speed-ups ``beside`` them, which have a label, are hollow.
     """
     printed, sentence = beside or (None, "")
     names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))

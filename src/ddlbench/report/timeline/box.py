@@ -196,14 +196,9 @@ def windows_of(
     rows: int,
     steps: int | None = None,
 ) -> tuple[Window, ...]:
-    """The windows of one cell.
+    """The windows of one cell, of which planned or measured boxes may be empty.
 
-    Args:
-        planned: all boxes; may be empty.
-        measured: all boxes; may be empty.
-        schedule: of the planned boxes, if known.
-        rows: number of devices.
-        steps: mini-batches to show; None chooses.
+    ``rows`` is the number of devices, ``steps`` that of mini-batches to show; None chooses.
     """
     boxes = measured or planned
     numbers = sorted({box.mini_batch for box in boxes})

@@ -388,12 +388,8 @@ def unit_durations(
 ) -> StageDurations:
     """Durations in forward passes.
 
-    Args:
-        stages: their number.
-        forward: a forward pass, and a recomputation, of each stage; empty if all take 1.
-        backward: a backward pass, in forward passes of its stage.
-        update: of each stage.
-        all_reduce: of each stage.
+    ``forward`` is a forward pass, and a recomputation, of each stage; empty if all take 1. A
+    backward pass is in forward passes of its stage.
     """
     forward = forward or [1.0] * stages
     return StageDurations(
@@ -442,13 +438,7 @@ _DRAWN = ("load", "forward", "backward", "update")
 
 
 def predicted_boxes(plan: Plan, folder: Path, first: int, steps: int) -> tuple[Box, ...]:
-    """The boxes of so many steps, one after the other.
-
-    Args:
-        plan: of the cell.
-        folder: of the cell, below ``<site>/cells/``; the site's profile and links are beside it.
-        first: number of the first step.
-        steps: how many.
+    """The boxes of so many steps from number ``first`` on, by the site's profile and links.
 
     Raises:
         ConfigError: the site has no profile or links, or the strategy states no step.
