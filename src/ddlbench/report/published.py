@@ -273,7 +273,7 @@ def printed_table(kind: str, path: Path) -> pd.DataFrame:
     """A printed table with ours beside it.
 
     Args:
-        kind: a key of :data:`KINDS`.
+        kind: a key of :data:`PRINTED_TABLES`.
         path: the CSV file of its printed values.
 
     Raises:

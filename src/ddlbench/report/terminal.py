@@ -30,7 +30,7 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.documents import Answer
 from ddlbench.report.footer import interval_words
-from ddlbench.report.labels import mark_without_speedup
+from ddlbench.report.labels import case_title, mark_without_speedup
 from ddlbench.report.tables import read_tables, rows_of
 
 _FEW_ROWS = 18
@@ -194,7 +194,7 @@ def advice(tables_dir: Path) -> list[str]:
     answers = [answer for answer in answers_at(tables_dir) if answer["recommended"] is not None]
     whole = len(answers) <= _FEW_ANSWERS
     sentences = [
-        f"{_case_text(answer)}: {' '.join(answer['advice'] if whole else answer['advice'][:1])}"
+        f"{_title(answer['case'])}: {' '.join(answer['advice'] if whole else answer['advice'][:1])}"
         for answer in answers[:_MOST_ANSWERS]
     ]
     if len(answers) > _MOST_ANSWERS:
@@ -213,18 +213,11 @@ def answers_at(tables_dir: Path) -> list[Answer]:
     return read_choice(path)["answers"]
 
 
-def _case_text(answer: Mapping[str, Any]) -> str:
+def _title(case: Mapping[str, Any]) -> str:
     """``VGG-11, CIFAR-10, 1x2, batch 16``, and settings that are not the defaults."""
-    case = answer["case"]
-    words = [
-        network_label(case["network"]),
-        dataset_label(case["dataset"]),
-        f"{case['nodes']}x{case['devices_per_node']}",
-        f"batch {case['batch_size']}",
-    ]
     defaults = {field.name: field.default for field in fields(Cell)}
-    words += [f"{k} {v}" for k, v in case["settings"].items() if v != defaults[k]]
-    return ", ".join(words)
+    others = (f"{k} {v}" for k, v in case["settings"].items() if v != defaults[k])
+    return case_title(case, f"batch {case['batch_size']}", *others)
 
 
 def _old_bases(tables_dir: Path) -> list[str]:
