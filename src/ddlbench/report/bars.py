@@ -185,8 +185,13 @@ def write_labels(axes: Axes, at: Sequence[float], labels: Sequence[str], width_m
     axes.set_xticks(at, ["\n".join(_lines(label)) for label in labels])
     axes.tick_params(axis="x", length=0)
     if _is_crowded(labels, width_mm):
-        for label in axes.get_xticklabels():
-            label.set(rotation=30, ha="right", rotation_mode="anchor")
+        turn_labels(axes, 30)
+
+
+def turn_labels(axes: Axes, degrees: float) -> None:
+    """Turn the labels of the x axis, so that they do not touch."""
+    for label in axes.get_xticklabels():
+        label.set(rotation=degrees, ha="right", rotation_mode="anchor")
 
 
 def _lines(label: str) -> list[str]:

@@ -30,11 +30,11 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
-from ddlbench.report.bars import draw_cross, write_instead
+from ddlbench.report.bars import draw_cross, turn_labels, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, sample, ticks_at, whisker
 from ddlbench.report.figures.networking import NOT_ENDED
 from ddlbench.report.footer import Context, footer, sentence
-from ddlbench.report.labels import variant_labels, workers_label
+from ddlbench.report.labels import variant_labels
 from ddlbench.report.layout import (
     Panel,
     PanelSize,
@@ -45,7 +45,7 @@ from ddlbench.report.layout import (
     unique,
 )
 from ddlbench.report.looks import strategy_look
-from ddlbench.report.predicted import Predicted, own_predictors, shown_cells
+from ddlbench.report.predicted import Predicted, condition_label, own_predictors, shown_cells
 from ddlbench.report.style import GREY, plain
 from ddlbench.report.tables import rows_of
 
@@ -130,8 +130,8 @@ def _shown(predicted: Predicted) -> pd.DataFrame:
     shown = shown.join(conditions, on="configuration").reset_index(drop=True)
     variants = variant_labels(shown, without=("fabric",))
     shown["section"] = [
-        f"{strategy_label(str(row.strategy))}, {workers_label(int(row.workers))} ({row.geometry})"
-        + (f", {variant}" if variant else "")
+        f"{strategy_label(str(row.strategy))}, "
+        + condition_label(str(row.strategy), row.workers, row.geometry, variant)
         for row, variant in zip(rows_of(shown), variants, strict=True)
     ]
     shown["panel"] = [
@@ -168,8 +168,7 @@ def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
     axes.set_xlim(-0.5, len(fabrics) - 0.5)
     axes.set_xticks(range(len(fabrics)), fabrics)
     if 9.0 * len(fabrics) > axes.get_window_extent().width / axes.figure.dpi * 25.4:
-        for label in axes.get_xticklabels():
-            label.set(rotation=30, ha="right", rotation_mode="anchor")
+        turn_labels(axes, 30)
     axes.tick_params(axis="x", length=0)
 
 
@@ -306,13 +305,9 @@ def _factor(workers: int, chunks: int) -> float:
 
 def _heading(key: Any) -> str:
     strategy, dataset, workers, geometry, batch_size, fabric = key
-    parts = [
-        strategy_label(strategy),
-        dataset_label(dataset),
-        f"{workers_label(workers)} ({geometry})",
-        f"batch {batch_size}",
-    ]
-    return ", ".join([*parts, *([f"fabric {fabric}"] if fabric != "default" else [])])
+    where = condition_label(strategy, workers, geometry, f"batch {batch_size}")
+    heading = f"{strategy_label(strategy)}, {dataset_label(dataset)}, {where}"
+    return heading if fabric == "default" else f"{heading}, fabric {fabric}"
 
 
 def _legend(strategies: list[str], predictors: list[str]) -> list[tuple[Any, str]]:

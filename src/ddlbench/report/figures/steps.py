@@ -27,7 +27,7 @@ from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import strategy_label
-from ddlbench.report.bars import label_rows, patch, write_in_row, write_instead
+from ddlbench.report.bars import label_rows, patch, turn_labels, write_in_row, write_instead
 from ddlbench.report.footer import Context, footer, note_sentences, sentence, signs
 from ddlbench.report.labels import (
     common_workers,
@@ -298,8 +298,7 @@ def _fill(axes: Axes, part: pd.DataFrame, bars: list[str], colour: str) -> None:
     axes.set_xlim(-0.6, len(labels) - 0.4)
     axes.set_xticks(range(len(labels)), labels)
     axes.tick_params(axis="x", length=0)
-    for label in axes.get_xticklabels():
-        label.set(rotation=45, ha="right", rotation_mode="anchor")
+    turn_labels(axes, 45)
     top = 0.0
     any_row = next(iter(rows.values()), None)
     if any_row is not None:
