@@ -23,7 +23,7 @@ from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.cell_states import states, status_document, status_lines
 from ddlbench.report.measurements import records_of
 from ddlbench.report.products import compare_sites, make_page, make_report
-from ddlbench.report.slow_ranks import slow_lines, slow_of
+from ddlbench.report.slow_ranks import failed_nodes, slow_lines, slow_of
 from ddlbench.report.terminal import advice_lines, summary_lines
 
 
@@ -76,9 +76,11 @@ def status(
     figure = figures_dir(site.name, experiment.name) / "speedup.png"
     drawn = figure if figure.is_file() else page
     if state is None and unfinished & {cell.state for cell in cells}:
+        lines += slow_lines(failed_nodes(cell.reason or "" for cell in cells), site)
         lines.append(f"Next: {snakemake_command(experiment, site)}")
     elif state is None:
         lines[0] += f": {drawn}" if drawn.is_file() else "; draw the figures: ddlbench report"
+        lines += slow_lines(slow_of(rows, site), site)  # reads the results once more
     click.echo(head + "\n".join(lines))
 
 

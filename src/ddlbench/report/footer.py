@@ -151,8 +151,9 @@ _STALE_WEIGHTS = "stale"  # of the column update_semantics
 
 def without_signs(shown: pd.DataFrame) -> pd.DataFrame:
     """The rows of a figure that draws no sign, so that its footer explains none."""
-    flags = dict.fromkeys(("stale", "noisy", "unsteady"), False)
-    return shown.assign(**{**dict.fromkeys(_COLUMNS.values(), ""), **flags})
+    none: dict[str, Any] = dict.fromkeys(_COLUMNS.values(), "")
+    none |= dict.fromkeys(("stale", "noisy", "unsteady"), False)
+    return shown.assign(**none)
 
 
 def reasons_by_mark(shown: pd.DataFrame, named: Callable[[str, pd.DataFrame], str]) -> str:

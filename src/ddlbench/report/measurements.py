@@ -240,7 +240,7 @@ def _without_result(row: MatrixRow, path: Path, fault: InvalidResult | None) -> 
         newer = isinstance(fault, NewerResult)
         status = Status.NEWER if newer else Status.INVALID
         why = _shortened(str(fault).removeprefix(f"{path}: "))
-        reason = Reason("newer_result" if newer else "invalid_result", why)
+        reason: str = Reason("newer_result" if newer else "invalid_result", why)
     elif row.unsupported is not None:
         status, reason = Status.UNSUPPORTED, row.unsupported
     else:
@@ -386,8 +386,11 @@ def collect_steps(
 
     An unreadable file is left out with a warning.
     """
-    cells = (row.cell for row in rows if row.unsupported is None)
-    folders = ((cell, result_file(site_name, cell.id, results_root).parent, {}) for cell in cells)
+    folders = (
+        (row.cell, result_file(site_name, row.cell.id, results_root).parent, dict[str, Any]())
+        for row in rows
+        if row.unsupported is None
+    )
     return steps_table(folders, STEPS)
 
 

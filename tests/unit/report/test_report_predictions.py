@@ -241,6 +241,7 @@ def test_conditions_say_what_a_cell_ran_as():
                 "status": "ok",
                 "predicted_step_s": 1.0,
                 "measured_step_s": 1.0,
+                "signed_error": 0.0,
                 "notes": "",
             }
         ]

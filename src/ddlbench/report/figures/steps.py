@@ -92,10 +92,10 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     labels = _line_labels(lines)
     size = _steps_size(labels, shown["network"].nunique())
     waits = {}
-    for row in shown.to_dict("records"):
-        text = input_bound(row)  # without its numbers where a panel is too narrow for them
+    for values in shown.to_dict("records"):
+        text = input_bound(values)  # without its numbers where a panel is too narrow for them
         fits = text_width_mm(text) + 2 < size.min_width
-        waits[str(row["configuration"])] = text if fits else text.partition(":")[0]
+        waits[str(values["configuration"])] = text if fits else text.partition(":")[0]
     parallel = shown.loc[shown["strategy"] != BASE, "workers"]
     page = lay_out(
         f"Time of a step {common_workers(parallel)}".strip(),
