@@ -22,7 +22,6 @@ from ddlbench.own_parts import look
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report.cell_states import states, status_document, status_lines
 from ddlbench.report.measurements import records_of
-from ddlbench.report.products import compare_sites, make_page, make_report
 from ddlbench.report.slow_ranks import failed_nodes, slow_lines, slow_of
 from ddlbench.report.terminal import advice_lines, summary_lines
 
@@ -145,6 +144,12 @@ def report(
     also_site: tuple[str, ...],
 ) -> None:
     """Make tables, figures and an HTML report of the results so far."""
+    from ddlbench.report.products import (  # noqa: PLC0415 - matplotlib takes its time
+        compare_sites,
+        make_page,
+        make_report,
+    )
+
     tables = tables_dir(site.name, experiment.name)
     if not (show or html) or not (tables / "summary.csv").is_file():
         make_report(experiment, site, rows)

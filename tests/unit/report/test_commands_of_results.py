@@ -97,7 +97,7 @@ def test_an_error_of_no_file_is_not_hidden(rows, monkeypatch):
     def broken(*_arguments, **_options):
         raise ConnectionResetError(104, os.strerror(104))
 
-    monkeypatch.setattr("ddlbench.commands.results.make_report", broken)
+    monkeypatch.setattr("ddlbench.report.products.make_report", broken)
     monkeypatch.setattr(sys, "argv", ["ddlbench", "report"])
     with pytest.raises(ConnectionResetError):
         cli.main()
