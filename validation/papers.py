@@ -39,11 +39,9 @@ from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.matrix import matrix_of
 from ddlbench.report.drawing import draw_figure
-from ddlbench.report.figures.speedup import draw_sites
 from ddlbench.report.footer import Context
 from ddlbench.report.papers_page import TEXT
 from ddlbench.report.registry import names_of
-from ddlbench.report.style import save_figure, style
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import (
     MEASUREMENTS,
@@ -52,7 +50,6 @@ from ddlbench.report.tables import (
     Tables,
     frame_of,
     read_table,
-    write_table,
 )
 
 
@@ -175,10 +172,7 @@ def redraw(file: PaperFile, scale: str) -> None:
         if name in names_of("experiment") and name != "timelines":
             draw_figure(name, out / f"{name}.png", parts[first], contexts[first])
         elif name == "sites":
-            with style():
-                figure, plotted = draw_sites(parts, contexts)
-                write_table(out / "sites.csv", plotted)
-                save_figure(figure, out / "sites.png")
+            draw_figure(name, out / "sites.png", parts, contexts)
 
 
 def _tables(cells: pd.DataFrame) -> Tables:

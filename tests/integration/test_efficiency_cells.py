@@ -6,7 +6,7 @@ import pytest
 from local_cells import DDP, GPIPE, PARAMETER_SERVER, SEQUENTIAL
 
 from ddlbench.experiment.result import read_result
-from ddlbench.report.tables import efficiency_columns
+from ddlbench.report.measurements import efficiency_columns
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from cases.traced_cells import DDP, PIPELINE, folder_of
 
 from ddlbench.report.traces.breakdown import breakdowns_of, trace_files
 from ddlbench.report.traces.formats import write_cell
-from ddlbench.report.traces.kineto_events import read_trace
+from ddlbench.report.traces.kineto_file import read_trace
 
 FOLDER = "DDLBENCH_KINETO_TRACES"
 """Names a folder of public Kineto traces, to compare on them, too."""

@@ -45,8 +45,7 @@ from ddlbench.report.papers_page import (
     tables_of,
     write_page,
 )
-from ddlbench.report.printed_table import COLUMNS, printed_table
-from ddlbench.report.published import printed_values
+from ddlbench.report.published import TABLE_COLUMNS, printed_table, printed_values
 from ddlbench.report.tables import write_table
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def papers(
 def _printed_table(file: PaperFile, out: Path | None) -> list[str]:
     """The printed values beside ours; written into a folder if there is one."""
     values = printed_table(file.paper.table, file.paper.printed)
-    lines = ["", *table(" | ".join(COLUMNS[:-1]), values[COLUMNS[:-1]].to_numpy())]
+    lines = ["", *table(" | ".join(TABLE_COLUMNS[:-1]), values[TABLE_COLUMNS[:-1]].to_numpy())]
     for row in values[values["note"] != ""].itertuples():
         lines += paragraph(f"{row.of}, {row.quantity}: {row.note}.")
     if out is not None:

@@ -20,11 +20,10 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.own_parts import look
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.cell_states import states, status_document, status_lines
 from ddlbench.report.measurements import records_of
-from ddlbench.report.products import compare_sites, make_page, make_report
-from ddlbench.report.slow_ranks import slow_lines, slow_of
-from ddlbench.report.status_document import status_document
-from ddlbench.report.terminal import advice_lines, states, status_lines, summary_lines
+from ddlbench.report.slow_ranks import failed_nodes, slow_lines, slow_of
+from ddlbench.report.terminal import advice_lines, summary_lines
 
 
 @click.command(
@@ -76,9 +75,11 @@ def status(
     figure = figures_dir(site.name, experiment.name) / "speedup.png"
     drawn = figure if figure.is_file() else page
     if state is None and unfinished & {cell.state for cell in cells}:
+        lines += slow_lines(failed_nodes(cell.reason or "" for cell in cells), site)
         lines.append(f"Next: {snakemake_command(experiment, site)}")
     elif state is None:
         lines[0] += f": {drawn}" if drawn.is_file() else "; draw the figures: ddlbench report"
+        lines += slow_lines(slow_of(rows, site), site)  # reads the results once more
     click.echo(head + "\n".join(lines))
 
 
@@ -143,6 +144,12 @@ def report(
     also_site: tuple[str, ...],
 ) -> None:
     """Make tables, figures and an HTML report of the results so far."""
+    from ddlbench.report.products import (  # noqa: PLC0415 - matplotlib takes its time
+        compare_sites,
+        make_page,
+        make_report,
+    )
+
     tables = tables_dir(site.name, experiment.name)
     if not (show or html) or not (tables / "summary.csv").is_file():
         make_report(experiment, site, rows)

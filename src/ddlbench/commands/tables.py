@@ -32,7 +32,7 @@ from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import REASON_CODES
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.documents import PredictedCell
-from ddlbench.report.status_document import StatusDocument
+from ddlbench.report.cell_states import StatusDocument
 from ddlbench.report.tables import (
     CELLS,
     LINKS,

@@ -19,7 +19,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -78,15 +78,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Beside:
-    """Published values beside bars.
-
-    Args:
-        values: by the bar's group and its slot in the group.
-        span: of the y axis, in its units.
-    """
+    """Published values beside bars."""
 
     values: Mapping[tuple[int, int], float]
+    """By the bar's group and its slot in the group."""
     span: float
+    """Of the y axis, in its units."""
 
 
 def bar_groups(
@@ -188,8 +185,13 @@ def write_labels(axes: Axes, at: Sequence[float], labels: Sequence[str], width_m
     axes.set_xticks(at, ["\n".join(_lines(label)) for label in labels])
     axes.tick_params(axis="x", length=0)
     if _is_crowded(labels, width_mm):
-        for label in axes.get_xticklabels():
-            label.set(rotation=30, ha="right", rotation_mode="anchor")
+        turn_labels(axes, 30)
+
+
+def turn_labels(axes: Axes, degrees: float) -> None:
+    """Turn the labels of the x axis, so that they do not touch."""
+    for label in axes.get_xticklabels():
+        label.set(rotation=degrees, ha="right", rotation_mode="anchor")
 
 
 def _lines(label: str) -> list[str]:
@@ -240,28 +242,16 @@ def top_of(groups: Sequence[Group]) -> float:
 
 
 def slot_centre(place: int, slot: int, members: int, of: int) -> float:
-    """The x of a bar.
-
-    Args:
-        place: index of its group.
-        slot: index of the bar in the group.
-        members: slots of the widest group.
-        of: slots of this group.
-    """
+    """The x of bar ``slot`` of group ``place``, which has ``of`` of at most ``members`` slots."""
     return place * (members + GAP) + GAP / 2 + (members - of) / 2 + slot + 0.5
 
 
 def draw_groups(
     axes: Axes, groups: Sequence[Group], width_mm: float, number: str, beside: Beside | None = None
 ) -> None:
-    """Draw all groups.
+    """Draw all groups; ``number`` formats the values above wide bars, as ``"{:.2f}"``.
 
-    Args:
-        axes: to draw in.
-        groups: of bars.
-        width_mm: of the axes.
-        number: formats the values above wide bars, as ``"{:.2f}"``.
-        beside: published values; a number that would lie under one stands at zero.
+    A number that would lie under a published value ``beside`` it stands at zero.
     """
     members = max(len(group.bars) for group in groups)
     pitch = members + GAP
@@ -342,7 +332,6 @@ def _draw_bar(
 
 
 def _draw_marks(axes: Axes, start: float, group: Group, slot_mm: float) -> None:
-    """Draw one mark over each run of slots with the same reason."""
     marks = [bar.mark if bar is not None else "" for bar in group.bars]
     left = start
     for mark, run in itertools.groupby(marks):
@@ -401,9 +390,6 @@ def message(axes: Axes, text: str, width_mm: float) -> None:
     )
 
 
-_APART = 0.2  # of a row, from its middle
-
-
 def name_rows(axes: Axes, labels: Sequence[str]) -> None:
     """Rows from top to bottom, one a label."""
     axes.set_ylim(len(labels) - 0.4, -0.6)
@@ -416,30 +402,6 @@ def label_rows(axes: Axes, labels: Sequence[str], labelled: bool = True) -> None
     axes.tick_params(axis="y", length=0, labelleft=labelled)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-
-
-def draw_intervals(
-    axes: Axes,
-    place: int,
-    predicted: Sequence[float],
-    measured: tuple[float, Sequence[float]] | None,
-    colour: str,
-) -> None:
-    """Draw into a row what was predicted, in grey, and below it what was measured.
-
-    Args:
-        axes: to draw in.
-        place: of the row.
-        predicted: the ends of the interval; may be empty.
-        measured: the value and the ends of its interval.
-        colour: of what was measured.
-    """
-    if predicted:
-        axes.plot(predicted, [place - _APART] * 2, "-", color=GREY, linewidth=2)
-    if measured is not None:
-        value, ends = measured
-        axes.plot(ends, [place + _APART] * 2, "-", color=colour, linewidth=1)
-        axes.plot([value], [place + _APART], "o", color=colour)
 
 
 def write_in_row(axes: Axes, place: int, x: float, text: str, **style: Any) -> None:

@@ -36,10 +36,8 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
 
     A wrong pick is followed by its extra time, ``~`` one within the noise of the fastest. A tie has
     the share that is right. The last column is the recommender of the thesis, for the same network
-    and dataset on its four GPUs, whatever our geometry.
-
-    Args:
-        table: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
+    and dataset on its four GPUs, whatever our geometry. ``table`` is that of
+    :func:`ddlbench.predict.recommender_score.table_8_1`.
     """
     printed = {(row.network, row.dataset): row for row in rows_of(published.choices())}
     several = table.groupby(["dataset", "network", "nodes", "devices_per_node"])["case"].nunique()
@@ -66,11 +64,7 @@ def choices_by_case(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rates_by_recommender(table: pd.DataFrame) -> pd.DataFrame:
-    """Table 8.2 as text: right of so many, a column a dataset; below it the thesis' own.
-
-    Args:
-        table: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
-    """
+    """Table 8.2 as text: right of so many, a column a dataset; below it the thesis' own."""
     datasets = in_dataset_order([name for name in dict.fromkeys(table["dataset"]) if name != ALL])
     rows = []
     for (recommender, baseline), records in table.groupby(["recommender", "baseline"], sort=False):
@@ -96,22 +90,24 @@ def beside_printed(table: pd.DataFrame) -> pd.DataFrame:
 
     Of cases ``printed_recommended``, ``printed_fastest`` and ``printed_extra_time``; of rates
     ``printed_correct`` of ``printed_n``, by dataset and over all. They are of four GPUs of a node.
-
-    Args:
-        table: what :func:`ddlbench.predict.recommender_score.table_8_1` or ``table_8_2`` returns.
     """
+    if "case" not in table:
+        return table.join(_printed_right(), on="dataset")
+    names = ["recommended", "fastest", "extra_time"]
+    of_paper = published.choices()[["network", "dataset", *names]].rename(
+        columns={name: f"printed_{name}" for name in names}
+    )
+    return table.merge(of_paper, on=["network", "dataset"], how="left")
+
+
+def _printed_right() -> pd.DataFrame:
+    """How many printed choices are right, of how many, by dataset and over all."""
     printed = published.choices()
-    if "case" in table:
-        names = ["recommended", "fastest", "extra_time"]
-        of_paper = printed[["network", "dataset", *names]].rename(
-            columns={name: f"printed_{name}" for name in names}
-        )
-        return table.merge(of_paper, on=["network", "dataset"], how="left")
     right = (printed["recommended"] == printed["fastest"]).astype(int)
     groups = right.groupby(printed["dataset"])
     rates = pd.DataFrame({"printed_correct": groups.sum(), "printed_n": groups.size()})
     rates.loc[ALL] = [int(right.sum()), len(right)]
-    return table.join(rates, on="dataset")
+    return rates
 
 
 def markdown(title: str, frame: pd.DataFrame, notes: Sequence[str] = ()) -> str:
@@ -156,15 +152,11 @@ def _printed(row: Any) -> str:
 
 
 def _printed_rates(datasets: list[str]) -> dict[str, str]:
-    printed = published.choices()
-    right = printed["recommended"] == printed["fastest"]
+    printed, right = published.choices(), _printed_right()
+    texts = {row.Index: f"{row.printed_correct}/{row.printed_n}" for row in rows_of(right)}
     row = {"recommender": f"{PUBLISHED} ({printed['hardware'].iloc[0]})"}
-    for name in datasets:
-        of_dataset = right[printed["dataset"] == name]
-        row[dataset_label(name)] = (
-            f"{int(of_dataset.sum())}/{len(of_dataset)}" if len(of_dataset) else ""
-        )
-    row["all"] = f"{int(right.sum())}/{len(right)}"
+    row |= {dataset_label(name): texts.get(name, "") for name in datasets}
+    row["all"] = texts[ALL]
     row["mean extra time"] = _percent(printed["extra_time"].mean())
     row["remark"] = "other machine; Horovod or GPipe only; four datasets"
     return row
@@ -186,11 +178,7 @@ def write_choices(
 ) -> None:
     """Write table_8_1.md and table_8_2.md: at one global batch, then as the thesis made them.
 
-    Args:
-        cases: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
-        rates: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
-        as_published: what :func:`ddlbench.predict.recommender_score.published_cases` returns.
-        folder: where the tables of the experiment lie.
+    ``as_published`` is of :func:`ddlbench.predict.recommender_score.published_cases`.
     """
     pages = {
         "table_8_1": [markdown("Recommended and fastest strategy", choices_by_case(cases), _NOTES)],
@@ -212,12 +200,9 @@ _NOTES = (
 
 
 def choice_lines(cases: pd.DataFrame, rates: pd.DataFrame, *, every_row: bool) -> list[str]:
-    """How often the fastest strategy was named, for a terminal; every case, if wanted.
+    """Tables 8.1 and 8.2 for a terminal: how often the fastest strategy was named.
 
-    Args:
-        cases: what :func:`ddlbench.predict.recommender_score.table_8_1` returns.
-        rates: what :func:`ddlbench.predict.recommender_score.table_8_2` returns.
-        every_row: also what each recommender named in each case.
+    With ``every_row`` also what each recommender named in each case.
     """
     if cases.empty:
         return paragraph("No case has two measured strategies, so there is nothing to recommend.")

@@ -150,7 +150,6 @@ class Note:
         return next((kind.clause for kind in _KINDS if kind.name == self.about), "")
 
     def sentence(self, data: str = "") -> str:
-        """The note in words, of this data or its own."""
         of_a_repeat = self.about == _A_REPEAT
         return self.code.sentence.format(
             cell="a repeat " if of_a_repeat else "a cell ",
@@ -226,7 +225,6 @@ class Circumstances:
         )
 
     def columns(self) -> dict[str, str]:
-        """Texts of the measurements' columns; empty where unknown."""
         return {kind.name: NOTE_BREAK.join(getattr(self, kind.name)) for kind in _KINDS}
 
 
@@ -234,6 +232,12 @@ def commit_of(provenance: Provenance) -> str | None:
     """The commit of the measuring code, with ``-dirty`` where it had changes; None if unknown."""
     commit = provenance.git_commit
     return f"{commit}-dirty" if commit and provenance.git_dirty else commit
+
+
+def short_commit(commit: str) -> str:
+    """Seven digits of a commit or digest, and ``-dirty`` where that follows."""
+    name, dash, dirty = commit.partition("-")
+    return f"{name[:7]}{dash}{dirty}"
 
 
 def _versions(provenance: Provenance) -> Iterator[tuple[str, str]]:
@@ -308,14 +312,9 @@ def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]
             texts = _differing_versions(texts)
         if len(set(texts)) > 1 and not (kind.of_machine and machine_said):
             machine_said |= kind.of_machine
-            yield kind, [_in_a_note(kind, text) for text in texts]
-
-
-def _in_a_note(kind: _Kind, text: str) -> str:
-    """Notes are parted by what parts entries of a column."""
-    if kind.name == "own_data":
-        return text[:_SHORT_COMMIT]
-    return _short(text) if kind.name == "commit" else text.replace(NOTE_BREAK, ", ")
+            short = kind.name in ("own_data", "commit")
+            # Notes are parted by what parts entries of a column.
+            yield kind, [short_commit(t) if short else t.replace(NOTE_BREAK, ", ") for t in texts]
 
 
 def _differing_versions(texts: Sequence[str]) -> list[str]:
@@ -325,14 +324,6 @@ def _differing_versions(texts: Sequence[str]) -> list[str]:
     names = [name for name in (runs[0] if runs else ()) if name in shared]
     differing = [name for name in names if len({run[name] for run in runs}) > 1]
     return [" and ".join(f"{name} {run[name]}" for name in differing) for run in runs]
-
-
-_SHORT_COMMIT = 7
-
-
-def _short(commits: str) -> str:
-    name, _, dirty = commits.partition("-")
-    return f"{name[:_SHORT_COMMIT]}{'-' if dirty else ''}{dirty}"
 
 
 def step_notes(timing: Timing | None) -> list[Note]:

@@ -13,7 +13,7 @@ measured and not printed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -25,6 +25,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
 from ddlbench.report.kept_verdicts import device_of
+from ddlbench.report.labels import variant_labels
 from ddlbench.report.papers_page import FigureResults, kept_results
 from ddlbench.report.published import (
     EXTRA,
@@ -39,7 +40,6 @@ from ddlbench.report.published import (
     micro_batches_text,
     printed_values,
 )
-from ddlbench.report.style import variant_labels
 from ddlbench.report.tables import table_text
 
 COLUMNS = (
@@ -50,6 +50,7 @@ COLUMNS = (
 what is known of ours alone; ``repeats`` counts runs of ours."""
 _OURS = [*KEYS, "measured", "bed", "repeats", "setting", "status"]
 _DIGITS = "%.4g"
+_WHERE = "a table of docs/papers"
 _GUESSED = "not named"
 _TWO = "Horovod or GPipe"  # how the kind of such cases of Table 8.1 ends
 
@@ -96,16 +97,12 @@ def _finished(both: pd.DataFrame, figure: str) -> pd.DataFrame:
         published=theirs,
         measured=measured,
         ratio=(measured / theirs).where(comparable),
-        devices=[_devices(str(geometry)) for geometry in both["geometry"]],
+        devices=[math.prod(parse_geometry(str(name), _WHERE)) for name in both["geometry"]],
         remark=[_remark(row) for row in both.to_dict("records")],
     )
     return made.assign(alone=made["ratio"].isna()).sort_values("alone", kind="stable")[
         list(COLUMNS)
     ]
-
-
-def _devices(geometry: str) -> int:
-    return math.prod(parse_geometry(geometry, "a table of docs/papers"))
 
 
 def _remark(row: dict[Any, Any]) -> str:
@@ -120,13 +117,10 @@ def _remark(row: dict[Any, Any]) -> str:
     return "; ".join(filter(None, remarks))
 
 
-def comparison(files: Iterable[PaperFile] | None = None) -> pd.DataFrame:
+def comparison() -> pd.DataFrame:
     """Every figure's printed values beside what the repository keeps of it."""
     printed = printed_values()
-    frames = [
-        compared(file, [kept_results(file)], printed)
-        for file in (read_papers() if files is None else files)
-    ]
+    frames = [compared(file, [kept_results(file)], printed) for file in read_papers()]
     filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(COLUMNS))
 

@@ -136,7 +136,6 @@ class Lines:
         return self._look(self._key(row))
 
     def legend(self) -> list[tuple[Line2D, str]]:
-        """Handle and label of each line."""
         return [(Line2D([], [], **self._look(key)), strategy_label(*key)) for key in self._places]
 
     def _key(self, row: Any) -> tuple[str, str]:

@@ -1,32 +1,19 @@
-"""Draws figures from their inputs, and saves each with the plotted numbers.
-
-The figures of predictions have predictions, joined with the tables of their cells.
-"""
+"""Draws figures from their inputs, and saves each with the plotted numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from ddlbench.common.errors import ConfigError
-from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Paper
 from ddlbench.experiment.links import Links
-from ddlbench.experiment.paths import RESULTS, cell_dir
-from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.status import Status
-from ddlbench.planning.labels import dataset_label, in_dataset_order, strategy_label
-from ddlbench.planning.strategy import workers_of
-from ddlbench.predict.accuracy import read_predictions
-from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
-from ddlbench.report.footer import Context, is_set, without_signs
+from ddlbench.experiment.paths import RESULTS
+from ddlbench.report.footer import Context
+from ddlbench.report.predicted import read_predicted
 from ddlbench.report.registry import FIGURES, FigureEntry, names_of, prediction_figure
-from ddlbench.report.style import status_mark, variant_labels, workers_label
-from ddlbench.report.tables import read_tables, rows_of, write_table
+from ddlbench.report.tables import read_tables, write_table
 
 
 def draw_figure(figure: str | FigureEntry, png: Path, *inputs: Any) -> Path:
@@ -57,14 +44,7 @@ def make_figure(
     site_description: str = "",
     paper: Paper | None = None,
 ) -> None:
-    """Draw a figure of an experiment from its tables.
-
-    Args:
-        name: of the figure.
-        tables_dir: the tables' folder.
-        out_png: the picture.
-        site_description: of the site file.
-        paper: the published figure that the experiment is of; its values stand beside ours.
+    """Draw a figure of an experiment from its tables, beside published values of its ``paper``.
 
     Raises:
         ConfigError: there is no such figure.
@@ -105,131 +85,3 @@ def make_prediction_figures(
 def make_links_figures(links: Links, folder: Path) -> list[Path]:
     """Draw links.png (heat maps of pairs), sweeps.png and others of links into ``folder``."""
     return [draw_figure(name, folder / f"{name}.png", links) for name in names_of("links")]
-
-
-NOT_PREDICTED = "no prediction"
-SPANS_FILE = "partitions.csv"
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """Inputs of every figure of predictions.
-
-    Args:
-        predictions: a row for each predictor and configuration (``predictions.json``), with the
-            further columns of :func:`with_conditions`.
-        summary: ``summary.csv``.
-        spans: all rows of ``partitions.csv`` of the cells that have one, with ``configuration``.
-    """
-
-    predictions: pd.DataFrame
-    summary: pd.DataFrame
-    spans: pd.DataFrame
-
-
-def read_predicted(predictions_json: Path, tables_dir: Path, results: Path = RESULTS) -> Predicted:
-    """Read the files of one experiment.
-
-    Raises:
-        InvalidPredictions: the predictions are missing or wrong.
-    """
-    summary = read_tables(tables_dir).summary
-    frame = with_conditions(read_predictions(predictions_json), summary)
-    cells = frame.drop_duplicates("cell_id")
-    site = str(summary["site"].iloc[0])
-    return Predicted(frame, summary, _spans(cells["cell_id"], site, results))
-
-
-def with_conditions(predictions: pd.DataFrame, summary: pd.DataFrame) -> pd.DataFrame:
-    """Add ``configuration``, ``geometry``, ``workers``, ``variant``, ``mark`` and the flags."""
-    frame = predictions.reset_index(drop=True)
-    numbers = [c for c in frame.columns if c.endswith(("_s", "_bytes", "_error", "_spread"))]
-    frame = frame.astype(dict.fromkeys(numbers, float))
-    cells = frame.drop_duplicates("cell_id").copy()
-    cells["configuration"] = [str(cell_id).removesuffix("/rep0") for cell_id in cells["cell_id"]]
-    cells["geometry"] = [f"{row.nodes}x{row.devices_per_node}" for row in rows_of(cells)]
-    cells["workers"] = [workers_of(Cell.from_id(str(cell_id))) for cell_id in cells["cell_id"]]
-    cells = cells.join(
-        summary.set_index("configuration")[["stale", "noisy", "unsteady", "ran_as"]],
-        on="configuration",
-    )
-    cells["ran_as"] = cells["ran_as"].fillna("")
-    cells["variant"] = variant_labels(cells)
-    for name in ("stale", "noisy", "unsteady"):
-        cells[name] = cells[name].map(is_set).astype(bool)
-    added = ["configuration", "geometry", "workers", "variant", "stale", "noisy", "unsteady"]
-    frame = frame.merge(cells[["cell_id", *added]], on="cell_id", how="left")
-    frame["mark"] = [_mark(row) for row in rows_of(frame)]
-    return frame
-
-
-def own_predictors(frame: pd.DataFrame, strategy: str) -> list[str]:
-    """``ddlbench``, then the predictors made for this strategy, in the registry's order.
-
-    Others that model all strategies are left out, and so is a predictor without any prediction,
-    unless none has one.
-    """
-    rows = frame[frame["strategy"] == strategy]
-    names = [name for name in dict.fromkeys(map(str, rows["predictor"])) if _is_own(name)]
-    names.sort(key=lambda name: name != DEFAULT_PREDICTOR)
-    predicting = set(rows.loc[rows["predicted_step_s"].notna(), "predictor"])
-    return [name for name in names if name in predicting] or names
-
-
-def condition_label(strategy: str, workers: Any, geometry: str, variant: str) -> str:
-    """The heading of a section: workers, geometry and variant."""
-    if strategy == BASE and not variant:
-        return ""
-    return ", ".join(filter(None, [f"{workers_label(int(workers))} ({geometry})", variant]))
-
-
-def condition_sections(rows: pd.DataFrame, strategy: str) -> list[tuple[str, pd.DataFrame]]:
-    """Headings and rows of the sections of one strategy: by dataset, workers, geometry, variant."""
-    sections = []
-    for dataset in in_dataset_order(rows["dataset"]):
-        of_dataset = rows[rows["dataset"] == dataset]
-        groups = of_dataset.groupby(["workers", "geometry", "variant"], sort=False)
-        for (workers, geometry, variant), part in groups:
-            condition = condition_label(strategy, workers, str(geometry), str(variant))
-            sections.append((", ".join(filter(None, [dataset_label(dataset), condition])), part))
-    return sections
-
-
-def shown_cells(predicted: Predicted, frame: pd.DataFrame, marked: bool = False) -> pd.DataFrame:
-    """Rows of the summary for the footer of a figure that shows the predictions ``frame``.
-
-    The footer explains no sign of older weights, and without ``marked`` no sign at all.
-    """
-    chosen = predicted.summary["configuration"].isin(set(frame["configuration"]))
-    shown = predicted.summary[chosen] if chosen.any() else predicted.summary
-    return shown.assign(update_semantics="") if marked else without_signs(shown)
-
-
-def title_of(strategy: str) -> str:
-    """Name a strategy within a title."""
-    return "sequential training" if strategy == BASE else strategy_label(strategy)
-
-
-def _is_own(name: str) -> bool:
-    try:
-        return name == DEFAULT_PREDICTOR or predictor_of(name).strategies is not None
-    except ConfigError:  # of another package that is not here
-        return True
-
-
-def _mark(row: object) -> str:
-    status = str(getattr(row, "status", ""))
-    if status == Status.OK and pd.isna(getattr(row, "signed_error", None)):
-        return NOT_PREDICTED
-    return status_mark(status)
-
-
-def _spans(cell_ids: Iterable[str], site: str, results: Path) -> pd.DataFrame:
-    parts = []
-    for cell_id in cell_ids:
-        path = results / cell_dir(site, cell_id).relative_to(RESULTS) / SPANS_FILE
-        if path.is_file():
-            spans = pd.read_csv(path)
-            parts.append(spans.assign(configuration=cell_id.removesuffix("/rep0")))
-    columns = ["configuration", "partition", "kind", "micro_batch", "start_s", "end_s"]
-    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,17 +17,17 @@ from ddlbench.experiment.links import Links
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.status import Status
 from ddlbench.report import comparability
-from ddlbench.report.comparability import NOTE_BREAK
-from ddlbench.report.style import OUT_OF_MEMORY
+from ddlbench.report.comparability import NOTE_BREAK, short_commit
+from ddlbench.report.labels import OUT_OF_MEMORY, span_text
 
 STALE = "†"
-NOISY = "~"
-UNSTEADY = "≈"
-DISTURBED = "!"
-DEPARTS = "≠"
 OLD_WEIGHTS = "‡"
-SIGNS = STALE + NOISY + UNSTEADY + DISTURBED + DEPARTS + OLD_WEIGHTS
-_SHORT_COMMIT = 7
+_COLUMNS = {
+    STALE: "stale", "~": "noisy", "≈": "unsteady", "!": "disturbed", "≠": "departure",
+    OLD_WEIGHTS: "update_semantics",
+}  # fmt: skip
+"""Each sign, and the column of the summary that tells of it."""
+SIGNS = "".join(_COLUMNS)
 _ENOUGH = 6  # the range of fewer repeats holds the median with less than 95 %
 
 
@@ -57,8 +57,8 @@ def sentence(name: str, **values: Any) -> str:
 
 
 def footer(shown: pd.DataFrame, context: Context, sentences: Sequence[str]) -> list[str]:
-    """The figure's own sentences, then marks, then the origin of the numbers."""
-    return [*sentences, *marks(shown), origin(shown, context)]
+    """The figure's own sentences but empty ones, then marks, then the origin of the numbers."""
+    return [*filter(None, sentences), *marks(shown), origin(shown, context)]
 
 
 def note_sentences(shown: pd.DataFrame) -> list[str]:
@@ -98,7 +98,7 @@ def _over_repeats(repeated: pd.DataFrame, ratio: bool) -> str:
     counts = counts[counts > 0]
     if not len(counts):
         counts = repeated["n"]
-    number = _span(int(counts.min()), int(counts.max()))
+    number = span_text(counts.astype(int))
     if ratio and counts.min() > 2:
         few = counts.min() < _ENOUGH
         held = ", nominally: so few repeats hold the ratio less often" if few else ""
@@ -123,15 +123,15 @@ def signs(row: Any, without: str = "") -> str:
 
     Signs of ``without`` stand elsewhere, such as at the name of their strategy.
     """
-    each = (
-        (STALE, row.stale),
-        (NOISY, row.noisy),
-        (UNSTEADY, getattr(row, "unsteady", False)),
-        (DISTURBED, getattr(row, "disturbed", "")),
-        (DEPARTS, getattr(row, "departure", "")),
-        (OLD_WEIGHTS, _STALE_WEIGHTS in str(getattr(row, "update_semantics", ""))),
+    return "".join(
+        sign
+        for sign, column in _COLUMNS.items()
+        if sign not in without and _has(sign, getattr(row, column, ""))
     )
-    return "".join(sign for sign, flag in each if is_set(flag) and sign not in without)
+
+
+def _has(sign: str, value: Any) -> bool:
+    return _STALE_WEIGHTS in str(value) if sign == OLD_WEIGHTS else is_set(value)
 
 
 def sign_of_all(rows: pd.DataFrame) -> str:
@@ -151,24 +151,32 @@ _STALE_WEIGHTS = "stale"  # of the column update_semantics
 
 def without_signs(shown: pd.DataFrame) -> pd.DataFrame:
     """The rows of a figure that draws no sign, so that its footer explains none."""
-    flags = dict.fromkeys(("stale", "noisy", "unsteady"), False)
-    texts = dict.fromkeys(("disturbed", "departure", "update_semantics"), "")
-    return shown.assign(**flags, **texts)
+    none: dict[str, Any] = dict.fromkeys(_COLUMNS.values(), "")
+    none |= dict.fromkeys(("stale", "noisy", "unsteady"), False)
+    return shown.assign(**none)
+
+
+def reasons_by_mark(shown: pd.DataFrame, named: Callable[[str, pd.DataFrame], str]) -> str:
+    """``OOM: DDP; timeout: GPipe, DDP``: whose cells have no number; empty if all have one.
+
+    Args:
+        shown: rows with ``mark``.
+        named: names a strategy's rows of one mark.
+    """
+    return "; ".join(
+        f"{mark}: "
+        + ", ".join(named(str(name), rows) for name, rows in part.groupby("strategy", sort=False))
+        for mark, part in shown[shown["mark"] != ""].groupby("mark", sort=False)
+    )
 
 
 def marks(shown: pd.DataFrame) -> list[str]:
     """Explain the marks of the figure, and name differing processors."""
-    there = {
-        OUT_OF_MEMORY: (shown["status"] == Status.OUT_OF_MEMORY).any(),
-        STALE: shown["stale"].any(),
-        NOISY: shown["noisy"].map(is_set).any(),
-        UNSTEADY: shown["unsteady"].any(),
-        DISTURBED: (shown["disturbed"] != "").any(),
-        DEPARTS: (shown["departure"] != "").any(),
-        OLD_WEIGHTS: shown["update_semantics"].str.contains(_STALE_WEIGHTS).any(),
-    }
+    there = [OUT_OF_MEMORY] if (shown["status"] == Status.OUT_OF_MEMORY).any() else []
+    for sign, column in _COLUMNS.items():
+        there += [sign] if any(_has(sign, value) for value in shown[column]) else []
     limit = comparability.UNSTEADY_LIMIT
-    parts = [sentence(f"mark {mark}", limit=limit) for mark, shows in there.items() if shows]
+    parts = [sentence(f"mark {mark}", limit=limit) for mark in there]
     partial = int(((shown["status"] == Status.OK) & (shown["n"] < shown["repeats"])).sum())
     if partial:
         parts.append(f"{partial} of {len(shown)} cells lack repeats (see summary.csv)")
@@ -186,8 +194,7 @@ def origin(shown: pd.DataFrame, context: Context) -> str:
         several = len(commits) > 3
         names = f"{len(commits)} commits" if several else ", ".join(commits)
         parts.append(names if several else f"commit {names}")
-    repeats = shown["repeats"]
-    number = _span(int(repeats.min()), int(repeats.max()))
+    number = span_text(shown["repeats"])
     parts.append(f"{number} repeat{'' if number == '1' else 's'}")
     return f"{'; '.join(parts)}."
 
@@ -200,25 +207,21 @@ def days_of(shown: pd.DataFrame) -> str:
 
 def commits_of(shown: pd.DataFrame) -> list[str]:
     """The commits that measured, shortened."""
-    return sorted({_short(commit) for text in shown["commit"] for commit in text.split()})
+    return sorted({short_commit(commit) for text in shown["commit"] for commit in text.split()})
 
 
-def _short(commit: str) -> str:
-    name, _, dirty = commit.partition("-")
-    return f"{name[:_SHORT_COMMIT]}{'-' if dirty else ''}{dirty}"
-
-
-def _span(least: int, most: int) -> str:
-    return str(least) if least == most else f"{least} to {most}"
-
-
-def links_origin(links: Links) -> list[str]:
+def links_origin(links: Links) -> str:
     """Site, fabric, date and commit of measured links."""
-    provenance = links.provenance
-    parts = [f"Site {links.site} ({links.device_kind})", f"fabric {links.fabric}"]
-    if provenance.get("created"):
-        parts.append(str(provenance["created"])[:10])
-    if provenance.get("git_commit"):
-        dirty = "-dirty" if provenance.get("git_dirty") else ""
-        parts.append(f"commit {provenance['git_commit'][:_SHORT_COMMIT]}{dirty}")
-    return [f"{'; '.join(parts)}."]
+    provenance, commit = links.provenance, links.provenance.get("git_commit")
+    dirty = "-dirty" if commit and provenance.get("git_dirty") else ""
+    where = (f"Site {links.site} ({links.device_kind})", f"fabric {links.fabric}")
+    return place_and_time(
+        *where, created=provenance.get("created"), commit=f"{commit or ''}{dirty}"
+    )
+
+
+def place_and_time(*where: str, created: str | None, commit: str | None) -> str:
+    """``Site local; 2026-11-26; commit 1a2b3c4-dirty.``: where, when and by what, if known."""
+    day = str(created)[:10] if created else ""
+    by = f"commit {short_commit(commit)}" if commit else ""
+    return f"{'; '.join(filter(None, [*where, day, by]))}."

@@ -97,7 +97,6 @@ class Page:
     first_in_row: list[Axes] = field(default_factory=list)
 
     def label_rows(self, text: str, labelpad: float | None = None) -> None:
-        """Label the y axis of the first panel of each row."""
         for axes in self.first_in_row:
             axes.set_ylabel(text, labelpad=labelpad)
 
@@ -166,7 +165,6 @@ def _columns(count: int, size: PanelSize) -> tuple[float, int]:
 
 
 def _notes(section: Section, columns: int, width: float) -> list[list[list[str]]]:
-    """Wrap the notes of every panel, row by row."""
     lines = [wrapped(panel.note, width) for panel in section.panels]
     return [lines[start : start + columns] for start in range(0, len(lines), columns)]
 

@@ -8,14 +8,13 @@ a row for every step, ``validation.csv`` for every validated epoch. :mod:`.summa
 
 from __future__ import annotations
 
-import csv
 import logging
 import textwrap
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -27,7 +26,6 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS, result_file
 from ddlbench.experiment.result import (
     FEWEST_STEPS,
-    Checkpointing,
     InputDigests,
     InvalidResult,
     NewerResult,
@@ -60,10 +58,10 @@ from ddlbench.report.tables import (
     MEASUREMENTS,
     STEPS,
     VALIDATION,
+    Column,
     Tables,
-    efficiency_columns,
     frame_of,
-    read_columns,
+    read_steps,
     typed_frame,
     write_table,
 )
@@ -77,6 +75,8 @@ _OF_TIMING = (
     "dataset_samples", "epoch_s", "epoch_scaled", "samples_per_s", "load_s",
 )  # fmt: skip
 _NAMED = ("batch_size", "precision", "fabric")
+_OF_STEPS = tuple(column for column in STEPS if column.name not in {"cell_id", *OF_CELL})
+_LOG = logging.getLogger(__name__)
 
 
 def records_of(
@@ -98,29 +98,17 @@ def records_of(
     """
     accelerator = rows[0].accelerator if rows else None
     plans = CurrentPlans(site_name, results_root, accelerator) if stale else None
-    records = {
-        row.cell.id: {
-            "experiment": experiment,
-            "site": site_name,
-            **_record_at(row, site_name, results_root, plans),
-        }
-        for row in rows
-    }
+    records = {}
+    for row in rows:
+        path = result_file(site_name, row.cell.id, results_root)
+        try:
+            outcome: Result | InvalidResult | None = cell_result(path, site_name, row.cell.id)
+        except InvalidResult as error:
+            outcome = error
+        record = record_of(row, path, outcome, plans)
+        records[row.cell.id] = {"experiment": experiment, "site": site_name, **record}
     compare(records)
     return list(records.values())
-
-
-def _record_at(row: MatrixRow, site: str, root: Path, plans: CurrentPlans | None) -> dict[str, Any]:
-    path = result_file(site, row.cell.id, root)
-    return record_of(row, path, result_or_fault(path, site, row.cell.id), plans)
-
-
-def result_or_fault(path: Path, site: str, cell_id: str) -> Result | InvalidResult | None:
-    """The result of a cell, or what is wrong with its file; None without one."""
-    try:
-        return cell_result(path, site, cell_id)
-    except InvalidResult as error:
-        return error
 
 
 def record_of(
@@ -157,7 +145,6 @@ def compare(records: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _note_departures(records: Mapping[str, dict[str, Any]]) -> None:
-    """Note which cells do not train as one device does."""
     known = [record["trained"] for record in records.values() if record.get("trained")]
     for cell_id, departure in departures(known).items():
         records[cell_id]["departure"] = departure.sentence
@@ -188,25 +175,17 @@ def _condition(condition: LinkCondition | None) -> dict[str, Any]:
         "link_loss": condition.loss,
         "link_mtu_bytes": condition.mtu,
         "link_congestion_control": condition.congestion_control,
-        **({} if condition.inside is None else _inside(condition.inside)),
-    }
-
-
-def _inside(condition: LinkCondition) -> dict[str, Any]:
-    return {
-        "link_inside_latency_s": condition.latency_s,
-        "link_inside_bits_per_s": condition.bandwidth_bits_per_s,
+        "link_inside_latency_s": condition.inside and condition.inside.latency_s,
+        "link_inside_bits_per_s": condition.inside and condition.inside.bandwidth_bits_per_s,
     }
 
 
 def _outcome(
     row: MatrixRow, path: Path, result: Result | InvalidResult | None, plans: CurrentPlans | None
 ) -> dict[str, Any]:
-    if isinstance(result, InvalidResult):
-        return _invalid(result, path)
-    if result is None:
-        return _without_result(row, path)
-    circumstances = Circumstances.of(result)
+    if result is None or isinstance(result, InvalidResult):
+        return _without_result(row, path, result)
+    circumstances, part = Circumstances.of(result), result.checkpointing
     return {
         "status": result.status,
         "reason": result.reason and _shortened(result.reason),
@@ -218,6 +197,7 @@ def _outcome(
         "device_kind": result.device_kind,
         "circumstances": circumstances,
         "trained": Trained.of(row.cell, result),
+        "validation": result.validation,
         **circumstances.columns(),
         "notes": NOTE_BREAK.join(map(printable, result.notes)),
         "bearing": [
@@ -234,7 +214,9 @@ def _outcome(
         **_memory(result.ranks),
         **probed(result.ranks, result.accelerator is not None),
         "emulated": result.accelerator is not None,
-        **_checkpointing(result.checkpointing),
+        "checkpoint_s": part and part.total_s,
+        "resumed": part and part.resumed,
+        "lost_steps": part and part.lost_steps,
     }
 
 
@@ -253,34 +235,33 @@ def _semantics(result: Result, row: MatrixRow) -> dict[str, str]:
     return {**semantics, "ran_as": ran_as}
 
 
-def _without_result(row: MatrixRow, path: Path) -> dict[str, Any]:
-    if row.unsupported is not None:
-        return _without_number(Status.UNSUPPORTED, row.unsupported)
+def _without_result(row: MatrixRow, path: Path, fault: InvalidResult | None) -> dict[str, Any]:
+    if fault is not None:
+        newer = isinstance(fault, NewerResult)
+        status = Status.NEWER if newer else Status.INVALID
+        why = _shortened(str(fault).removeprefix(f"{path}: "))
+        reason: str = Reason("newer_result" if newer else "invalid_result", why)
+    elif row.unsupported is not None:
+        status, reason = Status.UNSUPPORTED, row.unsupported
+    else:
+        status, reason = _failure(path.parent)
+    return {"status": status.value, "reason": reason, "reason_code": reason_code(reason, status)}
+
+
+def _failure(folder: Path) -> tuple[Status, Reason]:
     try:
-        failure = Failure.read(path.parent)
+        failure = Failure.read(folder)
     except UnreadableJson as error:
         reason = f"it failed, and {FAILURE_FILE} is damaged: {error}"
-        return _without_number(Status.FAILED, Reason(Status.FAILED, reason))
+        return Status.FAILED, Reason(Status.FAILED, reason)
     if failure is None:
-        return _without_number(Status.NOT_RUN, Reason("no_result", "there is no result.json"))
-    reason = Reason(failure.reason.code, _shortened(failure.reason))
-    return _without_number(Status.FAILED, reason)
-
-
-def _invalid(error: InvalidResult, path: Path) -> dict[str, Any]:
-    reason = _shortened(str(error).removeprefix(f"{path}: "))
-    if isinstance(error, NewerResult):
-        return _without_number(Status.NEWER, Reason("newer_result", reason))
-    return _without_number(Status.INVALID, Reason("invalid_result", reason))
+        return Status.NOT_RUN, Reason("no_result", "there is no result.json")
+    return Status.FAILED, Reason(failure.reason.code, _shortened(failure.reason))
 
 
 def _shortened(reason: str) -> str:
     """A reason from a file, as a terminal and a table can show it."""
     return textwrap.shorten(printable(reason), width=_REASON_LENGTH, placeholder=" ...")
-
-
-def _without_number(status: Status, reason: str) -> dict[str, Any]:
-    return {"status": status.value, "reason": reason, "reason_code": reason_code(reason, status)}
 
 
 class CurrentPlans:
@@ -337,6 +318,28 @@ def _timing(timing: Timing | None, cell: Cell) -> dict[str, Any]:
     }
 
 
+def efficiency_columns(result: Result) -> dict[str, Any]:
+    """Operations, messages, processor time, energy and compilation of a result; None if unknown."""
+    part, energy = result.efficiency, result.energy
+    cpu_s = [rank.cpu_s for rank in result.ranks if rank.cpu_s is not None]
+    used = [rank.cpu_utilisation for rank in result.ranks if rank.cpu_utilisation is not None]
+    traffic = () if result.communication is None else result.communication.ranks
+    sent = [r.sent_bytes_per_step for r in traffic if r.sent_bytes_per_step is not None]
+    complete = bool(cpu_s) and len(cpu_s) == len(result.ranks)
+    return {
+        "mfu": None if part is None else part.mfu,
+        "flops_per_s": None if part is None else part.flops_per_s,
+        "peak_flops_per_s": None if part is None else part.peak_flops_per_s,
+        "sent_bytes": round(max(sent)) if sent else None,
+        "cpu_s": sum(cpu_s) if complete else None,
+        "cpu_utilisation": fmean(used) if used else None,
+        "energy_j": None if energy is None else energy.energy_j,
+        "energy_per_sample_j": None if energy is None else energy.energy_per_sample_j,
+        "compile_s": None if result.compilation is None else result.compilation.compile_s,
+        "energy_of": "" if energy is None else " ".join(energy.covers),
+    }
+
+
 def _memory(ranks: Sequence[RankEntry]) -> dict[str, Any]:
     devices = [entry for rank in ranks for entry in rank.memory]
     measured = [(e.peak_bytes, e.total_bytes) for e in devices if e.peak_bytes is not None]
@@ -350,16 +353,11 @@ def _memory(ranks: Sequence[RankEntry]) -> dict[str, Any]:
     }
 
 
-def _checkpointing(part: Checkpointing | None) -> dict[str, Any]:
-    if part is None:
-        return {}
-    return {"checkpoint_s": part.total_s, "resumed": part.resumed, "lost_steps": part.lost_steps}
-
-
 def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
     """Set the speed-up of a cell over its base, or a note with the reason why there is none."""
     notes = unlike_base(base["circumstances"], record["circumstances"])
-    if not _comparable(record, base):
+    same_data = record["dataset_samples"] == base["dataset_samples"]
+    if not (same_data and record["epoch_s"] > 0 and base["epoch_s"] > 0):
         record["bearing"] += [note for note in notes if note.no_speedup]
         return
     if base is not record:
@@ -374,25 +372,10 @@ def _compare(record: dict[str, Any], base: dict[str, Any]) -> None:
             record["unsteady"] |= not record["emulated"] and differ(own_s, base_s)
 
 
-def _comparable(record: dict[str, Any], base: dict[str, Any]) -> bool:
-    return bool(
-        record["dataset_samples"] == base["dataset_samples"]
-        and record["epoch_s"] > 0
-        and base["epoch_s"] > 0
-    )
-
-
-_LOG = logging.getLogger(__name__)
-_OWN = tuple(column for column in STEPS if column.name not in {"cell_id", *OF_CELL})
-
-
 def collect(
     experiment: str, site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
 ) -> pd.DataFrame:
-    """Collect the measurements of an experiment, in the order of its matrix.
-
-    ``results_root`` is the folder that holds ``<site>/cells``.
-    """
+    """The measurements of an experiment, in the order of its matrix; see :func:`records_of`."""
     return frame_of(records_of(experiment, site_name, rows, results_root), MEASUREMENTS)
 
 
@@ -403,72 +386,60 @@ def collect_steps(
 
     An unreadable file is left out with a warning.
     """
-    # One table in the end: pandas takes milliseconds for each, and there may be thousands.
-    fields: dict[str, list[Any]] = {column.name: [] for column in STEPS}
-    for row in rows:
-        if row.unsupported is not None:
-            continue
-        columns = steps_of(result_file(site_name, row.cell.id, results_root).parent)
-        if not columns:
-            continue
-        count = len(columns["step"])
-        for name, values in fields.items():
-            if name in columns:
-                values.extend(columns[name])
-            else:
-                values.extend([field_of_cell(row.cell, name)] * count)
-    return typed_frame(fields, STEPS)
+    folders = (
+        (row.cell, result_file(site_name, row.cell.id, results_root).parent, dict[str, Any]())
+        for row in rows
+        if row.unsupported is None
+    )
+    return steps_table(folders, STEPS)
 
 
-def field_of_cell(cell: Cell, name: str) -> Any:
-    """A column that says which cell a row is of."""
-    return cell.id if name == "cell_id" else getattr(cell, name)
-
-
-def steps_of(folder: Path) -> dict[str, list[Any]]:
-    """The columns of a cell's own file; none if it is missing or damaged."""
-    path = folder / "steps.csv"
-    if not path.is_file():
-        return {}
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return read_columns(file, _OWN)
-    except (ValueError, OverflowError, OSError, csv.Error) as error:
-        _LOG.warning("%s is left out: %s", path, error)
-        return {}
-
-
-def collect_validation(
-    site_name: str, rows: list[MatrixRow], results_root: Path = RESULTS
+def steps_table(
+    cells: Iterable[tuple[Cell, Path, Mapping[str, Any]]], columns: Sequence[Column]
 ) -> pd.DataFrame:
-    """Accuracies after every epoch of the cells that have a valid result; see :data:`VALIDATION`.
+    """The steps of cells, one row a step.
 
-    A result that cannot be read is left out: ``measurements.csv`` says why.
+    Args:
+        cells: each with its folder, and with columns that are the same in all of its rows.
+        columns: of the table; those that are neither there nor in ``steps.csv`` name the cell.
     """
-    records = []
-    for row in rows:
-        path = results_root / result_file(site_name, row.cell.id).relative_to(RESULTS)
-        if not row.cell.validate:
-            continue
-        with suppress(InvalidResult):
-            result = cell_result(path, site_name, row.cell.id)
-            of_cell = {name: field_of_cell(row.cell, name) for name in ("cell_id", *OF_CELL)}
-            records += (
-                [{**of_cell, **asdict(epoch)} for epoch in result.validation] if result else []
-            )
-    return frame_of(records, VALIDATION)
+    # One table in the end: pandas takes milliseconds for each, and there may be thousands.
+    fields: dict[str, list[Any]] = {column.name: [] for column in columns}
+    for cell, folder, further in cells:
+        of_file = _steps_of(folder)
+        same = {"cell_id": cell.id, **further}
+        for name, values in fields.items():
+            if name in of_file:
+                values.extend(of_file[name])
+            elif of_file:
+                value = same[name] if name in same else getattr(cell, name)
+                values.extend([value] * len(of_file["step"]))
+    return typed_frame(fields, columns)
+
+
+def _steps_of(folder: Path) -> dict[str, list[Any]]:
+    """The columns of a cell's own file; none if it is missing or damaged."""
+    try:
+        return read_steps(folder, _OF_STEPS)
+    except ValueError as error:
+        _LOG.warning("%s is left out: %s", folder / "steps.csv", error)
+        return {}
 
 
 def make_tables(
     experiment: str, site: str, rows: list[MatrixRow], results_root: Path, out_dir: Path
 ) -> Tables:
     """Write the tables of measurements, summary, steps and validation into ``out_dir``."""
-    measurements = collect(experiment, site, rows, results_root)
+    records = records_of(experiment, site, rows, results_root)
+    measurements = frame_of(records, MEASUREMENTS)
+    epochs = (
+        {**record, **asdict(epoch)} for record in records for epoch in record.get("validation", ())
+    )
     tables = Tables(
         measurements,
         summarise(measurements),
         collect_steps(site, rows, results_root),
-        collect_validation(site, rows, results_root),
+        frame_of(epochs, VALIDATION),
     )
     for name, table in vars(tables).items():
         write_table(out_dir / f"{name}.csv", table)

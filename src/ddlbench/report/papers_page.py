@@ -29,8 +29,7 @@ from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.config import LAPTOP, PaperFile
 from ddlbench.experiment.paths import RESULTS, project_root
-from ddlbench.report.html_report import html_page
-from ddlbench.report.page_figures import Png, read_png
+from ddlbench.report.html_report import Png, html_page, read_png
 from ddlbench.report.summary import summarise
 from ddlbench.report.tables import MEASUREMENTS, read_table
 
@@ -73,7 +72,6 @@ class FigureResults:
 
     @cached_property
     def configurations(self) -> pd.DataFrame:
-        """One row a configuration and site, as :data:`~ddlbench.report.tables.SUMMARY`."""
         parts = [summarise(cells) for _, cells in self.cells.groupby("site", sort=False)]
         return pd.concat(parts, ignore_index=True) if parts else summarise(self.cells)
 
@@ -104,7 +102,6 @@ class FigureResults:
         return next((read_numbers(path) for path in self._files(f"{name}.csv")), None)
 
     def text(self) -> str:
-        """What a command without pictures printed."""
         return "\n".join(path.read_text("utf-8") for path in self._files(TEXT))
 
     def _files(self, name: str) -> Iterator[Path]:
@@ -134,27 +131,25 @@ def kept_results(file: PaperFile) -> FigureResults:
     return FigureResults(project_root() / paper.kept, "", names)
 
 
-def shown_results(
-    file: PaperFile, sites: Sequence[str], results: Path = RESULTS
-) -> list[FigureResults]:
+def shown_results(file: PaperFile, sites: Sequence[str]) -> list[FigureResults]:
     """What to show of a figure: newer results of these sites, or else what is kept."""
     kept = kept_results(file)
-    newer = [here for here in _measured_here(file, sites, results) if _is_newer(here, kept)]
+    before = kept.measured_at
+    newer = [
+        here
+        for here in _measured_here(file, sites)
+        if (measured := here.measured_at) is not None and (before is None or measured > before)
+    ]
     return newer or [kept]
 
 
-def _measured_here(file: PaperFile, sites: Sequence[str], results: Path) -> Iterator[FigureResults]:
+def _measured_here(file: PaperFile, sites: Sequence[str]) -> Iterator[FigureResults]:
     experiment = str(file.values.get("experiment", ""))
     for site in sites if experiment else ():
         for name in (experiment, f"{experiment}-{LAPTOP}"):
-            here = FigureResults(results / site / name, site, file.paper.draws)
+            here = FigureResults(RESULTS / site / name, site, file.paper.draws)
             if here.pictures() or here.tables():
                 yield here
-
-
-def _is_newer(here: FigureResults, kept: FigureResults) -> bool:
-    measured, before = here.measured_at, kept.measured_at
-    return measured is not None and (before is None or measured > before)
 
 
 _FIRST_ROWS = 60  # of a table
@@ -162,12 +157,7 @@ _FIRST_ROWS = 60  # of a table
 
 @dataclass(frozen=True)
 class Shown:
-    """One of our pictures.
-
-    Args:
-        file: its path.
-        caption: where it comes from.
-    """
+    """One of our pictures, and where it comes from."""
 
     file: Path
     caption: str
@@ -187,12 +177,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class ShownTable:
-    """One of our tables.
-
-    Args:
-        file: its CSV file.
-        caption: where it comes from.
-    """
+    """One of our tables as a CSV file, and where it comes from."""
 
     file: Path
     caption: str
@@ -213,7 +198,6 @@ class ShownTable:
 
     @property
     def left_out(self) -> int:
-        """Rows that are not shown."""
         return max(0, len(self._table) - _FIRST_ROWS)
 
     @property
@@ -312,12 +296,7 @@ def pictures_of(shown: Sequence[FigureResults]) -> tuple[Shown, ...]:
 
 
 def published_pictures(root: Path, names: Sequence[str]) -> tuple[Shown, ...]:
-    """Kept pictures of published values alone.
-
-    Args:
-        root: the project's folder.
-        names: paths from there.
-    """
+    """Kept pictures of published values alone, by their paths in the project's folder."""
     there = (root / name for name in names)
     return tuple(Shown(path, f"published: {path.stem}") for path in there if path.is_file())
 
@@ -338,13 +317,7 @@ def _caption(path: Path, results: FigureResults) -> str:
 
 
 def write_page(exhibits: Sequence[Exhibit], out: Path, facts: Mapping[str, Any]) -> Path:
-    """Write the page.
-
-    Args:
-        exhibits: in their order.
-        out: the file.
-        facts: ``days`` and ``version``, for the head of the page.
-    """
+    """Write the page; ``facts`` are the ``days`` and ``version`` of its head."""
     shown = sum(exhibit.is_there for exhibit in exhibits)
     write_text(out, html_page("papers_page.html", exhibits=exhibits, shown=shown, told=facts))
     return out

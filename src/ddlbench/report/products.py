@@ -27,11 +27,9 @@ from ddlbench.report import figures_for, make_figure, make_tables
 from ddlbench.report.choice_tables import beside_printed, write_choices
 from ddlbench.report.drawing import draw_figure, make_prediction_figures
 from ddlbench.report.figures.conditions import table_6_1
-from ddlbench.report.figures.speedup import draw_sites
 from ddlbench.report.footer import Context
 from ddlbench.report.html_report import make_html_report
 from ddlbench.report.registry import prediction_figures_for
-from ddlbench.report.style import save_figure, style
 from ddlbench.report.tables import write_table
 
 if TYPE_CHECKING:
@@ -117,10 +115,7 @@ def draw_predictions(
 def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -> Path:
     """Tables of an experiment on several sites, and the figure that compares them.
 
-    Args:
-        config: the experiment.
-        sites: names of the sites; the first one's folder gets the figure.
-        where: names the configuration in messages.
+    The first site's folder gets the figure. ``where`` names the configuration in messages.
     """
     tables, contexts = {}, {}
     for name in sites:
@@ -129,8 +124,4 @@ def compare_sites(config: Mapping[str, Any], sites: Sequence[str], where: str) -
         tables[site.name] = make_tables(experiment.name, site.name, rows, RESULTS, folder)
         contexts[site.name] = Context(site.description, paper=experiment.paper)
     path = figures_dir(next(iter(tables)), experiment.name) / "sites.png"
-    with style():
-        figure, plotted = draw_sites(tables, contexts)
-        write_table(path.with_suffix(".csv"), plotted)
-        save_figure(figure, path)
-    return path
+    return draw_figure("sites", path, tables, contexts)

@@ -137,6 +137,7 @@ FigureKind = Literal[
     "choices",
     "transformer",
     "comparison",
+    "sites",
 ]
 
 
@@ -159,6 +160,7 @@ class FigureEntry:
             * ``sizes``: what ``ddlbench.predict.largest_batch.sizes_dict`` returns;
             * ``choices``: rows of a study's choices.csv;
             * ``comparison``: a ``Comparison`` of two trees of results;
+            * ``sites``: ``Tables`` and ``Context`` of each site;
             * ``transformer``: measured runs, predicted seconds, their source.
         draw: ``module:function``; it returns ``(figure, table of the plotted numbers)``, or only
             the figure if it shows no numbers.
@@ -187,21 +189,15 @@ class FigureEntry:
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure of an experiment.
-
-    Args:
-        name: of its files.
-        entry: in the registry.
-        strategy: that it is of, as ``deviation_horovod`` of Horovod; else empty.
-    """
+    """A figure of an experiment, by the name of its files."""
 
     name: str
     entry: FigureEntry
     strategy: str = ""
+    """That it is of, as ``deviation_horovod`` of Horovod."""
 
 
 def _of_package(name: str, target: str) -> FigureEntry:
-    """The entry of another package."""
     entry = load_target(name, target)
     if not isinstance(entry, FigureEntry) or entry.kind not in get_args(FigureKind):
         raise ConfigError(f"figure {name!r}: {target} is no FigureEntry of a known kind")
@@ -246,6 +242,7 @@ FIGURES: Registry[FigureEntry] = Registry(
             _figure(
                 "scaling", "experiment", "figures.speedup:draw_scaling", several_numbers_of_workers
             ),
+            _figure("sites", "sites", "figures.speedup:draw_sites"),
             _figure("timelines", "experiment", "timeline.figure:draw", some_pipeline),
             _figure("accuracy", "prediction", "figures.accuracy:draw"),
             _figure("oracle", "prediction", "figures.paradl:draw_runs", has_oracle),
@@ -320,7 +317,9 @@ def prediction_figure(name: str, strategies: Iterable[str]) -> ReportFigure:
 def _prediction_figures(strategies: Iterable[str]) -> dict[str, ReportFigure]:
     """All of them, those of each strategy last."""
     each = (
-        ReportFigure(f"{name}_{_slug(strategy)}", FIGURES[name], strategy)
+        ReportFigure(
+            f"{name}_{re.sub(r'[^a-z0-9]+', '_', strategy.lower())}", FIGURES[name], strategy
+        )
         for strategy in strategies
         for name in names_of("strategy")
     )
@@ -353,7 +352,3 @@ def _strategies_with_models() -> set[str]:
     for name in known("ddlbench.predictors"):  # slow to import
         named |= set(modelled_strategies(predictor_of(name)) or ())
     return named
-
-
-def _slug(strategy: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", strategy.lower())

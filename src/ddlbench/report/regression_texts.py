@@ -8,6 +8,7 @@ from typing import Any
 
 from ddlbench.common.run_noise import repeats_to_tell
 from ddlbench.common.screen import counted, duration_text, paragraph, shortened, table
+from ddlbench.report.labels import span_text
 from ddlbench.report.regressions import Compared, Comparison, Verdict, few
 from ddlbench.report.run_trees import Tree
 
@@ -62,7 +63,6 @@ def lines_of(comparison: Comparison, *, every_row: bool = False) -> list[str]:
 
 
 def _numbers(row: Compared) -> tuple[str, str, str, str, str]:
-    """Ratio, interval, verdict, steps of both, runs of both."""
     ratio = row.ratio
     samples = [row.first.sample, row.second.sample if row.second else None]
     return (
@@ -74,18 +74,17 @@ def _numbers(row: Compared) -> tuple[str, str, str, str, str]:
     )
 
 
-def remarks(comparison: Comparison, *, with_reasons: bool = True) -> Iterator[str]:
+def remarks(comparison: Comparison, *, with_reasons: bool = True) -> list[str]:
     """Sentences below the table."""
-    if with_reasons:
-        yield from _reasons(comparison)
-    if remark := _alone(comparison):
-        yield remark
-    yield from _unreadable(comparison)
-    if remark := _noise(comparison):
-        yield remark
-    if remark := _repeats(comparison):
-        yield remark
-    yield from (f"{note}." for note in comparison.notes)
+    every = (
+        *(_reasons(comparison) if with_reasons else ()),
+        _alone(comparison),
+        *_unreadable(comparison),
+        _noise(comparison),
+        _repeats(comparison),
+        *(f"{note}." for note in comparison.notes),
+    )
+    return [*filter(None, every)]
 
 
 def _reasons(comparison: Comparison) -> Iterator[str]:
@@ -118,20 +117,12 @@ def _unreadable(comparison: Comparison) -> Iterator[str]:
 
 
 def _noise(comparison: Comparison) -> str:
-    """From what the intervals are known."""
-    sources = Counter(noise.source for noise in comparison.noises())
-    parts = [
-        f"{_SOURCES[source]} ({count:,}{_stated(comparison, source)})"
-        for source, count in sources.most_common()
-    ]
+    noises, parts = comparison.noises(), []
+    for source, count in Counter(noise.source for noise in noises).most_common():
+        spreads = sorted({noise.variance**0.5 for noise in noises if noise.source == source})
+        stated = f"; {' or '.join(map(percent, spreads))}" if source == "stated" else ""
+        parts.append(f"{_SOURCES[source]} ({count:,}{stated})")
     return f"Intervals are from {', '.join(parts)}." if parts else ""
-
-
-def _stated(comparison: Comparison, source: str) -> str:
-    if source != "stated":
-        return ""
-    spreads = {noise.variance**0.5 for noise in comparison.noises() if noise.source == source}
-    return f"; {' or '.join(percent(spread) for spread in sorted(spreads))}"
 
 
 def _repeats(comparison: Comparison) -> str:
@@ -144,8 +135,7 @@ def _repeats(comparison: Comparison) -> str:
             wanted.append(max(needed, runs + 1))
     if not wanted:
         return ""
-    least, most = min(wanted), max(wanted)
-    count = f"{least}" if least == most else f"{least} to {most}"
+    count = span_text(wanted)
     return f"Cannot tell: an interval is as narrow as the margin with {count} repeats in each tree."
 
 

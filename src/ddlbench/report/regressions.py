@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -61,7 +62,6 @@ class Verdict(StrEnum):
 
     @property
     def is_regression(self) -> bool:
-        """Whether the comparison fails because of it."""
         return self in (Verdict.FAILED, Verdict.MISSING, Verdict.SLOWER)
 
 
@@ -116,7 +116,6 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """How many configurations are regressions."""
         return sum(row.verdict.is_regression for row in self.rows)
 
     @property
@@ -127,12 +126,10 @@ class Comparison:
 
     @property
     def middle(self) -> float | None:
-        """Median of all ratios."""
         ratios = [row.ratio.ratio for row in self.rows if row.ratio is not None]
         return median(ratios) if ratios else None
 
     def noises(self) -> list[Noise]:
-        """The noise of each ratio that has one."""
         ratios = [row.ratio for row in self.rows if row.ratio is not None]
         return [ratio.noise for ratio in ratios if ratio.noise is not None]
 
@@ -170,22 +167,20 @@ def compare_trees(
     lone = tuple([tree[key] for key in tree if key not in both] for tree in (of_first, of_second))
     hint = _hint(lone[0], lone[1], sites_match)
     if not shared:
+        examples = ", ".join(
+            f"{tree.name} has {tree.configurations[0].cell.id.removesuffix('/rep0')}"
+            for tree in (first, second)
+        )
         raise ConfigError(
             f"no configuration is both in {first.name} and in {second.name}"
-            + (f": {hint}" if hint else f"; {_example(first)}, {_example(second)}")
+            + (f": {hint}" if hint else f"; {examples}")
         )
     per_sample = "batch_size" in across
     pairs = [(of_first[key], of_second[key]) for key in shared]
-    rows = _judged(pairs, margin, stated, per_sample)
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
-    common, names = _names([*sides[0], *sides[1], *lone[0], *lone[1]], sites_match)
-    count = len(rows)
-    rows = [
-        replace(row, name=_both(name, other_name))
-        for row, name, other_name in zip(rows, names[:count], names[count : 2 * count], strict=True)
-    ]
-    names = names[2 * count :]
-    alone = tuple(names[: len(lone[0])]), tuple(names[len(lone[0]) :])
+    common, (names, other_names, *alone) = _names([*sides, *lone], sites_match)
+    both_names = list(map(_both, names, other_names))
+    rows = _judged(both_names, pairs, margin, stated, per_sample)
     if require_all:
         lacking = zip(alone[0], lone[0], strict=True)
         rows += [
@@ -197,7 +192,7 @@ def compare_trees(
         second,
         tuple(sorted(rows, key=_badness)),
         margin,
-        alone,
+        (tuple(alone[0]), tuple(alone[1])),
         hint,
         tuple(_notes(pairs, first, second)),
         tuple(across),
@@ -209,10 +204,6 @@ def compare_trees(
 def _badness(row: Compared) -> tuple[int, float, str]:
     ratio = 0.0 if row.ratio is None else row.ratio.ratio
     return list(Verdict).index(row.verdict), -ratio, row.name
-
-
-def _example(tree: Tree) -> str:
-    return f"{tree.name} has {tree.configurations[0].cell.id.removesuffix('/rep0')}"
 
 
 # Keys.
@@ -246,7 +237,6 @@ def _settings(configuration: Configuration, sites_match: bool) -> dict[str, Any]
 def _keyed(
     tree: Tree, across: Sequence[str], sites_match: bool
 ) -> dict[tuple[tuple[str, Any], ...], Configuration]:
-    """Configurations by what must match."""
     left_out = {part for name in across for part in _GEOMETRY.get(name, (name,))}
     by_options = _OPTIONS in left_out
     keyed: dict[tuple[tuple[str, Any], ...], Configuration] = {}
@@ -298,22 +288,20 @@ def _differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> tuple[
     return tuple(differing)
 
 
-def _names(configurations: Sequence[Configuration], with_sites: bool) -> tuple[str, list[str]]:
+def _names(
+    groups: Sequence[Sequence[Configuration]], with_sites: bool
+) -> tuple[str, list[list[str]]]:
     """What all names would begin with, and the rest of each: what tells configurations apart."""
-    names = short_names([configuration.cell for configuration in configurations])
+    every = [configuration for group in groups for configuration in group]
+    words = [name.split(" ") for name in short_names([one.cell for one in every])]
     if with_sites:
-        names = [
-            f"{name} {configuration.site}"
-            for name, configuration in zip(names, configurations, strict=True)
-        ]
-    words = [name.split(" ") for name in names]
+        words = [[*name, one.site] for name, one in zip(words, every, strict=True)]
     shared = 0
-    if len({tuple(words_of_name) for words_of_name in words}) > 1:
-        while shared < _PLACED and len({words_of_name[shared] for words_of_name in words}) == 1:
+    if len(set(map(tuple, words))) > 1:
+        while shared < _PLACED and len({name[shared] for name in words}) == 1:
             shared += 1
-    return " ".join(words[0][:shared]), [
-        " ".join(words_of_name[shared:]) for words_of_name in words
-    ]
+    rest = (" ".join(name[shared:]) for name in words)
+    return " ".join(words[0][:shared]), [list(islice(rest, len(group))) for group in groups]
 
 
 def _both(name: str, other: str) -> str:
@@ -332,22 +320,23 @@ _PLACED = 3  # dataset, network, strategy; the geometry always stays
 
 
 def _judged(
+    names: Sequence[str],
     pairs: Sequence[tuple[Configuration, Configuration]],
     margin: float,
     stated: float | None,
     per_sample: bool,
 ) -> list[Compared]:
     samples = [_samples(*pair, per_sample) for pair in pairs]
-    noises: dict[bool, RunNoise] = {}
-    for emulated in (True, False):
-        spread = stated or (SPREAD_EMULATED if emulated else SPREAD_COMPUTED)
-        alike = [
-            s for s, (before, _) in zip(samples, pairs, strict=True) if before.emulated == emulated
-        ]
-        noises[emulated] = RunNoise([pair for pair in alike if pair is not None], spread)
+    known: dict[bool, list[Pair]] = {True: [], False: []}
+    for sample, (before, _) in zip(samples, pairs, strict=True):
+        known[before.emulated] += [] if sample is None else [sample]
+    noises = {
+        emulated: RunNoise(known[emulated], stated or spread)
+        for emulated, spread in ((True, SPREAD_EMULATED), (False, SPREAD_COMPUTED))
+    }
     return [
-        _verdict(*pair, sample, noises[pair[0].emulated], margin)
-        for pair, sample in zip(pairs, samples, strict=True)
+        _verdict(name, pair, sample, noises[pair[0].emulated], margin)
+        for name, pair, sample in zip(names, pairs, samples, strict=True)
     ]
 
 
@@ -373,14 +362,16 @@ def _unlike_beds(before: Configuration, after: Configuration) -> str:
 
 
 def _verdict(
-    before: Configuration,
-    after: Configuration,
+    name: str,
+    pair: tuple[Configuration, Configuration],
     samples: Pair | None,
     noise: RunNoise,
     margin: float,
 ) -> Compared:
+    before, after = pair
+
     def made(verdict: Verdict, reason: str = "", ratio: Ratio | None = None) -> Compared:
-        return Compared("", before, after, ratio, verdict, reason)
+        return Compared(name, before, after, ratio, verdict, reason)
 
     failed = [each.status != Status.OK for each in (before, after)]
     if all(failed):
@@ -395,8 +386,8 @@ def _verdict(
         return made(Verdict.FAILED, f"{after.failed} of {runs} runs: {after.reason}", ratio)
     if ratio is None:
         why = _unlike_beds(before, after) or next(
-            f"in {name} {each.reason}"
-            for name, each in (("A", before), ("B", after))
+            f"in {tree} {each.reason}"
+            for tree, each in (("A", before), ("B", after))
             if each.sample is None
         )
         return made(Verdict.CANNOT_TELL, why)
@@ -404,9 +395,8 @@ def _verdict(
 
 
 def _ratio(before: Configuration, after: Configuration, samples: Pair, noise: RunNoise) -> Ratio:
-    if (
-        before.digest and before.digest == after.digest
-    ):  # a tree against itself, or against its copy
+    # A tree against itself, or against its copy.
+    if before.digest and before.digest == after.digest:
         ratio = samples[1].median_s / samples[0].median_s
         return Ratio(ratio, ratio, ratio)
     return noise.ratio(samples)

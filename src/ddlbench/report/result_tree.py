@@ -71,7 +71,6 @@ class TreeCell:
 
     @property
     def result(self) -> Result | None:
-        """The result; None without a readable one."""
         return self.outcome if isinstance(self.outcome, Result) else None
 
     @property
@@ -103,13 +102,10 @@ class ResultTree:
 
 
 def read_tree(results: Given | Iterable[Given]) -> ResultTree:
-    """Read all cells of one tree, or of several.
+    """Read all cells of one tree, or of several: folders of results, of a site or of a cell.
 
     A file that is damaged is one warning, of many the first ones; its cell has the status
     ``invalid``.
-
-    Args:
-        results: folders of results, of a site or of a cell.
 
     Raises:
         ConfigError: a folder is missing or is none, or nothing was measured in any.

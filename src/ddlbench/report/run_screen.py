@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlbench.common.screen import duration_text, shortened, two_digits
 from ddlbench.experiment.cell import Cell, short_names
@@ -37,18 +36,9 @@ _WIDTHS = (9, 9, 8, 8)
 _LONGEST_REASON = 300
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """A cell of the experiment.
-
-    Args:
-        name: on the screen.
-        brief: the name without the dataset and network that all cells share.
-        base: the result of its base.
-    """
-
+class _Listed(NamedTuple):
     name: str
-    brief: str
+    brief: str  # without the dataset and network that all cells share
     base: Path | None
 
 
@@ -63,11 +53,7 @@ def follow(
 ) -> None:
     """Say what the run is about; the Snakefile calls it before any job starts.
 
-    Args:
-        experiment: its name.
-        site: name of the site.
-        rows: its cells.
-        links_s: expected seconds of the links of each fabric.
+    ``links_s`` are the expected seconds of the links of each fabric.
     """
     global _title, _shared, _links_s  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
     _title = f"{experiment} on {site}"
@@ -85,8 +71,7 @@ def follow(
         _cells[row.cell.id] = _Listed(name, " ".join(words), base)
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     part: str
     name: str
     output: Path | None
@@ -95,12 +80,7 @@ class _Job:
 
 
 class RunScreen:
-    """Turns the events of a run into lines.
-
-    Args:
-        columns: width of the terminal.
-        dry_run: nothing will run; list the cells that would.
-    """
+    """Turns the events of a run into lines; of a dry run it lists the cells that would run."""
 
     def __init__(self, columns: int, *, dry_run: bool = False) -> None:
         self._columns = max(columns, 72)

@@ -14,9 +14,8 @@ Where a file lies does not matter, as a result says what it is of. The same run 
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +31,7 @@ from ddlbench.experiment.status import FAILURE_FILE, Failure, Status
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.comparability import Circumstances
 from ddlbench.report.result_tree import RESULT_FILE, TreeCell, cells_below
-from ddlbench.report.tables import STEPS, read_columns
+from ddlbench.report.tables import STEPS, read_steps
 
 _STEP_COLUMNS = tuple(column for column in STEPS if column.name in {"warmup", "step_s"})
 _NORMAL_95 = 1.96
@@ -104,7 +103,6 @@ class Configuration:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Configuration:
-        """Join the runs of one cell."""
         timed = [run for run in runs if run.step_s is not None]
         others = [run for run in runs if run.step_s is None]
         gravest = min((run.status for run in others), key=list(Status).index, default=Status.OK)
@@ -125,7 +123,6 @@ class Configuration:
 
     @property
     def runs(self) -> int:
-        """Runs that have a step."""
         return 0 if self.sample is None else self.sample.runs
 
 
@@ -165,12 +162,7 @@ class Tree:
 
     @cached_property
     def sites(self) -> tuple[str, ...]:
-        """Names of its sites."""
-        return tuple(
-            sorted(
-                {configuration.site for configuration in self.configurations if configuration.site}
-            )
-        )
+        return tuple(sorted({each.site for each in self.configurations if each.site}))
 
 
 def read_tree(path: Path) -> Tree:
@@ -206,8 +198,8 @@ def _of_cells(name: str, cells: Sequence[TreeCell], faults: Sequence[str]) -> Tr
         tuple(Configuration.of(group) for _, group in sorted(groups.items())),
         tuple(faults),
         tuple(sorted({run.created for run in runs if run.created})),
-        _each(text for run in runs for text in run.circumstances.commit),
-        _each(text for run in runs for text in run.circumstances.versions),
+        tuple(sorted({text for run in runs for text in run.circumstances.commit})),
+        tuple(sorted({text for run in runs for text in run.circumstances.versions})),
     )
 
 
@@ -229,25 +221,21 @@ def _refuse(name: str, faults: Sequence[str]) -> None:
     )
 
 
-def _each(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(values)))
-
-
 def _run_of(measured: TreeCell) -> Run:
     """The run of a cell that has a result, a damaged one, or a failure."""
     if measured.result is not None:
         return _of_result(measured.result, measured.folder)
     run = Run(measured.cell, measured.site, Status.INVALID)
-    if measured.outcome is not None:
-        why = str(measured.outcome).removeprefix(f"{measured.folder / RESULT_FILE}: ")
-        return replace(run, reason=f"{RESULT_FILE} cannot be used: {_in_one_line(why)}")
-    try:
-        failure = Failure.read(measured.folder)
-    except UnreadableJson as error:
-        why = str(error).removeprefix(f"{measured.folder / FAILURE_FILE}: ")
-        return replace(run, reason=f"{FAILURE_FILE} cannot be used: {_in_one_line(why)}")
-    reason = "it is gone" if failure is None else _in_one_line(failure.reason)
-    return replace(run, status=Status.FAILED, reason=reason)
+    file, fault = RESULT_FILE, str(measured.outcome or "")
+    if not fault:
+        try:
+            failure = Failure.read(measured.folder)
+            reason = "it is gone" if failure is None else _in_one_line(failure.reason)
+            return replace(run, status=Status.FAILED, reason=reason)
+        except UnreadableJson as error:
+            file, fault = FAILURE_FILE, str(error)
+    why = _in_one_line(fault.removeprefix(f"{measured.folder / file}: "))
+    return replace(run, reason=f"{file} cannot be used: {why}")
 
 
 def _of_result(result: Result, folder: Path) -> Run:
@@ -271,8 +259,7 @@ def _of_result(result: Result, folder: Path) -> Run:
     if timing is None or not timing.step_s.median_s:
         return replace(run, status=Status.INVALID, reason="its status is ok, but no step was timed")
     if timing.disturbed:
-        reason = f"disturbed: {_in_one_line(timing.disturbed)}"
-        return replace(run, reason=reason)
+        return replace(run, reason=f"disturbed: {_in_one_line(timing.disturbed)}")
     return replace(
         run,
         step_s=timing.step_s.median_s,
@@ -292,9 +279,10 @@ def _error_of_summary(steps: StepSummary) -> float | None:
 def _error_of_steps(cell: Cell, folder: Path) -> float | None:
     """From steps.csv beside a result; None without it, or if it is damaged."""
     try:
-        with (folder / "steps.csv").open(encoding="utf-8", newline="") as file:
-            columns = read_columns(file, _STEP_COLUMNS)
-    except (ValueError, OverflowError, OSError, csv.Error):
+        columns = read_steps(folder, _STEP_COLUMNS)
+    except ValueError:
+        return None
+    if not columns:
         return None
     pairs = zip(columns["warmup"], columns["step_s"], strict=True)
     steps_s = [step_s for warmup, step_s in pairs if not warmup]
@@ -345,11 +333,7 @@ def _of_row(row: ReferenceRow, reference: Reference) -> Configuration:
 
 
 def reference_of(tree: Tree, created: str) -> Reference:
-    """What a tree reached, as a reference file keeps it.
-
-    Args:
-        tree: of results.
-        created: when the file is written.
+    """What a tree of results reached, as a reference file that is written at ``created`` keeps it.
 
     Raises:
         ConfigError: no configuration of it was measured.
@@ -359,9 +343,10 @@ def reference_of(tree: Tree, created: str) -> Reference:
         raise ConfigError(
             f"{tree.name}: no run has a step, so there is nothing to keep ({first.reason})"
         )
-    rows = [
-        _row_of(configuration) for configuration in tree.configurations if _is_kept(configuration)
-    ]
+    # A disturbed or damaged run says nothing of its site.
+    kept = (
+        each for each in tree.configurations if each.site and (each.runs or each.status in _ENDED)
+    )
     return Reference(
         schema_version=1,
         created=created,
@@ -369,13 +354,8 @@ def reference_of(tree: Tree, created: str) -> Reference:
         sites=tree.sites,
         commits=tree.commits,
         versions=tree.versions,
-        configurations=tuple(rows),
+        configurations=tuple(map(_row_of, kept)),
     )
-
-
-def _is_kept(configuration: Configuration) -> bool:
-    """Whether a configuration says something of its site: a disturbed or damaged run does not."""
-    return bool(configuration.site) and (configuration.runs > 0 or configuration.status in _ENDED)
 
 
 _ENDED = (Status.OUT_OF_MEMORY, Status.UNSUPPORTED, Status.TIMEOUT, Status.FAILED)
@@ -393,11 +373,7 @@ def _row_of(configuration: Configuration) -> ReferenceRow:
         failed_runs=configuration.failed,
         spread=sample.spread if sample else None,
         step_error=sample.step_error if sample else None,
-        device_kind="cuda"
-        if configuration.device_kind == "cuda"
-        else "cpu"
-        if configuration.device_kind
-        else None,
+        device_kind={"": None, "cuda": "cuda"}.get(configuration.device_kind, "cpu"),
         emulated=configuration.emulated,
         processors=configuration.circumstances.processors,
         digest=configuration.digest or None,

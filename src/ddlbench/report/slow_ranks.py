@@ -74,7 +74,6 @@ class Pace:
 
     @property
     def slow(self) -> bool:
-        """Whether it was slow in its cell."""
         return self.stood_still or self.ratio >= SLOW
 
 
@@ -229,13 +228,7 @@ def failed_nodes(reasons: Iterable[str]) -> list[SlowDevice]:
 
 @cache
 def examined(cell_ids: tuple[str, ...], site: str, root: Path = RESULTS) -> list[SlowDevice]:
-    """Slow and failing devices of a site's cells; read once a process.
-
-    Args:
-        cell_ids: of the cells to look at.
-        site: their site.
-        root: the folder that holds ``<site>/cells``.
-    """
+    """Slow and failing devices of these cells of a site; read once a process."""
     cells: list[list[Pace]] = []
     reasons: list[str] = []
     for cell_id in cell_ids:
@@ -246,25 +239,17 @@ def examined(cell_ids: tuple[str, ...], site: str, root: Path = RESULTS) -> list
                 failure = Failure.read(path.parent)
                 reasons += [] if failure is None else [str(failure.reason)]
             elif result.status == Status.OK and len(result.ranks) > 1:
-                cells.append(paces_of(result, _text(path.with_name(TRACE_FILE))))
+                trace = None
+                with suppress(OSError, UnicodeDecodeError):
+                    trace = path.with_name(TRACE_FILE).read_text("utf-8")
+                cells.append(paces_of(result, trace))
     return [*slow_devices(cells), *failed_nodes(reasons)]
-
-
-def _text(path: Path) -> str | None:
-    with suppress(OSError, UnicodeDecodeError):
-        return path.read_text("utf-8")
-    return None
 
 
 def slow_of(rows: Sequence[MatrixRow], site: Site, root: Path = RESULTS) -> list[SlowDevice]:
     """Slow and failing devices of an experiment's cells; for the arguments see `examined`."""
     cells = (row.cell.id for row in rows if row.unsupported is None and row.cell.devices > 1)
     return examined(tuple(cells), site.name, root)
-
-
-def facts(rows: Sequence[SlowDevice]) -> list[tuple[str, str]]:
-    """Rows for people: what and when, evidence."""
-    return [(f"{row.name}, {row.when}", evidence(row)) for row in rows]
 
 
 def evidence(row: SlowDevice) -> str:

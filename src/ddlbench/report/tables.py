@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 import pandas as pd
@@ -20,7 +19,6 @@ import pandas as pd
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import read_yaml
-from ddlbench.experiment.result import Result
 
 Kind = Literal["text", "integer", "number", "flag", "flag or unknown"]
 
@@ -106,6 +104,21 @@ def read_columns(lines: Iterable[str], columns: Sequence[Column]) -> dict[str, l
     return found
 
 
+def read_steps(folder: Path, columns: Sequence[Column]) -> dict[str, list[Any]]:
+    """These columns of the ``steps.csv`` of a cell's folder; none if it has no such file.
+
+    Raises:
+        ValueError: as :func:`read_columns`, or the file cannot be read.
+    """
+    try:
+        with (folder / "steps.csv").open(encoding="utf-8", newline="") as file:
+            return read_columns(file, columns)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OverflowError, OSError, csv.Error) as error:
+        raise ValueError(str(error)) from None
+
+
 def typed_frame(fields: Mapping[str, list[Any]], columns: Sequence[Column]) -> pd.DataFrame:
     """A table of fields that are of their columns' kinds already."""
     return pd.DataFrame(
@@ -183,25 +196,3 @@ def _typed(values: pd.Series | None, kind: Kind, frame: pd.DataFrame) -> pd.Seri
     dtype, unknown, read = _READERS[kind]
     fields = [unknown if value is None else read(value) for value in known]
     return pd.Series(fields, index=frame.index, dtype=dtype)
-
-
-def efficiency_columns(result: Result) -> dict[str, Any]:
-    """Operations, messages, processor time, energy and compilation of a result; None if unknown."""
-    part, energy = result.efficiency, result.energy
-    cpu_s = [rank.cpu_s for rank in result.ranks if rank.cpu_s is not None]
-    used = [rank.cpu_utilisation for rank in result.ranks if rank.cpu_utilisation is not None]
-    traffic = () if result.communication is None else result.communication.ranks
-    sent = [r.sent_bytes_per_step for r in traffic if r.sent_bytes_per_step is not None]
-    complete = bool(cpu_s) and len(cpu_s) == len(result.ranks)
-    return {
-        "mfu": None if part is None else part.mfu,
-        "flops_per_s": None if part is None else part.flops_per_s,
-        "peak_flops_per_s": None if part is None else part.peak_flops_per_s,
-        "sent_bytes": round(max(sent)) if sent else None,
-        "cpu_s": sum(cpu_s) if complete else None,
-        "cpu_utilisation": fmean(used) if used else None,
-        "energy_j": None if energy is None else energy.energy_j,
-        "energy_per_sample_j": None if energy is None else energy.energy_per_sample_j,
-        "compile_s": None if result.compilation is None else result.compilation.compile_s,
-        "energy_of": "" if energy is None else " ".join(energy.covers),
-    }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -14,32 +12,26 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.common.document import UnreadableJson, read_json, read_object
-from ddlbench.common.owner import NOBODY, Writer, owner_in, seems_to_live
+from ddlbench.common.document import read_json
 from ddlbench.common.screen import (
     Column,
     columns,
     duration_text,
-    named_lines,
     paragraph,
     size_text,
     table,
     terminal_width,
     two_digits,
 )
-from ddlbench.experiment.cell import Cell, short_names
-from ddlbench.experiment.paths import ADVICE, PROGRESS_FILE, QUEUED_FILE, cell_dir, result_file
+from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.paths import ADVICE, result_file
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, network_label, strategy_label
-from ddlbench.planning.matrix import MatrixRow
 from ddlbench.predict.documents import Answer
 from ddlbench.report.footer import interval_words
-from ddlbench.report.measurements import records_of
-from ddlbench.report.style import mark_without_speedup
+from ddlbench.report.labels import case_title, mark_without_speedup
 from ddlbench.report.tables import read_tables, rows_of
-from ddlbench.slurm.jobs import NO_ANSWER
-from ddlbench.slurm.jobs import states as states_of_jobs
 
 _FEW_ROWS = 18
 _OLD_BASE_S = 3600.0
@@ -53,22 +45,19 @@ _DISTINGUISHING = ("geometry", "batch_size", "fabric", "precision", "settings")
 def summary_lines(tables_dir: Path, *, every_row: bool = True) -> list[str]:
     """Speed, speed-up and memory of every configuration, or why there is none.
 
-    Args:
-        tables_dir: folder of the tables that ``make_tables`` wrote.
-        every_row: a line a configuration; otherwise a long table is one line a network.
+    Without ``every_row`` a long table is one line a network.
     """
     summary = read_tables(tables_dir).summary
     differing = telling_apart(summary)
     rows = with_telling_options(summary).to_dict("records")
-    lines = ["Speed-up over sequential training"]
+    heading = "Speed-up over sequential training"
     compact = [] if every_row or len(rows) <= _FEW_ROWS else _compact_table(rows, differing)
-    lines += compact or _full_table(rows, differing)
-    words = interval_words(summary, ratio=True)
-    if words and not compact:
-        lines += paragraph(f"In brackets: {words}; without: too few runs or steps.")
     if compact:
-        lines += paragraph(f"All {len(rows)} rows with intervals and memory: --all.")
-    return lines
+        further = paragraph(f"All {len(rows)} rows with intervals and memory: --all.")
+        return [heading, *compact, *further]
+    words = interval_words(summary, ratio=True)
+    further = paragraph(f"In brackets: {words}; without: too few runs or steps.") if words else []
+    return [heading, *_full_table(rows, differing), *further]
 
 
 def telling_apart(summary: pd.DataFrame) -> list[str]:
@@ -96,18 +85,17 @@ def _full_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> list[s
         *(_HEADINGS[name] for name in differing),
         "> workers /2 | > samples/s | > speed-up | > memory /1",
     ]
-    cells = []
-    for row in rows:
-        cells.append(
-            (
-                dataset_label(str(row["dataset"])),
-                network_label(str(row["network"])),
-                _column_name(row),
-                *(str(row[name]) for name in differing),
-                str(row["workers"]),
-                *numbers_of(row),
-            )
+    cells = [
+        (
+            dataset_label(str(row["dataset"])),
+            network_label(str(row["network"])),
+            _column_name(row),
+            *(str(row[name]) for name in differing),
+            str(row["workers"]),
+            *numbers_of(row),
         )
+        for row in rows
+    ]
     return table(" | ".join(headings), cells)
 
 
@@ -127,12 +115,7 @@ def _compact_table(rows: list[dict[Hashable, Any]], differing: list[str]) -> lis
 def speedup_table(
     rows: list[dict[Hashable, Any]], differing: list[str]
 ) -> tuple[list[Column], list[tuple[str, ...]]]:
-    """Speed-ups, a row a network, a column a strategy.
-
-    Args:
-        rows: of the summary.
-        differing: names of the columns that tell rows apart.
-    """
+    """Speed-ups of rows of the summary, a row a network, a column a strategy."""
     kept = [name for name in differing if name != "geometry"]
     names = list(dict.fromkeys(_column_name(row) for row in rows if row["strategy"] != BASE))
     groups: dict[tuple[str, ...], dict[str, dict[Hashable, Any]]] = {}
@@ -211,7 +194,7 @@ def advice(tables_dir: Path) -> list[str]:
     answers = [answer for answer in answers_at(tables_dir) if answer["recommended"] is not None]
     whole = len(answers) <= _FEW_ANSWERS
     sentences = [
-        f"{_case_text(answer)}: {' '.join(answer['advice'] if whole else answer['advice'][:1])}"
+        f"{_title(answer['case'])}: {' '.join(answer['advice'] if whole else answer['advice'][:1])}"
         for answer in answers[:_MOST_ANSWERS]
     ]
     if len(answers) > _MOST_ANSWERS:
@@ -230,18 +213,11 @@ def answers_at(tables_dir: Path) -> list[Answer]:
     return read_choice(path)["answers"]
 
 
-def _case_text(answer: Mapping[str, Any]) -> str:
+def _title(case: Mapping[str, Any]) -> str:
     """``VGG-11, CIFAR-10, 1x2, batch 16``, and settings that are not the defaults."""
-    case = answer["case"]
-    words = [
-        network_label(case["network"]),
-        dataset_label(case["dataset"]),
-        f"{case['nodes']}x{case['devices_per_node']}",
-        f"batch {case['batch_size']}",
-    ]
     defaults = {field.name: field.default for field in fields(Cell)}
-    words += [f"{k} {v}" for k, v in case["settings"].items() if v != defaults[k]]
-    return ", ".join(words)
+    others = (f"{k} {v}" for k, v in case["settings"].items() if v != defaults[k])
+    return case_title(case, f"batch {case['batch_size']}", *others)
 
 
 def _old_bases(tables_dir: Path) -> list[str]:
@@ -289,186 +265,3 @@ def _checked(tables_dir: Path) -> list[str]:
         f"Predictions ({DEFAULT_RECOMMENDER}) named the fastest strategy in {row['correct']:g} of "
         f"{row['n']:g} cases, within the noise in {row['top1_within_noise'] * row['n']:g}."
     ]
-
-
-@dataclass(frozen=True)
-class CellState:
-    """One cell.
-
-    Args:
-        cell: of the matrix.
-        state: where it stands.
-        reason: why it is not ok, what disturbed it, or how it does not train as one device does;
-            else empty.
-        code: of the reason; empty when it is ok or disturbed, or running.
-        finished_s: when its result was written, seconds since the epoch; None without one.
-        step_s: median step of a cell that is ok.
-        speedup: over its base, where there is one.
-    """
-
-    cell: Cell
-    state: Status
-    reason: str
-    code: str
-    finished_s: float | None = None
-    step_s: float | None = None
-    speedup: float | None = None
-
-    @property
-    def cell_id(self) -> str:
-        """Its path below ``results/<site>/cells/``."""
-        return self.cell.id
-
-
-def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellState]:
-    """State of every cell of the matrix, in its order."""
-    found = []
-    queued = _queued(site, rows)
-    for row, record in zip(rows, records_of(experiment, site, rows, stale=False), strict=True):
-        state = Status(record["status"])
-        reason, code = record["reason"] or "", record["reason_code"] or ""
-        # A result called unsupported may be made anew, as what was missing is there now.
-        if not state.is_result or state == Status.UNSUPPORTED:
-            held = _of_lease(cell_dir(site, row.cell.id), state) or queued.get(row.cell.id)
-            state, reason, code = held or (state, reason, code)
-        said = CellState(row.cell, state, reason, code)
-        found.append(_finished(said, site, record) if state == Status.OK else said)
-    return found
-
-
-def _finished(cell: CellState, site: str, record: dict[str, Any]) -> CellState:
-    """A cell that is ok, with what its result says."""
-    departure = record.get("departure")
-    with suppress(OSError):  # deleted since
-        return replace(
-            cell,
-            reason=str(departure or record.get("disturbed") or ""),
-            code="other_training" if departure else "",
-            finished_s=result_file(site, cell.cell_id).stat().st_mtime,
-            step_s=record.get("step_median_s"),
-            speedup=record.get("speedup"),
-        )
-    return cell
-
-
-def status_lines(cells: Sequence[CellState], *, every_cell: bool = False) -> list[str]:
-    """Counts by state; below them what runs, what ended last, and why others have no measurement.
-
-    Args:
-        cells: of the matrix.
-        every_cell: name every cell; otherwise cells with one reason share a line.
-    """
-    counts = Counter(cell.state for cell in cells)
-    lines = [", ".join(f"{count:,} {state}" for state, count in counts.most_common())]
-    names = dict(
-        zip(
-            (cell.cell_id for cell in cells),
-            short_names([cell.cell for cell in cells]),
-            strict=True,
-        )
-    )
-    groups: dict[tuple[str, str], list[CellState]] = {}
-    for cell in cells:
-        shown = every_cell or cell.state not in (Status.NOT_RUN, Status.RUNNING)
-        if shown and (cell.state != Status.OK or cell.reason):
-            state = (cell.code or "disturbed") if cell.state == Status.OK else str(cell.state)
-            groups.setdefault((state, cell.reason), []).append(cell)
-    reasons = []
-    for (state, reason), members in groups.items():
-        named = members if every_cell else members[:_FEW_NAMES]
-        listed = ", ".join(names[cell.cell_id] for cell in named)
-        if len(members) > len(named):
-            listed += f" and {len(members) - len(named)} more"
-        reasons.append((state.replace("_", " "), f"{listed}: {reason}"))
-    if len(reasons) > _FEW_REASONS and not every_cell:
-        more = f"{len(groups) - _FEW_REASONS} more reasons: --all"
-        reasons = [*reasons[:_FEW_REASONS], ("", more)]
-    widest = max(len(state) for state in (str(Status.RUNNING), *(state for state, _ in reasons)))
-    pairs = [] if every_cell else _moving(cells, names, before=widest + 4)
-    return [*lines, *named_lines([*pairs, *reasons], "  ")]
-
-
-_FEW_NAMES = 2
-_FEW_REASONS = 6
-_FEW_RUNNING = 4
-
-
-def _moving(
-    cells: Sequence[CellState], names: Mapping[str, str], before: int
-) -> list[tuple[str, str]]:
-    """The cells that run, and while there are others to come the one that ended last.
-
-    Each is one line, which begins with ``before`` characters.
-    """
-    running = [cell for cell in cells if cell.state == Status.RUNNING]
-    shown = running[:_FEW_RUNNING]
-    wide = max((len(names[cell.cell_id]) for cell in shown), default=0)
-    reasons = [state.reason for state in shown]
-    if wide + max(map(len, reasons), default=0) > terminal_width() - before - 2:
-        reasons = [reason.partition(", ")[2] or reason for reason in reasons]  # without its process
-    pairs = [
-        (str(Status.RUNNING), f"{names[state.cell_id]:{wide}}  {reason}")
-        for state, reason in zip(shown, reasons, strict=True)
-    ]
-    if len(running) > len(shown):
-        pairs.append(("", f"{len(running) - len(shown)} more run: --all"))
-    ended = [cell for cell in cells if cell.finished_s is not None]
-    if not ended or not {Status.RUNNING, Status.QUEUED, Status.NOT_RUN} & {
-        cell.state for cell in cells
-    }:
-        return pairs
-    last = max(ended, key=lambda cell: cell.finished_s or 0.0)
-    numbers = [] if last.step_s is None else [f"{duration_text(last.step_s)} a step"]
-    if last.cell.strategy == BASE:
-        numbers.append("base")
-    elif last.speedup is not None:
-        numbers.append(f"{last.speedup:.2f}x")
-    return [*pairs, ("last ok", f"{names[last.cell_id]:{wide}}  {', '.join(numbers)}")]
-
-
-def _of_lease(folder: Path, state: Status) -> tuple[Status, str, str] | None:
-    """State, reason and code of a cell that somebody has begun to measure; None if nobody has."""
-    owner = owner_in(folder / "lease.json")
-    if owner is None or owner == NOBODY:
-        return None
-    if seems_to_live(owner, folder):
-        since_s = max(time.time() - owner.started, 1.0)
-        since = f", since {duration_text(since_s)}" if owner.started else ""
-        return Status.RUNNING, f"{owner.label}{since}{_step(folder)}", ""
-    if state != Status.NOT_RUN:
-        return None  # its failure.json tells more
-    sentence = f"{owner.label} is gone and has written nothing; the next run measures it again"
-    return Status.INTERRUPTED, sentence, "supervisor_lost"
-
-
-def _queued(site: str, rows: Sequence[MatrixRow]) -> dict[str, tuple[Status, str, str]]:
-    """State, reason and code of cells whose SLURM job waits or has just begun.
-
-    The note in a cell's folder names a job; what SLURM says of it decides.
-    """
-    jobs = {}
-    for row in rows:
-        with suppress(OSError, UnreadableJson):
-            writer = Writer.of(read_object(cell_dir(site, row.cell.id) / QUEUED_FILE))
-            if writer is not None and writer.job_id is not None:
-                jobs[row.cell.id] = writer.job_id
-    known = states_of_jobs(jobs.values())
-    queued = {}
-    for cell, job_id in jobs.items():
-        job = known[job_id]
-        if job.state == "PENDING":
-            sentence, starts = job.why_pending()
-            why = f"SLURM job {job_id}: {sentence}"
-            queued[cell] = (Status.QUEUED, why, "" if starts else "never_starts")
-        elif job.state != NO_ANSWER and job.may_live:
-            queued[cell] = (Status.RUNNING, f"SLURM job {job_id} on {job.nodes or 'nodes'}", "")
-    return queued
-
-
-def _step(folder: Path) -> str:
-    """``, step 7/22``: what the supervisor wrote last; empty before the first steps."""
-    for path in sorted(folder.glob(f".run-*/{PROGRESS_FILE}"), reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            result = read_json(path)
-            return f", step {result['step']}/{result['total']}"
-    return ""

@@ -22,7 +22,7 @@ from ddlbench.experiment.cell import settings
 from ddlbench.experiment.links import PairMatrix, read_links
 from ddlbench.experiment.result import DeviceMemory, RankEntry, Result
 from ddlbench.report.comparability import NOTE_BREAK
-from ddlbench.report.measurements import compare, field_of_cell, record_of, steps_of
+from ddlbench.report.measurements import compare, record_of, steps_table
 from ddlbench.report.result_tree import RESULT_FILE, Given, ResultTree, TreeCell, read_tree
 from ddlbench.report.tables import (
     CELLS,
@@ -32,7 +32,6 @@ from ddlbench.report.tables import (
     Column,
     Kind,
     frame_of,
-    typed_frame,
 )
 
 if TYPE_CHECKING:
@@ -74,21 +73,12 @@ class TreeTables:
 
     @cached_property
     def steps(self) -> TreeTable:
-        """One row a step."""
-        fields: dict[str, list[Any]] = {column.name: [] for column in TREE_STEPS}
-        for tree_cell in self.tree.cells:
-            of_steps = {} if tree_cell.result is None else steps_of(tree_cell.folder)
-            if not of_steps:
-                continue
-            count = len(of_steps["step"])
-            of_tree = {"results": tree_cell.tree, "site": tree_cell.site}
-            for name, values in fields.items():
-                if name in of_steps:
-                    values.extend(of_steps[name])
-                else:
-                    same = of_tree[name] if name in of_tree else field_of_cell(tree_cell.cell, name)
-                    values.extend([same] * count)
-        return TreeTable("steps", TREE_STEPS, typed_frame(fields, TREE_STEPS))
+        cells = (
+            (measured.cell, measured.folder, {"results": measured.tree, "site": measured.site})
+            for measured in self.tree.cells
+            if measured.result is not None
+        )
+        return TreeTable("steps", TREE_STEPS, steps_table(cells, TREE_STEPS))
 
     @cached_property
     def ranks(self) -> TreeTable:
@@ -104,7 +94,6 @@ class TreeTables:
 
     @property
     def all(self) -> tuple[TreeTable, ...]:
-        """All tables that have a row."""
         tables = (self.cells, self.steps, self.ranks, self.links)
         return tuple(table for table in tables if len(table.frame))
 
@@ -264,7 +253,10 @@ def _ranks(tree_cell: TreeCell) -> Iterator[dict[str, Any]]:
     counted = tree_cell.result.communication
     traffic = {} if counted is None else {entry.rank: entry for entry in counted.ranks}
     for rank in tree_cell.result.ranks:
-        values = {name: _as_field(value) for name, value in vars(rank).items()}
+        values = {
+            name: NOTE_BREAK.join(map(str, value)) if isinstance(value, tuple) else value
+            for name, value in vars(rank).items()
+        }
         for part in _memory_fields():
             numbers = [getattr(device, part) for device in rank.memory]
             measured = [number for number in numbers if number is not None]
@@ -278,10 +270,6 @@ def _ranks(tree_cell: TreeCell) -> Iterator[dict[str, Any]]:
             "received_bytes_per_step": None if sent is None else sent.received_bytes_per_step,
             **values,
         }
-
-
-def _as_field(value: Any) -> Any:
-    return NOTE_BREAK.join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _pairs(pairs: PairMatrix) -> Iterator[dict[str, Any]]:

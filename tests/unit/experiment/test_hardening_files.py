@@ -18,8 +18,8 @@ from ddlbench.experiment.links import read_links
 from ddlbench.experiment.profile import read_profile
 from ddlbench.experiment.result import InvalidResult, read_result
 from ddlbench.planning.matrix import MatrixRow
+from ddlbench.report.cell_states import states
 from ddlbench.report.measurements import make_tables
-from ddlbench.report.terminal import states
 
 ROOT = Path(__file__).parents[3]
 _PAIR = {

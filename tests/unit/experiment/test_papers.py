@@ -38,8 +38,8 @@ from ddlbench.experiment.site import Site, load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.budget import estimate
 from ddlbench.planning.matrix import MatrixRow, expand
-from ddlbench.report.printed_table import printed_table
 from ddlbench.report.products import PredictionTables
+from ddlbench.report.published import printed_table
 from ddlbench.report.registry import figures_for, prediction_figures_for
 
 ROOT = project_root()
@@ -422,8 +422,8 @@ def test_sites_are_compared_at_the_scale_that_was_asked_for(monkeypatch) -> None
         compared.append((parse_experiment({**config, "site": names[0]}, where).name, list(names)))
         return Path("sites.png")
 
-    monkeypatch.setattr("ddlbench.commands.results.compare_sites", note)
-    monkeypatch.setattr("ddlbench.commands.results.make_report", lambda *_: [])
+    monkeypatch.setattr("ddlbench.report.products.compare_sites", note)
+    monkeypatch.setattr("ddlbench.report.products.make_report", lambda *_: [])
     monkeypatch.setattr("ddlbench.commands.results.summary_lines", lambda *_, **__: [])
     monkeypatch.setattr("ddlbench.commands.results.advice_lines", lambda *_: [])
     file = "config/papers/ddlbench/fig6.yaml"

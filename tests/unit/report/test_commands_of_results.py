@@ -97,7 +97,16 @@ def test_an_error_of_no_file_is_not_hidden(rows, monkeypatch):
     def broken(*_arguments, **_options):
         raise ConnectionResetError(104, os.strerror(104))
 
-    monkeypatch.setattr("ddlbench.commands.results.make_report", broken)
+    monkeypatch.setattr("ddlbench.report.products.make_report", broken)
     monkeypatch.setattr(sys, "argv", ["ddlbench", "report"])
     with pytest.raises(ConnectionResetError):
         cli.main()
+
+
+def test_status_names_a_node_under_which_several_jobs_failed(rows):
+    for number, row in enumerate(rows):
+        folder = result_file("local", row.cell.id).parent
+        folder.mkdir(parents=True)
+        values = {"reason": f"a node of job {number} failed (n3)", "reason_code": "node_failed"}
+        (folder / "failure.json").write_text(json.dumps(values))
+    assert "slow:    n3, lost: 2 jobs lost it" in said("status")

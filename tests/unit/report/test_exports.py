@@ -18,8 +18,7 @@ import ddlbench
 from ddlbench import cli
 from ddlbench.common.errors import ConfigError
 from ddlbench.report.exports.openmetrics import exposition
-from ddlbench.report.exports.registry import EXPORTS
-from ddlbench.report.exports.whole_folder import whole_folder
+from ddlbench.report.exports.registry import EXPORTS, whole_folder
 from ddlbench.report.measurements import make_tables
 from ddlbench.report.result_tree import EXPORT_MARK, read_tree
 from ddlbench.report.tables import CELLS

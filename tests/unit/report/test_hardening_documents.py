@@ -16,7 +16,7 @@ from ddlbench.experiment.paths import links_file, predictions_file, result_file
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.planning.matrix import matrix_of
 from ddlbench.planning.partition import read_network
-from ddlbench.report.terminal import states, status_lines
+from ddlbench.report.cell_states import states, status_lines
 
 ROOT = Path(__file__).parents[3]
 DEEP, LONG = "[" * 100_000, '{"a": ' + "9" * 5_000 + "}"

@@ -16,8 +16,7 @@ from report_factory import SITE_NAME, failed, matrix, result, site, write
 from ddlbench.experiment.paths import RESULTS, advice_file
 from ddlbench.predict.recommend import answers_dict, write_choice
 from ddlbench.report import make_tables
-from ddlbench.report.html_report import make_html_report
-from ddlbench.report.page_sections import SECTIONS, TEXTS
+from ddlbench.report.html_report import SECTIONS, TEXTS, make_html_report
 from ddlbench.report.registry import FIGURES, FigureEntry
 from ddlbench.report.style import new_figure, save_figure
 
@@ -190,7 +189,7 @@ def test_sections_name_what_there_is():
 
 def test_a_figure_that_no_section_names_has_a_place(reported, monkeypatch):
     entry = FigureEntry("experiment", "package.module:draw", caption="Heat of devices. More.")
-    monkeypatch.setattr("ddlbench.report.page_figures.FIGURES", {**FIGURES, "heat": entry})
+    monkeypatch.setattr("ddlbench.report.html_report.FIGURES", {**FIGURES, "heat": entry})
     monkeypatch.setattr("ddlbench.report.registry.FIGURES", {**FIGURES, "heat": entry})
     page = Page(reported(figures=("speedup", "heat")).read_text())
     at = page.headings.index("Further figures")
@@ -198,7 +197,7 @@ def test_a_figure_that_no_section_names_has_a_place(reported, monkeypatch):
 
 
 def test_a_picture_that_is_too_large_is_linked(reported, monkeypatch):
-    monkeypatch.setattr("ddlbench.report.page_figures._MOST_BYTES", 10)
+    monkeypatch.setattr("ddlbench.report.html_report._MOST_BYTES", 10)
     page = Page(reported(figures=("speedup",)).read_text())
     assert page.figures == []
     assert "figures/speedup.png" in page.links

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from ddlbench.commands.timeline import timeline
 from ddlbench.report.traces.breakdown import break_down, lines_of, merged, shared
-from ddlbench.report.traces.kineto_events import read_trace
+from ddlbench.report.traces.kineto_file import read_trace
 
 
 def breakdown(tmp_path, events, **settings):

@@ -12,8 +12,7 @@ from cases.kineto_traces import ALL_REDUCE, COPY, GEMM, TWO_STEPS, kernel, trace
 from ddlbench.common.errors import ConfigError
 from ddlbench.report.traces import kineto_file
 from ddlbench.report.traces.breakdown import break_down, breakdowns_of, trace_files
-from ddlbench.report.traces.kineto_events import read_trace
-from ddlbench.report.traces.kineto_file import InvalidTrace, TraceFile
+from ddlbench.report.traces.kineto_file import InvalidTrace, TraceFile, read_trace
 
 KERNELS = [kernel(GEMM, 0, 10), kernel(ALL_REDUCE, 20, 30, 20), kernel(COPY, 40, 50)]
 TEXT = trace_text(KERNELS)

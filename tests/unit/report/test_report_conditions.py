@@ -9,10 +9,10 @@ from report_factory import experiment, failed, result, site, timing, write
 
 from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
-from ddlbench.report.drawing import read_predicted
 from ddlbench.report.figures.conditions import draw, in_condition_order
 from ddlbench.report.figures.networking import NOT_ENDED
 from ddlbench.report.footer import Context
+from ddlbench.report.predicted import read_predicted
 from ddlbench.report.registry import prediction_figures_for
 from ddlbench.report.style import style
 

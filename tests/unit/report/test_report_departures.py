@@ -14,8 +14,8 @@ from ddlbench.predict.evaluate import departures_of, history_of, measure, outcom
 from ddlbench.report.figures.speedup import draw
 from ddlbench.report.footer import Context, marks, signs
 from ddlbench.report.html_report import make_html_report
+from ddlbench.report.labels import speedup_mark
 from ddlbench.report.measurements import make_tables
-from ddlbench.report.style import speedup_mark
 from ddlbench.report.tables import rows_of
 from ddlbench.report.terminal import numbers_of
 

@@ -19,8 +19,8 @@ from ddlbench.report import collect, summarise
 from ddlbench.report.figures.pipelines import pipeline_table
 from ddlbench.report.figures.speedup import draw
 from ddlbench.report.footer import Context, marks
+from ddlbench.report.labels import speedup_mark
 from ddlbench.report.measurements import make_tables
-from ddlbench.report.style import speedup_mark
 from ddlbench.report.tables import rows_of
 from ddlbench.report.terminal import advice, numbers_of, speedup_table
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddlbench.report.style import speedup_mark, status_mark
+from ddlbench.report.labels import speedup_mark, status_mark
 
 UNLIKE = "unlike_base"
 

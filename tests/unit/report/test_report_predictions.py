@@ -10,15 +10,11 @@ from report_factory import write_all
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.report import published
-from ddlbench.report.drawing import (
-    make_prediction_figures,
-    own_predictors,
-    read_predicted,
-    with_conditions,
-)
+from ddlbench.report.drawing import make_prediction_figures
 from ddlbench.report.figures.conditions import table_6_1
 from ddlbench.report.figures.pipelines import shares
 from ddlbench.report.footer import Context
+from ddlbench.report.predicted import own_predictors, read_predicted, with_conditions
 from ddlbench.report.registry import prediction_figure, prediction_figures_for
 from ddlbench.report.style import style
 
@@ -245,6 +241,7 @@ def test_conditions_say_what_a_cell_ran_as():
                 "status": "ok",
                 "predicted_step_s": 1.0,
                 "measured_step_s": 1.0,
+                "signed_error": 0.0,
                 "notes": "",
             }
         ]

@@ -15,13 +15,13 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.planning.matrix import expand
 from ddlbench.report import make_tables, published
 from ddlbench.report.bars import Bar, Beside, Group, draw_beside, draw_groups
-from ddlbench.report.drawing import read_predicted
 from ddlbench.report.figures import accuracy, networking, speedup
 from ddlbench.report.figures.paradl import PRINTED, bars_of_runs
 from ddlbench.report.footer import Context
+from ddlbench.report.labels import printed_name
 from ddlbench.report.looks import DatasetLook
-from ddlbench.report.recorded_step import gap_over_pass, idle_of, parts_of
-from ddlbench.report.style import new_figure, printed_name, style
+from ddlbench.report.predicted import gap_over_pass, idle_of, parts_of, read_predicted
+from ddlbench.report.style import new_figure, style
 
 PAPERS = {file.paper.figure: file.paper for file in read_papers()}
 # Prints of the same values: DDLBench shows again what is in the thesis, and was read off there.

@@ -15,8 +15,8 @@ import report_factory
 from ddlbench.common.document import write_json
 from ddlbench.common.owner import Owner, Writer
 from ddlbench.experiment.paths import QUEUED_FILE, RESULTS, cell_dir
-from ddlbench.report import terminal
-from ddlbench.report.terminal import states, status_lines
+from ddlbench.report import cell_states
+from ddlbench.report.cell_states import states, status_lines
 from ddlbench.slurm.jobs import NO_ANSWER, JobState
 
 
@@ -38,14 +38,14 @@ def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):
     )
     found = states("demo", "local", rows)
     assert [(state.state, state.reason) for state in found] == [
-        ("ok", ""),
+        ("ok", None),
         ("out_of_memory", "no room for 8 GB"),
         ("failed", "rank 1: a bug"),
         ("running", "SLURM job 17 on n1"),
         ("not run", "there is no result.json"),
     ]
-    assert [state.code for state in found] == [
-        "", "out_of_memory", "exception", "", "no_result",
+    assert [state.reason_code for state in found] == [
+        None, "out_of_memory", "exception", None, "no_result",
     ]  # fmt: skip
     monkeypatch.setenv("COLUMNS", "80")
     lines = status_lines(found)
@@ -117,7 +117,7 @@ def test_a_dead_run_is_interrupted(tmp_path, monkeypatch):
     found = states("demo", "local", rows)
     gone, running = "interrupted", "running"
     assert [one.state for one in found] == [gone, gone, running, gone, gone]
-    assert {one.code for one in found} == {"", "supervisor_lost"}
+    assert {one.reason_code for one in found} == {None, "supervisor_lost"}
     assert "SLURM job 17 on n7 is gone" in found[-1].reason
     lines = status_lines(found)
     assert lines[0] == "4 interrupted, 1 running"
@@ -150,10 +150,10 @@ def test_a_cell_whose_job_waits_is_queued(tmp_path, monkeypatch):
     for job_id, row in zip(jobs, rows, strict=True):
         note = {"writer": Writer("run", job_id).to_dict()}
         write_json(cell_dir("local", row.cell.id) / QUEUED_FILE, note)
-    monkeypatch.setattr(terminal, "states_of_jobs", lambda ids: {job: jobs[job] for job in ids})
+    monkeypatch.setattr(cell_states, "states_of_jobs", lambda ids: {job: jobs[job] for job in ids})
     cells = states("demo", "local", rows)
     assert [cell.state for cell in cells] == ["queued", "queued", "running", "not run", "not run"]
-    assert [cell.code for cell in cells[:3]] == ["", "never_starts", ""]
+    assert [cell.reason_code for cell in cells[:3]] == [None, "never_starts", None]
     assert cells[0].reason == "SLURM job 1: Priority: jobs before it start first"
     assert "PartitionTimeLimit" in cells[1].reason
     assert cells[2].reason == "SLURM job 3 on n[1-2]"

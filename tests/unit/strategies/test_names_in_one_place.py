@@ -45,8 +45,7 @@ REASONS = {
     "report/figures/networking.py": "Figures 2 to 10 of Cheng et al. are of a parameter server",
     "report/figures/paradl.py": "ParaDL's kinds of parallelism, drawn in the colours of ours",
     "report/figures/pipelines.py": "the thesis measured one GPipe, which is beside both of ours",
-    "report/printed_table.py": "which of ours stands for a library of the thesis' Table 3.1",
-    "report/published.py": "thesis Table 6.1 is of GPipe, Cheng et al. of a parameter server",
+    "report/published.py": "strategies and libraries, as the papers print them",
     "report/timeline/figure.py": "names of schedules",
     "runtime/environment.py": "a Python package",
 }

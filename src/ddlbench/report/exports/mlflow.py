@@ -18,8 +18,7 @@ from typing import Any
 
 from ddlbench import __version__
 from ddlbench.report.comparability import NOTE_BREAK
-from ddlbench.report.exports.registry import Study
-from ddlbench.report.exports.whole_folder import whole_folder
+from ddlbench.report.exports.registry import Study, whole_folder
 from ddlbench.report.tables import Column
 from ddlbench.report.tree_tables import TreeTables, setting_columns
 
@@ -60,13 +59,7 @@ def _file_store_allowed() -> Iterator[None]:
 
 
 class _Store:
-    """A store that is being written, through MLflow's client.
-
-    Args:
-        folder: where it is written.
-        final: where it will lie.
-        study: names the author.
-    """
+    """A store that is being written into ``folder``, to lie in ``final``, by MLflow's client."""
 
     def __init__(self, folder: Path, final: Path, study: Study) -> None:
         from mlflow import MlflowClient  # noqa: PLC0415 - an optional package

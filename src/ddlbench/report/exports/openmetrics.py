@@ -81,7 +81,6 @@ def exposition(tables: TreeTables) -> str:
 
 
 def _named(column: Column) -> tuple[str, str, str]:
-    """Name, help and unit of a column's metric."""
     name = f"ddlbench_{column.name}"
     if column.name in _SAYS_WHY:
         return name, f"1 where the numbers are wrong: {column.description}", ""

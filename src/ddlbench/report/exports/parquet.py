@@ -8,7 +8,7 @@ from typing import Any
 from ddlbench import __version__
 from ddlbench.common.document import whole_file
 from ddlbench.report.exports.registry import Study
-from ddlbench.report.tables import Column, Kind
+from ddlbench.report.tables import Kind
 from ddlbench.report.tree_tables import TreeTable, TreeTables
 
 _TYPES: dict[Kind, str] = {
@@ -34,11 +34,8 @@ def arrow_table(table: TreeTable, study: Study) -> Any:
     fields, arrays = [], []
     for column in table.columns:
         kind = pa.type_for_alias(_TYPES[column.kind])
-        fields.append(pa.field(column.name, kind, metadata=_about(column)))
+        about_column = {"unit": column.unit, "description": column.description}
+        fields.append(pa.field(column.name, kind, metadata=about_column))
         arrays.append(pa.array(table.frame[column.name], kind, from_pandas=True))
     about = {"creator": f"ddlbench {__version__}", "author": study.author, "license": study.licence}
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=about))
-
-
-def _about(column: Column) -> dict[str, str]:
-    return {"unit": column.unit, "description": column.description}

@@ -31,8 +31,7 @@ from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import counted
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.result import Provenance
-from ddlbench.report.exports.registry import Study
-from ddlbench.report.exports.whole_folder import whole_folder
+from ddlbench.report.exports.registry import Study, whole_folder
 from ddlbench.report.result_tree import TreeCell
 from ddlbench.report.tables import write_table
 from ddlbench.report.tree_tables import TreeTables
@@ -101,14 +100,6 @@ def write(tables: TreeTables, out: Path, study: Study) -> str:
 
 
 class _Crate:
-    """A crate that is being written.
-
-    Args:
-        folder: of the crate.
-        tables: of the results.
-        study: names author and licence.
-    """
-
     def __init__(self, folder: Path, tables: TreeTables, study: Study) -> None:
         self._folder, self._tables, self._study = folder, tables, study
         self._entities: list[Entity] = []
@@ -204,7 +195,6 @@ class _Crate:
         self._add_file(Path(path.name), "What is in this crate", "")["about"] = _ref("./")
 
     def finish(self) -> None:
-        """Write the metadata."""
         self._add_readme(*self._named())
         began, ended = _period(self._tables.tree.cells)
         packages = list(_packages(cell.result.provenance for cell in self._tables.tree.cells
@@ -229,7 +219,6 @@ class _Crate:
         write_json(path, {"@context": _CONTEXT, "@graph": list(once.values())})
 
     def _named(self) -> tuple[str, str]:
-        """Name and description of the study."""
         names = dict.fromkeys(name for cell in self._tables.tree.cells for name in cell.experiments)
         frame = self._tables.cells.frame
         networks = ", ".join(sorted(set(frame["network"])))

@@ -36,16 +36,16 @@ from ddlbench.report.bars import (
     slots_width_mm,
     write_in_row,
 )
-from ddlbench.report.drawing import (
+from ddlbench.report.footer import Context, footer, note_sentences, sentence
+from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
+from ddlbench.report.looks import DatasetLook, condition_look, dataset_look, strategy_look
+from ddlbench.report.predicted import (
     Predicted,
     condition_label,
     own_predictors,
     shown_cells,
     title_of,
 )
-from ddlbench.report.footer import Context, footer, note_sentences, sentence
-from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
-from ddlbench.report.looks import DatasetLook, condition_look, dataset_look, strategy_look
 from ddlbench.report.style import GREY, PAGE_MM, bar_style, text_width_mm
 from ddlbench.report.tables import rows_of
 
@@ -67,6 +67,9 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
     rows = frame.drop_duplicates("predictor").sort_values("baseline", kind="stable")
     predictors = [str(name) for name in rows["predictor"]]
     baseline = dict(zip(predictors, rows["baseline"].astype(bool), strict=True))
+    about = sentence("accuracy" if len(scored) else "accuracy_none")
+    if scored["signed_error"].abs().max() > _CUT:
+        about += sentence("accuracy_cut", cut=_CUT)
     page = lay_out(
         "Mean absolute error of the predicted step",
         [
@@ -80,7 +83,7 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
             ),
         ],
         [Section("", [Panel(strategy_label(strategy)) for strategy in strategies])],
-        footer=footer(shown_cells(predicted, frame), context, [_legend_sentence(scored)]),
+        footer=footer(shown_cells(predicted, frame), context, [about]),
         size=_errors_size(predictors, len(strategies)),
         share_y=True,
     )
@@ -175,13 +178,6 @@ def _record(
     }
 
 
-def _legend_sentence(scored: pd.DataFrame) -> str:
-    if not len(scored):
-        return sentence("accuracy_none")
-    beyond = scored["signed_error"].abs().max() > _CUT
-    return sentence("accuracy") + (sentence("accuracy_cut", cut=_CUT) if beyond else "")
-
-
 _LEFT, _BETWEEN, _RIGHT = 13.5, 3.0, 2.0
 _TABLE = [
     "source", "strategy", "predictor", "geometry", "variant", "network", "dataset",
@@ -218,9 +214,13 @@ def draw_deviation(
     if alone:
         group, groups = "predictor", {name: name for name in predictors}
 
+    def percent(row: Any) -> tuple[float, float, float]:
+        low, high = _interval(row)
+        return 100 * row.signed_error, 100 * low, 100 * high
+
     def panels(part: pd.DataFrame, printed: pd.DataFrame) -> list[Panel]:
         """Each with its groups of bars and its printed rows."""
-        bars = partial(bar_groups, groups=groups, looks=looks, values=_values, group=group)
+        bars = partial(bar_groups, groups=groups, looks=looks, values=percent, group=group)
         if alone:
             return [Panel(network_label(networks[0]), data=(bars(part, slot=slot), printed))]
         of = [
@@ -299,7 +299,6 @@ def _beside(
 def _deviation_size(
     labels: list[str], members: int, predictors: int, sections: Sequence[Section]
 ) -> PanelSize:
-    """Put all predictors side by side if their bars allow it."""
     size = panel_size(
         labels, members, [predictors] * len(sections), left=_LEFT, between=_BETWEEN, right=_RIGHT
     )
@@ -308,11 +307,6 @@ def _deviation_size(
     if predictors > 1 and share >= max(slots_width_mm(len(labels), members), 30.0):
         return replace(size, min_width=min(size.min_width, share))
     return size
-
-
-def _values(row: Any) -> tuple[float, float, float]:
-    low, high = _interval(row)
-    return 100 * row.signed_error, 100 * low, 100 * high
 
 
 def _interval(row: Any) -> tuple[float, float]:

@@ -28,7 +28,7 @@ What a way to choose costs, and how well it chooses (thesis, Figure 8.1)::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -39,23 +39,16 @@ from matplotlib.ticker import FuncFormatter
 
 from ddlbench.common.statistics import HOURS, TIMES, unit_for
 from ddlbench.planning.labels import strategy_label
-from ddlbench.report.bars import draw_intervals, name_rows
+from ddlbench.report.bars import name_rows
 from ddlbench.report.footer import sentence
+from ddlbench.report.labels import case_title
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.looks import strategy_look
-from ddlbench.report.style import (
-    GREY,
-    LINE_MM,
-    MM,
-    case_title,
-    plain,
-    text_width_mm,
-    ticks_in,
-    wrapped,
-)
+from ddlbench.report.style import GREY, LINE_MM, MM, plain, text_width_mm, ticks_in, wrapped
 from ddlbench.report.tables import rows_of
 
 _ROW_MM = 5.0
+_APART = 0.2  # of a row, from its middle
 _MOST_CASES = 6  # cases
 _GAP_MM = 2.0
 _REASON_MM = 52.0
@@ -68,14 +61,7 @@ _CHOICE_COLUMNS = [
 
 
 def draw(choice: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
-    """One panel an answer, one row a candidate, the fastest above.
-
-    Args:
-        choice: the content of choice.json.
-
-    Returns:
-        the figure, and the numbers of its rows.
-    """
+    """One panel an answer of choice.json, one row a candidate, the fastest above."""
     answers = choice["answers"][:_MOST_CASES]
     shown = [candidate for answer in answers for candidate in answer["candidates"]]
     left = max((text_width_mm(candidate["label"]) for candidate in shown), default=0.0) + 5
@@ -120,20 +106,20 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
     if not candidates:
         axes.set_axis_off()
         return
+    rows = []
     for place, candidate in enumerate(candidates):
-        measured = (
-            (candidate["step_s"], candidate["interval_s"])
-            if candidate["basis"] == "measured"
-            else None
-        )
-        colour = strategy_look(candidate["strategy"]).colour
-        draw_intervals(axes, place, _predicted(candidate), measured, colour)
+        measured = (candidate["step_s"], candidate["interval_s"])
         _beside(axes, place, candidate, _reason(answer, candidate["strategy"]), width_mm)
-    name_rows(axes, [candidate["label"] for candidate in candidates])
-    axes.set_xlim(left=0)
-    for label, candidate in zip(axes.get_yticklabels(), candidates, strict=True):
-        if candidate["strategy"] == answer["recommended"]:
-            label.set_fontweight("bold")
+        rows.append(
+            _Row(
+                candidate["label"],
+                _predicted(candidate),
+                measured if candidate["basis"] == "measured" else None,
+                strategy_look(candidate["strategy"]).colour,
+                candidate["strategy"] == answer["recommended"],
+            )
+        )
+    _draw_rows(axes, rows)
     ends = [
         end
         for candidate in candidates
@@ -144,6 +130,31 @@ def _panel(axes: Axes, answer: Mapping[str, Any], width_mm: float) -> None:
         _HEADING, (1 + _GAP_MM / width_mm, 1), xytext=(0, _GAP_MM * 72 * MM),
         xycoords="axes fraction", textcoords="offset points", ha="left", **_BESIDE,
     )  # fmt: skip
+
+
+class _Row(NamedTuple):
+    label: str
+    predicted: Sequence[float]
+    """The ends of its interval; may be empty."""
+    measured: tuple[float, Sequence[float]] | None
+    """The value and the ends of its interval."""
+    colour: str
+    bold: bool
+
+
+def _draw_rows(axes: Axes, rows: Sequence[_Row]) -> None:
+    """Rows from top to bottom: in grey what was predicted, below it what was measured."""
+    for place, row in enumerate(rows):
+        if row.predicted:
+            axes.plot(row.predicted, [place - _APART] * 2, "-", color=GREY, linewidth=2)
+        if row.measured is not None:
+            value, ends = row.measured
+            axes.plot(ends, [place + _APART] * 2, "-", color=row.colour, linewidth=1)
+            axes.plot([value], [place + _APART], "o", color=row.colour)
+    name_rows(axes, [row.label for row in rows])
+    axes.set_xlim(left=0)
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if row.bold else "normal")
 
 
 def _predicted(candidate: Mapping[str, Any]) -> Sequence[float]:
@@ -169,7 +180,6 @@ def _beside(
 
 
 def _legend(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[Artist, str]]:
-    """What some candidate has."""
     entries: list[tuple[Artist, str]] = []
     if any(map(_predicted, candidates)):
         line = Line2D([], [], linestyle="-", color=GREY, linewidth=2)
@@ -224,39 +234,36 @@ _TUNING_COLUMNS = [
 
 
 def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
-    """One row a configuration, the fastest above; all that were measured, and the likeliest others.
+    """One row a configuration of tuning.json, the fastest above.
 
-    Args:
-        tuning: the content of tuning.json.
+    All that were measured are shown, and the likeliest others.
     """
     shown = _shown(tuning["configurations"])
     labels = [_label(configuration) for configuration in shown]
     left = max(map(text_width_mm, labels), default=0) + 5
     case = tuning["case"]
     colour = strategy_look(case["strategy"]).colour
+    batch = [] if "batch_size" in case["varied"] else [f"batch {case['batch_size']}"]
     page = lay_out(
         f"Options of {strategy_label(case['strategy'])}",
         [
             (Line2D([], [], linestyle="-", color=GREY), "predicted, 90 %"),
             (Line2D([], [], linestyle="-", marker="o", color=colour), "measured, 90 %"),
         ],
-        [Section("", [Panel(_tuning_title(case))], height=_ROW_MM * max(1, len(shown)) + 2)],
+        [Section("", [Panel(case_title(case, *batch))], height=_ROW_MM * max(1, len(shown)) + 2)],
         footer=_tuning_footer(tuning),
         size=PanelSize(60, 0, left=left, between=left, max_width=110),
     )
     ((axes,),) = page.axes
-    for place, configuration in enumerate(shown):
+    best = tuning["best"]["cell_id"] if tuning["best"] else None
+    drawn = []
+    for label, configuration in zip(labels, shown, strict=True):
         measured = (configuration["samples_per_s"], configuration["interval_samples_per_s"])
         predicted = configuration["predicted_interval_samples_per_s"]
         given = measured if configuration["basis"] == "measured" else None
-        draw_intervals(axes, place, predicted, given, colour)
-    name_rows(axes, labels)
-    axes.set_xlim(left=0)
+        drawn.append(_Row(label, predicted, given, colour, configuration["cell_id"] == best))
+    _draw_rows(axes, drawn)
     axes.set_xlabel("Samples a second")
-    best = tuning["best"]["cell_id"] if tuning["best"] else None
-    ids = [configuration["cell_id"] for configuration in shown]
-    if best in ids:
-        axes.get_yticklabels()[ids.index(best)].set_fontweight("bold")
     rows = [
         (label, configuration["basis"], configuration["samples_per_s"],
          *configuration["interval_samples_per_s"], configuration["predicted_samples_per_s"],
@@ -268,26 +275,13 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
 
 def _shown(configurations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """All that were measured, and the fastest others until the figure is full; in their order."""
-    measured = [
-        configuration for configuration in configurations if configuration["basis"] == "measured"
-    ][:_MOST_TRIALS]
-    others = [
-        configuration for configuration in configurations if configuration["basis"] != "measured"
-    ]
-    kept = {
-        configuration["cell_id"]
-        for configuration in (*measured, *others[: _MOST_TRIALS - len(measured)])
-    }
+    first = sorted(configurations, key=lambda one: one["basis"] != "measured")[:_MOST_TRIALS]
+    kept = {configuration["cell_id"] for configuration in first}
     return [configuration for configuration in configurations if configuration["cell_id"] in kept]
 
 
 def _label(configuration: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in configuration["values"].items())
-
-
-def _tuning_title(case: Mapping[str, Any]) -> str:
-    batch = [] if "batch_size" in case["varied"] else [f"batch {case['batch_size']}"]
-    return case_title(case, *batch)
 
 
 def _tuning_footer(tuning: Mapping[str, Any]) -> list[str]:
@@ -338,11 +332,7 @@ def ways(choices: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_ways(choices: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """Two panels over device time: how often a way is right, and the extra time of its picks.
-
-    Args:
-        choices: as of :func:`ways`.
-    """
+    """Two panels over device time: how often a way is right, and the extra time of its picks."""
     shown = ways(choices)
     names = list(shown["way"])
     page = lay_out(

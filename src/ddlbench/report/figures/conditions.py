@@ -30,11 +30,11 @@ from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
-from ddlbench.report.bars import draw_cross, write_instead
+from ddlbench.report.bars import draw_cross, turn_labels, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, sample, ticks_at, whisker
-from ddlbench.report.drawing import Predicted, own_predictors, shown_cells
 from ddlbench.report.figures.networking import NOT_ENDED
 from ddlbench.report.footer import Context, footer, sentence
+from ddlbench.report.labels import variant_labels
 from ddlbench.report.layout import (
     Panel,
     PanelSize,
@@ -45,7 +45,8 @@ from ddlbench.report.layout import (
     unique,
 )
 from ddlbench.report.looks import strategy_look
-from ddlbench.report.style import GREY, plain, variant_labels, workers_label
+from ddlbench.report.predicted import Predicted, condition_label, own_predictors, shown_cells
+from ddlbench.report.style import GREY, plain
 from ddlbench.report.tables import rows_of
 
 _LOOKS = (
@@ -79,7 +80,11 @@ def draw(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFrame]:
         for place, network in enumerate(unique(shown["panel"])):
             ends = pd.concat([part[name] for name in _ENDS])
             data = (part[part["panel"] == network], log_limits(ends, 1.6, 1.6))
-            panels.append(Panel(network, "" if place else _signs(part, looks), data))
+            # Sections have different predictors, so each has a legend of its signs.
+            legend = ", ".join(
+                f"{_SIGNS[looks[name][1]]}{name}" for name in unique(part["predictor"])
+            )
+            panels.append(Panel(network, "" if place else legend, data))
         sections.append(Section(str(heading), panels))
     page = lay_out(
         title,
@@ -125,8 +130,8 @@ def _shown(predicted: Predicted) -> pd.DataFrame:
     shown = shown.join(conditions, on="configuration").reset_index(drop=True)
     variants = variant_labels(shown, without=("fabric",))
     shown["section"] = [
-        f"{strategy_label(str(row.strategy))}, {workers_label(int(row.workers))} ({row.geometry})"
-        + (f", {variant}" if variant else "")
+        f"{strategy_label(str(row.strategy))}, "
+        + condition_label(str(row.strategy), row.workers, row.geometry, variant)
         for row, variant in zip(rows_of(shown), variants, strict=True)
     ]
     shown["panel"] = [
@@ -149,20 +154,13 @@ def _looks(shown: pd.DataFrame) -> dict[str, tuple[str, str]]:
     return looks
 
 
-def _signs(part: pd.DataFrame, looks: dict[str, tuple[str, str]]) -> str:
-    """The legend of one section's signs, as sections have different predictors."""
-    names = dict.fromkeys(part["predictor"])
-    return ", ".join(f"{_SIGNS[looks[name][1]]}{name}" for name in names)
-
-
 def _sentences(shown: pd.DataFrame) -> list[str]:
-    computed = list(dict.fromkeys(shown.loc[shown["computed_links"], "fabric"]))
-    sentences = []
-    if computed:
-        sentences.append(sentence("conditions_computed", links=", ".join(map(str, computed))))
-    if shown["measured_step_s"].isna().any():
-        sentences.append(sentence("conditions_crosses"))
-    return sentences
+    computed = unique(shown.loc[shown["computed_links"], "fabric"])
+    missing = shown["measured_step_s"].isna().any()
+    return [
+        sentence("conditions_computed", links=", ".join(map(str, computed))) if computed else "",
+        sentence("conditions_crosses") if missing else "",
+    ]
 
 
 def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
@@ -170,8 +168,7 @@ def _frame(axes: Axes, fabrics: list[str], limits: tuple[float, float]) -> None:
     axes.set_xlim(-0.5, len(fabrics) - 0.5)
     axes.set_xticks(range(len(fabrics)), fabrics)
     if 9.0 * len(fabrics) > axes.get_window_extent().width / axes.figure.dpi * 25.4:
-        for label in axes.get_xticklabels():
-            label.set(rotation=30, ha="right", rotation_mode="anchor")
+        turn_labels(axes, 30)
     axes.tick_params(axis="x", length=0)
 
 
@@ -308,13 +305,9 @@ def _factor(workers: int, chunks: int) -> float:
 
 def _heading(key: Any) -> str:
     strategy, dataset, workers, geometry, batch_size, fabric = key
-    parts = [
-        strategy_label(strategy),
-        dataset_label(dataset),
-        f"{workers_label(workers)} ({geometry})",
-        f"batch {batch_size}",
-    ]
-    return ", ".join([*parts, *([f"fabric {fabric}"] if fabric != "default" else [])])
+    where = condition_label(strategy, workers, geometry, f"batch {batch_size}")
+    heading = f"{strategy_label(strategy)}, {dataset_label(dataset)}, {where}"
+    return heading if fabric == "default" else f"{heading}, fabric {fabric}"
 
 
 def _legend(strategies: list[str], predictors: list[str]) -> list[tuple[Any, str]]:

@@ -18,21 +18,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ddlbench.common.statistics import BYTES, Unit, unit_for
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report.bars import Group, bar_groups, draw_groups, panel_size, patch, top_of
 from ddlbench.report.curves import places
 from ddlbench.report.footer import SIGNS, Context, footer, sentence, without_signs
+from ddlbench.report.labels import common_workers, status_mark, variant_labels, workers_label
 from ddlbench.report.layout import Panel, Section, lay_out, unique
 from ddlbench.report.looks import DatasetLook, strategy_look
-from ddlbench.report.style import (
-    GREY,
-    REFERENCE,
-    common_workers,
-    status_mark,
-    variant_labels,
-    workers_label,
-)
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 NOT_MEASURED = "no value"
@@ -79,7 +72,10 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
     if quantity.without_base:
         shown = shown[shown["strategy"] != BASE].copy()
     shown["value"] = shown[quantity.column]
-    shown["mark"] = [_mark(row) for row in rows_of(shown)]
+    shown["mark"] = [
+        status_mark(row.status) or (NOT_MEASURED if pd.isna(row.value) else "")
+        for row in rows_of(shown)
+    ]
     shown["member"] = list(zip(shown["strategy"], shown["variant"], strict=True))
     datasets = in_dataset_order(shown["dataset"])
     networks = unique(shown["network"])
@@ -141,13 +137,6 @@ def _draw(quantity: Quantity, tables: Tables, context: Context) -> tuple[Figure,
     return page.figure, shown[[*_TABLE[:6], quantity.column, *quantity.beside, *_TABLE[6:]]]
 
 
-def _mark(row: object) -> str:
-    status = str(getattr(row, "status", ""))
-    if status == Status.OK and pd.isna(getattr(row, "value", None)):
-        return NOT_MEASURED
-    return status_mark(status)
-
-
 def _values(groups: list[Group]) -> list[float]:
     return [b.value for g in groups for b in g.bars if b and not b.mark and b.value > 0]
 
@@ -183,11 +172,6 @@ def _memory_sentence(shown: pd.DataFrame) -> str:
     return sentence("memory", bars="; ".join(parts) or "peak bytes")
 
 
-def _utilisation_sentence(shown: pd.DataFrame) -> str:
-    above = bool((shown["mfu"].astype(float) > 1).any())
-    return sentence("utilisation") + (sentence("utilisation_above") if above else "")
-
-
 draw_memory = partial(
     _draw,
     Quantity(
@@ -220,6 +204,9 @@ draw_utilisation = partial(
         column="mfu",
         beside=("flops_per_s", "peak_flops_per_s"),
         unit=lambda _: Unit("%", 0.01),
-        explain=_utilisation_sentence,
+        explain=lambda shown: (
+            sentence("utilisation")
+            + (sentence("utilisation_above") if (shown["mfu"].astype(float) > 1).any() else "")
+        ),
     ),
 )

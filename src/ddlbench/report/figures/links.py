@@ -31,6 +31,7 @@ from ddlbench.common.statistics import BYTES_BINARY, GB, NS, TIMES, US, Unit, un
 from ddlbench.experiment.links import Links, LinkSweep, Matrix, PairMatrix, SlowPair
 from ddlbench.report.curves import ticks_at, whisker
 from ddlbench.report.footer import links_origin, sentence
+from ddlbench.report.labels import span_text
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.looks import StrategyLook, strategy_look
 from ddlbench.report.style import CENTRED
@@ -68,7 +69,7 @@ def draw_links(links: Links) -> tuple[Figure, pd.DataFrame]:
         f"Links between pairs of devices: fabric {links.fabric}",
         [],
         sections,
-        footer=[_pairs_sentence(pairs), *links_origin(links)],
+        footer=[_pairs_sentence(pairs), links_origin(links)],
         size=PanelSize(34.0, side, 9.0, 13.0, bottom=7.5, max_width=max(side * 1.6, 45.0)),
     )
     for axes, data in page.facets:
@@ -155,8 +156,7 @@ def _pairs_sentence(pairs: Sequence[PairMatrix]) -> str:
         return "No pair has been measured."
     slow = sum(len(pair.slow_pairs) for pair in pairs)
     framed = sentence("pairs_slow" if slow else "pairs_none_slow", slow=slow)
-    counts = sorted({pair.repeats for pair in pairs})
-    runs = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
+    runs = span_text(pair.repeats for pair in pairs)
     by_hand = all(pair.method == "given" for pair in pairs)
     source = "Given by hand, not measured." if by_hand else f"Medians of runs: {runs}."
     bidirectional = any(pair.direction == "bidirectional" for pair in pairs)
@@ -211,25 +211,16 @@ def draw_sweeps(links: Links) -> tuple[Figure, pd.DataFrame]:
     for sweep in links.sweeps:
         key = (sweep.level, sweep.nodes, sweep.devices_per_node)
         groups.setdefault(key, []).append(sweep)
-    panels = {
-        level: [
-            Panel(f"{nodes}x{devices}", data=sweeps)
-            for (name, nodes, devices), sweeps in groups.items()
-            if name == level
-        ]
-        for level in _LEVELS
-    }
-    sections = [
-        Section(_LEVELS[level], panels_of_level)
-        for level, panels_of_level in panels.items()
-        if panels_of_level
-    ]
+    panels: dict[str, list[Panel]] = {level: [] for level in _LEVELS}
+    for (level, nodes, devices), sweeps in groups.items():
+        panels[level].append(Panel(f"{nodes}x{devices}", data=sweeps))
+    sections = [Section(_LEVELS[level], shown) for level, shown in panels.items() if shown]
     sections = sections or [Section("no sweeps", [Panel("", data=())])]
     page = lay_out(
         f"Time of a message: fabric {links.fabric}",
         _legend(links.sweeps),
         sections,
-        footer=[_sweeps_sentence(links.sweeps), *links.notes, *links_origin(links)],
+        footer=[_sweeps_sentence(links.sweeps), *links.notes, links_origin(links)],
         size=PanelSize(
             min_width=50.0, height=42.0, left=15.0, between=16.0, right=4.0, max_columns=3
         ),
@@ -277,12 +268,10 @@ def _draw_sweep(axes: Axes, sweep: LinkSweep) -> None:
     for point in points:
         ends = point.interval_s or (math.nan, math.nan)
         whisker(axes, point.message_bytes, ends, look.colour, zorder=2, gid="interval")
-    sizes, times_s = (
-        [getattr(one, name) for one in points] for name in ("message_bytes", "time_s")
-    )
+    sizes = [point.message_bytes for point in points]
     axes.plot(
-        sizes, times_s, linestyle="none", marker=look.marker, markersize=3.2, color=look.colour,
-        zorder=3, gid="points",
+        sizes, [point.time_s for point in points], linestyle="none", marker=look.marker,
+        markersize=3.2, color=look.colour, zorder=3, gid="points",
     )  # fmt: skip
     low, high = (min(sizes), max(sizes)) if sizes else _GIVEN_BYTES
     for piece in sweep.fit.pieces:
@@ -299,24 +288,17 @@ def _frame_sweeps(axes: Axes, sweeps: Sequence[LinkSweep]) -> None:
     axes.set_yscale("log")
     low, high = (round(math.log2(max(edge, 1.0))) for edge in axes.get_xlim())
     step = max(2, 2 * math.ceil((high - low) / 12))
-    ticks_at(axes.xaxis, [2.0**power for power in range(10, 41, step)], _bytes)
+    sizes = [2.0**power for power in range(10, 41, step)]
+    ticks_at(axes.xaxis, sizes, lambda size, _: unit_for(size, BYTES_BINARY).text(size, "g"))
     axes.yaxis.set_major_locator(LogLocator(base=10))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(_seconds)
+    # A tick of one unit may lie a rounding error below it.
+    axes.yaxis.set_major_formatter(lambda s, _: unit_for(s / 0.999, (*TIMES, NS)).text(s, "g"))
     axes.grid(visible=True, axis="both")
     axes.set_xlabel("Message of one rank", labelpad=1)
     axes.set_ylabel("Time", labelpad=1)
     if not any(sweep.points for sweep in sweeps):
         axes.set_xlim(*_GIVEN_BYTES)
-
-
-def _bytes(value: float, _: object) -> str:
-    return unit_for(value, BYTES_BINARY).text(value, "g")
-
-
-def _seconds(value: float, _: object) -> str:
-    # A tick of one unit may lie a rounding error below it.
-    return unit_for(value / 0.999, (*TIMES, NS)).text(value, "g")
 
 
 def _sweeps_sentence(sweeps: Sequence[LinkSweep]) -> str:

@@ -28,9 +28,10 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report.curves import Lines, by_link, mark_end
 from ddlbench.report.footer import Context, footer, sentence, without_signs
+from ddlbench.report.labels import variant_labels, workers_label
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.registry import LEARNING_STEPS
-from ddlbench.report.style import DOTS, plain, ticks_in, variant_labels, workers_label
+from ddlbench.report.style import DOTS, plain, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 _LOSS_TABLE = [
@@ -101,14 +102,17 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     shown = shown[shown["cell_id"].isin(list(curves))].reset_index(drop=True)
     if shown.empty:
         reason = f"No run with {LEARNING_STEPS} losses yet."
-        below = footer(tables.summary, context, [])
-        return nothing_to_show(_LOSS_TITLE, reason, below, _LOSS_TABLE)
+        return nothing_to_show(
+            _LOSS_TITLE, reason, footer(tables.summary, context, []), _LOSS_TABLE
+        )
     parts = [
         (heading, part)
         for _, network in shown.groupby(_KEYS, sort=False)
         for heading, part in by_link(network)
     ]
     lines = Lines(shown)
+    sizes = sorted({int(curve["window"].iloc[0]) for curve in curves.values()})
+    windows = " or ".join(map(str, sizes))
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         _LOSS_TITLE,
@@ -117,7 +121,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             Section(_heading(part, link), [Panel("by updates"), Panel("by time")])
             for link, part in parts
         ],
-        footer=footer(signed, context, [_loss_legend(curves), *_lost(shown, curves)]),
+        footer=footer(signed, context, [sentence("loss", window=windows), _lost(shown, curves)]),
         size=PanelSize(min_width=50.0, height=34.0, left=12.0, between=4.0),
         share_y=True,
     )
@@ -130,7 +134,12 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
             _loss_line(by_step, curve, "step", row, look)
             _loss_line(by_time, curve, "seconds", row, look)
             records.append(_record(row, curve, reached[row.cell_id]))
-        top = _top(shown_curves)
+        # A run that diverges gets three times its first loss at most.
+        tops = [
+            3 * curve["loss"].iloc[0] if _diverged(curve) else curve["loss"].max()
+            for curve in shown_curves.values()
+        ]
+        top = 1.05 * float(max(tops))
         _loss_frame(by_step, reached, top, "Updates of the mini-batch size")
         _loss_frame(by_time, reached, top, "Time (s)")
         by_step.set_ylabel("Loss", labelpad=1)
@@ -159,26 +168,13 @@ def _heading(part: pd.DataFrame, link: str) -> str:
     return ", ".join(filter(None, named))
 
 
-def _loss_legend(curves: dict[str, pd.DataFrame]) -> str:
-    windows = sorted({int(curve["window"].iloc[0]) for curve in curves.values()})
-    return sentence("loss", window=" or ".join(map(str, windows)))
-
-
-def _lost(shown: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> list[str]:
-    """Name the runs that diverged."""
+def _lost(shown: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> str:
     names = [
         f"{strategy_label(row.strategy, row.variant)} after {int(curve['step'].iloc[-1])} updates"
         for row in rows_of(shown)
         if _diverged(curve := curves[row.cell_id])
     ]
-    return [f"Crosses: the loss is no number any more ({', '.join(names)})."] if names else []
-
-
-def _top(curves: dict[str, pd.DataFrame]) -> float:
-    """The top of the axis: a run that diverges gets three times its first loss at most."""
-    ended = [curve["loss"].max() for curve in curves.values() if not _diverged(curve)]
-    starts = [3 * curve["loss"].iloc[0] for curve in curves.values() if _diverged(curve)]
-    return 1.05 * float(max([*ended, *starts]))
+    return f"Crosses: the loss is no number any more ({', '.join(names)})." if names else ""
 
 
 def _loss_line(axes: Axes, curve: pd.DataFrame, over: str, row: Any, look: dict[str, Any]) -> None:
@@ -250,12 +246,14 @@ def draw_time_to_accuracy(tables: Tables, context: Context) -> tuple[Figure, pd.
         reason = "No run with validation yet."
         return nothing_to_show(_ACCURACY_TITLE, reason, below, _ACCURACY_TABLE)
     lines = Lines(shown, marked=True)
+    several = any(int(curve["n"].max()) > 1 for curve in curves.values())
+    medians = "; medians over repeats" if several else ""
     signed = without_signs(shown).assign(stale=shown["stale"])
     page = lay_out(
         _ACCURACY_TITLE,
         [*lines.legend(), (Line2D([], [], **_DOTS), "chance: one over the number of classes")],
         [Section("", _panels(shown))],
-        footer=footer(signed, context, [_accuracy_legend(curves)]),
+        footer=footer(signed, context, [sentence("time_to_accuracy", repeats=medians)]),
         size=PanelSize(min_width=50.0, height=38.0, left=12.0, between=5.0),
         share_y=True,
     )
@@ -264,7 +262,9 @@ def draw_time_to_accuracy(tables: Tables, context: Context) -> tuple[Figure, pd.
         guessed = chance(str(part["dataset"].iloc[0]))
         for row in rows_of(part):
             curve = curves[row.configuration]
-            _accuracy_line(axes, curve, row, lines.look(row))
+            axes.plot(curve["training_s"], curve["accuracy"], **lines.look(row), gid="line")
+            if row.stale:
+                mark_end(axes, (curve["training_s"].iloc[-1], curve["accuracy"].iloc[-1]), 3)
             values = {name: getattr(row, name) for name in _ACCURACY_TABLE if hasattr(row, name)}
             points: list[Any] = curve.to_dict("records")
             records += [{**values, **point, "chance": guessed} for point in points]
@@ -290,12 +290,6 @@ def _panels(shown: pd.DataFrame) -> list[Panel]:
     return panels
 
 
-def _accuracy_line(axes: Axes, curve: pd.DataFrame, row: Any, look: dict[str, Any]) -> None:
-    axes.plot(curve["training_s"], curve["accuracy"], **look, gid="line")
-    if row.stale:
-        mark_end(axes, (curve["training_s"].iloc[-1], curve["accuracy"].iloc[-1]), 3)
-
-
 def _accuracy_frame(axes: Axes, longest_s: float, guessed: float) -> None:
     if math.isfinite(guessed):
         axes.axhline(guessed, **_DOTS, gid="chance")
@@ -304,8 +298,3 @@ def _accuracy_frame(axes: Axes, longest_s: float, guessed: float) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     axes.set_xlim(0, 1.06 * longest_s or 1.0)
     ticks_in(unit_for(longest_s, TIMES), axes.xaxis, "Training time", 5)
-
-
-def _accuracy_legend(curves: dict[str, pd.DataFrame]) -> str:
-    most = max(int(curve["n"].max()) for curve in curves.values())
-    return sentence("time_to_accuracy", repeats="; medians over repeats" if most > 1 else "")

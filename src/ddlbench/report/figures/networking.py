@@ -32,10 +32,11 @@ from ddlbench.planning.labels import dataset_label, in_dataset_order, network_la
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, ticks_at, whisker
-from ddlbench.report.footer import Context, footer, interval_sentence
+from ddlbench.report.footer import Context, footer, interval_sentence, reasons_by_mark
+from ddlbench.report.labels import status_mark, variant_labels
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
 from ddlbench.report.looks import StrategyLook, strategy_look
-from ddlbench.report.style import GREY, shade, status_mark, variant_labels
+from ddlbench.report.style import GREY, shade
 from ddlbench.report.tables import Tables, rows_of
 
 _CITATION = "Cheng et al."
@@ -103,10 +104,11 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
     shown = one_thing_changes(tables.summary, quantity.column).reset_index(drop=True)
     if shown.empty:
         reason = "No two cells whose links differ in this alone."
-        below = footer(tables.summary, context, [])
-        return nothing_to_show(quantity.title, reason, below, TABLE)
+        return nothing_to_show(quantity.title, reason, footer(tables.summary, context, []), TABLE)
     shown["value"] = shown[quantity.column] * quantity.scale
-    shown["x"] = shown["value"].replace(math.inf, _unlimited_at(shown))
+    # Links without a limit lie beyond the fastest limited link.
+    fastest = max(filter(math.isfinite, shown["value"]), default=1.0)
+    shown["x"] = shown["value"].replace(math.inf, 2.0 * fastest)
     shown["mark"] = [status_mark(status) for status in shown["status"]]
     shown["variant"] = _variants(shown)
     batches = sorted({int(batch) for batch in shown["batch_size"]})
@@ -120,11 +122,15 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
         sections,
         footer=footer(shown, context, _sentences(shown, quantity)),
         size=PanelSize(
-            min_width=36.0, height=30.0, left=_room_for_rates(shown), between=3.0, max_columns=4
+            min_width=36.0,
+            height=30.0,
+            left=16.0 if shown["samples_per_s"].max() * _ABOVE >= _SIX_DIGITS else 13.0,
+            between=3.0,
+            max_columns=4,
         ),
         share_y=True,
     )
-    ticks = _ticks(shown)
+    ticks, of_server = _ticks(shown), strategy_look("parameter-server").colour
     for section, axes_row in zip(sections, page.axes, strict=True):
         content = [panel.data for panel in section.panels]
         measured, printed = (pd.concat(parts) for parts in zip(*content, strict=True))
@@ -136,14 +142,10 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
             _draw_lines(axes, own, looks, batches)
             for x in set(ticks) - set(own["x"]):
                 write_instead(axes, x, Status.NOT_RUN.value, gid=Status.NOT_RUN.value)
-            _draw_published(axes, theirs)
+            for row in rows_of(theirs):
+                draw_published(axes, (row.value, row.samples_per_s), hollow(of_server, "o"))
     page.label_rows("Samples/s", labelpad=1)
     return page.figure, _table(shown, rates, name)
-
-
-def _room_for_rates(shown: pd.DataFrame) -> float:
-    """Millimetres left of the panels, for the ticks of the rates and their label."""
-    return 16.0 if shown["samples_per_s"].max() * _ABOVE >= _SIX_DIGITS else 13.0
 
 
 def _sections(shown: pd.DataFrame, printed: pd.DataFrame, batches: list[int]) -> list[Section]:
@@ -223,22 +225,12 @@ def _sentences(shown: pd.DataFrame, quantity: Quantity) -> list[str]:
             value = float(shown[other.column].iloc[0]) * other.scale
             known = f"{other.word} {value:g} {other.unit}"
             others.append(known if math.isfinite(value) else f"no {other.word} limit")
-    sentences = [f"Links otherwise: {', '.join(others)}."] if others else []
-    sentences += filter(None, [interval_sentence(shown, ratio=False)])
-    missing = shown[shown["mark"] != ""]
-    if len(missing):
-        parts = [
-            f"{mark}: {', '.join(dict.fromkeys(map(strategy_label, of_mark['strategy'].map(str))))}"
-            for mark, of_mark in missing.groupby("mark", sort=False)
-        ]
-        sentences.append(f"Crosses stand for cells without a rate ({'; '.join(parts)}).")
-    return sentences
-
-
-def _unlimited_at(shown: pd.DataFrame) -> float:
-    """The place of links without a limit on the x axis: beyond the fastest limited link."""
-    finite = [value for value in shown["value"] if math.isfinite(value)]
-    return 2.0 * max(finite, default=1.0)
+    missing = reasons_by_mark(shown, lambda strategy, _: strategy_label(strategy))
+    return [
+        f"Links otherwise: {', '.join(others)}." if others else "",
+        interval_sentence(shown, ratio=False),
+        f"Crosses stand for cells without a rate ({missing})." if missing else "",
+    ]
 
 
 def _ticks(shown: pd.DataFrame) -> dict[float, str]:
@@ -331,12 +323,6 @@ def _names(column: pd.Series, name: str) -> pd.Series[bool]:
     return column.map(lambda names: name in str(names).split("|")).astype(bool)
 
 
-def _draw_published(axes: Axes, theirs: pd.DataFrame) -> None:
-    colour = strategy_look("parameter-server").colour
-    for row in rows_of(theirs):
-        draw_published(axes, (row.value, row.samples_per_s), hollow(colour, "o"))
-
-
 def _table(shown: pd.DataFrame, printed: pd.DataFrame, name: str) -> pd.DataFrame:
     keys = ["dataset", "network", "strategy", "variant", "geometry", "batch_size"]
     best = shown.groupby(keys)["samples_per_s"].transform("max")
@@ -359,5 +345,4 @@ def _table(shown: pd.DataFrame, printed: pd.DataFrame, name: str) -> pd.DataFram
     )
     columns = [c for c in TABLE if c in theirs.columns]
     table = pd.concat([ours[TABLE], theirs[columns]], ignore_index=True)[TABLE]
-    no_limit = [column for column in ("value", "link_bits_per_s") if column in table]
-    return table.assign(**{name: table[name].replace(math.inf, math.nan) for name in no_limit})
+    return table.replace({name: {math.inf: math.nan} for name in ("value", "link_bits_per_s")})

@@ -29,10 +29,10 @@ from ddlbench.predict.paradl.configuration import STRATEGIES
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, projected, reliable_rows
 from ddlbench.predict.platforms import Platform
 from ddlbench.report.bars import labels_height_mm, write_labels
-from ddlbench.report.drawing import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.footer import Context, footer, sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show
 from ddlbench.report.looks import strategy_look
+from ddlbench.report.predicted import NOT_PREDICTED, Predicted, shown_cells
 from ddlbench.report.published import is_of
 from ddlbench.report.style import GREY, seconds_axis, shade
 from ddlbench.report.tables import rows_of, table_text
@@ -61,26 +61,19 @@ _DEPARTS = "!"
 _DASHES = (0, (3, 1.5))  # of a printed bar's edge
 
 
-def draw_bars(
-    title: str, bars: pd.DataFrame, places_label: str, footer: list[str], limit: float
-) -> Figure:
+def draw_bars(title: str, bars: pd.DataFrame, places_label: str, footer: list[str]) -> Figure:
     """Draw all bars.
 
-    Args:
-        title: of the figure.
-        bars: :data:`COLUMNS`. ``row`` heads a row of panels, ``place`` labels a group, ``order``
-            sorts groups. A bar whose parts are NaN is not divided. ``mark`` is the reason why there
-            is no bar.
-        places_label: of the x axis.
-        footer: further sentences.
-        limit: relative departure from which runs are marked (``predict/accuracy.py``).
+    In ``bars`` (:data:`COLUMNS`) ``row`` heads a row of panels, ``place`` labels a group, ``order``
+    sorts groups. A bar whose parts are NaN is not divided. ``mark`` is the reason why there is no
+    bar. Runs are marked from a relative departure of :data:`LIMIT` on.
     """
     sources = [source for source in SOURCES if source in set(bars["source"])]
     several = bars["place"].nunique() > 1
     labels = list(dict.fromkeys(_title(str(strategy)) for strategy in bars["strategy"]))
     by_panel = bars.groupby(["row", "strategy"])["place"]
     groups = int(by_panel.nunique().max()) if several else len(labels)
-    numbers = sentence("oracle_numbers", departs=_DEPARTS, limit=limit)
+    numbers = sentence("oracle_numbers", departs=_DEPARTS, limit=LIMIT)
     page = lay_out(
         title,
         [*((_sample(source), _LEGEND[source]) for source in sources), *_parts(bars)],
@@ -207,7 +200,7 @@ def draw_published(
     bars = bars_of_table(rows, platform)
     below = [f"{source} Means of the accuracies: ddlbench oracle score."]
     title = "ParaDL's oracle: projected and measured iteration"
-    return draw_bars(title, bars, "Devices", below, LIMIT), bars
+    return draw_bars(title, bars, "Devices", below), bars
 
 
 def bars_of_table(rows: pd.DataFrame, platform: Platform) -> pd.DataFrame:
@@ -280,7 +273,7 @@ def draw_runs(predicted: Predicted, context: Context) -> tuple[Figure, pd.DataFr
         return nothing_to_show(title, "No prediction by the oracle yet.", below, COLUMNS)
     bars = bars_of_runs(shown, with_printed=is_of(context.paper, "paradl/fig1"))
     below = footer(shown_cells(predicted, shown), context, [sentence("oracle")])
-    return draw_bars(title, bars, "Nodes x devices", below, LIMIT), bars
+    return draw_bars(title, bars, "Nodes x devices", below), bars
 
 
 def bars_of_runs(predictions: pd.DataFrame, with_printed: bool = True) -> pd.DataFrame:

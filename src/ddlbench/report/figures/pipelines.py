@@ -43,21 +43,20 @@ from ddlbench.report.bars import (
     write_labels,
 )
 from ddlbench.report.curves import sample
-from ddlbench.report.drawing import Predicted, condition_sections, shown_cells
-from ddlbench.report.footer import Context, footer, note_sentences, sentence
+from ddlbench.report.footer import Context, footer, note_sentences, reasons_by_mark, sentence
+from ddlbench.report.labels import common_workers, speedup_mark, variant_labels
 from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
 from ddlbench.report.looks import DatasetLook, strategy_look
-from ddlbench.report.recorded_step import SENDING, gap_over_pass, idle_of, parts_of
-from ddlbench.report.style import (
-    CENTRED,
-    REFERENCE,
-    bar_style,
-    common_workers,
-    speedup_mark,
-    text_width_mm,
-    ticks_in,
-    variant_labels,
+from ddlbench.report.predicted import (
+    SENDING,
+    Predicted,
+    condition_sections,
+    gap_over_pass,
+    idle_of,
+    parts_of,
+    shown_cells,
 )
+from ddlbench.report.style import CENTRED, REFERENCE, bar_style, text_width_mm, ticks_in
 from ddlbench.report.tables import Tables, rows_of
 
 TABLE = [
@@ -116,7 +115,6 @@ def _bound(configuration: str) -> float | None:
 
 
 def _paired_ratios(measurements: pd.DataFrame) -> dict[str, list[float]]:
-    """Speed-up of each repeat against its own base, by configuration."""
     steps = dict(zip(measurements["cell_id"], measurements["step_median_s"], strict=True))
     ratios: dict[str, list[float]] = {}
     for row in rows_of(measurements):
@@ -161,7 +159,7 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         if several
         else [],
         dataset_sections(shown),
-        footer=footer(shown, context, [sentence("pipelines"), *_whiskers(shown), *_missing(shown)]),
+        footer=footer(shown, context, [sentence("pipelines"), _whiskers(shown), _missing(shown)]),
         size=PanelSize(
             min_width=max(36.0, 1.9 * len(names) * len(geometries), 5.0 * len(labels)),
             height=34.0,
@@ -186,23 +184,16 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     return page.figure, shown[TABLE]
 
 
-def _whiskers(shown: pd.DataFrame) -> list[str]:
+def _whiskers(shown: pd.DataFrame) -> str:
     most = int(shown["n"].max()) if len(shown) else 0
-    return [f"Whiskers: range over {most} repeats, each against its own base."] if most > 1 else []
+    return f"Whiskers: range over {most} repeats, each against its own base." if most > 1 else ""
 
 
-def _missing(shown: pd.DataFrame) -> list[str]:
-    """List the cells without a point by reason."""
-    missing = shown[shown["mark"] != ""]
-    parts = [
-        f"{mark}: "
-        + ", ".join(
-            f"{strategy_label(str(strategy))} {', '.join(sorted(set(of_strategy['geometry'])))}"
-            for strategy, of_strategy in part.groupby("strategy", sort=False)
-        )
-        for mark, part in missing.groupby("mark", sort=False)
-    ]
-    return [f"Crosses: {'; '.join(parts)}."] if parts else []
+def _missing(shown: pd.DataFrame) -> str:
+    text = reasons_by_mark(
+        shown, lambda name, rows: f"{strategy_label(name)} {', '.join(sorted(set(rows.geometry)))}"
+    )
+    return f"Crosses: {text}." if text else ""
 
 
 def _frame(axes: Axes, labels: list[str], top: float, width_mm: float) -> None:
@@ -268,7 +259,7 @@ def draw_gpipe_step(predicted: Predicted, context: Context) -> tuple[Figure, pd.
             [
                 *map(sentence, ("gpipe_step", "gpipe_step_published")),
                 *note_sentences(below),
-                *_not_shown(cells, shown),
+                _not_shown(cells, shown),
             ],
         ),
         size=PanelSize(
@@ -297,12 +288,10 @@ def shares(spans: pd.DataFrame, workers: int) -> dict[str, float]:
     return {**kinds, "gaps": max(0.0, 1 - busy), "at_once": busy * workers}
 
 
-def _not_shown(cells: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
-    keys = ["dataset", "network", "geometry"]
-    count = len(cells.drop_duplicates(keys)) - len(shown)
-    if not count:
-        return []
-    return [f"Not shown: {count} that did not run, or ran before steps were recorded."]
+def _not_shown(cells: pd.DataFrame, shown: pd.DataFrame) -> str:
+    count = len(cells.drop_duplicates(["dataset", "network", "geometry"])) - len(shown)
+    text = f"Not shown: {count} that did not run, or ran before steps were recorded."
+    return text if count else ""
 
 
 def _panel(row: Any, spans: pd.DataFrame) -> Panel:

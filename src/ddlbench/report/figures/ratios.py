@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -43,15 +42,10 @@ _COLOURS = {
     Verdict.SAME: "#000000",
     Verdict.FASTER: "#2166AC",
 }
-_COLUMNS = ["configuration", "ratio", "low", "high", "verdict", "reason"]
 
 
 def draw(comparison: Comparison) -> tuple[Figure, pd.DataFrame]:
-    """Ratios B/A with their intervals over the margin, and the reason where there is none.
-
-    Returns:
-        the figure, and the numbers of its rows.
-    """
+    """Ratios B/A with their intervals over the margin, and the reason where there is none."""
     shown = comparison.rows[:_MOST_ROWS]
     labels = [shortened(row.name, _LONGEST_NAME) for row in shown]
     left = max(map(text_width_mm, labels), default=0.0) + 5
@@ -76,15 +70,15 @@ def draw(comparison: Comparison) -> tuple[Figure, pd.DataFrame]:
     for place, row in enumerate(shown):
         _row(axes, place, row, 1 + 2 / page.width_mm)
     rows = [
-        (row.first.cell.id.removesuffix("/rep0"), *_interval(row), str(row.verdict), row.reason)
+        {
+            "configuration": row.first.cell.id.removesuffix("/rep0"),
+            **{name: getattr(row.ratio, name, None) for name in ("ratio", "low", "high")},
+            "verdict": str(row.verdict),
+            "reason": row.reason,
+        }
         for row in shown
     ]
-    return page.figure, pd.DataFrame(rows, columns=_COLUMNS)
-
-
-def _interval(row: Compared) -> tuple[Any, Any, Any]:
-    ratio = row.ratio
-    return (None, None, None) if ratio is None else (ratio.ratio, ratio.low, ratio.high)
+    return page.figure, pd.DataFrame(rows)
 
 
 def _beside(row: Compared) -> str:
@@ -142,6 +136,6 @@ def _legend(comparison: Comparison) -> list[tuple[Artist, str]]:
 def _footer(comparison: Comparison) -> list[str]:
     more = len(comparison.rows) - _MOST_ROWS
     hidden = [f"{more} configurations more are not drawn."] if more > 0 else []
-    said = list(remarks(comparison, with_reasons=False))  # those stand in their rows
     names = f"A: {comparison.first.name}. B: {comparison.second.name}."
-    return [names, *hidden, *said]
+    # Reasons stand in their rows.
+    return [names, *hidden, *remarks(comparison, with_reasons=False)]

@@ -28,9 +28,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.experiment.registry import BASE
+from ddlbench.report.labels import case_title
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
 from ddlbench.report.looks import strategy_look
-from ddlbench.report.style import GREY, LINE_MM, case_title, plain, text_width_mm, wrapped
+from ddlbench.report.style import GREY, LINE_MM, plain, text_width_mm, wrapped
 
 _LEAST_MM = 11.0  # of a size
 _FEW_DEVICES = 8  # above, the axis of speed-ups is logarithmic
@@ -63,25 +64,27 @@ class _Point:
 def draw(content: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
     """Speed-up and efficiency of the best strategy of each geometry.
 
-    Args:
-        content: of :func:`ddlbench.predict.largest_batch.sizes_dict`.
-
-    Returns:
-        the figure, and a row a geometry.
+    ``content`` is of :func:`ddlbench.predict.largest_batch.sizes_dict`.
     """
     points = [_point(geometry, content["enough"]) for geometry in content["geometries"]]
     texts = [f"{p.geometry} {p.label} {_NONE}" for p in points]
     words = [word for text in texts for word in text.split()]
     each = max([_LEAST_MM, *(text_width_mm(word) + 2 for word in words)])
+    title = ""
+    if content["geometries"]:
+        case = content["geometries"][0]["case"]
+        title = case_title(case, f"{case['batch_size']} samples a step", geometry=False)
     page = lay_out(
         "What do more devices bring?",
         _legend(points),
-        [Section(_title(content), [Panel("Speed-up of the best strategy over one device"),
+        [Section(title, [Panel("Speed-up of the best strategy over one device"),
                                    Panel("Efficiency: speed-up over devices")])],
         footer=content["advice"],
         size=PanelSize(
             max(58.0, each * len(points)), 42, left=9, between=15,
-            bottom=lambda width: 5 + LINE_MM * _lines(points, width),
+            bottom=lambda width: 5 + LINE_MM * max(
+                (len(_label(point, width / len(points))) for point in points), default=1
+            ),
         ),
     )  # fmt: skip
     (left, right) = page.axes[0]
@@ -138,12 +141,7 @@ def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
     linear = [point.devices for point in points]
     axes.plot(range(len(points)), linear, "--", color=GREY, linewidth=0.8, marker="_")
     for place, point in enumerate(points):
-        if point.known:
-            colour = strategy_look(point.strategy).colour
-            axes.plot(
-                [place] * 2, [point.speedup_low, point.speedup_high], "-", color=colour, linewidth=1
-            )
-            axes.add_line(_mark(point, place, point.speedup))
+        _draw_point(axes, place, point, point.speedup, devices=1)
     labels = ["\n".join(_label(point, width_mm / len(points))) for point in points]
     axes.set_xticks(range(len(points)), labels)
     ends = [
@@ -167,11 +165,7 @@ def _speedups(axes: Axes, points: Sequence[_Point], width_mm: float) -> None:
 
 def _efficiencies(axes: Axes, points: Sequence[_Point]) -> None:
     for place, point in enumerate(points):
-        if point.known:
-            low, high = point.speedup_low / point.devices, point.speedup_high / point.devices
-            colour = strategy_look(point.strategy).colour
-            axes.plot([place] * 2, [low, high], "-", color=colour, linewidth=1)
-            axes.add_line(_mark(point, place, point.efficiency))
+        _draw_point(axes, place, point, point.efficiency, point.devices)
     hours = [
         "" if math.isnan(point.epoch_device_hours) else f"\n{point.epoch_device_hours:.2g}"
         for point in points
@@ -185,13 +179,17 @@ def _efficiencies(axes: Axes, points: Sequence[_Point]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
 
 
-def _mark(point: _Point, place: float, value: float) -> Line2D:
-    """The strategy's marker; hollow where the speed-up is predicted."""
+def _draw_point(axes: Axes, place: int, point: _Point, value: float, devices: int) -> None:
+    """The strategy's marker, hollow where the speed-up is predicted, with its interval."""
+    if not point.known:
+        return
     look = strategy_look(point.strategy)
-    face = look.colour if point.basis == "measured" else "white"
-    return Line2D(
+    ends = [point.speedup_low / devices, point.speedup_high / devices]
+    axes.plot([place] * 2, ends, "-", color=look.colour, linewidth=1)
+    axes.plot(
         [place], [value], linestyle="none", marker=look.marker, color=look.colour,
-        markerfacecolor=face, markersize=5, zorder=3,
+        markerfacecolor=look.colour if point.basis == "measured" else "white", markersize=5,
+        zorder=3,
     )  # fmt: skip
 
 
@@ -207,13 +205,7 @@ def _label(point: _Point, width_mm: float) -> list[str]:
     ]
 
 
-def _lines(points: Sequence[_Point], width_mm: float) -> int:
-    """Most lines below a size."""
-    return max((len(_label(point, width_mm / len(points))) for point in points), default=1)
-
-
 def _legend(points: Sequence[_Point]) -> list[tuple[Artist, str]]:
-    """Only what the panels have."""
     bases = {point.basis for point in points if point.known}
     entries: list[tuple[Artist, str]] = []
     if "measured" in bases:
@@ -227,10 +219,3 @@ def _legend(points: Sequence[_Point]) -> list[tuple[Artist, str]]:
     if any(point.enough for point in points):
         entries.append((Patch(facecolor=_BAND), "enough: more devices do not pay"))
     return entries
-
-
-def _title(content: Mapping[str, Any]) -> str:
-    if not content["geometries"]:
-        return ""
-    case = content["geometries"][0]["case"]
-    return case_title(case, f"{case['batch_size']} samples a step", geometry=False)

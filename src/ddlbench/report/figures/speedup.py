@@ -45,18 +45,13 @@ from ddlbench.report.footer import (
     interval_sentence,
     marks,
     origin,
+    reasons_by_mark,
     sign_of_all,
 )
+from ddlbench.report.labels import common_workers, speedup_mark, variant_labels, workers_label
 from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
 from ddlbench.report.looks import DatasetLook, dataset_look, strategy_look
-from ddlbench.report.style import (
-    GREY,
-    REFERENCE,
-    common_workers,
-    speedup_mark,
-    variant_labels,
-    workers_label,
-)
+from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 
 _NEUTRAL = "#444444"
@@ -225,12 +220,8 @@ def _sentences(
     shown: pd.DataFrame, summary: pd.DataFrame, notes: list[str], printed: pd.DataFrame
 ) -> list[str]:
     theirs = "Hollow: drawing, of another machine and its batches." if len(printed) else ""
-    return [
-        _base_sentence(shown, summary),
-        *filter(None, [theirs]),
-        *filter(None, [interval_sentence(shown, ratio=True)]),
-        *map(as_sentence, notes),
-    ]
+    base, whiskers = _base_sentence(shown, summary), interval_sentence(shown, ratio=True)
+    return [base, theirs, whiskers, *map(as_sentence, notes)]
 
 
 def _base_sentence(shown: pd.DataFrame, summary: pd.DataFrame) -> str:
@@ -274,9 +265,9 @@ def draw_scaling(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame
     sentences = [
         "Base: sequential training on one device (samples/s in the table beside). "
         "Dashed: linear speed-up.",
-        *filter(None, ["Hollow: drawing, of another machine." if len(printed) else ""]),
-        *filter(None, [interval_sentence(shown, ratio=True)]),
-        *missing_sentence(shown),
+        "Hollow: drawing, of another machine." if len(printed) else "",
+        interval_sentence(shown, ratio=True),
+        missing_sentence(shown),
     ]
     below = footer(shown, context, sentences)
     legend = published.label(printed, context.paper) if len(printed) else ""
@@ -300,11 +291,7 @@ def draw_lines(
 ) -> Figure:
     """Draw ``shown``: cells that share ``strategy`` and ``line`` are one line over workers.
 
-    Args:
-        shown: cells, with ``line``.
-        title: above the figure.
-        below: sentences of the footer.
-        beside: published speed-ups, drawn hollow, and their label.
+    Published speed-ups ``beside`` them, which have a label, are hollow.
     """
     printed, sentence = beside or (None, "")
     names = list(dict.fromkeys(zip(shown["strategy"], shown["line"], strict=True)))
@@ -420,20 +407,15 @@ def _draw_crosses(axes: Axes, missing: pd.DataFrame) -> None:
         draw_cross(axes, float(row.workers), colour, place, zorder=3)
 
 
-def missing_sentence(shown: pd.DataFrame) -> list[str]:
-    """Say what the crosses stand for, reason by reason."""
-    missing = shown[shown["mark"] != ""]
-    parts = []
-    for mark, part in missing.groupby("mark", sort=False):
-        cells = [
-            f"{strategy_label(str(strategy))} on {' and '.join(str(int(c)) for c in counts)}"
-            for strategy, of_strategy in part.groupby("strategy", sort=False)
-            if len(counts := sorted(set(of_strategy["workers"])))
-        ]
-        parts.append(f"{mark}: {', '.join(cells)}")
-    if not parts:
-        return []
-    return [f"Crosses stand for cells without a point: {'; '.join(parts)} workers."]
+def missing_sentence(shown: pd.DataFrame) -> str:
+    """Say what the crosses stand for, reason by reason; empty without any."""
+
+    def named(strategy: str, rows: pd.DataFrame) -> str:
+        counts = sorted(set(rows["workers"]))
+        return f"{strategy_label(strategy)} on {' and '.join(str(int(c)) for c in counts)}"
+
+    text = reasons_by_mark(shown, named)
+    return f"Crosses stand for cells without a point: {text} workers." if text else ""
 
 
 def draw_sites(
@@ -456,12 +438,13 @@ def draw_sites(
     below = [
         "Base: each site's own sequential training on one device; dashed: linear speed-up.",
         *_bases(shown),
-        *filter(None, [interval_sentence(shown, ratio=True)]),
-        *missing_sentence(shown),
+        interval_sentence(shown, ratio=True),
+        missing_sentence(shown),
         *marks(shown),
         *(origin(part, contexts[site]) for site, part in zip(tables, parts, strict=True)),
     ]
-    figure = draw_lines(shown, "Speed-up by number of workers, site by site", below)
+    title = "Speed-up by number of workers, site by site"
+    figure = draw_lines(shown, title, [*filter(None, below)])
     return figure, shown[["site", *_LINES_TABLE]]
 
 

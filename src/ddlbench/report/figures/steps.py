@@ -27,16 +27,15 @@ from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
 from ddlbench.planning.labels import strategy_label
-from ddlbench.report.bars import label_rows, patch, write_in_row, write_instead
-from ddlbench.report.drawing import (
-    NOT_PREDICTED,
-    Predicted,
-    condition_sections,
-    own_predictors,
-    shown_cells,
-    title_of,
-)
+from ddlbench.report.bars import label_rows, patch, turn_labels, write_in_row, write_instead
 from ddlbench.report.footer import Context, footer, note_sentences, sentence, signs
+from ddlbench.report.labels import (
+    common_workers,
+    input_bound,
+    span_text,
+    status_mark,
+    variant_labels,
+)
 from ddlbench.report.layout import (
     PanelSize,
     Section,
@@ -45,20 +44,24 @@ from ddlbench.report.layout import (
     network_panels,
     unique,
 )
-from ddlbench.report.loading import input_bound
 from ddlbench.report.looks import DatasetLook, strategy_look
-from ddlbench.report.recorded_step import parts_of
+from ddlbench.report.predicted import (
+    NOT_PREDICTED,
+    Predicted,
+    condition_sections,
+    own_predictors,
+    parts_of,
+    shown_cells,
+    title_of,
+)
 from ddlbench.report.style import (
     GREY,
     REFERENCE,
     bar_style,
-    common_workers,
     seconds_axis,
     shade,
-    status_mark,
     text_width_mm,
     ticks_in,
-    variant_labels,
 )
 from ddlbench.report.tables import Tables, rows_of
 
@@ -69,8 +72,6 @@ _ROW_MM = 3.9
 
 
 class _Line(NamedTuple):
-    """One row of a panel."""
-
     strategy: str
     variant: str
     geometry: str
@@ -90,11 +91,11 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     lines = _lines(shown)
     labels = _line_labels(lines)
     size = _steps_size(labels, shown["network"].nunique())
-    waits = {
-        str(row["configuration"]): _fitting(text, size.min_width)
-        for row in shown.to_dict("records")
-        if (text := input_bound(row))
-    }
+    waits = {}
+    for values in shown.to_dict("records"):
+        text = input_bound(values)  # without its numbers where a panel is too narrow for them
+        fits = text_width_mm(text) + 2 < size.min_width
+        waits[str(values["configuration"])] = text if fits else text.partition(":")[0]
     parallel = shown.loc[shown["strategy"] != BASE, "workers"]
     page = lay_out(
         f"Time of a step {common_workers(parallel)}".strip(),
@@ -128,31 +129,23 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     return page.figure, pd.DataFrame(records)
 
 
-def _fitting(text: str, width_mm: float) -> str:
-    """``input-bound: 24 of 44 ms``, without its numbers where a panel is too narrow for them."""
-    return text if text_width_mm(text) + 2 < width_mm else text.partition(":")[0]
-
-
 def _line_of(row: Any) -> _Line:
     return _Line(row.strategy, row.variant, row.geometry)
 
 
 def _lines(shown: pd.DataFrame) -> list[_Line]:
-    lines = [_line_of(row) for row in rows_of(shown)]
-    strategies = list(dict.fromkeys(line.strategy for line in lines))
-    unique = list(dict.fromkeys(lines))
-    return sorted(unique, key=lambda line: strategies.index(line.strategy))
+    strategies = unique(shown["strategy"])
+    lines = dict.fromkeys(_line_of(row) for row in rows_of(shown))
+    return sorted(lines, key=lambda line: strategies.index(line.strategy))
 
 
 def _line_labels(lines: list[_Line]) -> list[str]:
     """Label every row; geometries are written only if there are several."""
     several = len({line.geometry for line in lines if line.strategy != BASE}) > 1
     labels = []
-    for line in lines:
-        parts = [strategy_label(line.strategy)]
-        if several and line.strategy != BASE:
-            parts.append(line.geometry)
-        labels.append(" ".join([*parts, *([line.variant] if line.variant else [])]))
+    for strategy, variant, geometry in lines:
+        where = geometry if several and strategy != BASE else ""
+        labels.append(" ".join(filter(None, [strategy_label(strategy), where, variant])))
     return labels
 
 
@@ -193,7 +186,6 @@ def _scale(axes: Axes, longest: float) -> None:
 
 
 def _write(axes: Axes, marks: list[tuple[int, str]], flags: list[tuple[int, str]]) -> None:
-    """Write the reasons of empty rows at the left, and flags of the others at the right edge."""
     for gid, x, side, texts in (("mark", 0.02, "left", marks), ("number", 0.995, "right", flags)):
         for place, text in texts:
             if text:
@@ -205,10 +197,9 @@ def _legend_sentence(durations: dict[str, np.ndarray]) -> str:
     counts = [len(times) for times in durations.values()]
     if not counts:
         return "No step has been measured."
-    number = " to ".join(dict.fromkeys(f"{count:,}" for count in (min(counts), max(counts))))
     outside = f", or those outside the whiskers beyond {_ALL_POINTS} steps"
     beyond = outside if max(counts) > _ALL_POINTS else ""
-    return sentence("steps", box_from=_BOX_FROM, beyond=beyond, number=number)
+    return sentence("steps", box_from=_BOX_FROM, beyond=beyond, number=span_text(counts))
 
 
 def _record(row: object, times: np.ndarray, mark: str) -> dict[str, object]:
@@ -252,6 +243,7 @@ def draw_parts(
     parts = [(name, text, look) for name, text, look in _PARTS if (shown[name] > 0).any()]
     colour = strategy_look(strategy).colour
     below = shown_cells(predicted, shown)
+    of_base = sentence("parts_base") if strategy != BASE else ""
     further = [sentence("parts_recorded"), *note_sentences(below)] if len(recorded) else []
     page = lay_out(
         f"Predicted parts and measured step: {title_of(strategy)}",
@@ -260,7 +252,7 @@ def draw_parts(
             Section(heading, network_panels(part, networks))
             for heading, part in condition_sections(shown, strategy)
         ],
-        footer=footer(below, context, [*_sentences(strategy), *further]),
+        footer=footer(below, context, [of_base, sentence("parts"), *further]),
         size=_parts_size([_MEASURED, *bars], len(networks)),
     )
     for axes, part in page.facets:
@@ -269,7 +261,6 @@ def draw_parts(
 
 
 def _recorded(predicted: Predicted, shown: pd.DataFrame) -> pd.DataFrame:
-    """A row as that of a predictor for each cell with a recorded step."""
     cells = shown.drop_duplicates("configuration")
     rows = []
     for row in rows_of(cells):
@@ -307,8 +298,7 @@ def _fill(axes: Axes, part: pd.DataFrame, bars: list[str], colour: str) -> None:
     axes.set_xlim(-0.6, len(labels) - 0.4)
     axes.set_xticks(range(len(labels)), labels)
     axes.tick_params(axis="x", length=0)
-    for label in axes.get_xticklabels():
-        label.set(rotation=45, ha="right", rotation_mode="anchor")
+    turn_labels(axes, 45)
     top = 0.0
     any_row = next(iter(rows.values()), None)
     if any_row is not None:
@@ -318,7 +308,9 @@ def _fill(axes: Axes, part: pd.DataFrame, bars: list[str], colour: str) -> None:
             top = max(top, _stack(axes, place, rows[name], colour))
     seconds_axis(axes, top, "Step", headroom=1.12)
     if any_row is not None and any_row.strategy != BASE:
-        _base(axes, any_row, top)
+        share = any_row.base_step_s / any_row.workers
+        if math.isfinite(share) and share <= 1.1 * top:
+            axes.axhline(share, **_DASHES, gid="base", zorder=4)
 
 
 def _measured(axes: Axes, row: Any) -> float:
@@ -346,13 +338,3 @@ def _stack(axes: Axes, place: int, row: Any, colour: str) -> float:
         axes.bar(place, height, bottom=foot, width=0.7, gid=name, **bar_style(colour, look))
         foot += height
     return foot
-
-
-def _base(axes: Axes, row: Any, top: float) -> None:
-    share = row.base_step_s / row.workers
-    if math.isfinite(share) and share <= 1.1 * top:
-        axes.axhline(share, **_DASHES, gid="base", zorder=4)
-
-
-def _sentences(strategy: str) -> list[str]:
-    return [*([sentence("parts_base")] if strategy != BASE else []), sentence("parts")]

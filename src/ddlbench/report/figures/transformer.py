@@ -38,10 +38,7 @@ _FEW = 20
 def draw_runs(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
     """Predicted against measured steps, on one node and on many; one mark a run.
 
-    Args:
-        runs: measured.
-        predicted_s: of each run, with its model size held out.
-        where: source of the runs.
+    Runs are predicted with their model size held out; ``where`` is their source.
     """
     table = _table(runs, predicted_s)
     panels = [

@@ -54,7 +54,6 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Written to the left of the row."""
         parts = [self.place]
         if self.stages:
             noun = "stage" if len(self.stages) == 1 else "stages"
@@ -88,7 +87,6 @@ class Box:
 
     @property
     def number(self) -> int:
-        """Written into the box."""
         return self.mini_batch if self.micro_batch is None else self.micro_batch
 
 
@@ -198,14 +196,9 @@ def windows_of(
     rows: int,
     steps: int | None = None,
 ) -> tuple[Window, ...]:
-    """The windows of one cell.
+    """The windows of one cell, of which planned or measured boxes may be empty.
 
-    Args:
-        planned: all boxes; may be empty.
-        measured: all boxes; may be empty.
-        schedule: of the planned boxes, if known.
-        rows: number of devices.
-        steps: mini-batches to show; None chooses.
+    ``rows`` is the number of devices, ``steps`` that of mini-batches to show; None chooses.
     """
     boxes = measured or planned
     numbers = sorted({box.mini_batch for box in boxes})
@@ -251,8 +244,6 @@ def _overlapping(
 
 
 class _Cut:
-    """Cuts windows out of the boxes of a run."""
-
     def __init__(self, planned: Sequence[Box], measured: Sequence[Box], rows: int) -> None:
         self._planned, self._measured, self._rows = planned, measured, rows
 
@@ -260,7 +251,7 @@ class _Cut:
         """The start of the ``count`` mini-batches with the median duration."""
         boxes = self._measured or self._planned
         fitting = starts[: len(starts) - count + 1] if of_steps else starts
-        begins, ends = _extents(boxes) if of_steps else (_entries(boxes), _entries(boxes))
+        begins, ends = extents(boxes) if of_steps else (_entries(boxes), _entries(boxes))
         shift = count - 1 if of_steps else count
 
         def length_s(start: int) -> float:
@@ -314,10 +305,10 @@ def _stretch(boxes: Sequence[Box], first: int, count: int) -> tuple[float, float
 
 def _entries(boxes: Iterable[Box]) -> dict[int, float]:
     """Start of the first forward pass of each mini-batch."""
-    return _extents(box for box in boxes if box.kind == "forward")[0]
+    return extents(box for box in boxes if box.kind == "forward")[0]
 
 
-def _extents(boxes: Iterable[Box]) -> tuple[dict[int, float], dict[int, float]]:
+def extents(boxes: Iterable[Box]) -> tuple[dict[int, float], dict[int, float]]:
     """Start of the first and end of the last box of each mini-batch."""
     begins: dict[int, float] = {}
     ends: dict[int, float] = {}

@@ -30,13 +30,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from ddlbench.common.document import read_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import InvalidResult, Result, read_result
-from ddlbench.experiment.spans import TRACE_FILE, Span, spans_in
+from ddlbench.experiment.spans import TRACE_FILE, spans_in
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, read_plan
@@ -124,6 +123,33 @@ def read_cell(folder: Path, steps: int | None = None) -> CellTimeline:
     )
 
 
+def read_recorded(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...], tuple[Box, ...]]:
+    """The plan of a cell's folder, its devices, and the boxes that they have recorded.
+
+    Raises:
+        InvalidTimeline: it is no cell's folder, a file is wrong, or nothing is recorded in it.
+    """
+    plan, rows = read_cell_plan(folder)
+    boxes = read_measured(folder, rows)
+    if not boxes:
+        raise InvalidTimeline(
+            f"{folder}: the cell has recorded no step; name one with a trace.json or partitions.csv"
+        )
+    return plan, rows, boxes
+
+
+def site_folder(folder: Path, cell: Cell) -> Path:
+    """The folder of the site in which a cell's folder lies.
+
+    Raises:
+        ConfigError: it lies elsewhere.
+    """
+    place = folder.resolve()
+    if not str(place).endswith(f"/cells/{cell.id}"):
+        raise ConfigError("the cell's folder does not lie below results/SITE/cells/")
+    return place.parents[len(Path(cell.id).parts)]
+
+
 def read_cell_plan(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...]]:
     """The plan of a cell's folder, and its devices.
 
@@ -153,7 +179,6 @@ def _schedule(plan: StrategyPlan, mini_batches: int, folder: Path) -> PlannedSch
 
 
 def _rows(plan: StrategyPlan) -> tuple[Row, ...]:
-    """One row for each device, in the order of ranks and of a process's partitions."""
     pipeline = plan.strategy.pipeline_of(plan)
     stage_ranks = [] if pipeline is None else [stage.ranks for stage in pipeline.stages]
     rows = []
@@ -246,6 +271,10 @@ def read_measured(folder: Path, rows: Sequence[Row]) -> tuple[Box, ...]:
             continue
         try:
             boxes = read(path.read_text(encoding="utf-8"), rows)
+            for box in boxes:
+                if not -math.inf < box.start_s <= box.end_s < math.inf:
+                    lasts = f"lasts from {box.start_s} to {box.end_s} s"
+                    raise ValueError(f"{box.kind} {box.number} {lasts}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             fault = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise InvalidTimeline(f"{path}: not what a cell records: {fault}; {_AGAIN}") from error
@@ -254,22 +283,14 @@ def read_measured(folder: Path, rows: Sequence[Row]) -> tuple[Box, ...]:
 
 
 def _read_trace(text: str, rows: Sequence[Row]) -> list[Box]:
-    return [_of_span(span, rows) for span in spans_in(text)]
-
-
-def _of_span(span: Span, rows: Sequence[Row]) -> Box:
-    row = _row(span.rank, rows)
-    stages = rows[row].stages
-    return _checked_box(
-        row=row,
-        kind=_kind(span.kind),
-        # Loss and update name no stage: the loss is the last stage's, an update the whole row's.
-        stage=span.stage if span.stage is not None else (stages[-1] if stages else 0),
-        mini_batch=span.mini_batch,
-        micro_batch=span.micro_batch,
-        start_s=span.start_s,
-        end_s=span.start_s + span.length_s,
-    )
+    boxes = []
+    for span in spans_in(text):
+        stages, stage = _stages(span.rank, rows), span.stage
+        if stage is None:  # the loss is the last stage's, an update the whole row's
+            stage = stages[-1] if stages else 0
+        numbers, end_s = (span.mini_batch, span.micro_batch), span.start_s + span.length_s
+        boxes.append(Box(span.rank, _kind(span.kind), stage, *numbers, span.start_s, end_s))
+    return boxes
 
 
 def _kind(recorded: str) -> str:
@@ -282,32 +303,18 @@ def _kind(recorded: str) -> str:
 def _read_partitions(text: str, rows: Sequence[Row]) -> list[Box]:
     boxes = []
     for line in csv.DictReader(text.splitlines()):
-        row = _row(int(line["partition"]), rows)
-        boxes.append(
-            _checked_box(
-                row=row,
-                kind=line["kind"],
-                stage=row,
-                mini_batch=0,  # the one step after all measured ones
-                micro_batch=int(line["micro_batch"]),
-                start_s=float(line["start_s"]),
-                end_s=float(line["end_s"]),
-            )
-        )
+        row, micro_batch = int(line["partition"]), int(line["micro_batch"])
+        _stages(row, rows)
+        ends_s = float(line["start_s"]), float(line["end_s"])
+        # It is the one step after all measured ones.
+        boxes.append(Box(row, line["kind"], row, 0, micro_batch, *ends_s))
     return boxes
 
 
-def _row(rank: int, rows: Sequence[Row]) -> int:
+def _stages(rank: int, rows: Sequence[Row]) -> tuple[int, ...]:
     if not isinstance(rank, int) or not 0 <= rank < len(rows):
         raise ValueError(f"it names device {rank}, and the plan has {len(rows)}")
-    return rank
-
-
-def _checked_box(**values: Any) -> Box:
-    box = Box(**values)
-    if not (math.isfinite(box.start_s) and math.isfinite(box.end_s) and box.start_s <= box.end_s):
-        raise ValueError(f"{box.kind} {box.number} lasts from {box.start_s} to {box.end_s} s")
-    return box
+    return rows[rank].stages
 
 
 def boxes_of(
@@ -376,25 +383,18 @@ def unit_durations(
     *,
     forward: Sequence[float] = (),
     backward: float = 2.0,
-    input_share: float = 0.5,
     update: float = 0.0,
     all_reduce: float = 0.0,
 ) -> StageDurations:
     """Durations in forward passes.
 
-    Args:
-        stages: their number.
-        forward: a forward pass, and a recomputation, of each stage; empty if all take 1.
-        backward: a backward pass, in forward passes of its stage.
-        input_share: as in :class:`StageDurations`.
-        update: of each stage.
-        all_reduce: of each stage.
+    ``forward`` is a forward pass, and a recomputation, of each stage; empty if all take 1. A
+    backward pass is in forward passes of its stage.
     """
     forward = forward or [1.0] * stages
     return StageDurations(
         forward_s=forward,
         backward_s=[backward * duration_s for duration_s in forward],
-        input_share=input_share,
         update_s=[update] * stages,
         all_reduce_s=[all_reduce] * stages,
     )
@@ -438,18 +438,15 @@ _DRAWN = ("load", "forward", "backward", "update")
 
 
 def predicted_boxes(plan: Plan, folder: Path, first: int, steps: int) -> tuple[Box, ...]:
-    """The boxes of so many steps, one after the other.
-
-    Args:
-        plan: of the cell.
-        folder: of the cell, below ``<site>/cells/``; the site's profile and links are beside it.
-        first: number of the first step.
-        steps: how many.
+    """The boxes of so many steps from number ``first`` on, by the site's profile and links.
 
     Raises:
         ConfigError: the site has no profile or links, or the strategy states no step.
     """
-    inputs = _inputs(plan, folder)
+    site = site_folder(folder, plan.cell)
+    files = Inputs(site.name, site.parent)
+    workload, links = files.workload(plan.cell), files.links(plan.cell)
+    inputs = CellInputs(DEFAULT_PREDICTOR, workload, links, plan, plan.cell, NO_HISTORY)
     step = inputs.step
     if step.alone is not None:
         raise NotPredictable("messages of its step have no places")
@@ -464,18 +461,6 @@ def predicted_boxes(plan: Plan, folder: Path, first: int, steps: int) -> tuple[B
         and not (isinstance(span.task, Compute) and span.task.phase not in _DRAWN)
     ]
     return tuple(sorted(boxes, key=lambda box: (box.start_s, box.row)))
-
-
-def _inputs(plan: Plan, folder: Path) -> CellInputs:
-    """The site's files that predict the cell."""
-    place = folder.resolve()
-    depth = len(Path(plan.cell.id).parts)
-    if not str(place).endswith(f"/cells/{plan.cell.id}"):
-        raise ConfigError("the cell's folder does not lie below results/SITE/cells/")
-    site_folder = place.parents[depth]
-    files = Inputs(site_folder.name, site_folder.parent)
-    workload, links = files.workload(plan.cell), files.links(plan.cell)
-    return CellInputs(DEFAULT_PREDICTOR, workload, links, plan, plan.cell, NO_HISTORY)
 
 
 def _predicted_box(span: TaskSpan, row: int, number: int, step: int, shift_s: float) -> Box:

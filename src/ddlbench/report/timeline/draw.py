@@ -131,7 +131,6 @@ class Block:
             self._write(text, (left + width / 2, self.centre(box.row)), ground, look)
 
     def _place(self, box: Box) -> tuple[float, float]:
-        """Middle and height of a box."""
         if box in self._lanes:
             below = self._device_mm + (self._lanes[box] + 0.5) * _LANE_MM
             return self._tops_mm[box.row] + below, _LANE_MM * _FILL
@@ -147,12 +146,14 @@ class Block:
         return shade(look.colour, white)
 
     def _write(self, text: str, where: tuple[float, float], ground: str, look: KindLook) -> None:
+        red, green, blue = to_rgb(ground)
+        luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue  # ITU-R BT.709
         drawn = self._axes.text(
             *where,
             text,
             ha="center",
             va="center_baseline",
-            color="black" if _is_light(ground) else "white",
+            color="black" if luminance > 0.45 else "white",
             gid="number",
             zorder=3,
         )
@@ -169,12 +170,6 @@ def _numbered(boxes: Sequence[Box], mm_per_s: float) -> set[str]:
             room_mm = (box.end_s - box.start_s) * mm_per_s
             fit.setdefault(box.kind, []).append(room_mm > needs_mm)
     return {kind for kind, each in fit.items() if 2 * sum(each) > len(each)}
-
-
-def _is_light(colour: str) -> bool:
-    """By relative luminance (ITU-R BT.709)."""
-    red, green, blue = to_rgb(colour)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.45
 
 
 NOT_RECORDED = "the cell has recorded no spans"
@@ -216,7 +211,6 @@ class Shown:
 
     @property
     def height_mm(self) -> float:
-        """Height of the window's axes."""
         blocks = sum(_panel_height_mm(panel, len(self.rows)) for panel in self.panels)
         return blocks + _BETWEEN_MM * (len(self.panels) - 1)
 

@@ -57,8 +57,9 @@ from ddlbench.planning.schedules.check import (
     thesis_per_loader,
     why_release_stops,
 )
-from ddlbench.report.footer import Context, footer, sentence, without_signs
-from ddlbench.report.style import workers_label
+from ddlbench.report.comparability import commit_of
+from ddlbench.report.footer import Context, footer, place_and_time, sentence, without_signs
+from ddlbench.report.labels import workers_label
 from ddlbench.report.tables import Tables, rows_of
 from ddlbench.report.timeline.box import InvalidTimeline, Row, Window, whole_run
 from ddlbench.report.timeline.cell import (
@@ -185,11 +186,6 @@ def _flushing(make: Callable[[Lesson], Schedule]) -> Callable[[Lesson], PlannedS
     return planned
 
 
-def _data_parallel(lesson: Lesson) -> PlannedSchedule:
-    """A pipeline of one stage whose replicas each take a mini-batch of a step."""
-    return PlannedSchedule(pipedream((_copies(lesson),), lesson.batches, warmup_counts=(0,)))
-
-
 def _model_parallel(lesson: Lesson) -> PlannedSchedule:
     if _copies(lesson) > 1:
         raise ConfigError("--schedule model-parallel has no replicas; leave --replicas out")
@@ -237,21 +233,22 @@ def _sum_first(actions: tuple[Action, ...]) -> Iterator[Action]:
         yield held
 
 
-def _interleaved(lesson: Lesson) -> Schedule:
-    return interleaved_1f1b(lesson.stages, lesson.stages_per_device, lesson.batches)
-
-
-def _zero_bubble(lesson: Lesson) -> Schedule:
-    return interleaved_zero_bubble(lesson.stages, lesson.stages_per_device, lesson.batches)
-
-
 SCHEDULES: dict[str, Callable[[Lesson], PlannedSchedule]] = {
-    "data-parallel": _data_parallel,
+    # A pipeline of one stage whose replicas each take a mini-batch of a step.
+    "data-parallel": lambda lesson: PlannedSchedule(
+        pipedream((_copies(lesson),), lesson.batches, warmup_counts=(0,))
+    ),
     "model-parallel": _model_parallel,
     "gpipe": _flushing(lambda lesson: gpipe(lesson.stages, lesson.batches)),
     "1f1b": _flushing(lambda lesson: one_f_one_b(lesson.stages, lesson.batches)),
-    "interleaved": _flushing(_interleaved),
-    "zero-bubble": _flushing(_zero_bubble),
+    "interleaved": _flushing(
+        lambda lesson: interleaved_1f1b(lesson.stages, lesson.stages_per_device, lesson.batches)
+    ),
+    "zero-bubble": _flushing(
+        lambda lesson: interleaved_zero_bubble(
+            lesson.stages, lesson.stages_per_device, lesson.batches
+        )
+    ),
     "zero-bubble-v": _flushing(lambda lesson: zero_bubble_v(lesson.stages, lesson.batches)),
     "pipedream": _pipedream,
 }
@@ -325,14 +322,9 @@ def measured_where(result: Result | None) -> list[str]:
     """Notes of a single cell, and its site, date and commit."""
     if result is None:
         return []
-    provenance = result.provenance
-    parts = [f"Site {result.site}"]
-    if provenance.created:
-        parts.append(provenance.created[:10])
-    if provenance.git_commit:
-        dirty = "-dirty" if provenance.git_dirty else ""
-        parts.append(f"commit {provenance.git_commit[:7]}{dirty}")
-    return [*(f"{note}." for note in result.notes), f"{'; '.join(parts)}."]
+    created, commit = result.provenance.created, commit_of(result.provenance)
+    where = place_and_time(f"Site {result.site}", created=created, commit=commit)
+    return [*(f"{note}." for note in result.notes), where]
 
 
 MOST_CELLS = 12
@@ -361,7 +353,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
     chosen = summary[summary["configuration"].isin(ids)] if ids else summary
     # The figure has no number from a table, so no sign.
     lines = footer(without_signs(chosen), context, [*(sentences(cells) or [NOTHING]), *below])
-    return draw_page(TITLE, shown or [_nothing()], lines)
+    nothing = Shown("", Window("", 0, 0, True, None, None), (), not_planned="no cell to plan")
+    return draw_page(TITLE, shown or [nothing], lines)
 
 
 def draw_cell(cell: CellTimeline) -> tuple[Figure, pd.DataFrame]:
@@ -386,10 +379,6 @@ def _cells(tables: Tables, context: Context) -> Iterator[CellTimeline | str]:
             yield read_cell(folder)
         except InvalidTimeline as error:
             yield f"Not shown: {error}."
-
-
-def _nothing() -> Shown:
-    return Shown("", Window("", 0, 0, True, None, None), (), not_planned="no cell to plan")
 
 
 def draw_schedule(lesson: Lesson) -> tuple[Figure, pd.DataFrame]:

@@ -38,17 +38,19 @@ import numpy as np
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import duration_text, paragraph, table
-from ddlbench.report.traces.kineto_events import (
+from ddlbench.report.labels import span_text
+from ddlbench.report.traces.kineto_file import (
     COMMUNICATION,
     COMPUTE,
     MEMORY,
+    InvalidTrace,
     Times,
     Trace,
     read_trace,
 )
-from ddlbench.report.traces.kineto_file import InvalidTrace
 
 _LAUNCH_DELAY_US = 30
+_CAUSES = ("idle_host", "idle_launch", "idle_other")
 _US = 1e-6
 
 
@@ -160,7 +162,7 @@ def break_down(traces: Sequence[Trace], *, last_step: bool = False) -> list[Brea
 
 
 def _of_trace(trace: Trace, cut: bool, last_step: bool) -> Breakdown:
-    notes = list(trace.notes)
+    notes = [*trace.notes]
     if not len(trace.work):
         return _of_operators(trace, cut, notes)
     chosen = _launched_in_steps(trace, cut, last_step)
@@ -168,7 +170,9 @@ def _of_trace(trace: Trace, cut: bool, last_step: bool) -> Breakdown:
         notes.append("no work was launched before its last step: all of it counts")
         chosen = np.ones(len(trace.work), bool)
         cut = False
-    begin, end = _times(trace, chosen)
+    begin, end = trace.work["begin"][chosen], trace.work["end"][chosen]
+    if trace.rounded:
+        begin, end = np.ceil(begin), np.floor(end)
     kinds, links = trace.work["kind"][chosen], trace.work["link"][chosen]
     launched = _launches(trace, links)
     counted = trace.work["gap"][chosen] > 0
@@ -177,15 +181,9 @@ def _of_trace(trace: Trace, cut: bool, last_step: bool) -> Breakdown:
         for stream in np.unique(trace.work["stream"][chosen])
         if (of := counted & (trace.work["stream"][chosen] == stream)).any()
     )
-    return _breakdown(
-        trace,
-        _whole_time(begin, end, kinds),
-        devices="GPU",
-        cut=cut,
-        causes=_causes(begin, end, launched),
-        streams=streams,
-        notes=notes,
-    )
+    causes = _causes(begin, end, launched)
+    time = _whole_time(begin, end, kinds)
+    return _breakdown(trace, "GPU", time, causes, streams=streams, cut=cut, notes=notes)
 
 
 def _launched_in_steps(trace: Trace, cut: bool, last_step: bool) -> Any:
@@ -200,11 +198,6 @@ def _launched_in_steps(trace: Trace, cut: bool, last_step: bool) -> Any:
     return np.where(linked, np.isin(work["link"], kept), work["begin"] < latest)
 
 
-def _times(trace: Trace, chosen: Any) -> tuple[Times, Times]:
-    begin, end = trace.work["begin"][chosen], trace.work["end"][chosen]
-    return (np.ceil(begin), np.floor(end)) if trace.rounded else (begin, end)
-
-
 def _launches(trace: Trace, links: Times) -> Times:
     """When each piece of work was launched; NaN where no launch is in the trace."""
     begin = np.ceil(trace.launches["begin"]) if trace.rounded else trace.launches["begin"]
@@ -212,18 +205,7 @@ def _launches(trace: Trace, links: Times) -> Times:
     return np.array([at.get(link, np.nan) for link in links.tolist()])
 
 
-class _Time(NamedTuple):
-    kernel: float
-    compute: float
-    communication: float
-    hidden: float
-    memory: float
-    copies: float
-    idle: float
-
-
-def _whole_time(begin: Times, end: Times, kinds: Times) -> _Time:
-    """The parts of the time, in microseconds."""
+def _whole_time(begin: Times, end: Times, kinds: Times) -> dict[str, float]:
 
     def of(*chosen: int) -> Intervals:
         among = np.isin(kinds, chosen)
@@ -231,16 +213,20 @@ def _whole_time(begin: Times, end: Times, kinds: Times) -> _Time:
 
     everything, compute, communication = merged(begin, end), of(COMPUTE), of(COMMUNICATION)
     kernel = float(everything.end[-1] - everything.begin[0])
-    with_memory = of(COMPUTE, COMMUNICATION, MEMORY).total
-    return _Time(
-        kernel=kernel,
-        compute=compute.total,
-        communication=communication.total,
-        hidden=shared(compute, communication),
-        memory=of(MEMORY).total,
-        copies=with_memory - of(COMPUTE, COMMUNICATION).total,
-        idle=kernel - everything.total,
-    )
+    hidden, idle = shared(compute, communication), kernel - everything.total
+    exposed = communication.total - hidden
+    copies = of(COMPUTE, COMMUNICATION, MEMORY).total - of(COMPUTE, COMMUNICATION).total
+    return {
+        "kernel": kernel,
+        "compute": compute.total,
+        "communication": communication.total,
+        "hidden": hidden,
+        "exposed": exposed,
+        "memory": of(MEMORY).total,
+        "copies": copies,
+        "other": max(0.0, kernel - idle - compute.total - exposed - copies),
+        "idle": idle,
+    }
 
 
 def _causes(begin: Times, end: Times, launched: Times) -> tuple[float, float, float]:
@@ -266,7 +252,6 @@ def _by_cause(gap: Times, late: Any) -> tuple[float, float, float]:
 
 
 def _of_operators(trace: Trace, cut: bool, notes: list[str]) -> Breakdown:
-    """The breakdown of a trace of CPUs."""
     lines = trace.operators
     if not len(lines):
         raise InvalidTrace(
@@ -284,41 +269,29 @@ def _of_operators(trace: Trace, cut: bool, notes: list[str]) -> Breakdown:
         chosen = np.ones(len(lines), bool)
     begin, end = lines["begin"][chosen], lines["end"][chosen]
     time = _whole_time(begin, end, lines["kind"][chosen])
-    causes = (0.0, 0.0, time.idle)
-    return _breakdown(trace, time, devices="CPU", cut=cut, causes=causes, streams=(), notes=notes)
+    causes = (0.0, 0.0, time["idle"])
+    return _breakdown(trace, "CPU", time, causes, streams=(), cut=cut, notes=notes)
 
 
 def _breakdown(
     trace: Trace,
-    time: _Time,
-    *,
     devices: str,
-    cut: bool,
+    time: dict[str, float],
     causes: tuple[float, float, float],
+    *,
     streams: tuple[StreamIdle, ...],
+    cut: bool,
     notes: list[str],
 ) -> Breakdown:
-    exposed = time.communication - time.hidden
-    rest = time.kernel - time.idle - time.compute - exposed - time.copies
+    parts = {**time, **dict(zip(_CAUSES, causes, strict=True))}
     return Breakdown(
         file=trace.path.name,
         rank=trace.rank,
         devices=devices,
         steps=max(0, len(trace.step_names) - cut),
-        kernel_s=time.kernel * _US,
-        compute_s=time.compute * _US,
-        communication_s=time.communication * _US,
-        hidden_s=time.hidden * _US,
-        exposed_s=exposed * _US,
-        memory_s=time.memory * _US,
-        copies_s=time.copies * _US,
-        other_s=max(0.0, rest) * _US,
-        idle_s=time.idle * _US,
-        idle_host_s=causes[0] * _US,
-        idle_launch_s=causes[1] * _US,
-        idle_other_s=causes[2] * _US,
         streams=streams,
         notes=tuple(notes),
+        **{f"{name}_s": us * _US for name, us in parts.items()},
     )
 
 
@@ -356,7 +329,7 @@ def breakdowns_of(
     Args:
         paths: files, or folders of files; several may be of one rank.
         last_step: as :func:`break_down`.
-        exact: as :func:`~ddlbench.report.traces.kineto_events.read_trace`.
+        exact: as :func:`~ddlbench.report.traces.kineto_file.read_trace`.
 
     Raises:
         InvalidTrace: a file is no trace, or has nothing to analyse.
@@ -385,7 +358,10 @@ def lines_of(breakdowns: Sequence[Breakdown]) -> list[str]:
     )
     cpus = all(breakdown.devices == "CPU" for breakdown in breakdowns)
     steps = {breakdown.steps for breakdown in breakdowns}
-    lines += ["", *paragraph(_steps_text(steps))]
+    text = "The trace names no steps (ProfilerStep#): all of it counts."
+    if steps != {0}:
+        text = f"Work of {span_text(steps)} step{'' if max(steps) == 1 else 's'} counts."
+    lines += ["", *paragraph(text)]
     if not cpus:
         lines += paragraph(
             "exposed: communication that no computation hides; overlap: the share of it that is "
@@ -399,14 +375,6 @@ def lines_of(breakdowns: Sequence[Breakdown]) -> list[str]:
         where = "" if len(files) == len(breakdowns) else f"{', '.join(files[:3])}: "
         lines += paragraph(f"{where}{note}.", hanging="  ")
     return lines
-
-
-def _steps_text(steps: set[int]) -> str:
-    if steps == {0}:
-        return "The trace names no steps (ProfilerStep#): all of it counts."
-    least, most = min(steps), max(steps)
-    count = f"{least}" if least == most else f"{least} to {most}"
-    return f"Work of {count} step{'' if most == 1 else 's'} counts."
 
 
 def _row(breakdown: Breakdown, several: bool) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError, obstacle
-from ddlbench.report.traces.chakra_cell import chakra_files
+from ddlbench.report.traces.chakra import chakra_files
 from ddlbench.report.traces.kineto_cell import kineto_files
 from ddlbench.report.traces.mllog import mllog_files
 

@@ -28,14 +28,14 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ddlbench.report.timeline.box import BESIDE, PASSES, WAIT, Box, InvalidTimeline, Row
-from ddlbench.report.timeline.cell import read_cell_plan, read_cell_result, read_measured
+from ddlbench.report.timeline.box import BESIDE, PASSES, WAIT, Box, Row, beside_lanes, extents
+from ddlbench.report.timeline.cell import read_cell_result, read_recorded
 
 MESSAGES = frozenset((*BESIDE, "all_reduce", "gather", "scatter", "halo"))
 _COMPUTING_STREAM, _FIRST_LINK_STREAM = 7, 20
@@ -50,12 +50,7 @@ def kineto_files(folder: Path) -> dict[str, bytes]:
     Raises:
         InvalidTimeline: the folder is no cell's, or nothing is recorded in it.
     """
-    plan, rows = read_cell_plan(folder)
-    boxes = read_measured(folder, rows)
-    if not boxes:
-        raise InvalidTimeline(
-            f"{folder}: the cell has recorded no step; name one with a trace.json or partitions.csv"
-        )
+    plan, rows, boxes = read_recorded(folder)
     result = read_cell_result(folder)
     on_gpu = result is not None and result.device_kind == "cuda"
     backend = None if result is None else result.provenance.backend
@@ -75,28 +70,20 @@ def kineto_files(folder: Path) -> dict[str, bytes]:
             "displayTimeUnit": "ms",
         }
         events = rank_events(number, row, of_rank, on_host=not on_gpu)
-        files[f"rank-{number}.json"] = _trace_text(trace, events).encode()
+        # A line an event, as HTA looks for the rank line by line.
+        head, lines = json.dumps(trace)[:-1], ",\n".join(map(json.dumps, events))
+        text = f'{head}, "traceEvents": [\n{lines}\n]}}\n'
+        files[f"rank-{number}.json"] = text.encode()
     return files
 
 
-def _trace_text(trace: Event, events: Iterable[Event]) -> str:
-    """JSON with a line an event; HTA looks for the rank line by line."""
-    head = json.dumps(trace)[:-1]
-    lines = ",\n".join(json.dumps(event) for event in events)
-    return f'{head}, "traceEvents": [\n{lines}\n]}}\n'
-
-
 def rank_events(number: int, row: Row, boxes: Sequence[Box], *, on_host: bool) -> list[Event]:
-    """The events of one device.
-
-    Args:
-        number: of the device, its rank.
-        row: what it is called.
-        boxes: its own.
-        on_host: the host computes, so that its operators are known.
-    """
+    """The events of the device of a rank; operators are known where the host computes."""
     writer = _Writer(number, row, on_host)
-    steps = _steps(boxes)
+    begins, ends = extents(boxes)
+    steps = sorted(begins, key=lambda step: (begins[step], step))
+    # A step ends where the next begins.
+    borders = [*(begins[step] for step in steps), max(ends.values(), default=0.0)]
     waits_apart = any(box.kind in BESIDE for box in boxes)
     main = sorted((box for box in boxes if box.kind not in BESIDE), key=lambda box: box.start_s)
     before: Box | None = None
@@ -107,50 +94,16 @@ def rank_events(number: int, row: Row, boxes: Sequence[Box], *, on_host: bool) -
         if waits:
             waited = True
             continue
-        begun = _step_at(steps, box.start_s)
+        begun = borders[max(0, bisect_right(borders, box.start_s, hi=len(steps)) - 1)]
         launched = before.start_s if waited and before is not None else box.start_s
         stream = _FIRST_LINK_STREAM if box.kind in MESSAGES else _COMPUTING_STREAM
         writer.kernel(box, stream, max(begun, launched))
         before, waited = box, False
-    for box, lane in _lanes(box for box in boxes if box.kind in BESIDE):
+    for box, lane in beside_lanes(boxes).items():
         writer.kernel(box, _FIRST_LINK_STREAM + lane, box.start_s)
-    for step, (start_s, end_s) in steps.items():
+    for step, (start_s, end_s) in zip(steps, pairwise(borders), strict=True):
         writer.step(step, start_s, end_s)
     return writer.events
-
-
-def _lanes(beside: Iterable[Box]) -> list[tuple[Box, int]]:
-    """Messages, each with the first stream that is free when it begins."""
-    ends: list[float] = []
-    placed = []
-    for box in sorted(beside, key=lambda box: (box.start_s, box.end_s)):
-        lane = next((n for n, end_s in enumerate(ends) if end_s <= box.start_s), len(ends))
-        ends[lane : lane + 1] = [box.end_s]
-        placed.append((box, lane))
-    return placed
-
-
-def _steps(boxes: Iterable[Box]) -> dict[int, tuple[float, float]]:
-    """Begin and end of each mini-batch on a device; each ends where the next begins."""
-    starts: dict[int, float] = {}
-    ends: dict[int, float] = defaultdict(float)
-    for box in boxes:
-        number = box.mini_batch
-        starts[number] = min(box.start_s, starts.get(number, box.start_s))
-        ends[number] = max(box.end_s, ends[number])
-    ordered = sorted(starts, key=lambda number: (starts[number], number))
-    steps = {}
-    for place, number in enumerate(ordered):
-        last = place + 1 == len(ordered)
-        end_s = max(ends.values()) if last else starts[ordered[place + 1]]
-        steps[number] = (starts[number], end_s)
-    return steps
-
-
-def _step_at(steps: dict[int, tuple[float, float]], time_s: float) -> float:
-    """When the step at a time began."""
-    starts = [start_s for start_s, _ in steps.values()]
-    return starts[max(0, bisect_right(starts, time_s) - 1)]
 
 
 @dataclass

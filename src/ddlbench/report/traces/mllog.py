@@ -127,7 +127,6 @@ def _events(result: Result, end_s: float) -> Iterator[Event]:
 
 
 def _about(cell: Cell, result: Result) -> dict[str, Any]:
-    """What a log says of a run as a whole."""
     assert result.timing is not None
     models = sorted({model for rank in result.ranks for model in rank.gpu_models})
     processor = result.provenance.cpu_model or "CPU"
