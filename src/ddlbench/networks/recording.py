@@ -12,13 +12,14 @@
 A layer is a module of ``torch.nn`` without children; its inner functions are not recorded. Python
 itself runs as always, so keyword arguments, dictionaries and loops cost nothing. Whoever reads a
 number of the data in Python (``if x.sum() > 0``) makes its module opaque: it becomes a layer, and
-the recording begins again.
+the recording begins again. Of contexts those are noted in which no gradient passes
+(``torch.no_grad``) and in which autocast is off.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -78,6 +79,8 @@ class Entry:
         of_data: whether its value depends on the data, or on random numbers.
         writes: whether it changed one of its arguments.
         shape: of the tensor that it returned; None of anything else.
+        stops_gradients: it ran without gradients, and would have had one.
+        full_precision: it ran where the module turns autocast off.
     """
 
     kind: str
@@ -88,6 +91,8 @@ class Entry:
     of_data: bool = False
     writes: bool = False
     shape: tuple[int, ...] | None = None
+    stops_gradients: bool = False
+    full_precision: bool = False
 
 
 @dataclass
@@ -147,6 +152,7 @@ class _Recorder(TorchFunctionMode):
         self._written: dict[int, int] = {}  # the last entry that wrote into a tensor's memory
         self._stack: list[str] = []
         self._within_layer = 0
+        self._autocasts: list[bool] = []  # whether each context that the module entered is on
 
     def run(self, inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Recording:
         self._note(inputs, Entry("input", "inputs", of_data=True))
@@ -180,9 +186,28 @@ class _Recorder(TorchFunctionMode):
 
         nn.Module.__call__ = called  # type: ignore[method-assign]
         try:
-            yield
+            with self._autocasts_seen():
+                yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    @contextmanager
+    def _autocasts_seen(self) -> Iterator[None]:
+        enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+        def entered(context: torch.autocast) -> Any:
+            self._autocasts.append(context._enabled)
+            return enter(context)
+
+        def left(context: torch.autocast, *error: Any) -> Any:
+            self._autocasts.pop()
+            return leave(context, *error)
+
+        torch.autocast.__enter__, torch.autocast.__exit__ = entered, left  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autocast.__enter__, torch.autocast.__exit__ = enter, leave  # type: ignore[method-assign]
 
     def _layer(
         self,
@@ -194,6 +219,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         entry = self._entry("layer", path, arguments, named)
         entry.of_data = True  # its dropout or statistics may be
+        self._note_contexts(entry, [*module.parameters(), *_tensors_in(arguments, named)])
         self._within_layer += 1
         try:
             returned = call(module, *arguments, **named)
@@ -215,7 +241,7 @@ class _Recorder(TorchFunctionMode):
         if self._within_layer:
             return func(*args, **named)
         name = _name_of(func)
-        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        tensors = _tensors_in(args, named)
         if name in _READS and name not in _SHAPES and any(map(self._is_data, tensors)):
             where = self._stack[-1] if self._stack else ""
             raise _Blamed(where, f"{where or 'it'} reads a value of its data (Tensor.{name})")
@@ -230,6 +256,7 @@ class _Recorder(TorchFunctionMode):
             return returned  # a shape, a type, a device
         entry = self._entry("function", func, args, named)
         entry.writes = writes
+        self._note_contexts(entry, tensors)
         entry.of_data = entry.of_data or name in _DRAWS
         self._note_returned(returned, entry)
         if writes:
@@ -237,6 +264,20 @@ class _Recorder(TorchFunctionMode):
                 if tensor._version != version:
                     self._changed(tensor, returned)
         return returned
+
+    def _note_contexts(self, entry: Entry, read: Iterable[Tensor]) -> None:
+        """Note in which contexts an entry runs, as far as they change what it does.
+
+        Raises:
+            _Blamed: the module turns autocast on, which a cell does by its precision.
+        """
+        if any(self._autocasts[-1:]):
+            where = self._stack[-1] if self._stack else ""
+            raise _Blamed(where, f"{where or 'it'} turns autocast on")
+        entry.full_precision = bool(self._autocasts)
+        entry.stops_gradients = not torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in read
+        )
 
     def _number_on_cpu(self, value: Any) -> Any:
         """A value of no data, computed again on the CPU, as "meta" has no numbers to read."""
@@ -340,6 +381,10 @@ def _parts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _parts(item, (*place, key))
+
+
+def _tensors_in(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves((arguments, dict(named))) if isinstance(leaf, Tensor)]
 
 
 def _is_layer(module: nn.Module) -> bool:
