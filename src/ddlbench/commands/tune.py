@@ -13,6 +13,7 @@ from ddlbench.commands.predict import header
 from ddlbench.commands.questions import by_workflow, case_id, cell_options, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
+    Number,
     counted,
     duration_text,
     examples,
@@ -63,9 +64,7 @@ _TRIALS = 6
 @click.option(
     "--trials", type=click.IntRange(1), default=_TRIALS, show_default=True, help="Most cells."
 )
-@click.option(
-    "--budget-device-hours", type=click.FloatRange(0, min_open=True), help="Of what is measured."
-)
+@click.option("--budget-device-hours", type=Number(0, min_open=True), help="Of what is measured.")
 @click.option(
     "--device-memory-bytes", type=click.IntRange(1), help="Limit of one device; else its memory."
 )
