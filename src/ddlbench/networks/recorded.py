@@ -366,7 +366,7 @@ class _Builder:
         graph = self._graph
         arguments = tree_map(self._value, entry.arguments)
         named = {name: tree_map(self._value, value) for name, value in entry.named.items()}
-        if entry.stops_gradients or entry.full_precision:
+        if entry.stops_gradients or entry.full_precision or isinstance(entry.target, type):
             return self._node_within(entry, arguments, named)
         if entry.kind == "layer":
             return graph.call_module(entry.target, arguments, named)
@@ -397,6 +397,8 @@ class _Builder:
         if entry.kind == "layer":
             arguments = (self._graph.get_attr(entry.target), *arguments)
         function = nn.Module.__call__ if entry.kind == "layer" else entry.target
+        if isinstance(function, type):
+            function = function.apply
         called = _within(function, entry.stops_gradients, entry.full_precision)
         return self._graph.call_function(called, arguments, named)
 

@@ -73,7 +73,8 @@ class Entry:
         kind: "input", "layer", "function", "attribute" (a parameter or buffer by its name),
             "part" (of what an entry returned: its place), or "after" (the first argument, after
             the second wrote into its memory).
-        target: the layer's or attribute's name, the function, or the place.
+        target: the layer's or attribute's name, the function (of an ``autograd.Function`` its
+            class), or the place.
         arguments, named: with :class:`Ref` for values of earlier entries.
         path: of the module that called it.
         of_data: whether its value depends on the data, or on random numbers.
@@ -156,7 +157,7 @@ class _Recorder(TorchFunctionMode):
 
     def run(self, inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Recording:
         self._note(inputs, Entry("input", "inputs", of_data=True))
-        with self._calls_seen(), self:
+        with self._calls_seen(), self._autograd_functions_seen(), self:
             returned = call(inputs)
         if not isinstance(returned, Tensor) or id(returned) not in self._of:
             raise CannotRecord("what it returns does not come from its layers")
@@ -208,6 +209,30 @@ class _Recorder(TorchFunctionMode):
             yield
         finally:
             torch.autocast.__enter__, torch.autocast.__exit__ = enter, leave  # type: ignore[method-assign]
+
+    @contextmanager
+    def _autograd_functions_seen(self) -> Iterator[None]:
+        """Record a function that has a backward pass of its own as one, not what is within it."""
+        original = torch.autograd.Function.__dict__["apply"]
+
+        def applied(kind: type[torch.autograd.Function], *arguments: Any, **named: Any) -> Any:
+            if self._within_layer:
+                return original.__func__(kind, *arguments, **named)
+            entry = self._entry("function", kind, arguments, named)
+            self._note_contexts(entry, _tensors_in(arguments, named))
+            self._within_layer += 1
+            try:
+                returned = original.__func__(kind, *arguments, **named)
+            finally:
+                self._within_layer -= 1
+            self._note_returned(returned, entry)
+            return returned
+
+        torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            torch.autograd.Function.apply = original
 
     def _layer(
         self,

@@ -165,6 +165,23 @@ class StopsAFunction(Base):
         return self.b(x * self.gate(x))
 
 
+class Rounded(torch.autograd.Function):
+    """Whole numbers, whose gradient goes straight through."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * gradient
+
+
+class HasItsOwnBackward(Base):
+    def middle(self, x):
+        return self.norm(Rounded.apply(self.b(x) * 10))
+
+
 class FullPrecision(Base):
     def middle(self, x):
         with torch.autocast("cpu", enabled=False):
@@ -193,6 +210,7 @@ class FullPrecision(Base):
         (WithoutGradients, ["a", "b", "norm", "c", "fc"]),
         (StopsAFunction, ["a", "b", "c", "fc"]),
         (FullPrecision, ["a", "b", "norm", "c", "fc"]),
+        (HasItsOwnBackward, ["a", "b", "norm", "c", "fc"]),
     ],
 )
 def test_blocks_compute_what_the_module_does(kind, names) -> None:
