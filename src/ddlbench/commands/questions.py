@@ -21,8 +21,8 @@ import click
 
 from ddlbench.commands.plan import matrix_at
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import nearest
-from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
+from ddlbench.common.schema import check, nearest
+from ddlbench.experiment.cell import Cell, OptionValue, axes, parse_geometry
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import (
     CONFIG,
@@ -152,6 +152,9 @@ def question_of(
     """The question of one geometry; ``values`` are those of the options."""
     nodes, devices_per_node = parse_geometry(geometry, "--geometry")
     settings = {field: values[name] for name, field in _SETTINGS.items() if values[name]}
+    for name, field in _SETTINGS.items():
+        if field in settings:
+            check(settings[field], axes()[field], f"--{name}")
     return Question(
         network=values["network"],
         dataset=values["dataset"],
