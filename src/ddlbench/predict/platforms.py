@@ -358,11 +358,17 @@ def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
             columns, or one of the ``needed`` columns is missing.
     """
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, skipinitialspace=True).rename(columns=str.strip)
         header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().str.strip()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is no text in UTF-8; save it as CSV in UTF-8") from None
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: cannot be read as a CSV table: {reason}") from None
+    if len(header) == 1 and (sign := next((s for s in _OTHER_SIGNS if s in header.iloc[0]), "")):
+        raise ConfigError(
+            f"{path}: {sign!r} stands between its columns; write commas, and points in numbers"
+        )
     if header.duplicated().any():
         twice = header[header.duplicated()].iloc[0]
         raise ConfigError(f"{path}: column {twice!r} stands twice; keep one")
@@ -370,10 +376,6 @@ def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
         raise ConfigError(
             f"{path}: its rows have more values than its first line has columns; write a value for "
             "each column, and no comma after the last"
-        )
-    if len(header) == 1 and (sign := next((s for s in _OTHER_SIGNS if s in header.iloc[0]), "")):
-        raise ConfigError(
-            f"{path}: {sign!r} stands between its columns; write commas, and points in numbers"
         )
     check_columns(table, needed, str(path))
     return table

@@ -122,6 +122,10 @@ def test_a_table_without_a_column_is_refused_and_more_columns_are_fine(tmp_path)
     ("change", "says"),
     [
         (lambda text: text.replace(",", ";"), "';' stands between its columns"),
+        (
+            lambda text: text.replace(",", ";").replace("\n", ",\n"),
+            "';' stands between its columns",
+        ),
         (lambda text: text.replace(",", "\t"), r"'\\t' stands between its columns"),
         (lambda text: text.replace("\n", ",\n").replace(",\n", "\n", 1), "more values than"),
         (lambda text: text.replace("step_s", "step_s,step_s", 1), "'step_s' stands twice"),
