@@ -112,6 +112,8 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
         )
     _check_repeats(lines, operation, where)
     ranks = max(numbers, default=-1) + 1
+    if ranks == 1:
+        raise ConfigError(f"{where}: one rank sends nothing; give a test of two or more")
     names = (match[1] for line in lines if _RANK.search(line) and (match := _DEVICE.search(line)))
     return NcclTest(
         operation=operation or _operation(text, rows, ranks, where),
