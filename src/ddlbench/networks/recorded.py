@@ -398,7 +398,7 @@ class _Builder:
             arguments = (self._graph.get_attr(entry.target), *arguments)
         function = nn.Module.__call__ if entry.kind == "layer" else entry.target
         if isinstance(function, type):
-            function = function.apply
+            function = function.apply  # type: ignore[attr-defined] # an autograd.Function
         called = _within(function, entry.stops_gradients, entry.full_precision)
         return self._graph.call_function(called, arguments, named)
 

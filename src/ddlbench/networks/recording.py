@@ -232,7 +232,7 @@ class _Recorder(TorchFunctionMode):
         try:
             yield
         finally:
-            torch.autograd.Function.apply = original
+            torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
     def _layer(
         self,
