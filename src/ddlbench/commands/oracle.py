@@ -52,12 +52,12 @@ MEASURED = click.argument("measured", type=_PATH)
 ALL_MEASURED = click.argument("measured", type=_PATH, nargs=-1, required=True)
 OUTPUT = click.option("--output", type=_PATH, help="Write the platform file here.")
 OUT = click.option("--out", type=_PATH, default=Path(), help="Folder; this one if left out.")
-DEVICES = click.option("--devices", type=int, required=True)
+DEVICES = click.option("--devices", type=click.IntRange(1), required=True)
 CAMPAIGN = click.option(
     "--campaign", default=iterations.MAIN_CAMPAIGN, show_default=True, help="Its rows are read."
 )
 MAX_DEVICES = click.option(
-    "--max-devices", type=int, help="Look no further; the platform's end if left out."
+    "--max-devices", type=click.IntRange(1), help="Look no further; the platform's end if left out."
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
