@@ -134,6 +134,9 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
         if not given[name] and not (name == "batch_size" and given.get("batch_per_device")):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
+    for name, field in _SETTINGS.items():
+        if given[name]:
+            check(given[name], axes()[field], f"--{name}")
     questions = [question_of(given, text, experiment, site) for text in geometries(given)]
     for question in questions:
         question.check_names()
@@ -152,9 +155,6 @@ def question_of(
     """The question of one geometry; ``values`` are those of the options."""
     nodes, devices_per_node = parse_geometry(geometry, "--geometry")
     settings = {field: values[name] for name, field in _SETTINGS.items() if values[name]}
-    for name, field in _SETTINGS.items():
-        if field in settings:
-            check(settings[field], axes()[field], f"--{name}")
     return Question(
         network=values["network"],
         dataset=values["dataset"],
