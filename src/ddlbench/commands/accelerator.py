@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.screen import duration_text, examples, paragraph, table
+from ddlbench.common.screen import Number, duration_text, examples, paragraph, table
 from ddlbench.common.statistics import MB
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project, profile_file
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--faster",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=1.0,
     metavar="FACTOR",
     help="Divide every time by this: a device that does not exist, so many times as fast.",

@@ -12,7 +12,7 @@ import click
 
 from ddlbench.commands.links_compare import compare
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, examples, paragraph, table
+from ddlbench.common.screen import Number, duration_text, examples, paragraph, table
 from ddlbench.common.statistics import MB, MBIT_PER_S, MS
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
 from ddlbench.experiment.fabric import Backend, LinkCondition
@@ -166,9 +166,9 @@ def _pair_lines(links: Links) -> list[str]:
     short_help="Emulate links of a condition, and measure them.",
     epilog=examples("ddlbench links probe --latency-ms 10 --bandwidth-mbit 500 --loss-percent 1"),
 )
-@click.option("--latency-ms", type=float, help="Delay from node to node, one way.")
-@click.option("--bandwidth-mbit", type=float, help="Rate of each node's link, each direction.")
-@click.option("--loss-percent", type=float, default=0.0, show_default=True, help="Lost packets.")
+@click.option("--latency-ms", type=Number(), help="Delay from node to node, one way.")
+@click.option("--bandwidth-mbit", type=Number(), help="Rate of each node's link, each direction.")
+@click.option("--loss-percent", type=Number(), default=0.0, show_default=True, help="Lost packets.")
 @click.option("--mtu", type=int, default=LinkCondition.mtu, show_default=True, help="In bytes.")
 @click.option(
     "--congestion-control",
@@ -179,8 +179,8 @@ def _pair_lines(links: Links) -> list[str]:
 @click.option("--compare", multiple=True, help="Show TCP's goodput with this one too; repeatable.")
 @click.option("--backend", type=click.Choice(get_args(Backend)), default="auto", show_default=True)
 @click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="How many.")
-@click.option("--inside-latency-ms", type=float, help="Delay inside a node, device to device.")
-@click.option("--inside-bandwidth-mbit", type=float, help="Rate of each device's link inside.")
+@click.option("--inside-latency-ms", type=Number(), help="Delay inside a node, device to device.")
+@click.option("--inside-bandwidth-mbit", type=Number(), help="Rate of each device's link inside.")
 @click.option(
     "--devices",
     type=click.IntRange(2),

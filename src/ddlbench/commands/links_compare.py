@@ -19,6 +19,7 @@ from ddlbench.experiment.links import Links, PairMatrix, read_links
 from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.interconnect.nvidia_programs import decoded
+from ddlbench.interconnect.p2p import is_p2p, parse_p2p
 from ddlbench.predict.collective_times import OPERATIONS, Library
 from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.link_verdicts import Judged, Measured, judged_pairs, judged_sweep, sentence
@@ -35,11 +36,13 @@ class _Read:
     Args:
         sweeps: of collectives.
         pairs: rates of copies in bytes/s, by name.
+        devices: of the node whose copies they are.
         remarks: of the reader.
     """
 
     sweeps: Sequence[Measured] = ()
     pairs: Sequence[tuple[str, float]] = ()
+    devices: int = _DEVICES_PER_NODE
     remarks: Sequence[str] = ()
 
 
@@ -69,8 +72,9 @@ def compare(
 ) -> None:
     """Say whether SWEEP is normal for a device, a fabric and a number of nodes.
 
-    SWEEP is a links.json, the text of nccl-tests, or the JSON of `nvbandwidth -j`; - reads standard
-    input. Expected times come from data sheets and published sweeps, with an interval.
+    SWEEP is a links.json, the text of nccl-tests or of p2pBandwidthLatencyTest, or the JSON of
+    `nvbandwidth -j`; - reads standard input. Expected times come from data sheets and published
+    sweeps, with an interval.
     """
     device = DeviceSheet.load(hardware)
     described = Fabric.load(fabric) if fabric else None
@@ -81,7 +85,7 @@ def compare(
         system = _system(device, described, sweep_read.nodes, sweep_read.devices_per_node)
         answers.append((sweep_read, system, judged_sweep(sweep_read, system, library)))
     if read.pairs:
-        system = System(device, None, 1, devices_per_node or _DEVICES_PER_NODE)
+        system = System(device, None, 1, devices_per_node or read.devices)
         pairs = judged_pairs(read.pairs, system, library)
         answers.append((Measured("copies", 1, system.devices_per_node, (), ()), system, pairs))
     if not answers:
@@ -131,14 +135,21 @@ def _read(
             "nccl-tests",
         )
         return _Read([swept], remarks=test.remarks)
-    if '"nvbandwidth"' in text:
-        parsed = parse_nvbandwidth(text, str(path))
+    of_pairs = parse_p2p if is_p2p(text) else parse_nvbandwidth if '"nvbandwidth"' in text else None
+    if of_pairs is not None:
+        parsed = of_pairs(text, str(path))
         matrices = [PairMatrix.from_dict(pair) for pair in parsed["pairs"]]
-        return _Read(pairs=list(_rates(matrices)), remarks=parsed.get("remarks", ()))
+        return _Read((), list(_rates(matrices)), len(parsed["devices"]), parsed.get("remarks", ()))
     if str(path) == "-":
-        raise ConfigError("-: neither the text of nccl-tests nor nvbandwidth's JSON")
+        raise ConfigError(
+            "-: neither the text of nccl-tests or p2pBandwidthLatencyTest nor nvbandwidth's JSON"
+        )
     links = read_links(path)
-    return _Read(list(_sweeps_of(links, nodes, devices_per_node)), list(_rates(links.pairs)))
+    of_nodes = [len(pair.endpoints) for pair in links.pairs if pair.scope == "node"]
+    devices = max(of_nodes, default=_DEVICES_PER_NODE)
+    return _Read(
+        list(_sweeps_of(links, nodes, devices_per_node)), list(_rates(links.pairs)), devices
+    )
 
 
 def _text(path: Path) -> str:

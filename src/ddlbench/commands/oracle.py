@@ -25,7 +25,7 @@ from ddlbench.commands.oracle_runs import is_published, published, terms_command
 from ddlbench.commands.partition import partition
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import examples
+from ddlbench.common.screen import Number, examples
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
 from ddlbench.predict.paradl import measured as iterations
 from ddlbench.predict.paradl import oracle as cnn
@@ -52,12 +52,12 @@ MEASURED = click.argument("measured", type=_PATH)
 ALL_MEASURED = click.argument("measured", type=_PATH, nargs=-1, required=True)
 OUTPUT = click.option("--output", type=_PATH, help="Write the platform file here.")
 OUT = click.option("--out", type=_PATH, default=Path(), help="Folder; this one if left out.")
-DEVICES = click.option("--devices", type=int, required=True)
+DEVICES = click.option("--devices", type=click.IntRange(1), required=True)
 CAMPAIGN = click.option(
     "--campaign", default=iterations.MAIN_CAMPAIGN, show_default=True, help="Its rows are read."
 )
 MAX_DEVICES = click.option(
-    "--max-devices", type=int, help="Look no further; the platform's end if left out."
+    "--max-devices", type=click.IntRange(1), help="Look no further; the platform's end if left out."
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
@@ -116,7 +116,7 @@ def of_network(batch: str) -> Command:
             "--variant", type=click.Choice(list(VARIANTS)), default="corrected", show_default=True
         ),
         PLATFORM,
-        click.option("--batch-size", type=float, required=True, help=batch),
+        click.option("--batch-size", type=Number(), required=True, help=batch),
     )
 
 
@@ -237,7 +237,7 @@ def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> Said:
         "ddlbench oracle target resnet50 --epoch-s 60 --batch-size 2048",
     ),
 )
-@click.option("--epoch-s", type=float, required=True, help="Seconds that an epoch may take.")
+@click.option("--epoch-s", type=Number(), required=True, help="Seconds that an epoch may take.")
 @MAX_DEVICES
 @of_network(GROUP_SAMPLES)
 def target_command(question: cnn.Question, epoch_s: float) -> Said:
@@ -477,7 +477,7 @@ def figures_command(measured: tuple[Path, ...], out: Path, platform: Accelerator
 @click.argument("runs", type=_PATH)
 @click.option(
     "--limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=0.25,
     show_default=True,
     help="Share by which a run may be longer than its projection, or the projection than the run.",

@@ -117,7 +117,12 @@ def score_command(
     """Score predictions of RUNS, a table that other people published, from data sheets."""
     question = ScoreQuestion(cast(HoldOut, hold_out), kinds(kind), software, hardware, fabric)
     values = score_file(runs, question)
-    lines = score_lines(values, f"{kind_of(runs).name}: {runs.name}", question)
+    name = kind_of(runs).name
+    lines = score_lines(values, f"{name}: {runs.name}", question)
+    if (origin := ORIGINS.get(name)) and origin.accelerator and hardware is None:
+        lines += paragraph(
+            f"Its columns name no device: {origin.accelerator} is taken; yours is --hardware NAME."
+        )
     click.echo(json.dumps(values) if as_json else "\n".join(lines))
 
 

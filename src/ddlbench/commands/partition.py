@@ -8,7 +8,15 @@ from pathlib import Path
 import click
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, examples, in_one_unit, paragraph, show, table
+from ddlbench.common.screen import (
+    Number,
+    duration_text,
+    examples,
+    in_one_unit,
+    paragraph,
+    show,
+    table,
+)
 from ddlbench.common.statistics import BYTES, TIMES
 from ddlbench.planning.partition import (
     COST_MODELS,
@@ -79,7 +87,7 @@ def _is_number(text: str) -> bool:
 )
 @click.option(
     "--bandwidth",
-    type=float,
+    type=Number(),
     multiple=True,
     required=True,
     metavar="B [B ...]",
@@ -93,10 +101,10 @@ def _is_number(text: str) -> bool:
     help="The released optimizer's formula, or the paper's.",
 )
 @click.option("--straight", is_flag=True, help="A stage a device, no replication.")
-@click.option("--memory-bytes", type=float, help="Memory of one device; no limit if left out.")
+@click.option("--memory-bytes", type=Number(), help="Memory of one device; no limit if left out.")
 @click.option(
     "--optimizer-states",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=1.0,
     show_default=True,
     help="Tensors as large as the weights that the optimizer keeps (SGD with momentum: 1).",

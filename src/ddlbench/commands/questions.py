@@ -21,9 +21,9 @@ import click
 
 from ddlbench.commands.options import matrix_at
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.schema import nearest
+from ddlbench.common.schema import check, nearest
 from ddlbench.common.screen import counted, paragraph
-from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
+from ddlbench.experiment.cell import Cell, OptionValue, axes, parse_geometry
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import (
     CONFIG,
@@ -102,6 +102,9 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
         configfile = Path(experiment.where)
         given = completed(given, experiment, [row.cell for row in rows])
     check_given(given, ("network", "dataset"))
+    for name, field in _SETTINGS.items():
+        if given[name]:
+            check(given[name], axes()[field], f"--{name}")
     questions = [question_of(given, text, experiment, site) for text in geometries(given)]
     for question in questions:
         question.check_names()

@@ -22,6 +22,7 @@ from ddlbench.commands.questions import (
 )
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
+    Number,
     counted,
     examples,
     in_one_unit,
@@ -68,9 +69,7 @@ if TYPE_CHECKING:
     "horovod-unless-oom.",
 )
 @click.option("--measure", type=click.IntRange(1), help="Measure up to so many candidates first.")
-@click.option(
-    "--budget-device-hours", type=click.FloatRange(0, min_open=True), help="Of what is measured."
-)
+@click.option("--budget-device-hours", type=Number(0, min_open=True), help="Of what is measured.")
 @click.option("--allow-stale", is_flag=True, help="Also strategies that update with old weights.")
 @click.option(
     "--device-memory-bytes",

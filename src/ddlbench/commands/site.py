@@ -12,7 +12,7 @@ from ddlbench.cluster.doctor import examine
 from ddlbench.cluster.init import free_site_file, interview, link_test_remarks, write_site
 from ddlbench.commands.accelerator import accelerator
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import counted, examples, paragraph
+from ddlbench.common.screen import Number, counted, examples, paragraph
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import Site, load_site
 
@@ -69,7 +69,7 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
 @click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="Of the job.")
 @click.option(
     "--wait-minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=10,
     show_default=True,
     help="How long the job may wait for nodes.",

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import examples, show
+from ddlbench.common.screen import Number, examples, show
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.timeline.box import trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell
@@ -104,12 +104,12 @@ _OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json
     "stage do not divide.",
 )
 @click.option("--durations", help="Forward pass of each stage, as 2,1,1; 1 each if left out.")
-@click.option("--backward", type=click.FloatRange(0), default=2.0, show_default=True)
-@click.option("--update", type=click.FloatRange(0), default=0.0, show_default=True)
-@click.option("--all-reduce", type=click.FloatRange(0), default=1.0, show_default=True)
+@click.option("--backward", type=Number(0), default=2.0, show_default=True)
+@click.option("--update", type=Number(0), default=0.0, show_default=True)
+@click.option("--all-reduce", type=Number(0), default=1.0, show_default=True)
 @click.option(
     "--message",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=0.0,
     show_default=True,
     help="These four: how long, in forward passes.",

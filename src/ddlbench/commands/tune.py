@@ -12,6 +12,7 @@ from ddlbench.commands.options import cell_options
 from ddlbench.commands.questions import by_workflow, case_id, header, option_value, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
+    Number,
     counted,
     duration_text,
     examples,
@@ -62,9 +63,7 @@ _TRIALS = 6
 @click.option(
     "--trials", type=click.IntRange(1), default=_TRIALS, show_default=True, help="Most cells."
 )
-@click.option(
-    "--budget-device-hours", type=click.FloatRange(0, min_open=True), help="Of what is measured."
-)
+@click.option("--budget-device-hours", type=Number(0, min_open=True), help="Of what is measured.")
 @click.option(
     "--device-memory-bytes", type=click.IntRange(1), help="Limit of one device; else its memory."
 )

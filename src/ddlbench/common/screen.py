@@ -1,9 +1,13 @@
-"""Text for a terminal: tables with one line a row, wrapped sentences, numbers that people read."""
+"""Text for a terminal: tables with one line a row, wrapped sentences, numbers that people read.
+
+And a type of options, for numbers that people write.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import shutil
 import sys
@@ -11,6 +15,8 @@ import textwrap
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import click
 
 from ddlbench.common.errors import file_fault, printable
 from ddlbench.common.statistics import BYTES, Unit, unit_for
@@ -188,6 +194,21 @@ def left_out(
 
 _HELP_WIDTH = 76
 """Columns of a line of click's help, without its indentation."""
+
+
+class Number(click.FloatRange):
+    """The type of an option: a finite number, within limits."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not finite; write a number.", param, ctx)
+        return number
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
 
 
 def examples(*commands: str) -> str:

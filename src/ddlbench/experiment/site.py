@@ -480,6 +480,12 @@ def parse_site(
     for dataset in real_data or {}:
         DATASETS.check(dataset, "real_data")
     keys["real_data"] = {**keys.get("real_data", {}), **(real_data or {})}
+    scratch = str(keys.get("scratch", "/"))
+    if not scratch.startswith(("/", "$", "~")):
+        raise ConfigError(
+            f"{where}: scratch: {shown(scratch)} is no absolute path; write one of each node, "
+            "for example /tmp"
+        )
     if keys.get("devices_share_gpu") and keys["device"] != "cuda":
         raise ConfigError(
             f"{where}: devices_share_gpu is for device: cuda; CPU devices share their node anyway, "

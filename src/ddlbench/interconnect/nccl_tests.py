@@ -12,11 +12,12 @@ Times are microseconds, rates GB/s. Nothing names the operation before version 2
 line may, else the ratio of both rates tells it: 2 (n - 1) / n for an all-reduce, (n - 1) / n for
 all-gather and reduce-scatter, which have a ``redop`` or none, 1 for broadcast. A size is the whole
 buffer. ``redop`` and ``root`` are missing in old versions. Lines may begin with a rank, a host or
-the time.
+the time. Several runs in one text are repeats if they have as many ranks and the same operation.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -109,7 +110,10 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
             f"{where}: {len(placed)} processes ran alone, as rank 0 each; build nccl-tests with "
             "MPI=1 and run it again"
         )
+    _check_repeats(lines, operation, where)
     ranks = max(numbers, default=-1) + 1
+    if ranks == 1:
+        raise ConfigError(f"{where}: one rank sends nothing; give a test of two or more")
     names = (match[1] for line in lines if _RANK.search(line) and (match := _DEVICE.search(line)))
     return NcclTest(
         operation=operation or _operation(text, rows, ranks, where),
@@ -119,6 +123,32 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
         points=_points(rows),
         remarks=tuple(_remarks(text, rows)),
     )
+
+
+def _check_repeats(lines: list[str], operation: str | None, where: str) -> None:
+    """Refuse a text whose runs are of different ranks or operations."""
+    begins = [number for number, line in enumerate(lines) if _BEGIN.search(line)]
+    first: tuple[int, str | None] | None = None
+    for begin, end in itertools.pairwise([*begins, len(lines)]):
+        run = lines[begin:end]
+        rows = [row for line in run if (row := _row(line)) is not None]
+        if not rows:
+            continue
+        ranks = 1 + max(
+            (int(match[1]) for line in run if (match := _RANK.search(line))), default=-1
+        )
+        is_told = operation is None and any(row.ratio is not None for row in rows)
+        kind = _operation("\n".join(run), rows, ranks, where) if is_told else operation
+        first = first or (ranks, kind)
+        if ranks != first[0] or (kind and first[1] and kind != first[1]):
+            raise ConfigError(
+                f"{where} line {begin + 1}: {_run_text(ranks, kind)} begins here, after "
+                f"{_run_text(*first)}; give each a file of its own"
+            )
+
+
+def _run_text(ranks: int, operation: str | None) -> str:
+    return f"{operation or 'a test'} of {ranks or 'unlisted'} ranks"
 
 
 def _row(line: str) -> _Row | None:

@@ -105,6 +105,11 @@ class _Block:
         return next(iter(self.matrices.values()))
 
 
+def is_p2p(text: str) -> bool:
+    """Whether a text has a heading of the test's matrices."""
+    return any(_HEADING.search(line) for line in text.splitlines())
+
+
 def parse_p2p(text: str, where: str = "p2pBandwidthLatencyTest") -> dict[str, Any]:
     """Parse the output of one run.
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -58,6 +59,8 @@ from ddlbench.planning.trainable import compared_before
 
 _SAMPLES = 2  # batch normalisation needs more than one
 _BUILT_BYTES = 2**28  # of the weights of a network that a login node builds
+
+_OF_SIZES = re.compile(r"\b(size|shape|shapes|dimension|spatial)\b", re.IGNORECASE)
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -453,7 +456,7 @@ def _run_blocks(
             except Exception as error:
                 raise BlockFails(
                     f"{where}: block {name!r} fails on an input of shape {shape} ({spec.name}): "
-                    f"{_sentence(error)}{_if_small(spec)}"
+                    f"{_sentence(error)}{_if_small(spec, error)}"
                 ) from error
             until.append(counted())
             if not isinstance(passing, Tensor):
@@ -471,9 +474,12 @@ def _run_blocks(
     return until
 
 
-def _if_small(spec: DatasetSpec) -> str:
+def _if_small(spec: DatasetSpec, error: Exception) -> str:
     """The end of an error's sentence where images may be too small for a network."""
+    is_of_sizes = _OF_SIZES.search(str(error)) is not None
     if spec.kind != "images" or max(spec.height, spec.width) > LARGEST_SMALL_SIDE:
+        return ""
+    if not is_of_sizes:
         return ""
     return "; a network for images of 224 pixels may need those of imagenet"
 

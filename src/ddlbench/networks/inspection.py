@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.foreign import seeded, why_uncut
 from ddlbench.networks.inputs import made_up_inputs
@@ -130,6 +131,7 @@ class _Step:
         gradients_within: whether a block computed gradients in its forward pass.
         backward_within: whether a forward pass gave weights a gradient.
         written: trained weights that the forward pass changed.
+        made: weights that the forward pass made.
     """
 
     writes_input: list[str] = field(default_factory=list)
@@ -141,6 +143,7 @@ class _Step:
     gradients_within: bool = False
     backward_within: bool = False
     written: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
 
 
 def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
@@ -148,8 +151,20 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
 
     An input may still be needed by another stage, or by a recomputation, and the first block's is
     the loader's own memory. What a copy costs, every strategy pays, and results do not change.
+
+    Args:
+        network: the whole network on the CPU, with its weights.
+        spec: of the data that it reads.
+
+    Raises:
+        ConfigError: its forward pass makes weights, which no optimiser would know.
     """
     step = _try_step(network, spec)
+    if step.made:
+        raise ConfigError(
+            f"the network makes weights in its forward pass ({step.made[0]}), and no optimiser "
+            "would train them; make them in __init__, or take torch's lazy layers (nn.LazyLinear)"
+        )
     for name in step.writes_input:
         network.get_submodule(name).register_forward_pre_hook(_with_a_copy)
     weights = dict(network.named_parameters())
@@ -245,7 +260,9 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
         inputs = made_up_inputs(spec, _SAMPLES, "cpu")
         states = _random_states() if computes else ()  # fakes draw nothing
         kept = {n: w.detach().clone() for n, w in double.named_parameters()} if computes else {}
+        known = {name for name, _ in double.named_parameters()}
         outputs = _forward(double, inputs, step)
+        step.made = [name for name, _ in double.named_parameters() if name not in known]
         step.random = computes and _random_states() != states
         step.backward_within = any(weight.grad is not None for weight in double.parameters())
         step.written = [

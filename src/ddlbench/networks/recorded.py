@@ -24,6 +24,7 @@ import itertools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,6 +184,8 @@ def _merged(first: Recording, second: Recording, evaluated: Recording) -> list[E
                 any(each.of_data for each in entries),
                 entry.writes,
                 shape,  # type: ignore[arg-type]
+                entry.stops_gradients,
+                entry.full_precision,
             )
         )
     return merged
@@ -339,6 +342,8 @@ class _Builder:
         graph = self._graph
         arguments = tree_map(self._value, entry.arguments)
         named = {name: tree_map(self._value, value) for name, value in entry.named.items()}
+        if entry.stops_gradients or entry.full_precision or isinstance(entry.target, type):
+            return self._node_within(entry, arguments, named)
         if entry.kind == "layer":
             return graph.call_module(entry.target, arguments, named)
         if entry.kind == "attribute":
@@ -348,13 +353,30 @@ class _Builder:
             for key in entry.target:
                 node = graph.call_function(operator.getitem, (node, key))
             return node
+        return self._node_of_function(entry, arguments, named)
+
+    def _node_of_function(
+        self, entry: Entry, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> fx.Node:
         name = getattr(entry.target, "__name__", "")
         if name == "__get__":
             wanted = (resolve_name(entry.target) or "").split(".")[-2]
-            return graph.call_function(getattr, (arguments[0], wanted))
+            return self._graph.call_function(getattr, (arguments[0], wanted))
         if getattr(torch.Tensor, name, None) is entry.target:
-            return graph.call_method(name, arguments, named)
-        return graph.call_function(entry.target, arguments, named)
+            return self._graph.call_method(name, arguments, named)
+        return self._graph.call_function(entry.target, arguments, named)
+
+    def _node_within(
+        self, entry: Entry, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> fx.Node:
+        """A layer or function in the contexts in which the module calls it."""
+        if entry.kind == "layer":
+            arguments = (self._graph.get_attr(entry.target), *arguments)
+        function = nn.Module.__call__ if entry.kind == "layer" else entry.target
+        if isinstance(function, type):
+            function = function.apply  # type: ignore[attr-defined] # an autograd.Function
+        called = _within(function, entry.stops_gradients, entry.full_precision)
+        return self._graph.call_function(called, arguments, named)
 
     def _value(self, value: Any) -> Any:
         """What stands for a recorded argument within the block."""
@@ -386,6 +408,25 @@ def _of_mode(training: bool, value: Any, in_evaluation: Any) -> Any:
 
 
 fx.wrap("_of_mode")
+
+
+def _within(
+    function: Callable[..., Any], stops_gradients: bool, full_precision: bool
+) -> Callable[..., Any]:
+    """A function that runs another without gradients, without autocast, or both."""
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        with ExitStack() as contexts:
+            if stops_gradients:
+                contexts.enter_context(torch.no_grad())
+            if full_precision:
+                leaves = tree_leaves((arguments, named))
+                device = next((each.device for each in leaves if isinstance(each, Tensor)), None)
+                kind = device.type if device is not None else "cpu"
+                contexts.enter_context(torch.autocast(kind, enabled=False))
+            return function(*arguments, **named)
+
+    return called
 
 
 # The check ---------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@
 A layer is a module of ``torch.nn`` without children; its inner functions are not recorded. Python
 itself runs as always, so keyword arguments, dictionaries and loops cost nothing. Whoever reads a
 number of the data in Python (``if x.sum() > 0``) makes its module opaque: it becomes a layer, and
-the recording begins again.
+the recording begins again. Of contexts those are noted in which no gradient passes
+(``torch.no_grad``) and in which autocast is off.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -72,12 +73,15 @@ class Entry:
         kind: "input", "layer", "function", "attribute" (a parameter or buffer by its name),
             "part" (of what an entry returned: its place), or "after" (the first argument, after
             the second wrote into its memory).
-        target: the layer's or attribute's name, the function, or the place.
+        target: the layer's or attribute's name, the function (of an ``autograd.Function`` its
+            class), or the place.
         arguments, named: with :class:`Ref` for values of earlier entries.
         path: of the module that called it.
         of_data: whether its value depends on the data, or on random numbers.
         writes: whether it changed one of its arguments.
         shape: of the tensor that it returned; None of anything else.
+        stops_gradients: it ran without gradients, and would have had one.
+        full_precision: it ran where the module turns autocast off.
     """
 
     kind: str
@@ -88,6 +92,8 @@ class Entry:
     of_data: bool = False
     writes: bool = False
     shape: tuple[int, ...] | None = None
+    stops_gradients: bool = False
+    full_precision: bool = False
 
 
 @dataclass
@@ -143,10 +149,11 @@ class _Recorder(TorchFunctionMode):
         self._written: dict[int, int] = {}  # the last entry that wrote into a tensor's memory
         self._stack: list[str] = []
         self._within_layer = 0
+        self._autocasts: list[bool] = []  # whether each context that the module entered is on
 
     def run(self, inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Recording:
         self._note(inputs, Entry("input", "inputs", of_data=True))
-        with self._calls_seen(), self:
+        with self._calls_seen(), self._autograd_functions_seen(), self:
             returned = call(inputs)
         if not isinstance(returned, Tensor) or id(returned) not in self._of:
             raise CannotRecord("what it returns does not come from its layers")
@@ -176,9 +183,52 @@ class _Recorder(TorchFunctionMode):
 
         nn.Module.__call__ = called  # type: ignore[method-assign]
         try:
-            yield
+            with self._autocasts_seen():
+                yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    @contextmanager
+    def _autocasts_seen(self) -> Iterator[None]:
+        enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+        def entered(context: torch.autocast) -> Any:
+            self._autocasts.append(context._enabled)
+            return enter(context)
+
+        def left(context: torch.autocast, *error: Any) -> Any:
+            self._autocasts.pop()
+            return leave(context, *error)
+
+        torch.autocast.__enter__, torch.autocast.__exit__ = entered, left  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autocast.__enter__, torch.autocast.__exit__ = enter, leave  # type: ignore[method-assign]
+
+    @contextmanager
+    def _autograd_functions_seen(self) -> Iterator[None]:
+        """Record a function that has a backward pass of its own as one, not what is within it."""
+        original = torch.autograd.Function.__dict__["apply"]
+
+        def applied(kind: type[torch.autograd.Function], *arguments: Any, **named: Any) -> Any:
+            if self._within_layer:
+                return original.__func__(kind, *arguments, **named)
+            entry = self._entry("function", kind, arguments, named)
+            self._note_contexts(entry, _tensors_in(arguments, named))
+            self._within_layer += 1
+            try:
+                returned = original.__func__(kind, *arguments, **named)
+            finally:
+                self._within_layer -= 1
+            self._note_returned(returned, entry)
+            return returned
+
+        torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
     def _layer(
         self,
@@ -190,6 +240,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         entry = self._entry("layer", path, arguments, named)
         entry.of_data = True  # its dropout or statistics may be
+        self._note_contexts(entry, [*module.parameters(), *_tensors_in(arguments, named)])
         self._within_layer += 1
         try:
             returned = call(module, *arguments, **named)
@@ -211,7 +262,7 @@ class _Recorder(TorchFunctionMode):
         if self._within_layer:
             return func(*args, **named)
         name = _name_of(func)
-        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        tensors = _tensors_in(args, named)
         if name in _READS and name not in _SHAPES and any(map(self._is_data, tensors)):
             where = self._stack[-1] if self._stack else ""
             raise _Blamed(where, f"{where or 'it'} reads a value of its data (Tensor.{name})")
@@ -226,6 +277,7 @@ class _Recorder(TorchFunctionMode):
             return returned  # a shape, a type, a device
         entry = self._entry("function", func, args, named)
         entry.writes = writes
+        self._note_contexts(entry, tensors)
         entry.of_data = entry.of_data or name in _DRAWS
         self._note_returned(returned, entry)
         if writes:
@@ -233,6 +285,20 @@ class _Recorder(TorchFunctionMode):
                 if tensor._version != version:
                     self._changed(tensor, returned)
         return returned
+
+    def _note_contexts(self, entry: Entry, read: Iterable[Tensor]) -> None:
+        """Note in which contexts an entry runs, as far as they change what it does.
+
+        Raises:
+            _Blamed: the module turns autocast on, which a cell does by its precision.
+        """
+        if any(self._autocasts[-1:]):
+            where = self._stack[-1] if self._stack else ""
+            raise _Blamed(where, f"{where or 'it'} turns autocast on")
+        entry.full_precision = bool(self._autocasts)
+        entry.stops_gradients = not torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in read
+        )
 
     def _number_on_cpu(self, value: Any) -> Any:
         """A value of no data, computed again on the CPU, as "meta" has no numbers to read."""
@@ -336,6 +402,10 @@ def _parts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _parts(item, (*place, key))
+
+
+def _tensors_in(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves((arguments, dict(named))) if isinstance(leaf, Tensor)]
 
 
 def _is_layer(module: nn.Module) -> bool:

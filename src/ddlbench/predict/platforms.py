@@ -354,15 +354,34 @@ def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
     """Read a CSV table.
 
     Raises:
-        ConfigError: it is unreadable, or one of the ``needed`` columns is missing.
+        ConfigError: it is unreadable, a column stands twice, rows have more values than there are
+            columns, or one of the ``needed`` columns is missing.
     """
     try:
-        table = pd.read_csv(path)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        table = pd.read_csv(path, skipinitialspace=True).rename(columns=str.strip)
+        header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().str.strip()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is no text in UTF-8; save it as CSV in UTF-8") from None
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: cannot be read as a CSV table: {reason}") from None
+    if len(header) == 1 and (sign := next((s for s in _OTHER_SIGNS if s in header.iloc[0]), "")):
+        raise ConfigError(
+            f"{path}: {sign!r} stands between its columns; write commas, and points in numbers"
+        )
+    if header.duplicated().any():
+        twice = header[header.duplicated()].iloc[0]
+        raise ConfigError(f"{path}: column {twice!r} stands twice; keep one")
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first column for names
+        raise ConfigError(
+            f"{path}: its rows have more values than its first line has columns; write a value for "
+            "each column, and no comma after the last"
+        )
     check_columns(table, needed, str(path))
     return table
+
+
+_OTHER_SIGNS = (";", "\t", "|")
 
 
 def check_columns(table: pd.DataFrame, needed: Sequence[str], where: str) -> None:

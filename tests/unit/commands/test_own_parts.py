@@ -82,6 +82,25 @@ def test_what_is_remembered_of_a_library_s_network(folder: Path) -> None:
     assert not compared_before("hf:mine.json", "tokens")
 
 
+def test_a_network_is_tried_again_when_what_it_imports_changes(folder: Path) -> None:
+    (folder / "own_parts_of").mkdir()
+    inner = folder / "own_parts_of" / "layers.py"
+    inner.write_text("import own_cycle\n")
+    (folder / "own_cycle.py").write_text("import own_importing, torch, no_such_module\n")
+    beside = folder / "own_beside.py"
+    beside.write_text("")
+    (folder / "own_importing.py").write_text(
+        "def net(spec):\n    from own_parts_of import layers\n"
+    )
+    key = key_of("own_importing:net", "cifar10")
+    beside.write_text("# of another network")
+    assert key == key_of("own_importing:net", "cifar10")
+    for file in (inner, folder / "own_cycle.py"):
+        before = key_of("own_importing:net", "cifar10")
+        file.write_text(f"{file.read_text()} # changed")
+        assert before != key_of("own_importing:net", "cifar10")
+
+
 def test_a_block_with_most_of_the_work_is_a_remark_on_stages(folder: Path) -> None:
     name = "torchvision:densenet121"
     cell = BASE.with_(network=name, devices_per_node=2)

@@ -120,6 +120,16 @@ def test_the_help_of_every_command_ends_with_examples_that_parse():
             assert {word for word in arguments if word.startswith("--")} <= known, line
 
 
+def test_no_option_takes_a_number_that_is_not_finite():
+    options = [param for words in every_command(cli.commands) for param in command_of(words).params]
+    floats = [each for each in options if isinstance(each.type, click.types.FloatParamType)]
+    assert len(floats) > 10
+    for option in floats:
+        for text in ("nan", "inf", "-inf"):
+            with pytest.raises(click.BadParameter):
+                option.type.convert(text, option, None)
+
+
 def command_of(words: tuple[str, ...]) -> click.Command:
     command: click.Command = cli.commands
     for word in words:

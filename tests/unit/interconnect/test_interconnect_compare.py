@@ -4,6 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from p2p_printer import printed
 
 from ddlbench.commands.links import links as links_command
 from ddlbench.common.errors import ConfigError
@@ -98,3 +99,10 @@ def test_our_own_links(tmp_path):
     assert [one["nodes"] for one in both["sweeps"]] == [2, 1]
     with pytest.raises(ConfigError, match="no sweep of NCCL with 4 node"):
         compare(file, "--nodes", "4")
+
+
+def test_copies_of_p2p_bandwidth_latency_test(tmp_path):
+    file = tmp_path / "p2p.txt"
+    file.write_text(printed(2))
+    output = compare(file, fabric=None).output
+    assert "write, median" in output and "for one node of 2 x NVIDIA H100" in output

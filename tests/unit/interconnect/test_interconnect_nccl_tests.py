@@ -85,6 +85,17 @@ def test_what_cannot_be_compared_is_said():
         parse_nccl_tests(text("worker-0: Test NCCL failure common.cu:1005 'unhandled'"), "out")
 
 
+def test_runs_of_other_ranks_or_operations_are_no_repeats():
+    for other in (
+        text(count=8),
+        text(ROWS.replace("393.34", "196.67").replace("436.94", "218.47")),
+    ):
+        with pytest.raises(ConfigError, match="begins here, after all_reduce of 16 ranks"):
+            parse_nccl_tests(text() + other, "out")
+    assert len(parse_nccl_tests(text() + text(), "out").points) == 2
+    assert parse_nccl_tests(text(count=2) + text(count=2), "out", "all_gather").ranks == 2
+
+
 def test_wrong_values_and_a_missing_end_are_remarks():
     wrong = ROWS.replace("393.34      0", "393.34     12")
     test = parse_nccl_tests(text(wrong, end=""), "out")

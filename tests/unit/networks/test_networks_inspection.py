@@ -209,6 +209,18 @@ def test_what_a_forward_pass_does_to_weights_is_seen():
     assert inspection.inspect(nn.Sequential(flat, layer, Reads(layer)), SPEC).borrowed == ("2",)
 
 
+class MakesItsLayer(nn.Module):
+    def forward(self, inputs):
+        if not hasattr(self, "layer"):
+            self.layer = nn.Linear(inputs.shape[1], 10)
+        return self.layer(inputs)
+
+
+def test_weights_that_the_forward_pass_makes_are_refused():
+    with pytest.raises(ConfigError, match=r"makes weights in its forward pass \(1.layer.weight\)"):
+        inspection.inspect(nn.Sequential(nn.Flatten(), MakesItsLayer()), SPEC)
+
+
 def test_several_types_and_no_gradient_are_traits():
     both = nn.Sequential(nn.Flatten(), nn.Linear(SPEC.image_bytes, 8))
     both[1].register_parameter("extra", nn.Parameter(torch.ones(1, dtype=torch.float64)))

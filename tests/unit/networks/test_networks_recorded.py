@@ -149,6 +149,46 @@ class Two(Base):
         return torch.cat([second, first], 1)
 
 
+class WithoutGradients(Base):
+    def middle(self, x):
+        with torch.no_grad():
+            x = torch.relu(self.b(x))
+        return self.norm(x)
+
+
+class StopsAFunction(Base):
+    @torch.no_grad()
+    def gate(self, x):
+        return torch.sigmoid(x) * 2
+
+    def middle(self, x):
+        return self.b(x * self.gate(x))
+
+
+class Rounded(torch.autograd.Function):
+    """Whole numbers, whose gradient goes straight through."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * gradient
+
+
+class HasItsOwnBackward(Base):
+    def middle(self, x):
+        return self.norm(Rounded.apply(self.b(x) * 10))
+
+
+class FullPrecision(Base):
+    def middle(self, x):
+        with torch.autocast("cpu", enabled=False):
+            x = self.b(x.float()) @ x.float()
+        return self.norm(x)
+
+
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
@@ -167,6 +207,10 @@ class Two(Base):
         (Positions, ["a", "b", "norm", "c", "fc"]),
         (Dictionary, ["a", "b", "c", "fc"]),
         (Two, ["a", "b", "c", "fc"]),
+        (WithoutGradients, ["a", "b", "norm", "c", "fc"]),
+        (StopsAFunction, ["a", "b", "c", "fc"]),
+        (FullPrecision, ["a", "b", "norm", "c", "fc"]),
+        (HasItsOwnBackward, ["a", "b", "norm", "c", "fc"]),
     ],
 )
 def test_blocks_compute_what_the_module_does(kind, names) -> None:
@@ -186,12 +230,30 @@ def test_blocks_compute_what_the_module_does(kind, names) -> None:
                 output.square().sum().backward()
                 outputs.append(output)
             assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6)
-    used = {n for n, weight in module.module.named_parameters() if weight.grad is not None}
+    used, trained = (
+        {n for n, weight in one.module.named_parameters() if weight.grad is not None}
+        for one in (module, other)
+    )
+    assert used == trained
     for name in used:
         pair = (one.get_parameter(name).grad for one in (module.module, other.module))
         assert torch.allclose(*pair, rtol=1e-4, atol=1e-5), name
     state = {name.partition(".")[2] for name in blocks.state_dict()}
     assert used <= state <= set(module.module.state_dict())
+
+
+def test_what_a_module_computes_in_full_precision_stays_so() -> None:
+    module = whole(FullPrecision(), "it is one block")[0]
+    blocks = cut_by_recording(copy.deepcopy(module), CIFAR10)
+    images = torch.randn(3, 3, 32, 32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(module(images), blocks(images))
+
+
+class AutocastsItself(Base):
+    def middle(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.b(x).float()
 
 
 class ReadsData(Base):
@@ -264,6 +326,7 @@ class TwoPaths(nn.Module):
         (WritesItsBuffer, "sum is changed by the forward pass"),
         (NewBuffer, "its blocks and the network differ"),
         (FromNumpy, "uses a tensor that no function of torch made"),
+        (AutocastsItself, "it turns autocast on"),
         (TwoPaths, "several of its tensors are alive wherever it could be cut"),
     ],
 )

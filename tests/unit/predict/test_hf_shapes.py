@@ -74,6 +74,9 @@ def test_a_text_model_in_a_larger_one(tmp_path):
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "experts are active"),
         ({"model_type": "llama", "kv_lora_rank": 512}, "MLA"),
         ({"model_type": "llama", "is_encoder_decoder": True}, "encoder"),
+        ({"model_type": "seen", "text_config": {}, "vision_config": {"depth": 3}}, "images"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "layers without experts"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "layers without experts"),
     ],
 )
 def test_what_is_no_shape_is_refused(tmp_path, values, sentence):

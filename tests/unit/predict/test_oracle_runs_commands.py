@@ -53,6 +53,9 @@ def test_megatrons_runs_have_the_platform_that_was_fitted_to_them():
     assert values["mean_absolute_error"] <= 0.064
     sheets = json.loads(run("score", MANY_NODES, "--software", "megatron", "--json"))
     assert sheets["mean_absolute_error"] > values["mean_absolute_error"]
+    assert "A100-SXM-80GB is taken; yours is --hardware" in run("score", MANY_NODES)
+    faster = json.loads(run("score", MANY_NODES, "--hardware", "h100-sxm", "--json"))
+    assert faster["measured_over_predicted"]["low"] > sheets["measured_over_predicted"]["low"]
 
 
 def test_few_rows_calibrate_three_constants(runs, tmp_path):

@@ -74,6 +74,11 @@ def test_a_fabric_that_nobody_has_is_refused():
         asked(fabric="slow")
 
 
+def test_a_precision_that_no_cell_has_is_refused():
+    with pytest.raises(ConfigError, match="--precision: 'fp8' is not allowed; write fp32"):
+        asked(precision="fp8")
+
+
 def test_what_nobody_writes_is_no_setting():
     assert asked().one.settings == {}
     assert case_id(asked().one) == "mnist/vgg11/1x2/batch_size=16"

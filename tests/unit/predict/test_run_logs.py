@@ -139,6 +139,19 @@ def test_steps_of_torchtitan():
     assert (run.accelerator, run.model) == ("NVIDIA H100 80GB HBM3", "llama3 8B")
 
 
+def test_a_log_of_several_runs_is_refused_unless_they_are_restarts():
+    assert megatron.read(2 * MEGATRON, "log").step_s == megatron.read(MEGATRON, "log").step_s
+    assert torchtitan.read(2 * TITAN, "log").devices == torchtitan.read(TITAN, "log").devices
+    other = MEGATRON.replace("tensor-model-parallel size: 4", "tensor-model-parallel size: 2")
+    assert other != MEGATRON
+    with pytest.raises(ConfigError, match="log: tensor is 4 and later 2, so it holds several runs"):
+        megatron.read(MEGATRON + other, "log")
+    other = TITAN.replace("global batch size 4", "global batch size 8")
+    assert other != TITAN
+    with pytest.raises(ConfigError, match="global_batch is 4 and later 8"):
+        torchtitan.read(TITAN + other, "log")
+
+
 def test_the_clock_stands_for_an_unknown_batch():
     steps = [titan(10 * s, 5856, 10 + 14 * s // 10) for s in range(1, 11)]
     run = torchtitan.read("\n".join(steps), "log.txt")

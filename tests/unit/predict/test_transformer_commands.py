@@ -118,6 +118,26 @@ def test_a_table_without_a_column_is_refused_and_more_columns_are_fine(tmp_path)
         run("score", path, *TRANSFORMER)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace(",", ";"), "';' stands between its columns"),
+        (
+            lambda text: text.replace(",", ";").replace("\n", ",\n"),
+            "';' stands between its columns",
+        ),
+        (lambda text: text.replace(",", "\t"), r"'\\t' stands between its columns"),
+        (lambda text: text.replace("\n", ",\n").replace(",\n", "\n", 1), "more values than"),
+        (lambda text: text.replace("step_s", "step_s,step_s", 1), "'step_s' stands twice"),
+    ],
+)
+def test_tables_of_other_programs_are_refused_in_a_sentence(tmp_path, change, says):
+    path = tmp_path / "runs.csv"
+    path.write_text(change(table(step_s=1.0).to_csv(index=False)))
+    with pytest.raises(ConfigError, match=says):
+        read_runs(path)
+
+
 def planted(platform, **constants):
     """Some runs of both tables, as the model itself would measure them."""
     runs = read_runs(ONE_NODE, MANY_NODES)

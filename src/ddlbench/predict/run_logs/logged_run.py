@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Name, Positive
 
 _Value = TypeVar("_Value")
@@ -119,6 +120,19 @@ def _cell(value: Any) -> Any:
 def plain(text: str) -> list[str]:
     """Lines of a log without colours and carriage returns."""
     return _ESCAPE.sub("", text).replace("\r", "\n").split("\n")
+
+
+def settle(settings: dict[str, Any], name: str, value: Any, source: str) -> None:
+    """Note a setting that a log says; it may say it again.
+
+    Raises:
+        ConfigError: it said another value before, so that its steps are of several runs.
+    """
+    if settings.setdefault(name, value) != value:
+        raise ConfigError(
+            f"{source}: {name} is {settings[name]} and later {value}, so it holds several runs; "
+            "give each a file of its own"
+        )
 
 
 def out_of_memory(text: str) -> bool:

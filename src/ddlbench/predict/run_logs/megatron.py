@@ -30,6 +30,7 @@ from ddlbench.predict.run_logs.logged_run import (
     out_of_memory,
     plain,
     real,
+    settle,
     whole,
 )
 
@@ -85,7 +86,7 @@ def read(text: str, source: str) -> LoggedRun:
                 whole(size[1]) if size else None,
                 real(rate[1]) if rate else None,
             )
-    values = _arguments(lines)
+    values = _arguments(lines, source)
     rows = [steps[number] for number in sorted(steps)]
     batch = rows[-1][1] if rows else None
     counted = after_warm_up([row for row in rows if row[1] == batch])
@@ -109,16 +110,17 @@ def read(text: str, source: str) -> LoggedRun:
     )
 
 
-def _arguments(lines: Sequence[str]) -> dict[str, Any]:
+def _arguments(lines: Sequence[str], source: str) -> dict[str, Any]:
     """Shape and cut, from the list of arguments and the line of the world's size."""
     arguments: dict[str, Any] = {}
+    cut: dict[str, Any] = {}
     for line in lines:
         if "world size:" in line:
             for name, word in _SIZES.findall(line):
                 if name in _WORLD and (size := whole(word)):
-                    arguments.setdefault(_WORLD[name], size)
+                    settle(cut, _WORLD[name], size, source)
         elif (match := _ARGUMENT.search(line)) and match[1] in _ARGUMENTS:
             size = whole(match[2])
             if size is not None:
-                arguments[_ARGUMENTS[match[1]]] = size
-    return arguments
+                settle(arguments, _ARGUMENTS[match[1]], size, source)
+    return {**cut, **arguments}

@@ -35,6 +35,7 @@ from ddlbench.predict.run_logs.logged_run import (
     out_of_memory,
     plain,
     real,
+    settle,
     whole,
 )
 
@@ -79,7 +80,7 @@ def read(text: str, source: str) -> LoggedRun:
             memory, tflops = real(match[2]) or 0.0, real(match[4] or "") or 0.0
             by_step[int(match[1])].append((tokens, tflops, memory, _seconds(line)))
     numbers = sorted(by_step)
-    values = _settings(lines)
+    values = _settings(lines, source)
     middle = {step: [median(column) for column in zip(*by_step[step], strict=True)]
               for step in numbers}  # fmt: skip
     later = after_warm_up(numbers)
@@ -128,7 +129,7 @@ def _by_clock(numbers: Sequence[int], middle: Mapping[int, Sequence[float]]) -> 
     return after_warm_up([span for span in spans if span > 0])
 
 
-def _settings(lines: Sequence[str]) -> dict[str, Any]:
+def _settings(lines: Sequence[str], source: str) -> dict[str, Any]:
     """Shape, cut and batch."""
     settings: dict[str, Any] = {}
     for line in lines:
@@ -138,14 +139,15 @@ def _settings(lines: Sequence[str]) -> dict[str, Any]:
             settings.setdefault("model", match[1])
             for name, word in _SHAPE.findall(line):
                 if size := whole(word):
-                    settings.setdefault(_SHAPES[name], size)
+                    settle(settings, _SHAPES[name], size, source)
         if (match := _SIZE.search(line)) and (count := real(match[1])):
             settings.setdefault("parameters_billion", count / 1e9)
         if match := _MESH.search(line):
-            settings = {**_mesh(match[1], match[2]), **settings}
-        for name, pattern in (
-            ("global_batch", _BATCH), ("micro_batch", _LOCAL), ("sequence_length", _SEQUENCE)
-        ):  # fmt: skip
+            for name, size in _mesh(match[1], match[2]).items():
+                settle(settings, name, size, source)
+        if (match := _BATCH.search(line)) and (size := whole(match[1])):
+            settle(settings, "global_batch", size, source)
+        for name, pattern in (("micro_batch", _LOCAL), ("sequence_length", _SEQUENCE)):
             if (match := pattern.search(line)) and (size := whole(match[1])):
                 settings.setdefault(name, size)
     return settings

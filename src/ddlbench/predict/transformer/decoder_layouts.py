@@ -188,8 +188,8 @@ def _sharings(software: Software, cut: Mapping[str, int], per_node: int) -> list
 
 def _batches(share: int) -> Iterator[dict[str, int]]:
     """Micro-batches of a replica's share."""
-    for size in _divisors(share):
-        if size <= _LARGEST_MICRO_BATCH:
+    for size in range(1, min(share, _LARGEST_MICRO_BATCH) + 1):
+        if share % size == 0:
             yield {"micro_batch": size, "micro_batches": share // size}
 
 

@@ -56,8 +56,14 @@ _UNCOUNTED: Mapping[str, str] = {
     "n_shared_experts": "experts that all tokens share",
     "is_encoder_decoder": "an encoder beside its decoder",
     "image_size": "images to read",
+    "vision_config": "images to read",
+    "audio_config": "sound to read",
+    "mlp_only_layers": "layers without experts",
+    "first_k_dense_replace": "layers without experts",
 }
 """Keys of networks with parts that :mod:`.decoders` does not count, and what they have."""
+_STEPS = ("decoder_sparse_step", "interleave_moe_layer_step")
+"""Keys that say after how many layers the next one has experts."""
 
 
 def is_configuration(name: str) -> bool:
@@ -86,6 +92,11 @@ def shape_of(name: str) -> Shape:
     for key, what in _UNCOUNTED.items():
         if values.get(key):
             raise ConfigError(f"{name}: has {what} ({key}), which shapes do not count")
+    for key in _STEPS:
+        if values.get(key, 1) != 1:
+            raise ConfigError(
+                f"{name}: has layers without experts ({key}), which shapes do not count"
+            )
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in model_types():
         known = sorted(model_types())

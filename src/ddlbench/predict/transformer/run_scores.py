@@ -100,7 +100,8 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     software = Software.load(question.software or runs.origin.software)
     if own_rows is not None:
         return _of_own_rows(scored, software, own_rows)
-    if runs.origin == ORIGINS["megatron"] and not question.software:
+    is_of_platform = not (question.software or question.device or question.fabric)
+    if runs.origin == ORIGINS["megatron"] and is_of_platform:
         return scored_values(
             scored, _of_gpts(table, chosen, predictions(scored, software), question)
         )

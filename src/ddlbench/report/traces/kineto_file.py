@@ -404,7 +404,7 @@ class _Reader:
             except (TypeError, ValueError, OverflowError):
                 self.odd += 1
                 continue
-            if not -1e18 < begin < 1e18 or not -1e18 < length < 1e18:  # NaN fails, too
+            if not -1e18 < begin < 1e18 or not 0 <= length < 1e18:  # NaN fails, too
                 self.odd += not math.isnan(length)
                 continue
             self._add(event, category, str(event.get("name", "")), begin, begin + length)
