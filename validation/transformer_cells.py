@@ -107,7 +107,7 @@ def main() -> None:
         if not chosen.report:
             study.run_here("links", "profiles", "cells")
         study.ddlbench("report", "--configfile", "experiment.yaml")
-        study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+        study.ddlbench("predict", "accuracy", "--configfile", "experiment.yaml", "--figures")
         results = Path("results") / content["site"] / content["experiment"]
         predictions = study.folder / results / "predictions.json"
         cells = keep_cells(f"transformers, {part}", predictions, "all", out / "cells.csv")

@@ -1,4 +1,4 @@
-"""``ddlbench largest-batch``: the largest batch of a strategy that a device's memory holds."""
+"""``ddlbench recommend largest-batch``: the largest batch that a device's memory holds."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @click.command(
     "largest-batch",
     epilog=examples(
-        "ddlbench largest-batch --strategy ddp --network vgg11 --dataset cifar10 --geometry "
-        "1x2 --dry-run"
+        "ddlbench recommend largest-batch --strategy ddp --network vgg11 --dataset cifar10 "
+        "--geometry 1x2 --dry-run"
     ),
 )
 @case_options

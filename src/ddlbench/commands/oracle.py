@@ -442,8 +442,8 @@ def _draw(figure: str, path: Path, *inputs: Any) -> None:
 def figure_command(measured: Path, platform: Platform, campaign: str, out: Path) -> None:
     """Draw MEASURED, a CSV table, beside both variants: Figure 1 of ParaDL.
 
-    Writes oracle.png, .pdf and .csv. Of an experiment's own runs, `ddlbench accuracy --figures`
-    draws it.
+    Writes oracle.png, .pdf and .csv. Of an experiment's own runs, `ddlbench predict accuracy
+    --figures` draws it.
     """
     rows = iterations.reliable_rows(measured, campaign)
     where = f"{measured.name}, campaign {campaign}. {platform.description}."
@@ -498,8 +498,8 @@ def anomalies_command(
 
     Ends with 2 if there is no run that was both measured and projected.
 
-    RUNS is an experiment's predictions.json (`ddlbench accuracy` writes it), or a CSV table as
-    for `score`, which the corrected oracle projects on --platform.
+    RUNS is an experiment's predictions.json (`ddlbench predict accuracy` writes it), or a CSV table
+    as for `score`, which the corrected oracle projects on --platform.
     """
     if runs.suffix == ".json":
         predictions = read_predictions(runs)
@@ -537,7 +537,7 @@ def explain_command(strategies: tuple[str, ...], out: Path) -> None:
     """Draw who holds what of a layer, and what is sent when: one figure a strategy, or all.
 
     STRATEGY is serial, data, spatial, filter, channel, data+filter, data+spatial or pipeline.
-    Writes split-STRATEGY.png and .pdf. For schedules of pipelines see `ddlbench timeline
+    Writes split-STRATEGY.png and .pdf. For schedules of pipelines see `ddlbench report timeline
     --schedule`.
     """
     for name in strategies or STRATEGIES:

@@ -1,4 +1,4 @@
-"""``ddlbench predict`` and ``accuracy``: what files say of time and memory."""
+"""``ddlbench predict`` and ``predict accuracy``: what files say of time and memory."""
 
 from __future__ import annotations
 
@@ -133,7 +133,9 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
 
 
 @click.command(
-    epilog=examples("ddlbench accuracy", "ddlbench accuracy --configfile mine.yaml --figures")
+    epilog=examples(
+        "ddlbench predict accuracy", "ddlbench predict accuracy --configfile mine.yaml --figures"
+    )
 )
 @with_matrix
 @click.option("--figures", is_flag=True, help="Draw the figures too.")
