@@ -33,9 +33,9 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.constants import Array, Fit, fit
 from ddlbench.predict.hardware import Fabric, Software
-from ddlbench.predict.platforms import Array, Fit, check_columns, fit, refuse
-from ddlbench.predict.run_tables import ScoreQuestion, rows_of_kind
+from ddlbench.predict.run_tables import ScoreQuestion, check_columns, refuse, rows_of_kind
 
 PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "mlperf_resnet50.csv")))
 CONSTANTS = ("start_s", "straggler_share", "network_share")
@@ -309,7 +309,7 @@ def fit_scaling(of: Scalings, software: Software, without: Sequence[str] = ()) -
         ConfigError: there are fewer of them than constants.
     """
     timed = of.take(~of.rows["by_run"].to_numpy(dtype=bool))
-    priors = software.with_constants({name: software.constants[name].prior for name in CONSTANTS})
+    priors = software.with_priors(CONSTANTS)
     return fit(
         _without(priors, without),
         lambda constants: step_seconds(timed, constants),
@@ -374,7 +374,6 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     rows = everything.rows
     chosen = everything.take(rows_of_kind(question.kind, _filters(rows), len(rows)))
     software = Software.load(question.software or "horovod")
-    software.require(CONSTANTS)
     predicted_s = _held_out(chosen, everything, software, question.hold_out)
     errors = np.abs(predicted_s / chosen.measured_s - 1)
     return {
@@ -387,6 +386,12 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     }
 
 
+def together(tables: Sequence[Scalings]) -> Scalings:
+    """Several tables of systems as one, each system once."""
+    rows = pd.concat([each.rows for each in tables], ignore_index=True)
+    return Scalings(rows.drop_duplicates([*FAMILY, "system", "devices"], ignore_index=True), {})
+
+
 def _held_out(
     chosen: Scalings,
     given: Scalings,
@@ -397,10 +402,8 @@ def _held_out(
     if hold_out == "none":
         return step_seconds(chosen, software)
     known = scalings(pd.read_csv(PUBLISHED))
-    rows = pd.concat([known.rows, given.rows], ignore_index=True)
-    rows = rows.drop_duplicates([*FAMILY, "system", "devices"], ignore_index=True)
-    fitted = Scalings(rows, {})
-    kinds, fitted_kinds = _kinds(chosen.rows, hold_out), _kinds(rows, hold_out)
+    fitted = together([known, given])
+    kinds, fitted_kinds = _kinds(chosen.rows, hold_out), _kinds(fitted.rows, hold_out)
     predicted_s = np.empty(len(chosen))
     left = set(CONSTANTS) - set(without)
     for kind in np.unique(kinds):

@@ -25,16 +25,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
-from ddlbench.common.document import read_json, write_text
+from ddlbench.common.document import read_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.layer_table import layers_of
+from ddlbench.predict.constants import Array, HeldOut, fit
 from ddlbench.predict.hardware import DeviceSheet
-from ddlbench.predict.platforms import Array, HeldOut, check_columns, fit
 from ddlbench.predict.roofline import Layers, Roofline, passes_s, shipped, whole_step_s
+from ddlbench.predict.run_tables import check_columns
 
 RUNS = Path(__file__).with_name("published") / "mlperf_resnet50.csv"
 """MLPerf's runs of ResNet-50 (docs/oracle.md)."""
@@ -230,8 +230,7 @@ def fitted(
     Raises:
         ConfigError: there are fewer rows than constants.
     """
-    priors = {name: network.prior for name, network in shipped().fitted.items()}
-    constants = shipped().with_constants(priors)
+    constants = shipped().with_priors()
     parts: list[tuple[Callable[[Roofline], Array], Array, Array]] = [
         (
             partial(block_s, network),
@@ -256,23 +255,9 @@ def fitted(
         soft=_SOFT,
         pull=_PULL,
         weights=np.concatenate([part[2] for part in parts])[timed],
-        names=[name for name in constants.fitted if name in names],
+        names=[name for name in constants.constants if name in names],
     )
-    return _with(constants, fitted.constants, fitted.intervals)
-
-
-def _with(
-    constants: Roofline,
-    values: Mapping[str, float],
-    intervals: Mapping[str, tuple[float, float]],
-) -> Roofline:
-    changed = {
-        name: replace(
-            constants.fitted[name], value=value, low=intervals[name][0], high=intervals[name][1]
-        )
-        for name, value in values.items()
-    }
-    return replace(constants, fitted={**constants.fitted, **changed})
+    return constants.fitted_to(fitted)
 
 
 def block_s(network: ProfiledNetwork, constants: Roofline) -> Array:
@@ -471,13 +456,6 @@ def calibrated(runs: NodeRuns, where: str) -> Roofline:
         fitted_on=f"PipeDream's profiles (SOSP 2019), {len(runs.step_s)} one-node runs of "
         f"ResNet-50 in {where}, {len(eager.step_s)} steps of docs/validation/gpu",
     )
-
-
-def write(constants: Roofline, path: Path) -> None:
-    """Write the constants atomically."""
-    header = "# Written by `ddlbench oracle roofline RUNS --output FILE`.\n"
-    values = constants.to_dict(without_defaults=True)
-    write_text(path, header + yaml.safe_dump(values, sort_keys=False, width=100))
 
 
 def _mean(values: Sequence[float]) -> float | None:

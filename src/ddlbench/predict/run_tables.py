@@ -18,16 +18,63 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.platforms import Array, read_table
+from ddlbench.common.schema import nearest
+from ddlbench.predict.constants import Array
 
-HoldOut = Literal["none", "model", "gpus", "submitter", "device"]
-HOLD_OUTS: tuple[HoldOut, ...] = ("none", "model", "gpus", "submitter", "device")
+
+def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
+    """Read a CSV table.
+
+    Raises:
+        ConfigError: it is unreadable, or one of the ``needed`` columns is missing.
+    """
+    try:
+        table = pd.read_csv(path)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read as a CSV table: {reason}") from None
+    check_columns(table, needed, str(path))
+    return table
+
+
+def check_columns(table: pd.DataFrame, needed: Sequence[str], where: str) -> None:
+    """Raise ConfigError if a table lacks a column."""
+    missing = [name for name in needed if name not in table.columns]
+    if missing:
+        raise ConfigError(f"{where}: column {missing[0]!r} is missing; needed: {', '.join(needed)}")
+
+
+def refuse(
+    wrong: pd.Series[bool],
+    column: pd.Series[Any],
+    where: str,
+    sentence: str,
+    known: Sequence[str] = (),
+) -> None:
+    """Raise ConfigError for the first line that is wrong.
+
+    Args:
+        wrong: of each row.
+        column: its values.
+        where: the table's name.
+        sentence: with a place for the wrong value, and one for the nearest of ``known``.
+        known: words that are right.
+    """
+    if wrong.any():
+        at = int(wrong.to_numpy().argmax())
+        value = column.tolist()[at]
+        remark = sentence.format(value, nearest(value, known))
+        raise ConfigError(f"{where} line {at + 2}: {remark}")
+
+
+HoldOut = Literal["none", "model", "gpus", "layers", "submitter", "device"]
+HOLD_OUTS: tuple[HoldOut, ...] = get_args(HoldOut)
 
 
 @dataclass(frozen=True)
@@ -39,6 +86,9 @@ class ScoreQuestion:
             the shipped constants as they are.
         kind: which rows count, as ``pipeline=no``, ``max_gpus=256``, ``tensor_max=8``.
         software, device, fabric: names of files that stand for those which the table's rows name.
+        platform: of iterations of CNNs, and of steps of GPTs; the one fitted to such runs if left
+            out.
+        predictor: of iterations of CNNs.
         where: the table's name, for messages.
     """
 
@@ -47,6 +97,8 @@ class ScoreQuestion:
     software: str | None = None
     device: str | None = None
     fabric: str | None = None
+    platform: str | None = None
+    predictor: str = "corrected"
     where: str = "the table"
 
 
@@ -150,6 +202,8 @@ class TableKind:
         }
 
 
+CNN = "cnn"
+"""Iterations of CNNs, of the strategies that ParaDL knows."""
 _PREDICT = "ddlbench.predict"
 _DECODERS = f"{_PREDICT}.transformer.run_scores:score"
 TABLES: Mapping[str, TableKind] = {
@@ -159,6 +213,9 @@ TABLES: Mapping[str, TableKind] = {
         TableKind("foundry", ("sharding", "activation_recomputation"), _DECODERS),
         TableKind("mlperf", ("round", "submitter"), f"{_PREDICT}.horovod_scaling:score"),
         TableKind("megatron", ("global_batch", "tensor", "pipeline", "attention_heads"), _DECODERS),
+        TableKind(
+            CNN, ("strategy", "gpus", "seconds_per_iteration"), f"{_PREDICT}.paradl.measured:score"
+        ),
         TableKind("nccl", ("collective", "payload_bytes"), f"{_PREDICT}.collective_times:score"),
     )
 }

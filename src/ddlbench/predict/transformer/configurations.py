@@ -50,7 +50,8 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count, Form
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.planning.network_tables import transformer_shape
-from ddlbench.predict.platforms import Array, check_columns, refuse
+from ddlbench.predict.constants import Array
+from ddlbench.predict.run_tables import check_columns, refuse
 
 Numbers = NDArray[Any] | float
 """A number, or one number a configuration."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.constants import Array, Fit, cauchy, fit
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.platforms import Array, Fit, cauchy, fit
 from ddlbench.predict.transformer import decoder_memory, decoder_time
 from ddlbench.predict.transformer.training_runs import TrainingRuns
 
@@ -159,23 +159,6 @@ def with_values_as_priors(software: Software) -> Software:
         for name, constant in software.constants.items()
     }
     return replace(software, constants=constants)
-
-
-def with_priors(software: Software) -> Software:
-    """The software as it was before any fit."""
-    return software.with_constants(
-        {name: constant.prior for name, constant in software.constants.items()}
-    )
-
-
-def with_fits(software: Software, fits: Sequence[Fit], fitted_on: str) -> Software:
-    """The software with fitted values, their intervals, and the rows that they are from."""
-    changed = dict(software.constants)
-    for fitted in fits:
-        for name, value in fitted.constants.items():
-            low, high = fitted.intervals[name]
-            changed[name] = replace(changed[name], value=value, low=low, high=high)
-    return replace(software, constants=changed, fitted_on=fitted_on)
 
 
 @dataclass(frozen=True)

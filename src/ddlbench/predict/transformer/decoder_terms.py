@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.platforms import Array
 from ddlbench.predict.run_tables import ScoreQuestion
 from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
 from ddlbench.predict.transformer.decoders import Decoders

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
-from ddlbench.predict.platforms import Array
 
 NUMBERS = (
     "layers", "hidden_size", "attention_heads", "key_value_heads", "feed_forward_size",

@@ -34,7 +34,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlbench.predict.platforms import Accelerators, Array
+from ddlbench.predict.constants import Array
+from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.configurations import (
     HALF,
     Configurations,

@@ -5,7 +5,10 @@ neither of the table nor of the shipped rows. Errors are |predicted - measured| 
 
 Regret of a choice: the measured step of the layout that is predicted to be the fastest, over the
 fastest measured one, less 1; and the same for the best of the first three predicted. A case is one
-network on so many devices with six timed layouts or more.
+network on so many devices with six timed layouts or more, of GPTs with two.
+
+Steps of GPTs are predicted with the platform that was fitted to such runs (:mod:`.runs`), whose
+kernels and softmax those runs tell; with a software by data sheets, as all others.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.constants import Array, Fit, HeldOut
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.platforms import Array, Fit, HeldOut
 from ddlbench.predict.run_tables import ScoreQuestion, rows_of_kind, yes_or_no
 from ddlbench.predict.transformer.decoder_fit import (
     FEW_CONSTANTS,
@@ -31,11 +34,9 @@ from ddlbench.predict.transformer.decoder_fit import (
     nearer_bytes,
     predicted_s,
     refitted,
-    with_fits,
-    with_priors,
 )
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
-from ddlbench.predict.transformer.gpt_scores import gpt_seconds
+from ddlbench.predict.transformer.runs import gpt_seconds
 from ddlbench.predict.transformer.training_runs import (
     FAILED,
     ORIGINS,
@@ -47,11 +48,11 @@ from ddlbench.predict.transformer.training_runs import (
     training_runs,
 )
 
-CASE_LAYOUTS = 6
 LEAST_ROWS = 5
 PIPELINE, NO_PIPELINE = "pipeline", "no pipeline"
 NEAR = 0.2
 FIRST = 3
+WORST = 10
 DRAWS = 12
 CLEANED, OWN_ROWS = "cleaned", "own_rows"
 """What ``--kind`` says beside filters of rows."""
@@ -90,6 +91,10 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     """
     runs = training_runs(table, question, question.where)
     known = shipped(origin_name(runs))
+    if question.platform and (runs.origin != ORIGINS["megatron"] or question.software):
+        raise ConfigError(
+            "--platform is of iterations of CNNs, and of GPTs without --software; leave it out"
+        )
     filters = dict(question.kind)
     cleaned, own_rows = filters.pop(CLEANED, "yes"), filters.pop(OWN_ROWS, None)
     if cleaned not in ("yes", "no"):
@@ -101,18 +106,11 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     if own_rows is not None:
         return _of_own_rows(scored, software, own_rows)
     if runs.origin == ORIGINS["megatron"] and not question.software:
-        return scored_values(
-            scored, _of_gpts(table, chosen, predictions(scored, software), question)
-        )
+        seconds = gpt_seconds(table, question.hold_out, question.platform, question.where)
+        predicted = replace(predictions(scored, software), seconds=seconds[chosen])
+        return scored_values(scored, predicted)
     fitted = with_shipped(compared)
     return scored_values(scored, held_out(scored, fitted, software, question.hold_out))
-
-
-def _of_gpts(
-    table: pd.DataFrame, chosen: Array, predicted: Predictions, question: ScoreQuestion
-) -> Predictions:
-    """Predictions with the steps of the platform that was fitted to such runs."""
-    return replace(predicted, seconds=gpt_seconds(table, question.hold_out)[chosen])
 
 
 def held_out(
@@ -165,7 +163,7 @@ def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Soft
     """
     runs = replace(runs, step_s=cleaned_s(runs))
     fits = fits_of(runs, software)
-    fitted = with_fits(software, fits, f"{fits[0].rows} steps of {where}")
+    fitted = replace(software.fitted_to(*fits), fitted_on=f"{fits[0].rows} steps of {where}")
     small = runs.take(runs.timed & (runs.decoders.devices <= LARGEST_FITTED))
     several = len(np.unique(small.models)) > 1 and len(small) > FEW_ROWS
     held, how = predicted_s(small, fitted), "the same that were fitted"
@@ -187,6 +185,8 @@ def kinds_of(runs: TrainingRuns, hold_out: str) -> Array:
             return runs.models
         case "gpus":
             return runs.decoders.devices
+        case "layers":
+            return runs.decoders["layers"]
         case _:
             return runs.accelerators
 
@@ -219,6 +219,7 @@ def scored_values(runs: TrainingRuns, predicted: Predictions) -> dict[str, Any]:
     values["fit"] = _fit_calls(runs, predicted.answers)
     values["choice"] = choices(runs, predicted.seconds)
     values["by"] = _by(runs, errors, memory)
+    values["worst"] = _worst(runs, predicted.seconds)
     if measured.any():
         values["by"]["memory_switch"] = {
             name: _memory_means(np.abs(predicted_bytes / runs.memory_bytes - 1))
@@ -241,6 +242,7 @@ def choices(runs: TrainingRuns, seconds: Array) -> dict[str, Any]:
         "median_regret": float(np.median(regrets[:, 0])),
         "best_of_three_regret": float(regrets[:, 1].mean()),
         "best_chosen": float(np.mean(regrets[:, 0] == 0)),
+        "largest_regret": float(regrets[:, 0].max()),
     }
 
 
@@ -261,7 +263,7 @@ def _regrets(runs: TrainingRuns, seconds: Array) -> Iterator[tuple[float, float]
     )[runs.timed]
     names = [name for name in table.columns if not name.endswith("_s")]
     for _, case in table.groupby(names):
-        if len(case) >= CASE_LAYOUTS:
+        if len(case) >= runs.origin.case_layouts:
             first = case.nsmallest(FIRST, "predicted_s")["measured_s"]
             best = case["measured_s"].min()
             yield first.iloc[0] / best - 1, first.min() / best - 1
@@ -320,6 +322,24 @@ def _by(runs: TrainingRuns, errors: Array, memory: Array) -> dict[str, Any]:
     }
 
 
+def _worst(runs: TrainingRuns, seconds: Array) -> list[dict[str, Any]]:
+    """The timed rows with the largest errors."""
+    errors = np.where(runs.timed, seconds / runs.step_s - 1, 0.0)
+    places = np.argsort(-np.abs(errors))[: min(WORST, int(runs.timed.sum()))]
+    names = ("tensor", "data", "pipeline", "micro_batch")
+    return [
+        {
+            "model": str(runs.models[place]),
+            "devices": int(runs.decoders.devices[place]),
+            **{name: int(runs.decoders[name][place]) for name in names},
+            "measured_s": float(runs.step_s[place]),
+            "predicted_s": float(seconds[place]),
+            "error": float(errors[place]),
+        }
+        for place in places
+    ]
+
+
 def _of_own_rows(runs: TrainingRuns, software: Software, text: str) -> dict[str, Any]:
     """Errors of all other rows after a fit of three constants to ``text`` random rows.
 
@@ -333,7 +353,7 @@ def _of_own_rows(runs: TrainingRuns, software: Software, text: str) -> dict[str,
         raise ConfigError(
             f"--kind own_rows={count} has {len(runs)} rows with a step; give 2 or more"
         )
-    priors = with_priors(software)
+    priors = software.with_priors()
     random, errors = np.random.default_rng(0), []
     for _ in range(DRAWS):
         taught = np.zeros(len(runs), dtype=bool)

@@ -1,7 +1,7 @@
-"""Measured runs of transformers: read or collected, scored by the oracle, its constants fitted.
+"""Measured runs of GPTs: read or collected, predicted by a platform, its constants fitted.
 
-Columns are those of :mod:`ddlbench.predict.transformer.configurations`, and ``step_s``. Error of a
-row is |predicted - measured| / measured.
+Columns are those of :mod:`ddlbench.predict.transformer.configurations`, and ``step_s``. Scores are
+those of :mod:`.run_scores`.
 
 In a fit every model size weighs alike, however many runs it has. Runs with the same model size and
 cut err together: intervals count them as one.
@@ -36,16 +36,10 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import StrategyPlan, plan_at
+from ddlbench.predict.constants import Array, Fit, HeldOut, fit
 from ddlbench.predict.evaluate import measure
-from ddlbench.predict.platforms import (
-    Accelerators,
-    Array,
-    Fit,
-    HeldOut,
-    fit,
-    read_table,
-    refuse,
-)
+from ddlbench.predict.platforms import Accelerators
+from ddlbench.predict.run_tables import read_table, refuse
 from ddlbench.predict.transformer.configurations import (
     NEEDED,
     SCHEDULES,
@@ -58,8 +52,9 @@ PUBLISHED = Path(str(files("ddlbench.predict.transformer").joinpath("published")
 ONE_NODE = PUBLISHED / "one_node.csv"
 MANY_NODES = PUBLISHED / "many_nodes.csv"
 MEGATRON = PUBLISHED / "megatron_table1.csv"
-BY = ("hidden_size", "devices", "tensor", "data", "pipeline", "micro_batch")
-WORST = 10
+PLATFORM = "megatron-a100"
+HOLD_OUTS: Mapping[str, str] = {"model": "hidden_size", "gpus": "devices", "layers": "layers"}
+"""What can be held out, and the column whose values are its kinds."""
 
 
 @dataclass(frozen=True)
@@ -100,91 +95,60 @@ def read_runs(*paths: Path) -> Runs:
     Raises:
         ConfigError: a table is unreadable, a column is missing, or a value is wrong.
     """
-    return together(*map(_read, paths))
+    return together(*(runs_of(read_table(path, (*NEEDED, "step_s")), str(path)) for path in paths))
 
 
-def _read(path: Path) -> Runs:
-    table = read_table(path, (*NEEDED, "step_s"))
+def runs_of(table: pd.DataFrame, where: str) -> Runs:
+    """The runs of a table.
+
+    Raises:
+        ConfigError: as :func:`read_runs`.
+    """
     seconds = pd.to_numeric(table["step_s"], errors="coerce")
     wrong = ~(np.isfinite(seconds) & (seconds > 0))
-    refuse(wrong, table["step_s"], str(path), "step_s is {!r}; write seconds above 0")
-    return Runs(configurations(table, str(path)), seconds.to_numpy(dtype=float))
+    refuse(wrong, table["step_s"], where, "step_s is {!r}; write seconds above 0")
+    return Runs(configurations(table, where), seconds.to_numpy(dtype=float))
 
 
-def scored(runs: Runs, predicted_s: Array) -> dict[str, Any]:
-    """Errors of predictions: mean, median, by parts of the cut, and the worst rows."""
-    errors = np.abs(predicted_s / runs.measured_s - 1)
-    ratios = runs.measured_s / predicted_s
-    worst = np.argsort(-errors)[:WORST]
-    return {
-        **_means(errors),
-        "mean_error": float(np.mean(predicted_s / runs.measured_s - 1)),
-        "measured_over_predicted": {
-            "low": float(np.quantile(ratios, 0.05)),
-            "high": float(np.quantile(ratios, 0.95)),
-        },
-        "by": {
-            name: {
-                f"{value:g}": _means(errors[runs.column(name) == value])
-                for value in np.unique(runs.column(name))
-            }
-            for name in BY
-        },
-        "worst": [_row(runs, predicted_s, int(place)) for place in worst],
-    }
+def gpt_seconds(table: pd.DataFrame, hold_out: str, platform_name: str | None, where: str) -> Array:
+    """Predicted seconds of a step of each run, (n,).
 
+    Args:
+        table: of GPTs' runs.
+        hold_out: a key of :data:`HOLD_OUTS`, or "none": the platform's constants as they are.
+        platform_name: of the platform; :data:`PLATFORM` if left out, to whose fits the shipped
+            rows belong, those of the kind left out.
+        where: the table's name.
 
-def _means(errors: Array) -> dict[str, float]:
-    return {
-        "mean_absolute_error": float(errors.mean()),
-        "median_absolute_error": float(np.median(errors)),
-        "rows": len(errors),
-    }
-
-
-def _row(runs: Runs, predicted_s: Array, place: int) -> dict[str, Any]:
-    row = runs.configurations.rows.iloc[place]
-    names = ("hidden_size", "layers", "tensor", "data", "pipeline", "micro_batch", "global_batch")
-    return {
-        "devices": int(runs.column("devices")[place]),
-        **{name: int(row[name]) for name in names},
-        "measured_s": float(runs.measured_s[place]),
-        "predicted_s": float(predicted_s[place]),
-        "error": float(predicted_s[place] / runs.measured_s[place] - 1),
-    }
-
-
-GROUP = ("hidden_size", "layers", "sequence_length", "devices", "global_batch")
-"""Runs of one group train the same model with the same batch on as many devices."""
-
-
-def choices(runs: Runs, predicted_s: Array) -> Mapping[str, Any]:
-    """How good the configuration is that the predictions would choose, in every group of runs.
-
-    Regret is the measured step of the chosen run over the shortest measured one, less 1. Groups of
-    one run say nothing and are left out.
+    Raises:
+        ConfigError: a value is wrong, or no such kind can be held out.
     """
-    table = pd.DataFrame({name: runs.column(name) for name in GROUP})
-    table = table.assign(measured_s=runs.measured_s, predicted_s=predicted_s)
-    groups = [group for _, group in table.groupby(list(GROUP)) if len(group) > 1]
-    if not groups:
-        return {"groups": 0}
-    chosen_s = [group["measured_s"].iloc[int(group["predicted_s"].argmin())] for group in groups]
-    regrets = np.array(chosen_s) / np.array([group["measured_s"].min() for group in groups]) - 1
-    return {
-        "groups": len(groups),
-        "runs": sum(map(len, groups)),
-        "best_chosen": float(np.mean(regrets == 0)),
-        "mean_regret": float(regrets.mean()),
-        "largest_regret": float(regrets.max()),
-    }
+    runs, platform = runs_of(table, where), Accelerators.load(platform_name or PLATFORM)
+    if hold_out == "none":
+        return runs.predicted_s(platform)
+    if hold_out not in HOLD_OUTS:
+        known = ", ".join(("none", *HOLD_OUTS))
+        raise ConfigError(f"--hold-out {hold_out}: the table has no such column; write {known}")
+    others = None
+    if platform_name in (None, PLATFORM):
+        shipped = pd.concat([read_table(path, ()) for path in (ONE_NODE, MANY_NODES)])
+        absent = _absent(shipped, table)
+        others = runs_of(absent, "the shipped rows") if len(absent) else None
+    return held_out_s(runs, platform, HOLD_OUTS[hold_out], others)
+
+
+def _absent(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """``rows`` without those of the table."""
+    shared = [name for name in rows.columns if name in table.columns]
+    marks = set(map(tuple, table[shared].astype(float).to_numpy().tolist()))
+    fresh = [tuple(row) not in marks for row in rows[shared].astype(float).to_numpy().tolist()]
+    return rows[np.array(fresh, dtype=bool)].reset_index(drop=True)
 
 
 SOFT = 0.05
 PULL = 0.2
 """Weight of the priors: a constant that is one spread off its prior costs as much as an error of
 SOFT x PULL in n / k of the n runs, where k constants are fitted."""
-HOLD_OUTS = ("hidden_size", "devices", "layers")
 
 
 def calibrate(runs: Runs, platform: Accelerators) -> Fit:
@@ -205,7 +169,7 @@ def calibrate(runs: Runs, platform: Accelerators) -> Fit:
         runs.predicted_s,
         runs.measured_s,
         soft=SOFT,
-        pull=PULL * SOFT * math.sqrt(weights.sum() / len(platform.fitted)),
+        pull=PULL * SOFT * math.sqrt(weights.sum() / len(platform.constants)),
         weights=weights,
         groups=groups.ravel(),
     )
@@ -217,7 +181,7 @@ def held_out_s(runs: Runs, platform: Accelerators, by: str, also: Runs | None = 
     Args:
         runs: whose kinds are held out in turn.
         platform: with priors.
-        by: one of :data:`HOLD_OUTS`; the column whose values are the kinds.
+        by: the column whose values are the kinds.
         also: further runs to fit, those of the kind left out too.
 
     Raises:
@@ -249,15 +213,8 @@ def calibrated(platform: Accelerators, fitted: Fit, runs: Runs, where: str) -> A
         predicted_s = runs.predicted_s(platform.with_constants(fitted.constants))
         how = "the same that were fitted"
     low, high = np.quantile(runs.measured_s / predicted_s, (0.05, 0.95)).tolist()
-    ends = fitted.intervals
     return replace(
-        platform,
-        fitted={
-            name: replace(
-                constant, value=fitted.constants[name], low=ends[name][0], high=ends[name][1]
-            )
-            for name, constant in platform.fitted.items()
-        },
+        platform.fitted_to(fitted),
         fitted_on=f"{fitted.rows} rows of {where}",
         interval=HeldOut(low=low, high=high, source=f"rows of {where}, {how}"),
     )

@@ -37,7 +37,8 @@ import numpy as np
 
 from ddlbench.planning import schedules
 from ddlbench.planning.schedules import Event, EventGraph
-from ddlbench.predict.platforms import Accelerators, Array
+from ddlbench.predict.constants import Array
+from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.configurations import (
     Configurations,
     data_rings,

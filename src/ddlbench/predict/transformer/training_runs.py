@@ -27,9 +27,15 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
-from ddlbench.predict.platforms import Array, check_columns, read_table, refuse
-from ddlbench.predict.run_tables import ScoreQuestion, kind_of_columns
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    check_columns,
+    kind_of_columns,
+    read_table,
+    refuse,
+)
 from ddlbench.predict.transformer.configurations import configurations
 from ddlbench.predict.transformer.decoders import Decoders, Machines, machines
 
@@ -48,6 +54,8 @@ class Origin:
         files: the shipped rows, below :data:`PUBLISHED`.
         gated: the feed-forward layer has a gate (SwiGLU).
         accelerator, devices_per_node: of a table that does not say them.
+        case_layouts: timed layouts from which on a case is one of a choice.
+        cleaned: slow twins and slots are dropped.
     """
 
     software: str
@@ -56,6 +64,8 @@ class Origin:
     gated: bool
     accelerator: str = ""
     devices_per_node: int = 8
+    case_layouts: int = 6
+    cleaned: bool = True
 
 
 ORIGINS: Mapping[str, Origin] = {
@@ -67,6 +77,8 @@ ORIGINS: Mapping[str, Origin] = {
         ("one_node.csv", "many_nodes.csv"),
         gated=False,
         accelerator="A100-SXM-80GB",
+        case_layouts=2,
+        cleaned=False,
     ),
 }
 _NEEDED = (
@@ -170,7 +182,7 @@ def training_runs(
     if "batch_is_product" in table:
         product = (table["batch_is_product"] != "no").to_numpy()
         runs = replace(runs, step_s=np.where(product, runs.step_s, np.nan))
-    return replace(runs, step_s=_without_slow_twins(runs))
+    return replace(runs, step_s=_without_slow_twins(runs)) if origin.cleaned else runs
 
 
 @cache
@@ -206,6 +218,8 @@ def cleaned_s(runs: TrainingRuns, known: TrainingRuns | None = None) -> Array:
         runs: whose steps are cleaned.
         known: further runs to compare with.
     """
+    if not runs.origin.cleaned:
+        return runs.step_s
     keys, slots = _slot_keys(runs), _slot_s(runs)
     all_keys, all_slots = keys, slots
     if known is not None:

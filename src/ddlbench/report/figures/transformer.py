@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ddlbench.predict.platforms import Array
+from ddlbench.predict.constants import Array
 from ddlbench.predict.transformer.runs import Runs
 from ddlbench.report.curves import ticks_at
 from ddlbench.report.footer import sentence
