@@ -31,7 +31,14 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.constants import Array, Fit, HeldOut, WithConstants, fit
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Sourced, System
-from ddlbench.predict.run_tables import ScoreQuestion, check_columns, refuse, rows_of_kind
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    check_columns,
+    each_kind,
+    error_means,
+    refuse,
+    rows_of_kind,
+)
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -55,7 +62,6 @@ fifth, and there are as many of them as constants."""
 _OWN_SIZES = (2**24, 2**30)
 _NEEDED = ("collective", "accelerator", "nodes", "ranks", "payload_bytes", "time_s")
 _LINK, _CARDS = "nvlink_gb_per_s_one_way", "nic_gb_per_s_a_node"
-_NEAR = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,12 +332,9 @@ def held_out_s(points: Points, fitted: Points, library: Library, kinds: Array, o
         ConfigError: all points are of one kind.
     """
     expected_s = np.empty(len(points))
-    for kind in np.unique(kinds):
-        others = of != kind
-        if not others.any():
-            raise ConfigError(f"all points are of {kind}; nothing is left to fit")
+    for those, others in each_kind(kinds, of, "model"):
         constants = refitted(fitted.take(others), library)
-        expected_s[kinds == kind] = points.take(kinds == kind).expected_s(constants)
+        expected_s[those] = points.take(those).expected_s(constants)
     return expected_s
 
 
@@ -425,10 +428,8 @@ def _nested(
     kinds, of = _kinds_of(points, hold_out), _kinds_of(known, hold_out)
     expected_s, own_s = np.empty(len(points)), np.full(len(points), np.nan)
     inside = np.zeros(len(points), dtype=bool)
-    for kind in np.unique(kinds):
-        those, others = kinds == kind, known.take(of != kind)
-        if not len(others):
-            raise ConfigError(f"--hold-out {hold_out}: all points are of {kind}; none is left")
+    for those, chosen in each_kind(kinds, of, hold_out):
+        others = known.take(chosen)
         constants, held = refitted(others, library), points.take(those)
         expected_s[those] = held.expected_s(constants)
         names = others.rows["sweep"].to_numpy()
@@ -507,10 +508,5 @@ def _scored(points: Points, errors: Array, inside: Array, own_s: Array | None) -
 
 
 def _means(errors: Array, inside: Array | None, of: Array) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "rows": int(of.sum()),
-        "mean_absolute_error": float(errors[of].mean()),
-        "median_absolute_error": float(np.median(errors[of])),
-        "within_20_percent": float(np.mean(errors[of] <= _NEAR)),
-    }
+    values = {"rows": int(of.sum()), **error_means(errors[of])}
     return values | ({} if inside is None else {"coverage": float(inside[of].mean())})

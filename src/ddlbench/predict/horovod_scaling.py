@@ -35,7 +35,14 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.constants import Array, Fit, fit
 from ddlbench.predict.hardware import Fabric, Software
-from ddlbench.predict.run_tables import ScoreQuestion, check_columns, refuse, rows_of_kind
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    check_columns,
+    each_kind,
+    error_means,
+    refuse,
+    rows_of_kind,
+)
 
 PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "mlperf_resnet50.csv")))
 CONSTANTS = ("start_s", "straggler_share", "network_share")
@@ -55,7 +62,6 @@ _SOFT = 0.05
 """Error of a logarithm beyond which errors weigh less: systems of one kind differ by 5 %."""
 _PULL = 0.1
 """A constant that is off its prior by its spread weighs as much as an error of 10 %."""
-_NEAR = 0.2
 _MANY = 64
 _ABSENT = {"start_s": 1e-12, "straggler_share": 1e-12, "network_share": 1e12}
 TERMS: Mapping[str, tuple[str, ...]] = {
@@ -337,7 +343,9 @@ def term_gains(table: pd.DataFrame, question: ScoreQuestion) -> Iterator[dict[st
         predicted_s = _held_out(everything, everything, software, hold_out, without)
         errors = np.abs(predicted_s / everything.measured_s - 1)
         many = everything.rows["devices"].to_numpy() >= _MANY
-        values = {"all": _means(errors)} | ({"many": _means(errors[many])} if many.any() else {})
+        values = {"all": error_means(errors)} | (
+            {"many": error_means(errors[many])} if many.any() else {}
+        )
         yield {"term": term, **values}
 
 
@@ -378,7 +386,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     errors = np.abs(predicted_s / chosen.measured_s - 1)
     return {
         "rows": len(chosen),
-        **_means(errors),
+        **error_means(errors),
         "fit": None,
         "choice": None,
         "by": _by(chosen.rows, errors),
@@ -406,11 +414,9 @@ def _held_out(
     kinds, fitted_kinds = _kinds(chosen.rows, hold_out), _kinds(fitted.rows, hold_out)
     predicted_s = np.empty(len(chosen))
     left = set(CONSTANTS) - set(without)
-    for kind in np.unique(kinds):
-        others = fitted.take(fitted_kinds != kind)
-        constants = fit_scaling(others, software, without).constants if left else {}
-        fitted_to = _without(software.with_constants(constants), without)
-        those = kinds == kind
+    for those, others in each_kind(kinds, fitted_kinds, hold_out):
+        fits = [fit_scaling(fitted.take(others), software, without)] if left else []
+        fitted_to = _without(software.fitted_to(*fits), without)
         predicted_s[those] = step_seconds(chosen.take(those), fitted_to)
     return predicted_s
 
@@ -439,14 +445,6 @@ def _filters(rows: pd.DataFrame) -> dict[str, Array]:
     return columns | {"gpus": rows["devices"].to_numpy(), "nodes": rows["nodes"].to_numpy()}
 
 
-def _means(errors: Array) -> dict[str, float]:
-    return {
-        "mean_absolute_error": float(errors.mean()),
-        "median_absolute_error": float(np.median(errors)),
-        "within_20_percent": float(np.mean(errors <= _NEAR)),
-    }
-
-
 def _by(rows: pd.DataFrame, errors: Array) -> dict[str, dict[str, Any]]:
     timing = np.where(rows["by_run"], "run time", "logged epochs")
     columns: Iterator[tuple[str, Any]] = iter(
@@ -460,7 +458,7 @@ def _by(rows: pd.DataFrame, errors: Array) -> dict[str, dict[str, Any]]:
     )
     return {
         name: {
-            str(value): {"rows": int((of == value).sum()), **_means(errors[of == value])}
+            str(value): {"rows": int((of == value).sum()), **error_means(errors[of == value])}
             for value in dict.fromkeys(of)
         }
         for name, of in columns

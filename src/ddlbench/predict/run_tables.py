@@ -15,7 +15,7 @@ A value is null where a table cannot tell it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -156,9 +156,38 @@ def _is_word(words: Array, wanted: str, *, part: bool) -> Array:
     return np.array(same, dtype=bool)
 
 
-def yes_or_no(answers: Array) -> Array:
-    """A column of words, of one of bool."""
-    return np.where(answers, "yes", "no")
+NEAR = 0.2
+"""Error up to which a prediction is near."""
+
+
+def error_means(errors: Array) -> dict[str, float]:
+    """Mean and median of the known errors, (n,), and the share of those that are near."""
+    errors = errors[np.isfinite(errors)]
+    if not len(errors):
+        return {}
+    return {
+        "mean_absolute_error": float(errors.mean()),
+        "median_absolute_error": float(np.median(errors)),
+        "within_20_percent": float(np.mean(errors <= NEAR)),
+    }
+
+
+def each_kind(kinds: Array, fitted_kinds: Array, hold_out: str) -> Iterator[tuple[Array, Array]]:
+    """Of each kind in turn: the rows to predict, (n,) of bool, and those to fit, (m,) of bool.
+
+    Args:
+        kinds: of the rows to predict, (n,).
+        fitted_kinds: of the rows to fit, (m,).
+        hold_out: what the kinds are, for messages.
+
+    Raises:
+        ConfigError: no row of another kind is left to fit.
+    """
+    for kind in np.unique(kinds):
+        others = fitted_kinds != kind
+        if not others.any():
+            raise ConfigError(f"all rows have {hold_out} {kind}; nothing is left to fit")
+        yield kinds == kind, others
 
 
 _EMPTY: Mapping[str, Any] = {

@@ -47,9 +47,8 @@ SCREENS = [
     (["oracle", "limits", "resnet50", "--batch-size", "32"], "strategy"),
     (["oracle", "target", "resnet50", "--batch-size", "32", "--epoch-s", "3600"], "strategy"),
     (["oracle", "score", MEASURED], "worst cell"),
-    (["oracle", "calibrate", MEASURED, "--hold-out", "network"], "fitted"),
-    (["oracle", "score", MANY_NODES, "--workload", "transformer"], "worst rows"),
-    (["oracle", "calibrate", MANY_NODES, "--workload", "transformer"], "fitted"),
+    (["calibrate", MEASURED, "--hold-out", "network"], "fitted"),
+    (["calibrate", MANY_NODES, "--platform", "megatron-a100"], "fitted"),
     (["oracle", "partition", VGG16, "--machines", "4", "--bandwidth", "1e9"], "stage"),
 ]
 

@@ -34,7 +34,7 @@ NODE = 8
 
 @pytest.fixture(scope="module")
 def platform():
-    return Accelerators.load("a100-80gb")
+    return Accelerators.load("megatron-a100")
 
 
 def ranks_of(tensor, data, pipeline):

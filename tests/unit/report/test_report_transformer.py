@@ -12,7 +12,7 @@ from ddlbench.report.style import style
 
 @pytest.fixture(scope="module")
 def predicted():
-    runs, platform = read_runs(ONE_NODE, MANY_NODES), Accelerators.load("a100-80gb")
+    runs, platform = read_runs(ONE_NODE, MANY_NODES), Accelerators.load("megatron-a100")
     return runs, steps(runs.configurations, platform).seconds
 
 

@@ -35,7 +35,7 @@ of a stage that lie in one node share its cards: t of them if t devices fill les
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib.resources import files
@@ -161,10 +161,6 @@ class Configurations:
         """Some of them: a mask, or their places."""
         places = np.flatnonzero(chosen) if np.asarray(chosen).dtype == bool else chosen
         return Configurations(self.rows.iloc[places].reset_index(drop=True))
-
-    def each(self) -> Iterator[dict[Any, Any]]:
-        """One mapping a configuration."""
-        yield from self.rows.to_dict("records")
 
 
 def configurations(table: pd.DataFrame, where: str) -> Configurations:
@@ -429,10 +425,3 @@ def layer_forward_operations(
     24 b s h^2 and 4 b s^2 h: a multiplication and an addition are two operations.
     """
     return 24 * samples * sequence * hidden**2, 4 * samples * sequence**2 * hidden
-
-
-def head_forward_operations(
-    samples: Numbers, sequence: Numbers, hidden: Numbers, vocabulary: Numbers
-) -> Numbers:
-    """Operations of the logits' forward pass: 2 b s h V."""
-    return 2 * samples * sequence * hidden * vocabulary

@@ -23,7 +23,12 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.constants import Array, Fit, HeldOut
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.run_tables import ScoreQuestion, rows_of_kind, yes_or_no
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    each_kind,
+    error_means,
+    rows_of_kind,
+)
 from ddlbench.predict.transformer.decoder_fit import (
     FEW_CONSTANTS,
     FEW_ROWS,
@@ -50,7 +55,6 @@ from ddlbench.predict.transformer.training_runs import (
 
 LEAST_ROWS = 5
 PIPELINE, NO_PIPELINE = "pipeline", "no pipeline"
-NEAR = 0.2
 FIRST = 3
 WORST = 10
 DRAWS = 12
@@ -131,14 +135,8 @@ def held_out(
         return predictions(runs, software)
     kinds, fitted_kinds = kinds_of(runs, hold_out), kinds_of(fitted, hold_out)
     parts = []
-    for kind in np.unique(kinds):
-        others = fitted.take(fitted_kinds != kind)
-        if not len(others):
-            raise ConfigError(
-                f"--hold-out {hold_out}: all rows have {kind}; nothing is left to fit"
-            )
-        chosen = kinds == kind
-        constants = refitted(others, software)
+    for chosen, others in each_kind(kinds, fitted_kinds, hold_out):
+        constants = refitted(fitted.take(others), software)
         parts.append((chosen, predictions(runs.take(chosen), constants)))
     return _together(parts, len(runs))
 
@@ -208,14 +206,10 @@ def scored_values(runs: TrainingRuns, predicted: Predictions) -> dict[str, Any]:
     if runs.timed.any():
         ratios = (runs.step_s / predicted.seconds)[runs.timed]
         low, high = np.quantile(ratios, (0.05, 0.95)).tolist()
-        values |= {**_means(errors), "measured_over_predicted": {"low": low, "high": high}}
+        values |= {**error_means(errors), "measured_over_predicted": {"low": low, "high": high}}
     measured = np.isfinite(memory)
     if measured.any():
-        values |= {
-            "memory_mean_absolute_error": float(memory[measured].mean()),
-            "memory_median_absolute_error": float(np.median(memory[measured])),
-            "memory_rows": int(measured.sum()),
-        }
+        values |= {**_memory_means(memory), "memory_rows": int(measured.sum())}
     values["fit"] = _fit_calls(runs, predicted.answers)
     values["choice"] = choices(runs, predicted.seconds)
     values["by"] = _by(runs, errors, memory)
@@ -284,25 +278,9 @@ def _fit_calls(runs: TrainingRuns, answers: Array) -> dict[str, float | None] | 
     }
 
 
-def _means(errors: Array) -> dict[str, Any]:
-    errors = errors[np.isfinite(errors)]
-    if not len(errors):
-        return {}
-    return {
-        "mean_absolute_error": float(errors.mean()),
-        "median_absolute_error": float(np.median(errors)),
-        "within_20_percent": float(np.mean(errors <= NEAR)),
-    }
-
-
 def _memory_means(errors: Array) -> dict[str, float]:
-    errors = errors[np.isfinite(errors)]
-    if not len(errors):
-        return {}
-    return {
-        "memory_mean_absolute_error": float(errors.mean()),
-        "memory_median_absolute_error": float(np.median(errors)),
-    }
+    means = error_means(errors)
+    return {f"memory_{name}": means[name] for name in tuple(means)[:2]}
 
 
 def _by(runs: TrainingRuns, errors: Array, memory: Array) -> dict[str, Any]:
@@ -313,7 +291,7 @@ def _by(runs: TrainingRuns, errors: Array, memory: Array) -> dict[str, Any]:
         name: {
             value if isinstance(value, str) else f"{value:g}": {
                 "rows": int((of == value).sum()),
-                **_means(errors[of == value]),
+                **error_means(errors[of == value]),
                 **_memory_means(memory[of == value]),
             }
             for value in np.unique(of)
@@ -362,25 +340,15 @@ def _of_own_rows(runs: TrainingRuns, software: Software, text: str) -> dict[str,
         fitted = priors.with_constants(fit_time(runs.take(taught), priors, names).constants)
         others = runs.take(~taught)
         errors.append(np.abs(predicted_s(others, fitted) / others.step_s - 1))
-    return {
-        "rows": len(runs),
-        "draws": DRAWS,
-        "own_rows": count,
-        "mean_absolute_error": float(np.mean([errors_of_case.mean() for errors_of_case in errors])),
-        "median_absolute_error": float(
-            np.mean([np.median(errors_of_case) for errors_of_case in errors])
-        ),
-        "within_20_percent": float(
-            np.mean([np.mean(errors_of_case <= NEAR) for errors_of_case in errors])
-        ),
-    }
+    means = pd.DataFrame([error_means(each) for each in errors]).mean()
+    return {"rows": len(runs), "draws": DRAWS, "own_rows": count, **means.to_dict()}
 
 
 def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
     """Rows of the kind."""
     table = runs.decoders
     columns = {name: table[name] for name in ("tensor", "data", "micro_batch")}
-    columns |= {"gpus": table.devices, "pipeline": yes_or_no(table["pipeline"] > 1)}
+    columns |= {"gpus": table.devices, "pipeline": np.where(table["pipeline"] > 1, "yes", "no")}
     columns |= {"model": runs.models, "accelerator": runs.accelerators}
     return rows_of_kind(filters, columns, len(runs))
 

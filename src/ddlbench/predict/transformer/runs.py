@@ -39,7 +39,7 @@ from ddlbench.planning.planner import StrategyPlan, plan_at
 from ddlbench.predict.constants import Array, Fit, HeldOut, fit
 from ddlbench.predict.evaluate import measure
 from ddlbench.predict.platforms import Accelerators
-from ddlbench.predict.run_tables import read_table, refuse
+from ddlbench.predict.run_tables import each_kind, read_table, refuse
 from ddlbench.predict.transformer.configurations import (
     NEEDED,
     SCHEDULES,
@@ -188,16 +188,11 @@ def held_out_s(runs: Runs, platform: Accelerators, by: str, also: Runs | None = 
         ConfigError: there is one kind only, or too few runs are left.
     """
     kinds = runs.column(by)
-    if len(np.unique(kinds)) == 1 and also is None:
-        raise ConfigError(
-            f"--hold-out {by}: all runs have {by} {kinds[0]:g}; nothing is left to fit"
-        )
+    known = together(runs, also) if also else runs
     predicted = np.zeros(len(runs))
-    for kind in np.unique(kinds):
-        fitted = [table.take(table.column(by) != kind) for table in (runs, also) if table]
-        constants = calibrate(together(*fitted), platform).constants
-        tried = runs.take(kinds == kind)
-        predicted[kinds == kind] = tried.predicted_s(platform.with_constants(constants))
+    for tried, others in each_kind(kinds, known.column(by), by):
+        fitted = platform.fitted_to(calibrate(known.take(others), platform))
+        predicted[tried] = runs.take(tried).predicted_s(fitted)
     return predicted
 
 
