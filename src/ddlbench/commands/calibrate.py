@@ -35,7 +35,7 @@ from ddlbench.predict.run_tables import CNN, ScoreQuestion, kind_of, read_table
 from ddlbench.predict.transformer import runs as gpt_runs
 from ddlbench.predict.transformer.decoder_fit import FEW_ROWS, proposals
 from ddlbench.predict.transformer.run_scores import calibrated
-from ddlbench.predict.transformer.training_runs import concatenated, training_runs
+from ddlbench.predict.transformer.training_runs import gpts, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -252,18 +252,19 @@ def _held_out(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[str, Any]:
 
 def _gpt_platform(runs: Sequence[Path], platform: str, where: str) -> _Calibrated:
     """The interval comes from the same rows with each hidden size, or else size, held out."""
-    given, steps = Accelerators.load(platform), gpt_runs.read_runs(*runs)
+    given, steps = Accelerators.load(platform), gpts(runs)
     fit = gpt_runs.calibrate(steps, given)
     fitted = gpt_runs.calibrated(given, fit, steps, where)
-    error = float(abs(steps.predicted_s(fitted) / steps.measured_s - 1).mean())
+    errors = abs(gpt_runs.predicted_s(steps, fitted) / steps.step_s - 1)
+    error = float(errors[steps.timed].mean())
     values = {"mean_absolute_error": error, "interval": fitted.interval.to_dict()}
     return _Calibrated(fitted, [fit], values, [f"mean error on the same runs: {error:.1%}"])
 
 
 def _decoder_software(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:
-    tables = [training_runs(read_table(path, ()), question, str(path)) for path in runs]
-    given = Software.load(question.software or tables[0].origin.software)
-    fitted, fits = calibrated(concatenated(tables), given, where)
+    steps = read_runs(runs, question)
+    given = Software.load(question.software or steps.origin.software)
+    fitted, fits = calibrated(steps, given, where)
     values = {"intervals": {name: each.to_dict() for name, each in fitted.intervals.items()}}
     few = [f"up to {FEW_ROWS} rows fit three constants"] if fits[0].rows <= FEW_ROWS else []
     return _Calibrated(fitted, fits, values, few)

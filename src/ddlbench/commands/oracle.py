@@ -31,6 +31,7 @@ from ddlbench.predict.platforms import Accelerators, Platform
 from ddlbench.predict.run_tables import CNN, kind_of
 from ddlbench.predict.transformer import runs as gpt_runs
 from ddlbench.predict.transformer.configurations import is_shape
+from ddlbench.predict.transformer.training_runs import gpts
 from ddlbench.report.drawing import draw_figure
 
 if TYPE_CHECKING:
@@ -245,8 +246,9 @@ def figure_command(
         _draw("oracle_published", out / "oracle.png", rows, cluster, where)
         return
     accelerators = Accelerators.load(platform or gpt_runs.PLATFORM)
-    runs = gpt_runs.read_runs(*measured)
-    predicted_s = gpt_runs.held_out_s(runs, accelerators, "hidden_size")
+    runs = gpts(measured)
+    runs = runs.take(runs.timed)
+    predicted_s = gpt_runs.held_out_s(runs, runs, accelerators, "model")
     for name in ("transformer_runs", "transformer_errors"):
         where = f"{names}. {accelerators.description}."
         _draw(name, out / f"{name}.png", runs, predicted_s, where)

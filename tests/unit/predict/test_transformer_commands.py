@@ -1,6 +1,7 @@
 """The transformer oracle's scores, fits and advice, as the commands give them."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -17,13 +18,11 @@ from ddlbench.predict.transformer.runs import (
     MANY_NODES,
     MEGATRON,
     ONE_NODE,
-    Runs,
     calibrate,
     held_out_s,
-    read_runs,
+    predicted_s,
 )
-from ddlbench.predict.transformer.step import steps
-from ddlbench.predict.transformer.training_runs import training_runs
+from ddlbench.predict.transformer.training_runs import gpts, training_runs
 
 
 def run(*arguments):
@@ -107,18 +106,17 @@ def test_a_table_without_a_column_is_refused_and_more_columns_are_fine(tmp_path)
 
 def planted(platform, **constants):
     """Some runs of both tables, as the model itself would measure them."""
-    runs = read_runs(ONE_NODE, MANY_NODES)
+    runs = gpts([ONE_NODE, MANY_NODES])
     some = runs.take(np.arange(0, len(runs), 5))
-    measured = steps(some.configurations, platform.with_constants(constants)).seconds
-    return Runs(some.configurations, measured)
+    return replace(some, step_s=predicted_s(some, platform.with_constants(constants)))
 
 
 def test_a_fit_recovers_what_was_planted(platform):
     said = {"matmul_efficiency": 0.7, "memory_efficiency": 0.6, "host_layer_s": 0.0012}
     runs = planted(platform, **said)
     fit = calibrate(runs, platform)
-    found = steps(runs.configurations, platform.with_constants(fit.constants)).seconds
-    assert np.abs(found / runs.measured_s - 1).mean() < 0.01
+    found = predicted_s(runs, platform.fitted_to(fit))
+    assert np.abs(found / runs.step_s - 1).mean() < 0.01
     for name, value in said.items():
         assert fit.constants[name] == pytest.approx(value, rel=0.1)
         assert fit.intervals[name][0] <= fit.constants[name] <= fit.intervals[name][1]
@@ -128,10 +126,10 @@ def test_a_fit_recovers_what_was_planted(platform):
 def test_held_out_runs_do_not_teach(platform):
     """Runs of one size that are ten times too long change no prediction of that size."""
     runs = planted(platform)
-    strange = np.where(runs.column("hidden_size") == 2048, 10.0, 1.0) * runs.measured_s
-    held = held_out_s(Runs(runs.configurations, strange), platform, "hidden_size")
-    of_it = runs.column("hidden_size") == 2048
-    assert np.abs(held / runs.measured_s - 1)[of_it].max() < 0.15
+    of_it = runs.decoders["hidden_size"] == 2048
+    strange = replace(runs, step_s=np.where(of_it, 10.0, 1.0) * runs.step_s)
+    held = held_out_s(strange, strange, platform, "model")
+    assert np.abs(held / runs.step_s - 1)[of_it].max() < 0.15
 
 
 def test_a_choice_is_judged_by_what_was_measured():

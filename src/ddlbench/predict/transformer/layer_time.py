@@ -38,11 +38,13 @@ from ddlbench.predict.constants import Array
 from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.configurations import (
     HALF,
-    Configurations,
     Rings,
+    bytes_of,
     layer_forward_operations,
     tensor_rings,
+    words_of,
 )
+from ddlbench.predict.transformer.decoders import Decoders
 
 BACKWARD = 2.0
 """Work of a backward pass in forward passes."""
@@ -101,14 +103,14 @@ class LayerTimes:
     input_share: Array
 
 
-def layer_times(table: Configurations, platform: Accelerators) -> LayerTimes:
+def layer_times(table: Decoders, platform: Accelerators) -> LayerTimes:
     """Passes of each configuration's layers."""
     device = _Device(table, platform)
     forward = device.layer(1.0)
     backward = device.layer(BACKWARD)
     again = device.attention_again()
     everything, nothing = forward, forward.times(0.0)
-    full, selective = table.is_("recomputation", "full"), table.is_("recomputation", "selective")
+    full, selective = (table["recomputation"] == word for word in ("full", "selective"))
     repeated = Pass(
         {
             name: np.where(
@@ -157,7 +159,7 @@ def _ring_pass_s(
 class _Device:
     """One device's share of a micro-batch."""
 
-    def __init__(self, table: Configurations, platform: Accelerators) -> None:
+    def __init__(self, table: Decoders, platform: Accelerators) -> None:
         self._table, self._platform = table, platform
         self._tokens = table["micro_batch"] * table["sequence_length"]
         self._hidden, self._tensor = table["hidden_size"], table["tensor"]
@@ -222,7 +224,7 @@ class _Device:
 
     def head(self) -> Pass:
         """Logits, loss and their gradients."""
-        words = self._table.vocabulary / self._tensor
+        words = words_of(self._table)
         uneven = self._platform.constant("uneven_vocabulary")
         slower = np.where(words % _ALIGNED == 0, 1.0, uneven)
         kernels = (1 + BACKWARD) * HEAD_KERNELS * self._platform.constant("kernel_s")
@@ -261,7 +263,7 @@ class _Device:
 
     def _memory_s(self, bytes_: Array) -> Array:
         rate = self._platform.device.memory_bytes_per_s
-        longer = self._table.bytes_of("item") / HALF
+        longer = bytes_of(self._table, "item") / HALF
         return bytes_ * longer / (rate * self._platform.constant("memory_efficiency"))
 
     def _all_reduce_s(self) -> Array:
@@ -271,5 +273,5 @@ class _Device:
         """
         halvings = np.log2(np.maximum(self._platform.devices_per_node / self._tensor, 1.0))
         share = self._platform.constant("half_node_share") ** halvings
-        bytes_ = self._table.bytes_of("item") * self._tokens * self._hidden
+        bytes_ = bytes_of(self._table, "item") * self._tokens * self._hidden
         return all_reduce_s(self._rings, bytes_, self._platform, share)

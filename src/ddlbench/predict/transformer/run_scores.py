@@ -23,6 +23,7 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.constants import Array, Fit, HeldOut
 from ddlbench.predict.hardware import Software
+from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.run_tables import (
     ScoreQuestion,
     each_kind,
@@ -41,7 +42,7 @@ from ddlbench.predict.transformer.decoder_fit import (
     refitted,
 )
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
-from ddlbench.predict.transformer.runs import gpt_seconds
+from ddlbench.predict.transformer.runs import PLATFORM, held_out_s
 from ddlbench.predict.transformer.training_runs import (
     FAILED,
     ORIGINS,
@@ -110,9 +111,14 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     if own_rows is not None:
         return _of_own_rows(scored, software, own_rows)
     if runs.origin == ORIGINS["megatron"] and not question.software:
-        seconds = gpt_seconds(table, question.hold_out, question.platform, question.where)
-        predicted = replace(predictions(scored, software), seconds=seconds[chosen])
-        return scored_values(scored, predicted)
+        own = question.platform not in (None, PLATFORM)
+        seconds = held_out_s(
+            scored,
+            runs if own else with_shipped(runs),
+            Accelerators.load(question.platform or PLATFORM),
+            question.hold_out,
+        )
+        return scored_values(scored, replace(predictions(scored, software), seconds=seconds))
     fitted = with_shipped(compared)
     return scored_values(scored, held_out(scored, fitted, software, question.hold_out))
 

@@ -22,13 +22,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
@@ -39,16 +37,11 @@ from ddlbench.planning.planner import StrategyPlan, plan_at
 from ddlbench.predict.constants import Array, Fit, HeldOut, fit
 from ddlbench.predict.evaluate import measure
 from ddlbench.predict.platforms import Accelerators
-from ddlbench.predict.run_tables import each_kind, read_table, refuse
-from ddlbench.predict.transformer.configurations import (
-    NEEDED,
-    SCHEDULES,
-    Configurations,
-    configurations,
-)
+from ddlbench.predict.run_tables import each_kind
+from ddlbench.predict.transformer.configurations import SCHEDULES
 from ddlbench.predict.transformer.step import steps
+from ddlbench.predict.transformer.training_runs import PUBLISHED, TrainingRuns
 
-PUBLISHED = Path(str(files("ddlbench.predict.transformer").joinpath("published")))
 ONE_NODE = PUBLISHED / "one_node.csv"
 MANY_NODES = PUBLISHED / "many_nodes.csv"
 MEGATRON = PUBLISHED / "megatron_table1.csv"
@@ -57,92 +50,9 @@ HOLD_OUTS: Mapping[str, str] = {"model": "hidden_size", "gpus": "devices", "laye
 """What can be held out, and the column whose values are its kinds."""
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Measured steps.
-
-    Args:
-        configurations: of each.
-        measured_s: seconds of a step.
-    """
-
-    configurations: Configurations
-    measured_s: Array
-
-    def __len__(self) -> int:
-        return len(self.configurations)
-
-    def take(self, chosen: Any) -> Runs:
-        return Runs(self.configurations.take(chosen), self.measured_s[chosen])
-
-    def column(self, name: str) -> Array:
-        """A column of numbers, ``devices`` among them."""
-        return self.configurations.devices if name == "devices" else self.configurations[name]
-
-    def predicted_s(self, platform: Accelerators) -> Array:
-        return steps(self.configurations, platform).seconds
-
-
-def together(*tables: Runs) -> Runs:
-    """Several tables of runs as one."""
-    rows = pd.concat([table.configurations.rows for table in tables], ignore_index=True)
-    return Runs(Configurations(rows), np.concatenate([table.measured_s for table in tables]))
-
-
-def read_runs(*paths: Path) -> Runs:
-    """Read tables as one.
-
-    Raises:
-        ConfigError: a table is unreadable, a column is missing, or a value is wrong.
-    """
-    return together(*(runs_of(read_table(path, (*NEEDED, "step_s")), str(path)) for path in paths))
-
-
-def runs_of(table: pd.DataFrame, where: str) -> Runs:
-    """The runs of a table.
-
-    Raises:
-        ConfigError: as :func:`read_runs`.
-    """
-    seconds = pd.to_numeric(table["step_s"], errors="coerce")
-    wrong = ~(np.isfinite(seconds) & (seconds > 0))
-    refuse(wrong, table["step_s"], where, "step_s is {!r}; write seconds above 0")
-    return Runs(configurations(table, where), seconds.to_numpy(dtype=float))
-
-
-def gpt_seconds(table: pd.DataFrame, hold_out: str, platform_name: str | None, where: str) -> Array:
-    """Predicted seconds of a step of each run, (n,).
-
-    Args:
-        table: of GPTs' runs.
-        hold_out: a key of :data:`HOLD_OUTS`, or "none": the platform's constants as they are.
-        platform_name: of the platform; :data:`PLATFORM` if left out, to whose fits the shipped
-            rows belong, those of the kind left out.
-        where: the table's name.
-
-    Raises:
-        ConfigError: a value is wrong, or no such kind can be held out.
-    """
-    runs, platform = runs_of(table, where), Accelerators.load(platform_name or PLATFORM)
-    if hold_out == "none":
-        return runs.predicted_s(platform)
-    if hold_out not in HOLD_OUTS:
-        known = ", ".join(("none", *HOLD_OUTS))
-        raise ConfigError(f"--hold-out {hold_out}: the table has no such column; write {known}")
-    others = None
-    if platform_name in (None, PLATFORM):
-        shipped = pd.concat([read_table(path, ()) for path in (ONE_NODE, MANY_NODES)])
-        absent = _absent(shipped, table)
-        others = runs_of(absent, "the shipped rows") if len(absent) else None
-    return held_out_s(runs, platform, HOLD_OUTS[hold_out], others)
-
-
-def _absent(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """``rows`` without those of the table."""
-    shared = [name for name in rows.columns if name in table.columns]
-    marks = set(map(tuple, table[shared].astype(float).to_numpy().tolist()))
-    fresh = [tuple(row) not in marks for row in rows[shared].astype(float).to_numpy().tolist()]
-    return rows[np.array(fresh, dtype=bool)].reset_index(drop=True)
+def predicted_s(runs: TrainingRuns, platform: Accelerators) -> Array:
+    """Seconds of a step of each run, (n,)."""
+    return steps(runs.decoders, platform).seconds
 
 
 SOFT = 0.05
@@ -151,23 +61,23 @@ PULL = 0.2
 SOFT x PULL in n / k of the n runs, where k constants are fitted."""
 
 
-def calibrate(runs: Runs, platform: Accelerators) -> Fit:
+def calibrate(runs: TrainingRuns, platform: Accelerators) -> Fit:
     """Fit every constant of the platform to ``runs``.
 
     Raises:
         ConfigError: there are fewer runs than constants.
     """
-    _, place, counts = np.unique(
-        runs.column("hidden_size"), return_inverse=True, return_counts=True
-    )
+    runs = runs.take(runs.timed)
+    table = runs.decoders
+    _, place, counts = np.unique(table["hidden_size"], return_inverse=True, return_counts=True)
     weights = 1 / counts[place]
     weights = weights / weights.mean()
-    cuts = [runs.column(name) for name in ("hidden_size", "tensor", "data", "pipeline")]
+    cuts = [table[name] for name in ("hidden_size", "tensor", "data", "pipeline")]
     _, groups = np.unique(np.stack(cuts, axis=1), axis=0, return_inverse=True)
     return fit(
         platform,
-        runs.predicted_s,
-        runs.measured_s,
+        lambda tried: predicted_s(runs, tried),
+        runs.step_s,
         soft=SOFT,
         pull=PULL * SOFT * math.sqrt(weights.sum() / len(platform.constants)),
         weights=weights,
@@ -175,39 +85,49 @@ def calibrate(runs: Runs, platform: Accelerators) -> Fit:
     )
 
 
-def held_out_s(runs: Runs, platform: Accelerators, by: str, also: Runs | None = None) -> Array:
+def held_out_s(
+    runs: TrainingRuns, known: TrainingRuns, platform: Accelerators, hold_out: str
+) -> Array:
     """Seconds of every run, each predicted with constants fitted without runs of its kind.
 
     Args:
         runs: whose kinds are held out in turn.
-        platform: with priors.
-        by: the column whose values are the kinds.
-        also: further runs to fit, those of the kind left out too.
+        known: runs to fit, those of the kind left out.
+        platform: with priors; as it is for "none".
+        hold_out: a key of :data:`HOLD_OUTS`, or "none".
 
     Raises:
-        ConfigError: there is one kind only, or too few runs are left.
+        ConfigError: there is no such kind, or too few runs are left.
     """
-    kinds = runs.column(by)
-    known = together(runs, also) if also else runs
+    if hold_out == "none":
+        return predicted_s(runs, platform)
+    if hold_out not in HOLD_OUTS:
+        options = ", ".join(("none", *HOLD_OUTS))
+        raise ConfigError(f"--hold-out {hold_out}: the table has no such column; write {options}")
+    by = HOLD_OUTS[hold_out]
     predicted = np.zeros(len(runs))
-    for tried, others in each_kind(kinds, known.column(by), by):
+    for tried, others in each_kind(runs.decoders[by], known.decoders[by], by):
         fitted = platform.fitted_to(calibrate(known.take(others), platform))
-        predicted[tried] = runs.take(tried).predicted_s(fitted)
+        predicted[tried] = predicted_s(runs.take(tried), fitted)
     return predicted
 
 
-def calibrated(platform: Accelerators, fitted: Fit, runs: Runs, where: str) -> Accelerators:
+def calibrated(platform: Accelerators, fitted: Fit, runs: TrainingRuns, where: str) -> Accelerators:
     """The platform with fitted constants, and the interval of its predictions.
 
     The interval comes from ``runs``, each model size (or else number of devices) held out in turn.
     """
-    by = "hidden_size" if len(np.unique(runs.column("hidden_size"))) > 1 else "devices"
-    if len(np.unique(runs.column(by))) > 1:
-        predicted_s, how = held_out_s(runs, platform, by), f"each {by} held out in turn"
-    else:
-        predicted_s = runs.predicted_s(platform.with_constants(fitted.constants))
-        how = "the same that were fitted"
-    low, high = np.quantile(runs.measured_s / predicted_s, (0.05, 0.95)).tolist()
+    runs, how = runs.take(runs.timed), "the same that were fitted"
+    predicted = predicted_s(runs, platform.fitted_to(fitted))
+    for hold_out in ("model", "gpus"):
+        by = HOLD_OUTS[hold_out]
+        if len(np.unique(runs.decoders[by])) > 1:
+            predicted, how = (
+                held_out_s(runs, runs, platform, hold_out),
+                f"each {by} held out in turn",
+            )
+            break
+    low, high = np.quantile(runs.step_s / predicted, (0.05, 0.95)).tolist()
     return replace(
         platform.fitted_to(fitted),
         fitted_on=f"{fitted.rows} rows of {where}",

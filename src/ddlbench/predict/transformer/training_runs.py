@@ -32,12 +32,13 @@ from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
 from ddlbench.predict.run_tables import (
     ScoreQuestion,
     check_columns,
+    kind_of,
     kind_of_columns,
     read_table,
     refuse,
 )
-from ddlbench.predict.transformer.configurations import configurations
-from ddlbench.predict.transformer.decoders import Decoders, Machines, machines
+from ddlbench.predict.transformer.configurations import RECOMPUTATIONS, filled
+from ddlbench.predict.transformer.decoders import OF_GPTS, Decoders, Machines, machines
 
 GIB = 2.0**30
 RAN, FAILED = "ran", "failed"
@@ -88,7 +89,6 @@ _NEEDED = (
 )  # fmt: skip
 _DEFAULTS: Mapping[str, float] = {"tensor": 1, "pipeline": 1}
 _SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
-_RECOMPUTATIONS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -188,23 +188,45 @@ def training_runs(
 @cache
 def shipped(name: str) -> TrainingRuns:
     """The published rows that this package holds of a kind of table."""
-    paths = [PUBLISHED / file for file in ORIGINS[name].files]
-    return concatenated([training_runs(read_table(path, ()), where=path.name) for path in paths])
+    return read_runs([PUBLISHED / file for file in ORIGINS[name].files])
+
+
+def read_runs(paths: Sequence[Path], question: ScoreQuestion | None = None) -> TrainingRuns:
+    """Tables of one kind as one.
+
+    Raises:
+        ConfigError: as :func:`training_runs`.
+    """
+    return concatenated(
+        [training_runs(read_table(path, ()), question, str(path)) for path in paths]
+    )
+
+
+def gpts(paths: Sequence[Path]) -> TrainingRuns:
+    """Tables of GPTs' runs as one.
+
+    Raises:
+        ConfigError: as :func:`training_runs`, or a table is of another kind.
+    """
+    for path in paths:
+        if kind_of(path).name != "megatron":
+            raise ConfigError(f"{path}: is no table of GPTs (docs/oracle.md); give one")
+    return read_runs(paths)
 
 
 def _of_gpts(table: pd.DataFrame, origin: Origin, where: str) -> pd.DataFrame:
     """The columns of this module, from those of :mod:`.configurations`."""
     check_columns(table, ("step_s",), where)
-    known = configurations(table, where)
-    rows = known.rows
+    rows = filled(table, where)
+    replicas = rows["data"] * rows["micro_batch"]
     return rows.assign(
         model=rows["hidden_size"].astype(str),
         accelerator=origin.accelerator,
         devices_per_node=origin.devices_per_node,
-        devices=known.devices,
+        devices=rows["tensor"] * rows["data"] * rows["pipeline"],
         key_value_heads=rows["attention_heads"],
         feed_forward_size=4 * rows["hidden_size"],
-        micro_batches=known.micro_batches,
+        micro_batches=np.ceil(rows["global_batch"] / replicas),  # the last may be smaller
         zero_stage=rows["zero"],
         activation_recomputation=rows["recomputation"],
         step_s=table["step_s"].to_numpy(),
@@ -329,8 +351,9 @@ def _decoders(table: pd.DataFrame, origin: Origin, where: str) -> Decoders:
     if "activation_recomputation" in table:
         again = table["activation_recomputation"]
     sentence = "activation_recomputation is {!r}; write none, selective or full"
-    refuse(~again.isin(_RECOMPUTATIONS), again, where, sentence)
+    refuse(~again.isin(RECOMPUTATIONS), again, where, sentence)
     columns["recomputation"] = again.to_numpy()
+    columns |= {name: table[name].to_numpy() for name in OF_GPTS if origin.accelerator}
     return Decoders(columns)
 
 
