@@ -129,9 +129,7 @@ oracle.add_command(partition)
 @oracle.command(
     "best",
     short_help="Rank the strategies on so many devices.",
-    epilog=examples(
-        "ddlbench oracle best resnet50 --devices 64 --batch-size 2048",
-    ),
+    epilog=examples("ddlbench oracle best resnet50 --devices 64 --batch-size 2048"),
 )
 @click.option("--devices", type=int, required=True)
 @of_network(ALL_SAMPLES)
@@ -147,9 +145,7 @@ def best_command(question: cnn.Question, devices: int) -> tuple[Any, list[str]]:
 @oracle.command(
     "limits",
     short_help="Say how far each strategy scales, and why no further.",
-    epilog=examples(
-        "ddlbench oracle limits resnet50 --batch-size 32",
-    ),
+    epilog=examples("ddlbench oracle limits resnet50 --batch-size 32"),
 )
 @click.option(
     "--strategy",
@@ -170,9 +166,7 @@ def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> tuple[A
 @oracle.command(
     "target",
     short_help="Say which devices end an epoch in a given time.",
-    epilog=examples(
-        "ddlbench oracle target resnet50 --epoch-s 60 --batch-size 2048",
-    ),
+    epilog=examples("ddlbench oracle target resnet50 --epoch-s 60 --batch-size 2048"),
 )
 @click.option("--epoch-s", type=float, required=True, help="Seconds that an epoch may take.")
 @MAX_DEVICES
@@ -188,9 +182,7 @@ def target_command(question: cnn.Question, epoch_s: float) -> tuple[Any, list[st
 @oracle.command(
     "rows",
     short_help="Write measured cells as a table of runs.",
-    epilog=examples(
-        "ddlbench oracle rows --output runs.csv",
-    ),
+    epilog=examples("ddlbench oracle rows --output runs.csv"),
 )
 @with_matrix
 @click.option("--output", type=_PATH, required=True, help="Write the CSV table here.")
@@ -218,9 +210,7 @@ def rows_command(
 @oracle.command(
     "figure",
     short_help="Draw measurements beside projections.",
-    epilog=examples(
-        "ddlbench oracle figure measured.csv --out figures",
-    ),
+    epilog=examples("ddlbench oracle figure measured.csv --out figures"),
 )
 @click.argument("measured", type=_PATH, nargs=-1, required=True)
 @click.option("--platform", help="Its name, or a file; the one of such runs if left out.")
@@ -262,9 +252,7 @@ def _draw(figure: str, path: Path, *inputs: Any) -> None:
 @oracle.command(
     "anomalies",
     short_help="Flag runs that depart from their projection.",
-    epilog=examples(
-        "ddlbench oracle anomalies results/local/demo/predictions.json",
-    ),
+    epilog=examples("ddlbench oracle anomalies results/local/demo/predictions.json"),
 )
 @click.argument("runs", type=_PATH)
 @click.option(
@@ -324,9 +312,7 @@ def anomalies_command(
 @oracle.command(
     "explain",
     short_help="Draw who holds what of a layer, and what is sent.",
-    epilog=examples(
-        "ddlbench oracle explain filter data+spatial",
-    ),
+    epilog=examples("ddlbench oracle explain filter data+spatial"),
 )
 @click.argument("strategies", nargs=-1, type=click.Choice(STRATEGIES), metavar="[STRATEGY]...")
 @OUT

@@ -38,9 +38,7 @@ _POINT_COLUMNS = (
 @click.command(
     "read",
     short_help="Make one table of other people's logs.",
-    epilog=examples(
-        "ddlbench oracle read slurm-1.out slurm-2.out --output runs.csv",
-    ),
+    epilog=examples("ddlbench oracle read slurm-1.out slurm-2.out --output runs.csv"),
 )
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Table to write.")

@@ -139,9 +139,7 @@ def score_command(
 @click.command(
     "terms",
     short_help="Say what each term of the model buys.",
-    epilog=examples(
-        "ddlbench oracle terms runs.csv",
-    ),
+    epilog=examples("ddlbench oracle terms runs.csv"),
 )
 @click.argument("runs", type=_PATH)
 @HOLD_OUT

@@ -109,15 +109,10 @@ def layer_times(table: Decoders, platform: Accelerators) -> LayerTimes:
     forward = device.layer(1.0)
     backward = device.layer(BACKWARD)
     again = device.attention_again()
-    everything, nothing = forward, forward.times(0.0)
     full, selective = (table["recomputation"] == word for word in ("full", "selective"))
+    partly = again.times(selective)
     repeated = Pass(
-        {
-            name: np.where(
-                full, everything.parts[name], np.where(selective, again.parts[name], 0.0)
-            )
-            for name in nothing.parts
-        }
+        {name: np.where(full, forward.parts[name], partly.parts[name]) for name in PARTS}
     )
     weights = 0.5 * backward.parts[MATMUL]  # of the two products, one gives the weights' gradient
     with_again = backward.plus(repeated)
@@ -202,10 +197,8 @@ class _Device:
         kernels = 4 * self._platform.constant("kernel_s")
         return self._pass(
             {
-                MATMUL: np.zeros(len(self._table)),
                 ATTENTION: self._attention_s(),
                 MEMORY: self._memory_s(SCORE_BYTES * self._score_items) + kernels,
-                TENSOR: np.zeros(len(self._table)),
             },
             0.25 * self._platform.constant("host_layer_s"),
         )
@@ -214,8 +207,6 @@ class _Device:
         """Look-up of words and its gradient; with tensor parallelism an all-reduce."""
         return self._pass(
             {
-                MATMUL: np.zeros(len(self._table)),
-                ATTENTION: np.zeros(len(self._table)),
                 MEMORY: self._memory_s(2 * EMBEDDING_BYTES * self._tokens * self._hidden),
                 TENSOR: self._all_reduce_s(),
             },
@@ -231,7 +222,6 @@ class _Device:
         return self._pass(
             {
                 MATMUL: (1 + BACKWARD) * self._product_s(words, self._hidden) * slower,
-                ATTENTION: np.zeros(len(self._table)),
                 MEMORY: self._memory_s(HEAD_BYTES * self._tokens * words) + kernels,
                 TENSOR: self._all_reduce_s(),
             },
@@ -239,6 +229,9 @@ class _Device:
         )
 
     def _pass(self, device: dict[str, Array], host_s: Array | float) -> Pass:
+        """A pass; parts that are left out take no time."""
+        nothing = np.zeros(len(self._table))
+        device = {name: device.get(name, nothing) for name in PARTS if name != HOST}
         busy = np.sum(list(device.values()), axis=0)
         k = np.where(self._tensor > 1, SHARPNESS_TOGETHER, SHARPNESS_ALONE)
         longer = (busy**k + np.asarray(host_s) ** k) ** (1 / k)
