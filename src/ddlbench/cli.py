@@ -165,7 +165,8 @@ class _LazyCommands(click.Group):
             with formatter.section(heading):
                 formatter.write_dl([*commands.items()])
         with formatter.section("Below them"):
-            formatter.write_text(", ".join(_names_below()))
+            parts = (f"{name}: {', '.join(commands)}" for name, commands in BELOW.items())
+            formatter.write_text("; ".join(parts))
 
 
 @click.group(cls=_LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
