@@ -199,7 +199,7 @@ def test_two_own_points_tell_latency_and_rate(library, published):
     )
     made = read_points(table.assign(time_s=points.expected_s(planted)))
     own = measured_at(made.take(np.isin(made.payload_bytes, (2**24, GIB))), library)
-    assert own.value("start_s") == pytest.approx(planted.value("start_s"), rel=0.1)
+    assert own.constant("start_s") == pytest.approx(planted.constant("start_s"), rel=0.1)
 
 
 def test_one_sweep_of_a_subset_can_be_scored(published):
