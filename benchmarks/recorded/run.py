@@ -35,13 +35,14 @@ NETWORKS = {
     "torchvision:convnext_tiny": ("cifar10", 8),
     "hf:gpt2?n_layer=4,n_embd=256,n_head=4": ("tokens", 2),
 }
-WARM_UP = 5
+WARM_UP = 3
+BUILDS = 8
 
 
 def main() -> None:
     """Measure each network, print a line of each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=80)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -56,42 +57,60 @@ def main() -> None:
 def measure(network: str, dataset: str, samples: int, pairs: int) -> dict[str, Any]:
     """Start-up seconds and ratios of step times of a network."""
     spec = DATASETS[dataset]
-    begin = time.process_time()
-    with seeded(1):
-        module = whole(load("ddlbench.networks", network)(spec), "")
-    plain_s = time.process_time() - begin
-    starts = []
-    for _ in range(2):
-        begin = time.process_time()
-        blocks = build(network, spec, seed=1)
-        starts.append(time.process_time() - begin - plain_s)
+    factory = load("ddlbench.networks", network)
+    factory(spec)  # imports its library
     torch.manual_seed(1)
     inputs = made_up_inputs(spec, samples)
     labels = torch.randint(spec.num_classes, inputs.shape if spec.kind == "tokens" else (samples,))
-    forms = [Training(blocks, inputs, labels), Training(module, inputs, labels)]
-    for _ in range(WARM_UP):
-        for form in forms:
-            form.step()
-    ratios = []
-    for pair in range(pairs):
-        order = (0, 1) if pair % 2 else (1, 0)
-        times = {which: seconds(forms[which]) for which in order}
-        ratios.append(times[0] / times[1])
+
+    def module() -> nn.Module:
+        with seeded(1):
+            return whole(factory(spec), "")
+
+    def blocks() -> nn.Module:
+        return build(network, spec, seed=1)
+
+    starts, ratios, count = [], [], 0
+    for which in range(BUILDS):
+        # Where weights lie in memory changes a step by up to a tenth: build in both orders.
+        made = {}
+        for form in (module, blocks) if which % 2 else (blocks, module):
+            begin = time.process_time()
+            network_made = form()
+            made[form] = time.process_time() - begin, Training(network_made, inputs, labels)
+        starts.append(made[blocks][0] - made[module][0])
+        count = len(list(made[blocks][1].network.children()))
+        ratios += paired(made[blocks][1], made[module][1], pairs // BUILDS)
     low, middle, high = statistics.quantiles(ratios, n=4)
+    later = statistics.median(starts[1:])
     row = {
         "network": network,
-        "blocks": len(blocks),
-        "pairs": pairs,
+        "blocks": count,
+        "pairs": len(ratios),
         "step_ratio": middle,
         "step_ratio_quartiles": [low, high],
         "first_start_s": starts[0],
-        "later_start_s": starts[1],
+        "later_start_s": later,
     }
     print(
-        f"{network:40} {row['blocks']:3} blocks  step x {middle:.3f} ({low:.3f} to {high:.3f})"
-        f"  start +{starts[0]:.1f} s, then +{starts[1]:.1f} s"
+        f"{network:40} {count:3} blocks  step x {middle:.3f} ({low:.3f} to {high:.3f})"
+        f"  start +{starts[0]:.1f} s, then +{later:.1f} s",
+        flush=True,
     )
     return row
+
+
+def paired(first: Training, second: Training, pairs: int) -> list[float]:
+    """Ratios of step times of two forms that take turns."""
+    for _ in range(WARM_UP):
+        first.step()
+        second.step()
+    ratios = []
+    for pair in range(pairs):
+        order = (first, second) if pair % 2 else (second, first)
+        times = {id(form): seconds(form) for form in order}
+        ratios.append(times[id(first)] / times[id(second)])
+    return ratios
 
 
 class Training:
