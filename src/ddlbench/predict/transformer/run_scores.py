@@ -346,8 +346,9 @@ def _of_own_rows(runs: TrainingRuns, software: Software, text: str) -> dict[str,
         fitted = priors.with_constants(fit_time(runs.take(taught), priors, names).constants)
         others = runs.take(~taught)
         errors.append(np.abs(predicted_s(others, fitted) / others.step_s - 1))
-    means = pd.DataFrame([error_means(each) for each in errors]).mean()
-    return {"rows": len(runs), "draws": DRAWS, "own_rows": count, **means.to_dict()}
+    draws = [error_means(each) for each in errors]
+    means = {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
+    return {"rows": len(runs), "draws": DRAWS, "own_rows": count, **means}
 
 
 def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
