@@ -270,8 +270,8 @@ def _decoder_software(question: ScoreQuestion, runs: Sequence[Path], where: str)
     return _Calibrated(fitted, fits, values, few)
 
 
-def _horovod(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:
-    given = Software.load(question.software or "horovod")
+def _scaling(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:
+    given = Software.load(question.software or horovod_scaling.SOFTWARE)
     fabric = Fabric.load(question.fabric) if question.fabric else None
     tables = [horovod_scaling.scalings(read_table(path, ()), str(path), fabric) for path in runs]
     fit = horovod_scaling.fit_scaling(horovod_scaling.together(tables), given)
@@ -292,7 +292,7 @@ def _collectives(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _
     return _Calibrated(fitted, [fit], {"intervals": intervals})
 
 
-_FITS = {"mlperf": _horovod, "nccl": _collectives}
+_FITS = {"mlperf": _scaling, "nccl": _collectives}
 
 
 def _propose(geometry: str, *, as_json: bool) -> None:

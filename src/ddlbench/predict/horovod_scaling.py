@@ -45,6 +45,8 @@ from ddlbench.predict.run_tables import (
 )
 
 PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "mlperf_resnet50.csv")))
+SOFTWARE = "horovod"
+"""Its file in ``config/software``."""
 CONSTANTS = ("start_s", "straggler_share", "network_share")
 GRADIENT_BYTES = 2 * 25_557_032
 """Of ResNet-50 (He et al. 2016) in half precision, as MLPerf's submissions with MXNet send them."""
@@ -337,7 +339,7 @@ def term_gains(table: pd.DataFrame, question: ScoreQuestion) -> Iterator[dict[st
         ``term``, and the mean and median error of all steps and of those on several nodes.
     """
     everything = _asked(table, question)
-    software = Software.load(question.software or "horovod")
+    software = Software.load(question.software or SOFTWARE)
     hold_out = "submitter" if question.hold_out == "none" else question.hold_out
     for term, without in TERMS.items():
         predicted_s = _held_out(everything, everything, software, hold_out, without)
@@ -381,7 +383,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
         raise ConfigError(f"no row can be predicted ({reasons})")
     rows = everything.rows
     chosen = everything.take(rows_of_kind(question.kind, _filters(rows), len(rows)))
-    software = Software.load(question.software or "horovod")
+    software = Software.load(question.software or SOFTWARE)
     predicted_s = _held_out(chosen, everything, software, question.hold_out)
     errors = np.abs(predicted_s / chosen.measured_s - 1)
     return {
