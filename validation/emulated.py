@@ -143,7 +143,7 @@ def _studied(experiment: dict[str, Any], *targets: str) -> Study:
     if "--report" not in sys.argv[1:]:
         study.run_here(*targets)
     study.ddlbench("report", "--configfile", "experiment.yaml")
-    study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+    study.ddlbench("predict", "accuracy", "--configfile", "experiment.yaml", "--figures")
     return study
 
 

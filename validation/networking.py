@@ -81,7 +81,7 @@ def main() -> None:
         if part is SMALL:  # predicted, too
             if measure:
                 study.run_here("profiles")
-            study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+            study.ddlbench("predict", "accuracy", "--configfile", "experiment.yaml", "--figures")
         _keep(study, Path("results") / site / part["experiment"], OUT / name)
 
 

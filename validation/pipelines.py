@@ -136,7 +136,7 @@ def main() -> None:
             study.keep(made, OUT / f"{part['experiment']}.{suffix}")
         say_device(OUT / f"{part['experiment']}.csv", "cpu")
         if figure == "pipelines":
-            study.ddlbench("accuracy", "--configfile", "experiment.yaml")
+            study.ddlbench("predict", "accuracy", "--configfile", "experiment.yaml")
             told = made.parents[1] / "tables" / "accuracy.csv"
             study.keep(told, OUT / f"{part['experiment']}-accuracy.csv")
             predictions = study.folder / made.parents[1] / "predictions.json"

@@ -221,7 +221,7 @@ def _report(batch: str) -> None:
     for experiment_of in (fast, slow):
         study, name = described(batch, experiment_of), experiment_of(BATCHES[batch])["experiment"]
         study.ddlbench("report", "--configfile", "experiment.yaml")
-        study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+        study.ddlbench("predict", "accuracy", "--configfile", "experiment.yaml", "--figures")
         results, out = Path("results") / SITE / name, OUT / batch / name
         for path in sorted((study.folder / results).rglob("*")):
             if path.name in KEPT[name]:

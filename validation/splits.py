@@ -98,7 +98,7 @@ def _here(report: bool) -> None:
 def _reported(study: Study, part: dict[str, Any]) -> Path:
     """Draw, predict, keep one row a cell; returns the folder of the experiment's results."""
     study.ddlbench("report", "--configfile", "experiment.yaml")
-    study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+    study.ddlbench("predict", "accuracy", "--configfile", "experiment.yaml", "--figures")
     name = part["experiment"]
     folder = Path("results") / part["site"] / name
     study.keep(folder / "figures" / "speedup.png", OUT / f"{name}-speedup.png")

@@ -30,7 +30,7 @@ from ddlbench.predict.links import LinkTable
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR
 
 OUT = ROOT / "docs" / "validation" / "transformers"
-PLATFORM = ROOT / "config" / "platforms" / "one-core.yaml"
+PLATFORM = ROOT / "config" / "transformers" / "one-core.yaml"
 # The parts that the oracle is scored on, and how much faster their device is than the platform's.
 # It is fitted to the first: holding out one of its networks leaves fewer rows than constants.
 ORACLE = {"emulated": 1.0, "computed": 4.0}
@@ -107,7 +107,7 @@ def main() -> None:
         if not chosen.report:
             study.run_here("links", "profiles", "cells")
         study.ddlbench("report", "--configfile", "experiment.yaml")
-        study.ddlbench("accuracy", "--configfile", "experiment.yaml", "--figures")
+        study.ddlbench("predict", "accuracy", "--configfile", "experiment.yaml", "--figures")
         results = Path("results") / content["site"] / content["experiment"]
         predictions = study.folder / results / "predictions.json"
         cells = keep_cells(f"transformers, {part}", predictions, "all", out / "cells.csv")
@@ -157,7 +157,7 @@ def _score_oracle(study: Study, part: str, out: Path) -> None:
     study.ddlbench("oracle", "rows", "--configfile", "experiment.yaml", "--output", str(runs))
     if part == FITTED_TO:
         study.ddlbench(
-            *("oracle", "calibrate", str(runs), "--workload", "transformer", "--json"),
+            *("calibrate", str(runs), "--json"),
             *("--platform", str(PLATFORM), "--output", str(fitted)),
         )
     platforms = {
@@ -168,7 +168,7 @@ def _score_oracle(study: Study, part: str, out: Path) -> None:
     for name, platform in platforms.items():
         score = json.loads(
             study.ddlbench(
-                *("oracle", "score", str(runs), "--workload", "transformer", "--json"),
+                *("oracle", "score", str(runs), "--json"),
                 *("--platform", str(_faster(platform, ORACLE[part], study.folder / "platforms"))),
             )
         )

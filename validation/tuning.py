@@ -1,4 +1,4 @@
-"""``ddlbench tune`` against exhaustive sweeps of the same configurations.
+"""``ddlbench recommend tune`` against exhaustive sweeps of the same configurations.
 
 A search is run first, alone, with as many trials as 30 % of the configurations; then every
 configuration that it left out is measured, too (``--sampler random``). So the search cannot know
@@ -51,10 +51,10 @@ class Search:
         return count
 
     def command(self, sampler: str, trials: int) -> list[str]:
-        """The call of ``ddlbench tune``."""
+        """The call of ``ddlbench recommend tune``."""
         varied = [f"{name}={','.join(map(str, values))}" for name, values in self.vary.items()]
         return [
-            *("tune", "--site", self.site, "--strategy", self.strategy),
+            *("recommend", "tune", "--site", self.site, "--strategy", self.strategy),
             *("--network", self.network, "--dataset", "cifar10", "--geometry", self.geometry),
             *("--fabric", self.fabric, "--batch-size", str(self.vary["batch_size"][0])),
             *(word for one in varied for word in ("--vary", one)),

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from io import TextIOWrapper
+from typing import Any
 
 import click
 
@@ -27,21 +29,14 @@ COMMANDS = {
         "plan": "Say what an experiment will cost before it runs.",
         "check": "Train tiny steps with each strategy, and compare with one device.",
         "status": "Say what runs, what failed, and why.",
-        "compare": "Compare two results, and fail where one became slower.",
-        "reference": "Keep a small file of what results should reach.",
         "report": "Make tables, figures and an HTML report of the results so far.",
-        "forget": "Delete results, so that the next run measures them again.",
-        "export": "Write results for DuckDB, MLflow, Prometheus and others.",
+        "compare": "Compare two results, and fail where one became slower.",
     },
     "Predict and choose": {
         "predict": "Predict one cell: time of a step, its parts, memory.",
         "recommend": "Rank the strategies for a network on so many devices.",
-        "tune": "Search a strategy's options for the most samples a second.",
-        "largest-batch": "Find the largest batch that fits, and confirm it by a cell.",
-        "accuracy": "Compare predictions with measured cells.",
-        "calibrate": "Learn a site's constants from measured cells.",
+        "calibrate": "Learn constants of predictions from measured cells or runs.",
         "oracle": "Project and choose ways to cut a network.",
-        "timeline": "Draw what devices do when; break down traces of others.",
     },
     "Published": {
         "papers": "List the published figures and tables, and how to make each.",
@@ -52,29 +47,23 @@ COMMANDS = {
     },
 }
 
-_MODULES = {
-    "status": "results",
-    "reference": "compare",
-    "report": "results",
-    "forget": "results",
-    "accuracy": "predict",
-    "largest-batch": "predict",
+# Commands below a command, as ``ddlbench report export``, and their modules.
+BELOW: Mapping[str, Mapping[str, str]] = {
+    "status": {"forget": "results"},
+    "report": {"timeline": "timeline", "export": "export", "reference": "compare"},
+    "predict": {"accuracy": "predict"},
+    "recommend": {"tune": "tune", "largest-batch": "predict"},
 }
 
-# Shorter or older names, and what they stand for.
-_ALIASES = {
-    "init": ("site", "init"),
-    "doctor": ("site", "doctor"),
-    "accelerator": ("site", "accelerator"),
-    "interconnect": ("links",),
-    "link": ("links",),
-    "partition": ("oracle", "partition"),
-    "check-data": ("check", "--data"),
-}
+_MODULES = {"status": "results", "report": "results"}
 
 
 GROUP = "ddlbench.commands"
 _BUILT_IN = frozenset(name for commands in COMMANDS.values() for name in commands)
+
+
+def _names_below() -> list[str]:
+    return [f"{name} {below}" for name, commands in BELOW.items() for below in commands]
 
 
 @cache
@@ -88,6 +77,58 @@ def _added() -> dict[str, str]:
     }
 
 
+def _function(name: str, module: str) -> click.Command:
+    name = name.replace("-", "_")
+    command: click.Command = getattr(importlib.import_module(f"ddlbench.commands.{module}"), name)
+    return command
+
+
+class _WithCommandsBelow(click.Group):
+    """A command that has others below it: the first argument may name one of them."""
+
+    allow_extra_args = False
+    allow_interspersed_args = True
+
+    def __init__(self, first: click.Command, below: Mapping[str, str]) -> None:
+        super().__init__(
+            first.name,
+            callback=first.callback,
+            params=first.params,
+            help=first.help,
+            short_help=first.short_help,
+            epilog=first.epilog,
+            no_args_is_help=False,
+        )
+        self._below = below
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands below."""
+        return [*self._below]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command below; None if there is none of that name."""
+        return _function(cmd_name, self._below[cmd_name]) if cmd_name in self._below else None
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """The context of the command below that is named, or of this command."""
+        if not args or args[0] not in self._below:
+            return super().make_context(info_name, args, parent, **extra)
+        above = click.Context(self, parent, info_name)
+        below = _function(args[0], self._below[args[0]])
+        return below.make_context(args[0], args[1:], above, **extra)
+
+    # What is no name below is parsed and run as by any command.
+    parse_args = click.Command.parse_args
+    invoke = click.Command.invoke
+    collect_usage_pieces = click.Command.collect_usage_pieces
+
+
 class _LazyCommands(click.Group):
     """Commands under the headings of what they are for, each imported when it is wanted."""
 
@@ -97,27 +138,24 @@ class _LazyCommands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if there is none of that name."""
-        command: click.Command
         if cmd_name in _added():
-            command = load_target(cmd_name, third_party(GROUP, _BUILT_IN)[cmd_name])
-            return command
+            added: click.Command = load_target(cmd_name, third_party(GROUP, _BUILT_IN)[cmd_name])
+            return added
         if cmd_name not in _BUILT_IN:
             return None
-        name = cmd_name.replace("-", "_")
-        module = importlib.import_module(f"ddlbench.commands.{_MODULES.get(cmd_name, name)}")
-        command = getattr(module, name)
-        return command
+        command = _function(cmd_name, _MODULES.get(cmd_name, cmd_name))
+        below = BELOW.get(cmd_name)
+        return _WithCommandsBelow(command, below) if below else command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of the arguments; a wrong name ends with the nearest right one."""
-        args = [*_ALIASES.get(args[0], args[:1]), *args[1:]]
         names = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in names:
             from ddlbench.experiment.registry import unknown  # noqa: PLC0415 - of a mistake only
 
-            raise ConfigError(unknown(GROUP, args[0], names))
+            raise ConfigError(unknown(GROUP, args[0], [*names, *_names_below()]))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -126,6 +164,9 @@ class _LazyCommands(click.Group):
         for heading, commands in {**COMMANDS, **added}.items():
             with formatter.section(heading):
                 formatter.write_dl([*commands.items()])
+        with formatter.section("Below them"):
+            parts = (f"{name}: {', '.join(commands)}" for name, commands in BELOW.items())
+            formatter.write_text("; ".join(parts))
 
 
 @click.group(cls=_LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})

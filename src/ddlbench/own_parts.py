@@ -100,7 +100,7 @@ class OwnFolders:
         return [
             f"{count} of {datasets} {were} measured with other data than lies there now, and no "
             "ratio to cells of this data is drawn; to measure with this data: "
-            "ddlbench forget --state other-data"
+            "ddlbench status forget --state other-data"
         ]
 
 

@@ -54,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def export(results: Path, out: Path, name: str, programs: Path | None = None, *more: str) -> None:
     """Write the export twice; with a tool's packages where the format needs them."""
     found = list((programs.parent / "lib").glob("python*/site-packages")) if programs else []
-    arguments = ["export", "--to", name, "--out", str(out), *more, str(results)]
+    arguments = ["report", "export", "--to", name, "--out", str(out), *more, str(results)]
     for _ in range(2):
         subprocess.run(
             [sys.executable, "-c", _EXPORT, str(found[0]) if found else "", *arguments],

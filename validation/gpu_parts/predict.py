@@ -260,7 +260,7 @@ def _row(size: _Size, told: Mapping[str, Any], result: Result, fixed: int) -> di
     """One cell: step and memory, predicted and measured.
 
     The allocator's peak does not have what the device holds beside it, so that is taken off the
-    prediction; ``memory_ratio_with_fixed`` leaves it in, as `ddlbench accuracy` does.
+    prediction; ``memory_ratio_with_fixed`` leaves it in, as `ddlbench predict accuracy` does.
     """
     low_s, high_s = told["predicted_low_s"], told["predicted_high_s"]
     measured_s, peak = told["measured_step_s"], told["measured_memory_bytes"]

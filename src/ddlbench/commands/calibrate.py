@@ -1,52 +1,139 @@
-"""``ddlbench calibrate``: what measured cells teach the predictor of a site."""
+"""``ddlbench calibrate``: constants of predictions, learnt from cells or tables of runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from ddlbench.commands.options import with_matrix
+from ddlbench.commands.options import matrix_at
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, examples, paragraph, show, table
-from ddlbench.experiment.paths import result_file
-from ddlbench.predict import calibration
+from ddlbench.common.screen import (
+    duration_text,
+    examples,
+    named_lines,
+    paragraph,
+    show,
+    table,
+)
+from ddlbench.experiment.cell import parse_geometry
+from ddlbench.experiment.paths import CONFIG, result_file
+from ddlbench.predict import calibration, collective_times, horovod_scaling
+from ddlbench.predict.collective_times import Library
 from ddlbench.predict.evaluate import predictions
+from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
+from ddlbench.predict.paradl import measured as iterations
+from ddlbench.predict.platforms import Accelerators, Platform
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR
+from ddlbench.predict.run_tables import CNN, ScoreQuestion, kind_of, read_table
+from ddlbench.predict.transformer import runs as gpt_runs
+from ddlbench.predict.transformer.decoder_fit import FEW_ROWS, proposals
+from ddlbench.predict.transformer.run_scores import calibrated
+from ddlbench.predict.transformer.training_runs import gpts, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ddlbench.experiment.config import Experiment
-    from ddlbench.experiment.site import Site
-    from ddlbench.planning.matrix import MatrixRow
     from ddlbench.predict.calibration import Calibration, CalibrationCell
+    from ddlbench.predict.constants import Fit, WithConstants
+
+_PATH = click.Path(path_type=Path)
+_OF_CELLS = {
+    "choose": "--choose",
+    "configfile": "--configfile",
+    "site_name": "--site",
+    "scale": "--scale",
+}
+_OF_RUNS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in ("software", "hardware", "fabric", "platform", "campaign", "hold_out", "output")
+}
 
 
 @click.command(
-    epilog=examples("ddlbench calibrate --choose 6", "ddlbench calibrate --configfile mine.yaml")
+    epilog=examples(
+        "ddlbench calibrate --choose 6",
+        "ddlbench calibrate --configfile mine.yaml",
+        "ddlbench calibrate runs.csv --hardware h100-sxm --output mine.yaml",
+        "ddlbench calibrate iterations.csv --platform abci --hold-out network",
+    )
 )
-@with_matrix
+@click.argument("runs", type=_PATH, nargs=-1)
+@click.option("--configfile", type=_PATH, default=CONFIG, show_default=True, help="The experiment.")
+@click.option("--site", "site_name", help="Another site than the file names.")
+@click.option("--scale", help="Of a published figure: full or laptop.")
+@click.option("--choose", type=click.IntRange(1), help="Only name the N cells that tell most.")
+@click.option("--software", help="Of RUNS: its name in config/software, or a file.")
+@click.option("--hardware", help="Of RUNS: a name in config/hardware, or a file.")
+@click.option("--fabric", help="Of RUNS: a name in config/fabrics, or a file.")
 @click.option(
-    "--choose", type=click.IntRange(1), default=None, help="Only name the N cells that tell most."
+    "--platform",
+    help="Of RUNS of CNNs (config/platforms) or GPTs (config/transformers): a name or a file.",
 )
+@click.option(
+    "--campaign",
+    default=iterations.MAIN_CAMPAIGN,
+    show_default=True,
+    help="Of RUNS of CNNs: its rows are read.",
+)
+@click.option(
+    "--hold-out",
+    type=click.Choice(iterations.HOLD_OUTS),
+    help="Of RUNS of CNNs: also fit without each network in turn, or up to 16 devices only, and "
+    "score the rest.",
+)
+@click.option("--output", type=_PATH, help="Of RUNS: write the file with the constants here.")
+@click.option("--geometry", help="Propose which runs of a decoder to measure on NODESxDEVICES.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.pass_context
 def calibrate(
+    context: click.Context,
     *,
-    experiment: Experiment,
-    site: Site,
-    rows: list[MatrixRow],
+    runs: tuple[Path, ...],
+    geometry: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Learn constants of predictions from measured cells or runs.
+
+    Without RUNS from the experiment's cells: writes results/SITE/calibration.json, which predict
+    and recommend then use.
+
+    RUNS are CSV tables of one kind, which their columns tell (docs/oracle.md), and fit a platform,
+    a software or a library of collectives. Up to ten runs of decoders fit three constants of a
+    device: share of the peak, host's time a layer, latency of a node.
+    """
+    other, what = (_OF_CELLS, "cells") if runs or geometry else (_OF_RUNS, "RUNS")
+    wrong = [
+        option
+        for name, option in other.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if wrong:
+        raise ConfigError(f"calibrate: {', '.join(wrong)}: only for {what}; leave it out")
+    if geometry:
+        _propose(geometry, as_json=as_json)
+    if runs:
+        _of_runs(runs, as_json=as_json, **{name: options[name] for name in _OF_RUNS})
+    elif not geometry:
+        _of_cells(as_json=as_json, **{name: options[name] for name in _OF_CELLS})
+
+
+def _of_cells(
+    *,
+    configfile: Path,
+    site_name: str | None,
+    scale: str | None,
     choose: int | None,
     as_json: bool,
 ) -> None:
-    """Learn a site's constants from measured cells.
-
-    Writes results/SITE/calibration.json, which predict and recommend then use.
-    """
+    experiment, site, rows = matrix_at(configfile, site_name, scale)
     frame = predictions(rows, site, names=(DEFAULT_PREDICTOR,))
     cells = calibration.cells_of(frame, DEFAULT_PREDICTOR)
     if choose is not None:
@@ -55,16 +142,196 @@ def calibrate(
         show(paths, _chosen_lines(chosen), as_json=as_json)
         return
     measured = [cell for cell in cells if cell.measured_s is not None]
-    calibrated = calibration.calibrate(site.name, measured)
-    if not calibrated.strategies:
+    learnt = calibration.calibrate(site.name, measured)
+    if not learnt.strategies:
         raise ConfigError(
             f"{experiment.where}: no strategy has three measured cells at site {site.name}, which "
             "calibration needs; `ddlbench calibrate --choose 6` names those that tell most"
         )
-    path = calibration.write_calibration(calibrated)
+    path = calibration.write_calibration(learnt)
     scores = calibration.scores(measured)
-    values = {**calibrated.to_dict(), "scores": records(scores)}
-    show(values, _score_lines(calibrated, scores, path), as_json=as_json)
+    values = {**learnt.to_dict(), "scores": records(scores)}
+    show(values, _score_lines(learnt, scores, path), as_json=as_json)
+
+
+@dataclass(frozen=True)
+class _Calibrated:
+    """A model that was fitted.
+
+    Args:
+        model: with fitted constants.
+        fits: of them.
+        values, lines: what else is known of it.
+    """
+
+    model: WithConstants
+    fits: Sequence[Fit]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+
+
+def _of_runs(
+    runs: Sequence[Path],
+    *,
+    platform: str | None,
+    campaign: str,
+    hold_out: str | None,
+    output: Path | None,
+    as_json: bool,
+    **names: str | None,
+) -> None:
+    kinds = {kind_of(path).name for path in runs}
+    if len(kinds) > 1:
+        raise ConfigError(f"tables of different kinds, {', '.join(sorted(kinds))}; give one kind")
+    (kind,) = kinds
+    where = ", ".join(path.name for path in runs)
+    if kind == CNN:
+        fitted = _cnn_platform(runs, platform, campaign, hold_out)
+    elif platform is not None:
+        fitted = _gpt_platform(runs, platform, where)
+    elif kind in _FITS:
+        fitted = _FITS[kind](_question(names), runs, where)
+    else:
+        fitted = _decoder_software(_question(names), runs, where)
+    values = {
+        "rows": sum(fit.rows for fit in fitted.fits),
+        "constants": {
+            name: {**fitted.model.constants[name].to_dict(), **fit.of(name)}
+            for fit in fitted.fits
+            for name in fit.constants
+        },
+        **fitted.values,
+    }
+    lines = [*_constant_lines(fitted), *fitted.lines]
+    if output:
+        fitted.model.write(output)
+        values["written"] = str(output)
+        lines.append(f"written: {output}")
+    show(values, lines, as_json=as_json)
+
+
+def _question(names: Mapping[str, str | None]) -> ScoreQuestion:
+    return ScoreQuestion(
+        software=names["software"], device=names["hardware"], fabric=names["fabric"]
+    )
+
+
+def _cnn_platform(
+    runs: Sequence[Path], platform: str | None, campaign: str, hold_out: str | None
+) -> _Calibrated:
+    if len(runs) > 1:
+        raise ConfigError("several tables of iterations; give one, with column campaign")
+    given = Platform.load(platform or iterations.PLATFORM)
+    rows = iterations.reliable_rows(runs[0], campaign)
+    fit = iterations.calibrate(rows, given)
+    fitted = given.fitted_to(fit)
+    projections = iterations.projected(rows, fitted, iterations.FITTED)
+    values: dict[str, Any] = {"mean_accuracy": iterations.mean_accuracy(rows, projections)}
+    lines = [f"mean accuracy on the same rows: {values['mean_accuracy']:.1%}"]
+    if hold_out:
+        held = values["hold_out"] = _held_out(*iterations.hold_out(rows, given, hold_out))
+        parts = ", ".join(f"{name} {share:.1%}" for name, share in held["strategies"].items())
+        lines += paragraph(
+            f"held out by {hold_out}, {held['cells']} cells: {held['mean_accuracy']:.1%} ({parts})",
+            hanging="  ",
+        )
+    return _Calibrated(fitted, [fit], values, lines)
+
+
+def _held_out(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[str, Any]:
+    """Accuracy of rows that were held out."""
+    groups = rows.groupby("strategy")
+    return {
+        "mean_accuracy": iterations.mean_accuracy(rows, projections),
+        "cells": len(rows),
+        "strategies": {
+            str(name): iterations.mean_accuracy(group, projections) for name, group in groups
+        },
+    }
+
+
+def _gpt_platform(runs: Sequence[Path], platform: str, where: str) -> _Calibrated:
+    """The interval comes from the same rows with each hidden size, or else size, held out."""
+    given, steps = Accelerators.load(platform), gpts(runs)
+    fit = gpt_runs.calibrate(steps, given)
+    fitted = gpt_runs.calibrated(given, fit, steps, where)
+    errors = abs(gpt_runs.predicted_s(steps, fitted) / steps.step_s - 1)
+    error = float(errors[steps.timed].mean())
+    values = {"mean_absolute_error": error, "interval": fitted.interval.to_dict()}
+    return _Calibrated(fitted, [fit], values, [f"mean error on the same runs: {error:.1%}"])
+
+
+def _decoder_software(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:
+    steps = read_runs(runs, question)
+    given = Software.load(question.software or steps.origin.software)
+    fitted, fits = calibrated(steps, given, where)
+    values = {"intervals": {name: each.to_dict() for name, each in fitted.intervals.items()}}
+    few = [f"up to {FEW_ROWS} rows fit three constants"] if fits[0].rows <= FEW_ROWS else []
+    return _Calibrated(fitted, fits, values, few)
+
+
+def _scaling(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:
+    given = Software.load(question.software or horovod_scaling.SOFTWARE)
+    fabric = Fabric.load(question.fabric) if question.fabric else None
+    tables = [horovod_scaling.scalings(read_table(path, ()), str(path), fabric) for path in runs]
+    fit = horovod_scaling.fit_scaling(horovod_scaling.together(tables), given)
+    fitted = replace(given.fitted_to(fit), fitted_on=f"{fit.rows} steps of {where}")
+    return _Calibrated(fitted, [fit])
+
+
+def _collectives(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _Calibrated:
+    given = Library.load(question.software or "nccl")
+    fabric = Fabric.load(question.fabric) if question.fabric else None
+    device = DeviceSheet.named(question.device) if question.device else None
+    if len(runs) > 1:
+        raise ConfigError("several tables of collectives; give one")
+    points = collective_times.read_points(read_table(runs[0], ()), where, fabric, device)
+    fit = collective_times.fit_points(points, given)
+    fitted = collective_times.calibrated(points, given, where)
+    intervals = {name: each.to_dict() for name, each in fitted.intervals.items()}
+    return _Calibrated(fitted, [fit], {"intervals": intervals})
+
+
+_FITS = {"mlperf": _scaling, "nccl": _collectives}
+
+
+def _propose(geometry: str, *, as_json: bool) -> None:
+    nodes, devices_per_node = parse_geometry(geometry, where="--geometry")
+    proposed = proposals(devices_per_node, nodes)
+    lines = table(
+        "tells | > tensor | > data | > pipeline | > micro-batch",
+        [(entry.bound_by, *map(str, entry.layout.values())) for entry in proposed],
+    )
+    values = {"proposed": [{"tells": entry.bound_by, **entry.layout} for entry in proposed]}
+    show(values, lines, as_json=as_json)
+
+
+_LOOSE = 0.5
+
+
+def _constant_lines(fitted: _Calibrated) -> list[str]:
+    """Every fitted constant with its interval."""
+    parts = [f"{fit.rows:,} rows fit {len(fit.constants)} constants" for fit in fitted.fits]
+    rows, meanings, loose = [], [], []
+    for fit in fitted.fits:
+        for name, value in fit.constants.items():
+            (low, high), constant = fit.intervals[name], fitted.model.constants[name]
+            ends = f"{low:.2g} to {high:.2g}"
+            rows.append((name, f"{value:.3g}", ends, f"{constant.prior:.3g}", constant.unit))
+            meanings.append((name, constant.meaning))
+            if fit.relative_errors[name] > _LOOSE:
+                loose.append(name)
+    lines = paragraph(f"{fitted.model.description}; {', '.join(parts)}")
+    lines += table("constant | > fitted | > 90 % | > prior | unit /1", rows)
+    if loose:
+        lines += paragraph(
+            f"Hardly known from these rows, over {_LOOSE:.0%} uncertain: {', '.join(loose)}.",
+            hanging="  ",
+        )
+    return lines + (named_lines(meanings) if len(meanings) <= _FEW_MEANINGS else [])
+
+
+_FEW_MEANINGS = 5
 
 
 def _chosen_lines(cells: Sequence[CalibrationCell]) -> list[str]:

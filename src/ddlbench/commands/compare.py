@@ -1,4 +1,4 @@
-"""``ddlbench compare`` and ``reference``: hold results against earlier ones."""
+"""``ddlbench compare`` and ``report reference``: hold results against earlier ones."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def compare(
     """Compare two results, and fail where one became slower.
 
     A and B are folders of results (results/, a site's, any other), or files of
-    `ddlbench reference`. The median steps of cells with the same settings are compared, whatever
-    their site, repeat and code. Exit status: 0; 1 for a regression; 2 for wrong input.
+    `ddlbench report reference`. The median steps of cells with the same settings are compared,
+    whatever their site, repeat and code. Exit status: 0; 1 for a regression; 2 for wrong input.
 
     \b
     slower       the whole 95 % interval of B/A is above the margin
@@ -158,7 +158,7 @@ def _draw(comparison: Comparison, figure: Path, *, quiet: bool) -> None:
     click.echo(f"figure: {figure}", err=quiet)
 
 
-@click.command(epilog=examples("ddlbench reference results/mysite --out reference.yaml"))
+@click.command(epilog=examples("ddlbench report reference results/mysite --out reference.yaml"))
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option(
     "--out",

@@ -1,4 +1,4 @@
-"""``ddlbench export``: results in the formats of other people's tools."""
+"""``ddlbench report export``: results in the formats of other people's tools."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _formats() -> str:
 
 @click.command(
     epilog=examples(
-        "ddlbench export --to duckdb",
-        "ddlbench export --to openmetrics --out /var/lib/node_exporter",
-        "ddlbench export --to ro-crate --author 'Ada Lovelace' --licence CC-BY-4.0",
+        "ddlbench report export --to duckdb",
+        "ddlbench report export --to openmetrics --out /var/lib/node_exporter",
+        "ddlbench report export --to ro-crate --author 'Ada Lovelace' --licence CC-BY-4.0",
     )
 )
 @click.argument("results", nargs=-1, type=click.Path(path_type=Path))

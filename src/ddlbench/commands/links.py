@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, get_args
 
 import click
 
-from ddlbench.commands.links_compare import compare
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import Number, duration_text, examples, paragraph, table
-from ddlbench.common.statistics import MB, MBIT_PER_S, MS
+from ddlbench.common.screen import (
+    Number,
+    duration_text,
+    examples,
+    paragraph,
+    size_text,
+    table,
+)
+from ddlbench.common.statistics import GB, MB, MBIT_PER_S, MS
 from ddlbench.emulation import EmulatedNodes, EmulationFailed
 from ddlbench.experiment.fabric import Backend, LinkCondition
 from ddlbench.experiment.links import Links, PairMatrix, read_links
+from ddlbench.interconnect.nccl_tests import is_nccl_tests, parse_nccl_tests
 from ddlbench.interconnect.nvbandwidth_json import parse_nvbandwidth
 from ddlbench.interconnect.nvidia_programs import decoded
-from ddlbench.interconnect.p2p import parse_p2p
+from ddlbench.interconnect.p2p import is_p2p, parse_p2p
 from ddlbench.interconnect.pair_matrix import with_slow_pairs
-
-_FILE = click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+from ddlbench.predict.collective_times import OPERATIONS, Library
+from ddlbench.predict.hardware import DeviceSheet, Fabric, System
+from ddlbench.predict.link_verdicts import Judged, Measured, judged_pairs, judged_sweep, sentence
 
 
 @click.group()
@@ -30,37 +40,48 @@ def links() -> None:
     """Show, judge and emulate the links between devices."""
 
 
-links.add_command(compare)
-
-
 @links.command(
-    "parse-p2p",
-    short_help="Print p2pBandwidthLatencyTest's output as JSON.",
-    epilog=examples("ddlbench links parse-p2p p2p.txt"),
+    short_help="Print what a test of links printed, as JSON.",
+    epilog=examples("ddlbench links read p2p.txt", "ddlbench links read nvbandwidth.json"),
 )
-@_FILE
-def parse_p2p_file(file: Path) -> None:
-    """Print the matrices of p2pBandwidthLatencyTest's output as JSON (bytes per second, seconds).
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+def read(file: Path) -> None:
+    """Print as JSON what a test of links printed (bytes per second, seconds).
 
-    FILE is its stdout, as captured; - reads standard input. Lines may begin with a rank, a host or
-    the time. Row = sender, column = receiver.
+    FILE is stdout as captured, of p2pBandwidthLatencyTest, of `nvbandwidth -j` or of nccl-tests,
+    which its content tells; - reads standard input. Lines may begin with a rank, a host or the
+    time. Of a matrix: row = sender, column = receiver.
     """
-    _print_parsed(file, parse_p2p)
+    text = text_of(file)
+    if is_nccl_tests(text):
+        parsed = asdict(parse_nccl_tests(text, str(file)))
+    else:
+        is_json = _is_nvbandwidth(text) or text.lstrip().startswith("{")
+        parse = parse_nvbandwidth if is_json else parse_p2p
+        parsed = parse(text, str(file))
+        pairs = [with_slow_pairs(PairMatrix.from_dict(pair)) for pair in parsed["pairs"]]
+        parsed["pairs"] = [pair.to_dict() for pair in pairs]
+    for remark in parsed.get("remarks", ()):
+        click.echo(f"{file}: {remark}", err=True)
+    click.echo(json.dumps(parsed, indent=1, allow_nan=False))
 
 
-@links.command(
-    "parse-nvbandwidth",
-    short_help="Print `nvbandwidth -j` output as JSON.",
-    epilog=examples("ddlbench links parse-nvbandwidth nvbandwidth.json"),
-)
-@_FILE
-def parse_nvbandwidth_file(file: Path) -> None:
-    """Print the device-to-device matrices of `nvbandwidth -j` as JSON (bytes per second, seconds).
+def _is_nvbandwidth(text: str) -> bool:
+    return '"nvbandwidth"' in text
 
-    FILE is its stdout, as captured; - reads standard input. Lines may begin with a rank, a host or
-    the time. Row = sender, column = receiver.
+
+def text_of(path: Path) -> str:
+    """The text of a file, or of standard input for ``-``.
+
+    Raises:
+        ConfigError: it cannot be read.
     """
-    _print_parsed(file, parse_nvbandwidth)
+    if str(path) == "-":
+        return decoded(sys.stdin.buffer.read())
+    try:
+        return decoded(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 @links.command(epilog=examples("ddlbench links show results/mycluster/links/default/links.json"))
@@ -72,25 +93,6 @@ def show(links_json: Path) -> None:
     for note in measured.notes:
         lines += paragraph(f"note: {note}", hanging="  ")
     click.echo("\n".join(lines))
-
-
-def _print_parsed(file: Path, parse: Callable[[str, str], dict[str, Any]]) -> None:
-    parsed = parse(_text(file), str(file))
-    parsed["pairs"] = [
-        with_slow_pairs(PairMatrix.from_dict(pair)).to_dict() for pair in parsed["pairs"]
-    ]
-    for remark in parsed.get("remarks", ()):
-        click.echo(f"{file}: {remark}", err=True)
-    click.echo(json.dumps(parsed, indent=1, allow_nan=False))
-
-
-def _text(file: Path) -> str:
-    if str(file) == "-":
-        return decoded(sys.stdin.buffer.read())
-    try:
-        return decoded(file.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 _POOR_FIT = 0.5
@@ -160,6 +162,217 @@ def _pair_lines(links: Links) -> list[str]:
             )
     title = "Slow pairs (below 0.8 of their level's median)"
     return [title, *table(headings, rows)] if rows else [f"{title}: none"]
+
+
+_DEVICES_PER_NODE = 8
+_GIVEN_RANKS = ("all_gather",)
+"""Operations whose message in links.json is what one rank gives, not the whole buffer."""
+
+
+_Answer = tuple[Measured, System, list[Judged]]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a file holds.
+
+    Args:
+        sweeps: of collectives.
+        pairs: rates of copies in bytes/s, by name.
+        devices: of the node whose copies they are.
+        remarks: of the reader.
+    """
+
+    sweeps: Sequence[Measured] = ()
+    pairs: Sequence[tuple[str, float]] = ()
+    devices: int = _DEVICES_PER_NODE
+    remarks: Sequence[str] = ()
+
+
+@links.command(
+    "compare",
+    short_help="Say whether measured links are normal.",
+    epilog=examples(
+        "ddlbench links compare all_reduce.txt --hardware h100-sxm --fabric efa-3200 --nodes 2"
+    ),
+)
+@click.argument("sweep", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--hardware", required=True, help="Device: its name in config/hardware, or a file.")
+@click.option("--fabric", help="Its name in config/fabrics, or a file; of several nodes.")
+@click.option("--nodes", type=click.IntRange(1), help="Of the sweep; the file's if left out.")
+@click.option("--devices-per-node", type=click.IntRange(1), help="The file's if left out, or 8.")
+@click.option("--operation", type=click.Choice(OPERATIONS), help="Where the text does not tell.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def compare_command(
+    *,
+    sweep: Path,
+    hardware: str,
+    fabric: str | None,
+    nodes: int | None,
+    devices_per_node: int | None,
+    operation: str | None,
+    as_json: bool,
+) -> None:
+    """Say whether SWEEP is normal for a device, a fabric and a number of nodes.
+
+    SWEEP is a links.json, the text of nccl-tests or of p2pBandwidthLatencyTest, or the JSON of
+    `nvbandwidth -j`; - reads standard input. Expected times come from data sheets and published
+    sweeps, with an interval.
+    """
+    device = DeviceSheet.load(hardware)
+    described = Fabric.load(fabric) if fabric else None
+    library = Library.load("nccl")
+    read = _content(sweep, operation, nodes, devices_per_node)
+    answers: list[_Answer] = []
+    for sweep_read in read.sweeps:
+        system = _system(device, described, sweep_read.nodes, sweep_read.devices_per_node)
+        answers.append((sweep_read, system, judged_sweep(sweep_read, system, library)))
+    if read.pairs:
+        system = System(device, None, 1, devices_per_node or read.devices)
+        pairs = judged_pairs(read.pairs, system, library)
+        answers.append((Measured("copies", 1, system.devices_per_node, (), ()), system, pairs))
+    if not answers:
+        raise ConfigError(
+            f"{sweep}: no sweep of NCCL with {nodes or 'any'} node(s) in it; measure one, or "
+            "give the output of all_reduce_perf"
+        )
+    for remark in read.remarks:
+        click.echo(f"{sweep}: {remark}", err=True)
+    if as_json:
+        click.echo(json.dumps(_values(answers, hardware, fabric), indent=1, allow_nan=False))
+    else:
+        click.echo("\n".join(_verdict_lines(answers, fabric or "")))
+
+
+def _system(device: DeviceSheet, fabric: Fabric | None, nodes: int, devices: int) -> System:
+    if nodes > 1 and fabric is None:
+        raise ConfigError(
+            f"the sweep is of {nodes} nodes; give --fabric, one of {', '.join(Fabric.names())}"
+        )
+    return System(device, fabric if nodes > 1 else None, nodes, devices)
+
+
+def _content(
+    path: Path, operation: str | None, nodes: int | None, devices_per_node: int | None
+) -> _Content:
+    text = text_of(path)
+    if is_nccl_tests(text):
+        test = parse_nccl_tests(text, str(path), operation)
+        count = nodes or len(test.hosts)
+        if not count:
+            raise ConfigError(f"{path}: it does not list its nodes; give --nodes")
+        devices = devices_per_node or (test.ranks or count * _DEVICES_PER_NODE) // count
+        if test.ranks and test.ranks != count * devices:
+            raise ConfigError(
+                f"{path}: {test.ranks} ranks are not {count} nodes of {devices} devices; give "
+                "--nodes and --devices-per-node as they were"
+            )
+        if count * devices < 2:
+            raise ConfigError(f"{path}: one rank sends nothing; give a test of two or more")
+        swept = Measured(
+            test.operation,
+            count,
+            devices,
+            [point.payload_bytes for point in test.points],
+            [point.time_s for point in test.points],
+            "nccl-tests",
+        )
+        return _Content([swept], remarks=test.remarks)
+    of_pairs = parse_p2p if is_p2p(text) else parse_nvbandwidth if _is_nvbandwidth(text) else None
+    if of_pairs is not None:
+        parsed = of_pairs(text, str(path))
+        matrices = [PairMatrix.from_dict(pair) for pair in parsed["pairs"]]
+        devices = len(parsed["devices"])
+        return _Content((), list(_rates(matrices)), devices, parsed.get("remarks", ()))
+    if str(path) == "-":
+        raise ConfigError(
+            "-: neither the text of nccl-tests or p2pBandwidthLatencyTest nor nvbandwidth's JSON"
+        )
+    links = read_links(path)
+    of_nodes = [len(pair.endpoints) for pair in links.pairs if pair.scope == "node"]
+    return _Content(
+        list(_sweeps_of(links, nodes, devices_per_node)),
+        list(_rates(links.pairs)),
+        max(of_nodes, default=_DEVICES_PER_NODE),
+    )
+
+
+def _sweeps_of(links: Links, nodes: int | None, devices: int | None) -> Iterator[Measured]:
+    """NCCL's sweeps of a links file, of one geometry if it is given."""
+    for swept in links.sweeps:
+        fits = nodes in (None, swept.nodes) and devices in (None, swept.devices_per_node)
+        if swept.transport == "nccl" and swept.operation in OPERATIONS and swept.points and fits:
+            factor = swept.ranks if swept.operation in _GIVEN_RANKS else 1
+            points = [point for point in swept.points if point.message_bytes > 0]
+            yield Measured(
+                swept.operation,
+                swept.nodes,
+                swept.devices_per_node,
+                [factor * point.message_bytes for point in points],
+                [point.time_s for point in points],
+                swept.transport,
+            )
+
+
+def _rates(matrices: Sequence[PairMatrix]) -> Iterator[tuple[str, float]]:
+    """The median and the slowest pair of each matrix of direct copies in one direction."""
+    for matrix in matrices:
+        if matrix.method not in ("nvbandwidth", "p2pBandwidthLatencyTest"):
+            continue
+        if matrix.direction != "unidirectional" or matrix.access == "staged":
+            continue
+        rates = {
+            f"{row} to {column}": rate
+            for row, rates in enumerate(matrix.bandwidth_bytes_per_s)
+            for column, rate in enumerate(rates)
+            if row != column and rate
+        }
+        if rates:
+            slowest = min(rates, key=lambda pair: rates[pair])
+            operation = matrix.operation or "copy"
+            yield f"{operation}, median", median(rates.values())
+            yield f"{operation}, {slowest} (slowest)", rates[slowest]
+
+
+def _values(answers: Sequence[_Answer], hardware: str, fabric: str | None) -> dict[str, Any]:
+    sweeps = [
+        {
+            "operation": measured.operation,
+            "nodes": system.nodes,
+            "devices_per_node": system.devices_per_node,
+            "points": [point.to_dict() for point in judged],
+            "sentence": sentence(judged, system, fabric or ""),
+        }
+        for measured, system, judged in answers
+    ]
+    return {"hardware": hardware, "fabric": fabric, "sweeps": sweeps}
+
+
+def _verdict_lines(
+    answers: Sequence[tuple[Measured, System, list[Judged]]], fabric: str
+) -> Iterator[str]:
+    for place, (measured, system, judged) in enumerate(answers):
+        if place:
+            yield ""
+        text = _rate_text if judged[0].payload_bytes is None else duration_text
+        rows = [
+            (
+                point.what if point.payload_bytes is None else size_text(point.payload_bytes),
+                text(point.measured),
+                text(point.expected),
+                f"{text(point.low)} to {text(point.high)}",
+                point.verdict,
+            )
+            for point in judged
+        ]
+        yield from table(
+            f"{measured.operation} | > measured | > expected | > interval | verdict", rows
+        )
+        yield from paragraph(sentence(judged, system, fabric))
+
+
+def _rate_text(bytes_per_s: float) -> str:
+    return GB.text(bytes_per_s, ",.0f") + "/s"
 
 
 @links.command(

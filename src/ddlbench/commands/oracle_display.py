@@ -10,26 +10,20 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     duration_text,
     left_out,
-    named_lines,
     paragraph,
     ranking,
     size_text,
     table,
 )
 from ddlbench.experiment.cell import Cell, short_names
-from ddlbench.predict.paradl.measured import mean_accuracy
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ddlbench.predict.paradl.oracle import Answer, Question, Reach
-    from ddlbench.predict.platforms import Fit, Platform, PlatformFile
 
 ACCURACIES = ("accuracy", "compute_accuracy", "communication_accuracy", "worst_cell_accuracy")
-CONSTANT = ("value", "relative_error", "prior", "meaning")
-"""What is said of each fitted constant."""
 _FEW_NAMES = 2
-_LOOSE = 0.5
 
 
 def answer(projected: Answer) -> dict[str, Any]:
@@ -63,29 +57,10 @@ def reach(scaling: Reach) -> dict[str, Any]:
     }
 
 
-def constants(platform: PlatformFile, fit: Fit, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Every fitted constant with its error or interval, beside its prior and meaning."""
-    return {
-        name: {key: {**constant.to_dict(), **fit.of(name)}[key] for key in keys}
-        for name, constant in platform.fitted.items()
-    }
-
-
-def accuracy_by_strategy(rows: pd.DataFrame, projections: pd.DataFrame) -> dict[str, Any]:
-    """Accuracy of rows that were held out."""
-    return {
-        "mean_accuracy": mean_accuracy(rows, projections),
-        "cells": len(rows),
-        "strategies": {
-            str(name): mean_accuracy(group, projections) for name, group in rows.groupby("strategy")
-        },
-    }
-
-
-def score_lines(values: Mapping[str, Any], platform: Platform) -> list[str]:
+def accuracy_lines(values: Mapping[str, Any]) -> list[str]:
     """Accuracies of every campaign with the baselines, and what the projections miss most."""
     headings = "of | > accuracy | > computation | > communication | > worst cell | > cells"
-    lines = paragraph(f"{values['predictor']} on {platform.description}")
+    lines = paragraph(f"{values['predictor']} on {values['platform']}")
     for campaign, score in {values["campaign"]: values, **values["campaigns"]}.items():
         known = {name: value for name, value in score["baselines"].items() if value is not None}
         beside = ", ".join(f"{name} {_percent(known[name])}" for name in _highest_first(known))
@@ -119,56 +94,6 @@ def _grouped(what: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
         more = f" and {len(names) - _FEW_NAMES} more" if len(names) > _FEW_NAMES else ""
         lines += paragraph(f"{what}, {len(names)}: {shown}{more}: {why}", hanging="  ")
     return lines
-
-
-def calibration_lines(value: Mapping[str, Any], platform: Platform) -> list[str]:
-    """Every fitted constant, then accuracies."""
-    headings = "constant | > fitted | > +- | > prior"
-    fitted = value["constants"]
-    rows = [
-        (
-            name,
-            _constant(name, constant["value"]),
-            f"{constant['relative_error']:.0%}",
-            _constant(name, constant["prior"]),
-        )
-        for name, constant in fitted.items()
-    ]
-    lines = paragraph(
-        f"{len(fitted)} constants from {value['rows']} iterations: {platform.description}"
-    )
-    lines += table(headings, rows)
-    loose = [name for name, constant in fitted.items() if constant["relative_error"] > _LOOSE]
-    if loose:
-        lines += paragraph(
-            f"Hardly known from these rows, over {_LOOSE:.0%} uncertain: {', '.join(loose)}.",
-            hanging="  ",
-        )
-    lines += named_lines((name, str(constant["meaning"])) for name, constant in fitted.items())
-    lines.append(f"mean accuracy on the same rows: {_percent(value['mean_accuracy'])}")
-    if "hold_out" in value:
-        held = value["hold_out"]
-        parts = ", ".join(
-            f"{key} {_percent(constant)}" for key, constant in held["strategies"].items()
-        )
-        lines += paragraph(
-            f"held out by {held['by']}, {held['cells']} cells: "
-            f"{_percent(held['mean_accuracy'])} ({parts})",
-            hanging="  ",
-        )
-    return lines + written(value)
-
-
-def written(value: Mapping[str, Any]) -> list[str]:
-    """Where a calibrated platform is, if it was written."""
-    return [f"written: {value['written']}"] if "written" in value else []
-
-
-def _constant(name: str, value: float) -> str:
-    """A fitted constant in the unit that its name ends with; a share as a number."""
-    if name.endswith("_bytes_per_s"):
-        return f"{size_text(value)}/s"
-    return duration_text(value) if name.endswith("_s") else f"{value:.2f}"
 
 
 def departure_lines(judged: pd.DataFrame, limit: float, source: str) -> list[str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
+from ddlbench.commands.links import text_of
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import counted, duration_text, examples, table
 from ddlbench.interconnect.nccl_tests import NcclTest, is_nccl_tests, parse_nccl_tests
-from ddlbench.interconnect.nvidia_programs import decoded
 from ddlbench.predict.run_logs import megatron, mlperf, torchtitan
 from ddlbench.predict.run_logs.logged_run import LoggedRun, table_text
 
@@ -38,9 +38,7 @@ _POINT_COLUMNS = (
 @click.command(
     "read",
     short_help="Make one table of other people's logs.",
-    epilog=examples(
-        "ddlbench oracle read slurm-1.out slurm-2.out --output runs.csv",
-    ),
+    epilog=examples("ddlbench oracle read slurm-1.out slurm-2.out --output runs.csv"),
 )
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Table to write.")
@@ -84,9 +82,9 @@ def _text(file: Path) -> str:
     try:
         if file.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{file}: over a gigabyte; give the part with the training's lines")
-        return decoded(file.read_bytes())
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    return text_of(file)
 
 
 def _system(text: str) -> Mapping[str, object] | None:

@@ -1,4 +1,4 @@
-"""``ddlbench predict``, ``largest-batch`` and ``accuracy``: what files say of time and memory."""
+"""``ddlbench predict``, ``predict accuracy`` and ``recommend largest-batch``."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
 @click.command(
     "largest-batch",
     epilog=examples(
-        "ddlbench largest-batch --strategy ddp --network vgg11 --dataset cifar10 --geometry "
-        "1x2 --dry-run"
+        "ddlbench recommend largest-batch --strategy ddp --network vgg11 --dataset cifar10 "
+        "--geometry 1x2 --dry-run"
     ),
 )
 @case_options
@@ -190,7 +190,9 @@ def largest_batch(
 
 
 @click.command(
-    epilog=examples("ddlbench accuracy", "ddlbench accuracy --configfile mine.yaml --figures")
+    epilog=examples(
+        "ddlbench predict accuracy", "ddlbench predict accuracy --configfile mine.yaml --figures"
+    )
 )
 @with_matrix
 @click.option("--figures", is_flag=True, help="Draw the figures too.")

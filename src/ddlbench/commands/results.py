@@ -1,4 +1,4 @@
-"""``ddlbench status``, ``forget`` and ``report``: what was measured, and what was not yet."""
+"""``ddlbench status``, ``status forget`` and ``report``: what was measured, what was not yet."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ _FORGOTTEN = (
 
 @click.command(
     epilog=examples(
-        "ddlbench forget --state out_of_memory", "ddlbench forget --state disturbed --yes"
+        "ddlbench status forget --state out_of_memory",
+        "ddlbench status forget --state disturbed --yes",
     )
 )
 @with_matrix

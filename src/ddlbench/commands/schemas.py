@@ -27,8 +27,8 @@ _FORMS: Mapping[str, str] = {
     "fabric": "ddlbench.predict.hardware:Fabric",
     "hardware": "ddlbench.predict.hardware:DeviceSheet",
     "platform": "ddlbench.predict.platforms:Platform",
-    "platform_transformer": "ddlbench.predict.platforms:Accelerators",
     "software": "ddlbench.predict.hardware:Software",
+    "transformer": "ddlbench.predict.platforms:Accelerators",
 }
 
 
@@ -62,10 +62,11 @@ NAMES = (*_FORMS, *_OTHERS)
 _FOLDERS = {
     "experiments": "experiment", "sites": "site", "accelerators": "accelerator",
     "collectives": "collectives", "fabrics": "fabric", "hardware": "hardware",
-    "software": "software", "platforms": "platform_transformer", "papers": "paper",
+    "software": "software", "platforms": "platform", "transformers": "transformer",
+    "papers": "paper",
 }  # fmt: skip
 _FILES = {
-    "config.yaml": "experiment", "papers/claims.yaml": "claims", "platforms/abci.yaml": "platform",
+    "config.yaml": "experiment", "papers/claims.yaml": "claims",
 }  # fmt: skip
 
 

@@ -309,14 +309,13 @@ def columns_csv() -> str:
 
 def fields_csv() -> str:
     """One row a field of every file of results in JSON."""
-    files = {
-        "result.json": schema_fields(), "predictions.json": _predicted_fields(),
-        "status --json": _status_fields(),
+    forms = {
+        "result.json": Result, "predictions.json": PredictedCell, "status --json": StatusDocument,
     }  # fmt: skip
     rows = [
         (file, name, kind.replace("`", ""), meaning)
-        for file, fields_of_file in files.items()
-        for name, kind, meaning in fields_of_file
+        for file, form in forms.items()
+        for name, kind, meaning in fields_of(form)
     ]
     return csv_text([("file", "field", "type", "meaning"), *rows])
 
@@ -326,20 +325,10 @@ def reasons_csv() -> str:
     return csv_text([("code", "meaning"), *REASON_CODES.items()])
 
 
-def schema_fields() -> list[tuple[str, str, str]]:
-    """List every field of result.json with its type and meaning."""
-    schema = schema_of(Result)
-    return list(_walk("", schema, schema["$defs"]))
-
-
-def _predicted_fields() -> list[tuple[str, str, str]]:
-    schema = schema_of(PredictedCell)
-    return list(_walk("", schema, {}))
-
-
-def _status_fields() -> list[tuple[str, str, str]]:
-    schema = schema_of(StatusDocument)
-    return list(_walk("", schema, schema["$defs"]))
+def fields_of(form: Any) -> list[tuple[str, str, str]]:
+    """Every field of a document with its type and meaning."""
+    schema = schema_of(form)
+    return list(_walk("", schema, schema.get("$defs", {})))
 
 
 def _walk(

@@ -1,4 +1,4 @@
-"""``ddlbench timeline``: what each device of a cell does when, planned above and measured below."""
+"""``ddlbench report timeline``: what each device of a cell does when, planned and measured."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json
 @click.command(
     "timeline",
     epilog=examples(
-        "ddlbench timeline results/local/cells/cifar10/resnet18/ddp/1x2/batch_size=16/rep0",
-        "ddlbench timeline traces/ --json",
-        "ddlbench timeline --schedule 1f1b --stages 4 --mini-batches 8",
+        "ddlbench report timeline results/local/cells/cifar10/resnet18/ddp/1x2/batch_size=16/rep0",
+        "ddlbench report timeline traces/ --json",
+        "ddlbench report timeline --schedule 1f1b --stages 4 --mini-batches 8",
     ),
 )
 @click.argument(

@@ -1,4 +1,4 @@
-"""``ddlbench tune``: the best options of a strategy, with as few cells as possible."""
+"""``ddlbench recommend tune``: the best options of a strategy, with as few cells as possible."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _TRIALS = 6
 
 @click.command(
     epilog=examples(
-        "ddlbench tune --strategy gpipe --network vgg11 --dataset cifar10 --geometry 1x2 "
+        "ddlbench recommend tune --strategy gpipe --network vgg11 --dataset cifar10 --geometry 1x2 "
         "--batch-size 64 --vary chunks=2,4,8 --dry-run"
     )
 )

@@ -38,7 +38,7 @@ from ddlbench.experiment.result import Ended
 from ddlbench.experiment.status import Status
 
 SCHEMA_VERSION = 1
-_HEADER = "# What `ddlbench compare` holds results against; written by `ddlbench reference`.\n"
+_HEADER = "# What `ddlbench compare` holds results against, from `ddlbench report reference`.\n"
 _DIGITS = 6
 MOST_BYTES = 16 * 2**20
 """Of a reference file, as YAML is slow to read: some 40,000 rows."""
@@ -122,7 +122,7 @@ def read_reference(path: Path) -> Reference:
     values = read_yaml(path)
     if "schema_version" not in values or "configurations" not in values:
         raise ConfigError(
-            f"{path}: is no reference file; give one that `ddlbench reference` wrote, or a folder "
+            f"{path}: is no reference file; give one of `ddlbench report reference`, or a folder "
             "of results"
         )
     if "complete" not in values:

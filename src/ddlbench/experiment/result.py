@@ -495,7 +495,7 @@ _DOCUMENT = Document(
     "result",
     InvalidResult,
     newer=NewerResult,
-    instead=f"`ddlbench forget --state {Status.NEWER}`",
+    instead=f"`ddlbench status forget --state {Status.NEWER}`",
 )
 
 

@@ -234,7 +234,7 @@ def _is_like(value: OptionValue, default: OptionValue) -> bool:
 
 
 class Tried:
-    """Values of an option that ``ddlbench tune`` tries beside its default."""
+    """Values of an option that ``ddlbench recommend tune`` tries beside its default."""
 
     def __init__(self, *values: OptionValue) -> None:
         self.values = values

@@ -141,7 +141,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
 
 def _read(path: Path) -> list[PredictedCell]:
     if not path.is_file():
-        raise InvalidPredictions(f"{path}: no such file; make it with `ddlbench accuracy`")
+        raise InvalidPredictions(f"{path}: no such file; make it with `ddlbench predict accuracy`")
     return _DOCUMENT.read(path)["predictions"]
 
 
@@ -155,7 +155,7 @@ def errors_at(site: str, results_root: Path = RESULTS) -> SignedErrors:
     for path in sorted((results_root / site).glob("*/predictions.json")):
         try:
             rows = _read(path)
-        except ConfigError:  # of another version: `ddlbench accuracy` writes it anew
+        except ConfigError:  # of another version: `ddlbench predict accuracy` writes it anew
             continue
         for row in rows:
             if (error := row["signed_error"]) is not None:

@@ -23,15 +23,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.hardware import Described, DeviceSheet, Fabric, System
-from ddlbench.predict.platforms import Array, Constant, HeldOut, check_columns, fit, refuse
-from ddlbench.predict.run_tables import ScoreQuestion, rows_of_kind
+from ddlbench.predict.constants import Array, Fit, HeldOut, WithConstants, fit
+from ddlbench.predict.hardware import DeviceSheet, Fabric, Sourced, System
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    check_columns,
+    each_kind,
+    error_means,
+    refuse,
+    rows_of_kind,
+)
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -55,44 +62,20 @@ fifth, and there are as many of them as constants."""
 _OWN_SIZES = (2**24, 2**30)
 _NEEDED = ("collective", "accelerator", "nodes", "ranks", "payload_bytes", "time_s")
 _LINK, _CARDS = "nvlink_gb_per_s_one_way", "nic_gb_per_s_a_node"
-_NEAR = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Library(Described):
+class Library(WithConstants, Sourced):
     """A library of collectives."""
 
     folder: ClassVar[str] = "collectives"
     noun: ClassVar[str] = "library"
+    needed: ClassVar[tuple[str, ...]] = CONSTANTS
 
-    constants: Mapping[str, Constant]
     intervals: Mapping[str, HeldOut] = field(default_factory=dict)
     """Measured over expected times of sweeps that were held out, by size of the message."""
     fitted_on: str = ""
     """Points of the last fit."""
-
-    @property
-    def fitted(self) -> Mapping[str, Constant]:
-        return self.constants
-
-    def check(self, where: str) -> None:
-        super().check(where)
-        for name in CONSTANTS:
-            if name not in self.constants:
-                raise ConfigError(f"{where}: constants: {name!r} is missing; add value and prior")
-
-    def value(self, name: str) -> float:
-        return self.constants[name].value
-
-    def with_constants(self, constants: Mapping[str, float]) -> Self:
-        changed = {n: replace(self.constants[n], value=value) for n, value in constants.items()}
-        return replace(self, constants={**self.constants, **changed})
-
-    def priors(self) -> Self:
-        """The library as it is before any fit."""
-        return self.with_constants(
-            {name: constant.prior for name, constant in self.constants.items()}
-        )
 
 
 @dataclass(frozen=True)
@@ -157,18 +140,20 @@ def seconds(
     sent = _SENT[operation] * (ranks - 1) / ranks if operation in _SENT else np.ones(len(ranks))
     switch = groups.sums & (groups.devices_per_node >= 8) & is_sum
     rings = np.array([MESH_RINGS.get(int(n), 6) / 6 for n in groups.devices_per_node])
-    ring = library.value("ring_share") * np.where(groups.mesh, rings, 1.0)
-    rate = groups.link_bytes_per_s * np.where(switch, library.value("switch_share"), ring)
-    tree = library.value("tree_share") * (sent if is_sum else 1.0)
-    share = np.where(groups.nodes == 2, tree, library.value("network_share"))
+    ring = library.constant("ring_share") * np.where(groups.mesh, rings, 1.0)
+    rate = groups.link_bytes_per_s * np.where(switch, library.constant("switch_share"), ring)
+    tree = library.constant("tree_share") * (sent if is_sum else 1.0)
+    share = np.where(groups.nodes == 2, tree, library.constant("network_share"))
     network = np.where(several, share * groups.cards_bytes_per_s, np.inf)
     rate = np.minimum(rate, network)
-    node_s = np.where(np.isnan(groups.node_s), library.value("node_s"), groups.node_s)
-    latency_s = library.value("start_s") + library.value("device_s") * (groups.devices_per_node - 1)
+    node_s = np.where(np.isnan(groups.node_s), library.constant("node_s"), groups.node_s)
+    latency_s = library.constant("start_s") + library.constant("device_s") * (
+        groups.devices_per_node - 1
+    )
     # A ring passes twice for a sum.
     latency_s = (latency_s + np.where(several, node_s * groups.nodes, 0.0)) / (1 if is_sum else 2)
     sent_s = sent * payload_bytes / rate
-    short_s = library.value("short_latency_share") * latency_s + sent_s / library.value(
+    short_s = library.constant("short_latency_share") * latency_s + sent_s / library.constant(
         "short_rate_share"
     )
     return np.asarray(np.minimum(short_s, latency_s + sent_s))
@@ -278,8 +263,8 @@ def read_points(
     return Points(table, groups)
 
 
-def refitted(points: Points, library: Library) -> Library:
-    """The library with constants fitted to points; each sweep weighs alike.
+def fit_points(points: Points, library: Library) -> Fit:
+    """Fit the library's constants to points; each sweep weighs alike.
 
     Args:
         points: of any number of sweeps.
@@ -287,24 +272,19 @@ def refitted(points: Points, library: Library) -> Library:
     """
     sweeps = points.rows["sweep"]
     weights = 1 / sweeps.map(sweeps.value_counts()).to_numpy(dtype=float)
-    fitted = fit(
-        library.priors(),
+    return fit(
+        library.with_priors(),
         points.expected_s,
         points.measured_s,
         soft=_SOFT,
         pull=_PULL,
         weights=weights / weights.mean(),
     )
-    constants = {
-        name: replace(
-            library.constants[name],
-            value=value,
-            low=fitted.intervals[name][0],
-            high=fitted.intervals[name][1],
-        )
-        for name, value in fitted.constants.items()
-    }
-    return replace(library, constants={**library.constants, **constants})
+
+
+def refitted(points: Points, library: Library) -> Library:
+    """The library with constants fitted to points."""
+    return library.fitted_to(fit_points(points, library))
 
 
 def measured_at(points: Points, library: Library) -> Library:
@@ -333,7 +313,9 @@ def _scaled(library: Library, latency: float, rate: float) -> Library:
         **dict.fromkeys(("start_s", "device_s", "node_s"), latency),
         **dict.fromkeys(("ring_share", "switch_share", "tree_share", "network_share"), rate),
     }
-    return library.with_constants({n: library.value(n) * factor for n, factor in factors.items()})
+    return library.with_constants(
+        {n: library.constant(n) * factor for n, factor in factors.items()}
+    )
 
 
 def held_out_s(points: Points, fitted: Points, library: Library, kinds: Array, of: Array) -> Array:
@@ -350,12 +332,9 @@ def held_out_s(points: Points, fitted: Points, library: Library, kinds: Array, o
         ConfigError: all points are of one kind.
     """
     expected_s = np.empty(len(points))
-    for kind in np.unique(kinds):
-        others = of != kind
-        if not others.any():
-            raise ConfigError(f"all points are of {kind}; nothing is left to fit")
+    for those, others in each_kind(kinds, of, "model"):
         constants = refitted(fitted.take(others), library)
-        expected_s[kinds == kind] = points.take(kinds == kind).expected_s(constants)
+        expected_s[those] = points.take(those).expected_s(constants)
     return expected_s
 
 
@@ -449,10 +428,8 @@ def _nested(
     kinds, of = _kinds_of(points, hold_out), _kinds_of(known, hold_out)
     expected_s, own_s = np.empty(len(points)), np.full(len(points), np.nan)
     inside = np.zeros(len(points), dtype=bool)
-    for kind in np.unique(kinds):
-        those, others = kinds == kind, known.take(of != kind)
-        if not len(others):
-            raise ConfigError(f"--hold-out {hold_out}: all points are of {kind}; none is left")
+    for those, chosen in each_kind(kinds, of, hold_out):
+        others = known.take(chosen)
         constants, held = refitted(others, library), points.take(those)
         expected_s[those] = held.expected_s(constants)
         names = others.rows["sweep"].to_numpy()
@@ -531,10 +508,5 @@ def _scored(points: Points, errors: Array, inside: Array, own_s: Array | None) -
 
 
 def _means(errors: Array, inside: Array | None, of: Array) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "rows": int(of.sum()),
-        "mean_absolute_error": float(errors[of].mean()),
-        "median_absolute_error": float(np.median(errors[of])),
-        "within_20_percent": float(np.mean(errors[of] <= _NEAR)),
-    }
+    values = {"rows": int(of.sum()), **error_means(errors[of])}
     return values | ({} if inside is None else {"coverage": float(inside[of].mean())})

@@ -1,8 +1,8 @@
 """Files that predictions, choices and searches leave, as typed dictionaries.
 
-predictions.json   ddlbench accuracy           PredictionsFile
+predictions.json   ddlbench predict accuracy           PredictionsFile
 choice.json        ddlbench recommend          ChoiceFile; the report's advice.json is one, too
-tuning.json        ddlbench tune               TuningFile
+tuning.json        ddlbench recommend tune               TuningFile
 """
 
 from __future__ import annotations

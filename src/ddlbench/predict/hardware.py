@@ -11,75 +11,35 @@ The fields of the dataclasses below are the keys of a file. Rates count one way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Amount, Count, Form, Interval, Name, Positive
-from ddlbench.common.schema import nearest, read_checked, read_yaml
-from ddlbench.experiment.paths import project_root
-from ddlbench.predict.platforms import Constant, HeldOut, write_last
+from ddlbench.common.schema import nearest
+from ddlbench.predict.constants import Described, HeldOut, WithConstants
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 _WITHOUT_BF16 = ("fp16", "fp32")
 """What a device without bf16 trains in."""
-_SUFFIXES = (".yaml", ".yml")
-_HEADER = "# Written by `ddlbench oracle calibrate`, or by hand: see docs/oracle.md.\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Described(Form):
-    """What every file has.
+class Sourced(Described):
+    """A file that says where its values are from."""
 
-    Class attributes:
-        folder: below ``config``.
-        noun: what a file describes, for messages.
-    """
-
-    folder: ClassVar[str]
-    noun: ClassVar[str]
-
-    description: Name
     sources: Mapping[str, Name]
     """Where each value is from, by its key."""
 
-    @classmethod
-    def load(cls, name: str) -> Self:
-        """Read ``config/<folder>/<name>.yaml``, or the file ``name`` if it is a path.
-
-        Raises:
-            ConfigError: there is no such file, or a key is wrong.
-        """
-        is_path = name.endswith(_SUFFIXES)
-        path = Path(name) if is_path else cls._folder() / f"{name}.yaml"
-        if not path.is_file():
-            raise ConfigError(f"{cls.noun} {name!r} has no file {path}; {cls._remark(name)}")
-        described = read_checked(cls, read_yaml(path), str(path))
-        described.check(str(path))
-        return described
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """Names of the shipped files."""
-        return sorted(path.stem for path in cls._folder().glob("*.yaml"))
-
     def check(self, where: str) -> None:
         """Raise ConfigError if a source is of no key."""
+        super().check(where)
         for key in self.sources:
             if not hasattr(self, key):
                 raise ConfigError(
                     f"{where}: sources: {key!r} is no key; {nearest(key, vars(self))}"
                 )
-
-    @classmethod
-    def _folder(cls) -> Path:
-        return project_root() / "config" / cls.folder
-
-    @classmethod
-    def _remark(cls, name: str) -> str:
-        return nearest(name, cls.names())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +56,7 @@ class NodeLink(Form):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceSheet(Described):
+class DeviceSheet(Sourced):
     """The data sheet of one device."""
 
     folder: ClassVar[str] = "hardware"
@@ -146,7 +106,7 @@ class DeviceSheet(Described):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fabric(Described):
+class Fabric(Sourced):
     """What nodes send to each other."""
 
     folder: ClassVar[str] = "fabrics"
@@ -168,13 +128,12 @@ class Fabric(Described):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Software(Described):
+class Software(WithConstants, Sourced):
     """What trains: settings that decide memory and time, and constants that are fitted."""
 
     folder: ClassVar[str] = "software"
     noun: ClassVar[str] = "software"
 
-    constants: Mapping[str, Constant]
     gathered_inputs: Literal["keep", "again", "unknown"] = "unknown"
     """Whether inputs of products that tensor parallelism gathers are kept for the backward pass,
     or gathered again."""
@@ -208,23 +167,6 @@ class Software(Described):
     """Rows of the last fit."""
 
     @property
-    def fitted(self) -> Mapping[str, Constant]:
-        return self.constants
-
-    def constant(self, name: str) -> float:
-        """The value of a constant.
-
-        Raises:
-            ConfigError: the software has none of that name.
-        """
-        if name not in self.constants:
-            raise ConfigError(
-                f"{self.description}: constants: {name!r} is missing; add value and prior, "
-                "as in config/software/nanotron.yaml"
-            )
-        return self.constants[name].value
-
-    @property
     def item_bytes(self) -> float:
         """Of an activation, and of a weight as messages carry it."""
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
@@ -233,26 +175,6 @@ class Software(Described):
     def weight_bytes(self) -> float:
         """Of a weight beside the optimizer's state, which holds the single-precision one."""
         return 0.0 if self.precision in ("fp32", "tf32") else 2.0
-
-    def with_constants(self, constants: Mapping[str, float]) -> Self:
-        """The same software with other values."""
-        changed = {
-            name: replace(self.constants[name], value=value) for name, value in constants.items()
-        }
-        return replace(self, constants={**self.constants, **changed})
-
-    def require(self, names: Sequence[str]) -> None:
-        """Raise ConfigError if one of the constants is missing."""
-        for name in names:
-            self.constant(name)
-
-    def write(self, path: Path) -> None:
-        """Write the file atomically.
-
-        Raises:
-            ConfigError: the path cannot be written.
-        """
-        write_last(self, "constants", path, _HEADER)
 
 
 @dataclass(frozen=True)

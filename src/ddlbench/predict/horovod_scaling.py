@@ -33,11 +33,20 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.constants import Array, Fit, fit
 from ddlbench.predict.hardware import Fabric, Software
-from ddlbench.predict.platforms import Array, Fit, check_columns, fit, refuse
-from ddlbench.predict.run_tables import ScoreQuestion, rows_of_kind
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    check_columns,
+    each_kind,
+    error_means,
+    refuse,
+    rows_of_kind,
+)
 
 PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "mlperf_resnet50.csv")))
+SOFTWARE = "horovod"
+"""Its file in ``config/software``."""
 CONSTANTS = ("start_s", "straggler_share", "network_share")
 GRADIENT_BYTES = 2 * 25_557_032
 """Of ResNet-50 (He et al. 2016) in half precision, as MLPerf's submissions with MXNet send them."""
@@ -55,7 +64,6 @@ _SOFT = 0.05
 """Error of a logarithm beyond which errors weigh less: systems of one kind differ by 5 %."""
 _PULL = 0.1
 """A constant that is off its prior by its spread weighs as much as an error of 10 %."""
-_NEAR = 0.2
 _MANY = 64
 _ABSENT = {"start_s": 1e-12, "straggler_share": 1e-12, "network_share": 1e12}
 TERMS: Mapping[str, tuple[str, ...]] = {
@@ -309,7 +317,7 @@ def fit_scaling(of: Scalings, software: Software, without: Sequence[str] = ()) -
         ConfigError: there are fewer of them than constants.
     """
     timed = of.take(~of.rows["by_run"].to_numpy(dtype=bool))
-    priors = software.with_constants({name: software.constants[name].prior for name in CONSTANTS})
+    priors = software.with_priors(CONSTANTS)
     return fit(
         _without(priors, without),
         lambda constants: step_seconds(timed, constants),
@@ -331,13 +339,15 @@ def term_gains(table: pd.DataFrame, question: ScoreQuestion) -> Iterator[dict[st
         ``term``, and the mean and median error of all steps and of those on several nodes.
     """
     everything = _asked(table, question)
-    software = Software.load(question.software or "horovod")
+    software = Software.load(question.software or SOFTWARE)
     hold_out = "submitter" if question.hold_out == "none" else question.hold_out
     for term, without in TERMS.items():
         predicted_s = _held_out(everything, everything, software, hold_out, without)
         errors = np.abs(predicted_s / everything.measured_s - 1)
         many = everything.rows["devices"].to_numpy() >= _MANY
-        values = {"all": _means(errors)} | ({"many": _means(errors[many])} if many.any() else {})
+        values = {"all": error_means(errors)} | (
+            {"many": error_means(errors[many])} if many.any() else {}
+        )
         yield {"term": term, **values}
 
 
@@ -373,18 +383,23 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
         raise ConfigError(f"no row can be predicted ({reasons})")
     rows = everything.rows
     chosen = everything.take(rows_of_kind(question.kind, _filters(rows), len(rows)))
-    software = Software.load(question.software or "horovod")
-    software.require(CONSTANTS)
+    software = Software.load(question.software or SOFTWARE)
     predicted_s = _held_out(chosen, everything, software, question.hold_out)
     errors = np.abs(predicted_s / chosen.measured_s - 1)
     return {
         "rows": len(chosen),
-        **_means(errors),
+        **error_means(errors),
         "fit": None,
         "choice": None,
         "by": _by(chosen.rows, errors),
         "left_out": dict(everything.left_out),
     }
+
+
+def together(tables: Sequence[Scalings]) -> Scalings:
+    """Several tables of systems as one, each system once."""
+    rows = pd.concat([each.rows for each in tables], ignore_index=True)
+    return Scalings(rows.drop_duplicates([*FAMILY, "system", "devices"], ignore_index=True), {})
 
 
 def _held_out(
@@ -397,17 +412,13 @@ def _held_out(
     if hold_out == "none":
         return step_seconds(chosen, software)
     known = scalings(pd.read_csv(PUBLISHED))
-    rows = pd.concat([known.rows, given.rows], ignore_index=True)
-    rows = rows.drop_duplicates([*FAMILY, "system", "devices"], ignore_index=True)
-    fitted = Scalings(rows, {})
-    kinds, fitted_kinds = _kinds(chosen.rows, hold_out), _kinds(rows, hold_out)
+    fitted = together([known, given])
+    kinds, fitted_kinds = _kinds(chosen.rows, hold_out), _kinds(fitted.rows, hold_out)
     predicted_s = np.empty(len(chosen))
     left = set(CONSTANTS) - set(without)
-    for kind in np.unique(kinds):
-        others = fitted.take(fitted_kinds != kind)
-        constants = fit_scaling(others, software, without).constants if left else {}
-        fitted_to = _without(software.with_constants(constants), without)
-        those = kinds == kind
+    for those, others in each_kind(kinds, fitted_kinds, hold_out):
+        fits = [fit_scaling(fitted.take(others), software, without)] if left else []
+        fitted_to = _without(software.fitted_to(*fits), without)
         predicted_s[those] = step_seconds(chosen.take(those), fitted_to)
     return predicted_s
 
@@ -436,14 +447,6 @@ def _filters(rows: pd.DataFrame) -> dict[str, Array]:
     return columns | {"gpus": rows["devices"].to_numpy(), "nodes": rows["nodes"].to_numpy()}
 
 
-def _means(errors: Array) -> dict[str, float]:
-    return {
-        "mean_absolute_error": float(errors.mean()),
-        "median_absolute_error": float(np.median(errors)),
-        "within_20_percent": float(np.mean(errors <= _NEAR)),
-    }
-
-
 def _by(rows: pd.DataFrame, errors: Array) -> dict[str, dict[str, Any]]:
     timing = np.where(rows["by_run"], "run time", "logged epochs")
     columns: Iterator[tuple[str, Any]] = iter(
@@ -457,7 +460,7 @@ def _by(rows: pd.DataFrame, errors: Array) -> dict[str, dict[str, Any]]:
     )
     return {
         name: {
-            str(value): {"rows": int((of == value).sum()), **_means(errors[of == value])}
+            str(value): {"rows": int((of == value).sum()), **error_means(errors[of == value])}
             for value in dict.fromkeys(of)
         }
         for name, of in columns

@@ -114,7 +114,7 @@ def judged_pairs(
     devices have some of all links, which the names do not tell.
     """
     sheet = system.device.link
-    ring = library.value("ring_share") * sheet.bytes_per_s
+    ring = library.constant("ring_share") * sheet.bytes_per_s
     interval = library.intervals.get(LONG)
     low = ring / interval.high if interval else 0.0
     tells = sheet.all_to_all and interval is not None

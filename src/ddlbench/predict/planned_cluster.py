@@ -109,16 +109,16 @@ class PlannedLinks(LinkTable):
     def _within(self) -> tuple[Hop, str]:
         link, nccl = self._system.device.link, library()
         mesh = link.name == "NVLink" and not link.all_to_all
-        share = nccl.value("ring_share") / (max(MESH_RINGS.values()) if mesh else 1)
-        return Hop(nccl.value("start_s"), share * link.bytes_per_s), _NOTE
+        share = nccl.constant("ring_share") / (max(MESH_RINGS.values()) if mesh else 1)
+        return Hop(nccl.constant("start_s"), share * link.bytes_per_s), _NOTE
 
     @cached_property
     def _between(self) -> tuple[Hop, str]:
         fabric, nccl = self._system.fabric, library()
         if fabric is None:
             return self._within
-        rate = nccl.value("network_share") * fabric.bytes_per_s
-        return Hop(nccl.value("start_s") + fabric.message_s, rate), _NOTE
+        rate = nccl.constant("network_share") * fabric.bytes_per_s
+        return Hop(nccl.constant("start_s") + fabric.message_s, rate), _NOTE
 
     def collective(
         self, operation: str, nodes: int, devices_per_node: int, transport: str | None

@@ -25,18 +25,18 @@ The constants are in ``roofline.yaml`` beside this file, fitted by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import ClassVar
 
 import numpy as np
 
-from ddlbench.common.form import Form, Name
+from ddlbench.common.form import Name
 from ddlbench.common.schema import read_checked, read_yaml
 from ddlbench.planning.layer_table import KINDS, LayerBlock
+from ddlbench.predict.constants import Array, HeldOut, WithConstants
 from ddlbench.predict.hardware import DeviceSheet
-from ddlbench.predict.platforms import Array, Constant, HeldOut
 
 PRODUCTS = ("first", "pointwise", "spatial", "depthwise", "linear", "attention")
 ITEM_BYTES: Mapping[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
@@ -54,7 +54,7 @@ _COPY = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roofline(Form):
+class Roofline(WithConstants):
     """The constants, and what they were fitted on.
 
     Their names are ``<kind>_efficiency`` of vector units, ``matrix_efficiency``, ``memory_share``,
@@ -62,17 +62,11 @@ class Roofline(Form):
     operations that is left where software fuses them into their neighbours.
     """
 
-    fitted: Mapping[str, Constant]
+    header: ClassVar[str] = "# Written by `ddlbench oracle roofline RUNS --output FILE`.\n"
+
     devices: HeldOut
     """Measured over predicted steps of whole networks on devices that were held out."""
     fitted_on: Name
-
-    def constant(self, name: str) -> float:
-        return self.fitted[name].value
-
-    def with_constants(self, constants: Mapping[str, float]) -> Self:
-        changed = {name: replace(self.fitted[name], value=constants[name]) for name in constants}
-        return replace(self, fitted={**self.fitted, **changed})
 
 
 @cache

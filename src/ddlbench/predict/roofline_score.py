@@ -25,16 +25,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
-from ddlbench.common.document import read_json, write_text
+from ddlbench.common.document import read_json
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.layer_table import layers_of
+from ddlbench.predict.constants import Array, HeldOut, fit
 from ddlbench.predict.hardware import DeviceSheet
-from ddlbench.predict.platforms import Array, HeldOut, check_columns, fit
 from ddlbench.predict.roofline import Layers, Roofline, passes_s, shipped, whole_step_s
+from ddlbench.predict.run_tables import check_columns
 
 RUNS = Path(__file__).with_name("published") / "mlperf_resnet50.csv"
 """MLPerf's runs of ResNet-50 (docs/oracle.md)."""
@@ -109,12 +109,6 @@ class NodeRuns:
         rows = (self.device[chosen], self.samples[chosen], self.step_s[chosen])
         return NodeRuns(self.sheets, *rows)
 
-    @property
-    def weights(self) -> Array:
-        """Alike for each device, however many rows it has."""
-        _, place, counts = np.unique(self.device, return_inverse=True, return_counts=True)
-        return np.asarray(_WEIGHT / counts[place])
-
 
 def node_runs(table: pd.DataFrame, where: str = "the table") -> NodeRuns:
     """Rows of a table of MLPerf's runs on one node of a device that has a data sheet.
@@ -160,12 +154,6 @@ class EagerRuns:
         rows = zip(self.network, self.precision, self.samples, self.step_s, strict=True)
         return _eager(self.device, [row for row, kept in zip(rows, chosen, strict=True) if kept])
 
-    @property
-    def weights(self) -> Array:
-        """Alike for each network, however many rows it has."""
-        _, place, counts = np.unique(self.network, return_inverse=True, return_counts=True)
-        return np.asarray(_WEIGHT / counts[place])
-
 
 def eager_runs(folder: Path | None = None) -> EagerRuns:
     """The steps on one H100 of the project's study of a GPU, ``docs/validation/gpu``."""
@@ -177,7 +165,8 @@ def eager_runs(folder: Path | None = None) -> EagerRuns:
         sheet = sheet or DeviceSheet.called(part["machine"]["gpu"])
         for check in part["checks"]:
             what, _, network = check["check"].partition(" ")
-            rows += _EAGER_ROWS.get(what, _no_rows)(network, check["figures"])
+            if what in _EAGER_ROWS:
+                rows += _EAGER_ROWS[what](network, check["figures"])
     if sheet is None or not rows:
         raise ConfigError(f"{folder}: has no steps of a device that config/hardware has")
     return _eager(sheet, rows)
@@ -209,10 +198,6 @@ def _stepped(network: str, figures: Mapping[str, Any]) -> list[tuple[str, str, i
     ]
 
 
-def _no_rows(_network: str, _figures: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
-    return []
-
-
 _CLOCKED = 64
 """Samples of the steps of the check "clock"."""
 _EAGER_ROWS = {"clock": _clocked, "profile": _stepped}
@@ -230,8 +215,7 @@ def fitted(
     Raises:
         ConfigError: there are fewer rows than constants.
     """
-    priors = {name: network.prior for name, network in shipped().fitted.items()}
-    constants = shipped().with_constants(priors)
+    constants = shipped().with_priors()
     parts: list[tuple[Callable[[Roofline], Array], Array, Array]] = [
         (
             partial(block_s, network),
@@ -242,10 +226,10 @@ def fitted(
     ]
     names = set(_OF_PROFILE) if networks else set()
     if runs is not None:
-        parts.append((partial(run_s, runs), runs.step_s, runs.weights))
+        parts.append((partial(run_s, runs), runs.step_s, _alike(runs.device)))
         names |= {*_OF_RUNS, "memory_share"}
     if eager is not None:
-        parts.append((partial(eager_s, eager), eager.step_s, eager.weights))
+        parts.append((partial(eager_s, eager), eager.step_s, _alike(eager.network)))
         names |= {*_OF_PROFILE, *_OF_EAGER} - {"timed_call_s"}
     seconds = np.concatenate([part[1] for part in parts])
     timed = seconds > 0
@@ -256,23 +240,15 @@ def fitted(
         soft=_SOFT,
         pull=_PULL,
         weights=np.concatenate([part[2] for part in parts])[timed],
-        names=[name for name in constants.fitted if name in names],
+        names=[name for name in constants.constants if name in names],
     )
-    return _with(constants, fitted.constants, fitted.intervals)
+    return constants.fitted_to(fitted)
 
 
-def _with(
-    constants: Roofline,
-    values: Mapping[str, float],
-    intervals: Mapping[str, tuple[float, float]],
-) -> Roofline:
-    changed = {
-        name: replace(
-            constants.fitted[name], value=value, low=intervals[name][0], high=intervals[name][1]
-        )
-        for name, value in values.items()
-    }
-    return replace(constants, fitted={**constants.fitted, **changed})
+def _alike(names: Sequence[str] | Array) -> Array:
+    """Weights of rows: each name weighs alike, however many rows it has."""
+    _, place, counts = np.unique(names, return_inverse=True, return_counts=True)
+    return np.asarray(_WEIGHT / counts[place])
 
 
 def block_s(network: ProfiledNetwork, constants: Roofline) -> Array:
@@ -342,7 +318,9 @@ def scored(
     of_steps = [] if eager is None else _eager_scores(eager, networks, runs)
     groups = {"networks": of_networks, "devices": of_devices, "eager": of_steps}
     means = {
-        f"{name}_mean_absolute_error": _mean([abs(network["ratio"] - 1) for network in rows])
+        f"{name}_mean_absolute_error": (
+            float(np.mean([abs(row["ratio"] - 1) for row in rows])) if rows else None
+        )
         for name, rows in groups.items()
     }
     return {
@@ -471,14 +449,3 @@ def calibrated(runs: NodeRuns, where: str) -> Roofline:
         fitted_on=f"PipeDream's profiles (SOSP 2019), {len(runs.step_s)} one-node runs of "
         f"ResNet-50 in {where}, {len(eager.step_s)} steps of docs/validation/gpu",
     )
-
-
-def write(constants: Roofline, path: Path) -> None:
-    """Write the constants atomically."""
-    header = "# Written by `ddlbench oracle roofline RUNS --output FILE`.\n"
-    values = constants.to_dict(without_defaults=True)
-    write_text(path, header + yaml.safe_dump(values, sort_keys=False, width=100))
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None

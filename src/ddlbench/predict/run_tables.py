@@ -15,19 +15,85 @@ A value is null where a table cannot tell it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.platforms import Array, read_table
+from ddlbench.common.schema import nearest
+from ddlbench.predict.constants import Array
 
-HoldOut = Literal["none", "model", "gpus", "submitter", "device"]
-HOLD_OUTS: tuple[HoldOut, ...] = ("none", "model", "gpus", "submitter", "device")
+
+def read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
+    """Read a CSV table.
+
+    Raises:
+        ConfigError: it is unreadable, a column stands twice, rows have more values than there are
+            columns, or one of the ``needed`` columns is missing.
+    """
+    try:
+        table = pd.read_csv(path, skipinitialspace=True).rename(columns=str.strip)
+        header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().str.strip()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is no text in UTF-8; save it as CSV in UTF-8") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read as a CSV table: {reason}") from None
+    if len(header) == 1 and (sign := next((s for s in _OTHER_SIGNS if s in header.iloc[0]), "")):
+        raise ConfigError(
+            f"{path}: {sign!r} stands between its columns; write commas, and points in numbers"
+        )
+    if header.duplicated().any():
+        twice = header[header.duplicated()].iloc[0]
+        raise ConfigError(f"{path}: column {twice!r} stands twice; keep one")
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first column for names
+        raise ConfigError(
+            f"{path}: its rows have more values than its first line has columns; write a value for "
+            "each column, and no comma after the last"
+        )
+    check_columns(table, needed, str(path))
+    return table
+
+
+_OTHER_SIGNS = (";", "\t", "|")
+
+
+def check_columns(table: pd.DataFrame, needed: Sequence[str], where: str) -> None:
+    """Raise ConfigError if a table lacks a column."""
+    missing = [name for name in needed if name not in table.columns]
+    if missing:
+        raise ConfigError(f"{where}: column {missing[0]!r} is missing; needed: {', '.join(needed)}")
+
+
+def refuse(
+    wrong: pd.Series[bool],
+    column: pd.Series[Any],
+    where: str,
+    sentence: str,
+    known: Sequence[str] = (),
+) -> None:
+    """Raise ConfigError for the first line that is wrong.
+
+    Args:
+        wrong: of each row.
+        column: its values.
+        where: the table's name.
+        sentence: with a place for the wrong value, and one for the nearest of ``known``.
+        known: words that are right.
+    """
+    if wrong.any():
+        at = int(wrong.to_numpy().argmax())
+        value = column.tolist()[at]
+        remark = sentence.format(value, nearest(value, known))
+        raise ConfigError(f"{where} line {at + 2}: {remark}")
+
+
+HoldOut = Literal["none", "model", "gpus", "layers", "submitter", "device"]
+HOLD_OUTS: tuple[HoldOut, ...] = get_args(HoldOut)
 
 
 @dataclass(frozen=True)
@@ -39,6 +105,9 @@ class ScoreQuestion:
             the shipped constants as they are.
         kind: which rows count, as ``pipeline=no``, ``max_gpus=256``, ``tensor_max=8``.
         software, device, fabric: names of files that stand for those which the table's rows name.
+        platform: of iterations of CNNs, and of steps of GPTs; the one fitted to such runs if left
+            out.
+        predictor: of iterations of CNNs.
         where: the table's name, for messages.
     """
 
@@ -47,6 +116,8 @@ class ScoreQuestion:
     software: str | None = None
     device: str | None = None
     fabric: str | None = None
+    platform: str | None = None
+    predictor: str = "corrected"
     where: str = "the table"
 
 
@@ -104,9 +175,38 @@ def _is_word(words: Array, wanted: str, *, part: bool) -> Array:
     return np.array(same, dtype=bool)
 
 
-def yes_or_no(answers: Array) -> Array:
-    """A column of words, of one of bool."""
-    return np.where(answers, "yes", "no")
+NEAR = 0.2
+"""Error up to which a prediction is near."""
+
+
+def error_means(errors: Array) -> dict[str, float]:
+    """Mean and median of the known errors, (n,), and the share of those that are near."""
+    errors = errors[np.isfinite(errors)]
+    if not len(errors):
+        return {}
+    return {
+        "mean_absolute_error": float(errors.mean()),
+        "median_absolute_error": float(np.median(errors)),
+        "within_20_percent": float(np.mean(errors <= NEAR)),
+    }
+
+
+def each_kind(kinds: Array, fitted_kinds: Array, hold_out: str) -> Iterator[tuple[Array, Array]]:
+    """Of each kind in turn: the rows to predict, (n,) of bool, and those to fit, (m,) of bool.
+
+    Args:
+        kinds: of the rows to predict, (n,).
+        fitted_kinds: of the rows to fit, (m,).
+        hold_out: what the kinds are, for messages.
+
+    Raises:
+        ConfigError: no row of another kind is left to fit.
+    """
+    for kind in np.unique(kinds):
+        others = fitted_kinds != kind
+        if not others.any():
+            raise ConfigError(f"all rows have {hold_out} {kind}; nothing is left to fit")
+        yield kinds == kind, others
 
 
 _EMPTY: Mapping[str, Any] = {
@@ -150,6 +250,8 @@ class TableKind:
         }
 
 
+CNN = "cnn"
+"""Iterations of CNNs, of the strategies that ParaDL knows."""
 _PREDICT = "ddlbench.predict"
 _DECODERS = f"{_PREDICT}.transformer.run_scores:score"
 TABLES: Mapping[str, TableKind] = {
@@ -159,6 +261,9 @@ TABLES: Mapping[str, TableKind] = {
         TableKind("foundry", ("sharding", "activation_recomputation"), _DECODERS),
         TableKind("mlperf", ("round", "submitter"), f"{_PREDICT}.horovod_scaling:score"),
         TableKind("megatron", ("global_batch", "tensor", "pipeline", "attention_heads"), _DECODERS),
+        TableKind(
+            CNN, ("strategy", "gpus", "seconds_per_iteration"), f"{_PREDICT}.paradl.measured:score"
+        ),
         TableKind("nccl", ("collective", "payload_bytes"), f"{_PREDICT}.collective_times:score"),
     )
 }

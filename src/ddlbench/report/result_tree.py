@@ -36,7 +36,7 @@ from ddlbench.report.tables import MEASUREMENTS, read_columns
 
 RESULT_FILE = "result.json"
 EXPORT_MARK = ".ddlbench-export"
-"""Lies in a folder that ``ddlbench export`` wrote: copies of results in it are no further cells."""
+"""Lies in a folder that ``ddlbench report export`` wrote: results in it are no further cells."""
 _TABLE = "measurements.csv"
 _LOG = logging.getLogger(__name__)
 _NAMES = ("site", "experiment", "cell_id", "base_cell_id")

@@ -173,7 +173,8 @@ def read_tree(path: Path) -> Tree:
     """
     if not path.exists():
         raise ConfigError(
-            f"{path} does not exist; give a folder of results, or a file of `ddlbench reference`"
+            f"{path} does not exist; give a folder of results, or a file of `ddlbench report "
+            "reference`"
         )
     if path.is_dir() or path.name == RESULT_FILE:
         return _of_cells(str(path), *cells_below(path))
@@ -217,7 +218,7 @@ def _refuse(name: str, faults: Sequence[str]) -> None:
         raise ConfigError(f"{faults[0]}{more}; {name} holds no other result")
     raise ConfigError(
         f"{name} holds no result.json; give a folder in which cells were measured, as "
-        "results/mysite, or a file of `ddlbench reference`"
+        "results/mysite, or a file of `ddlbench report reference`"
     )
 
 

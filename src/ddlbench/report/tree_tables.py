@@ -1,8 +1,8 @@
 """Tables of trees of results: cells, steps, ranks and links, whatever experiments they are of.
 
-``ddlbench.load`` returns the first; ``ddlbench export`` hands all to a format. Columns of results
-are those of ``measurements.csv``; the other ones are derived from the forms of result.json, and
-``docs/reference/columns.csv`` lists them.
+``ddlbench.load`` returns the first; ``ddlbench report export`` hands all to a format. Columns of
+results are those of ``measurements.csv``; the other ones are derived from the forms of result.json,
+and ``docs/reference/columns.csv`` lists them.
 """
 
 from __future__ import annotations

@@ -39,35 +39,46 @@ def run(*arguments, **options):
 
 def test_p2p_as_json(tmp_path):
     (tmp_path / "p2p.txt").write_text(P2P)
-    done = run("parse-p2p", tmp_path / "p2p.txt", catch_exceptions=False)
+    done = run("read", tmp_path / "p2p.txt", catch_exceptions=False)
     assert done.exit_code == 0
     parsed = json.loads(done.stdout)
     assert parsed["devices"] == ["Tesla T4"]
     assert parsed["pairs"][0]["bandwidth_bytes_per_s"] == [[239.79e9]]
     assert parsed["pairs"][0]["latency_s"] == [[pytest.approx(1.43e-6)]]
-    assert json.loads(run("parse-p2p", "-", input=P2P).stdout) == parsed
+    assert json.loads(run("read", "-", input=P2P).stdout) == parsed
 
 
 def test_p2p_as_powershell_writes_it(tmp_path):
     path = tmp_path / "p2p.txt"
     path.write_bytes(P2P.replace("\n", "\r\n").encode("utf-16"))
-    done = run("parse-p2p", path, catch_exceptions=False)
-    assert json.loads(done.stdout) == json.loads(run("parse-p2p", "-", input=P2P).stdout)
-    assert run("parse-p2p", "-", input=path.read_bytes()).stdout == done.stdout
+    done = run("read", path, catch_exceptions=False)
+    assert json.loads(done.stdout) == json.loads(run("read", "-", input=P2P).stdout)
+    assert run("read", "-", input=path.read_bytes()).stdout == done.stdout
+
+
+def test_the_content_tells_which_test_printed_it(tmp_path):
+    device = "0: NVIDIA H100 (00000000:1b:00)"
+    printed = json.dumps({"nvbandwidth": {"GPU Device list": [device], "testcases": []}})
+    assert json.loads(run("read", "-", input=printed).stdout)["devices"] == ["NVIDIA H100"]
+    row = " 1048576 262144 float sum -1 46.1 22.7 42.6 0 45.0 23.3 43.7 0"
+    done = run("read", "-", input=f"# nThread 1 nGpus 1\n# all_reduce_perf\n{row}\n")
+    told = json.loads(done.stdout)
+    assert told["operation"] == "all_reduce"
+    assert told["points"] == [{"payload_bytes": 1048576, "time_s": pytest.approx(46.1e-6)}]
+    assert isinstance(run("read", "-", input="hello").exception, ConfigError)
 
 
 def test_a_remark_stands_beside_the_json(tmp_path):
     path = tmp_path / "p2p.txt"
     path.write_text(P2P.replace(ONE, ONE.replace("     0 239", "srun: late\n     0 239"), 1))
-    done = run("parse-p2p", path, catch_exceptions=False)
+    done = run("read", path, catch_exceptions=False)
     (remark,) = json.loads(done.stdout)["remarks"]
     assert "'srun: late'" in remark
     assert done.stderr == f"{path}: {remark}\n"
 
 
-@pytest.mark.parametrize("command", ["parse-p2p", "parse-nvbandwidth"])
-def test_a_missing_file_is_one_sentence(tmp_path, command):
-    done = run(command, tmp_path / "none.txt")
+def test_a_missing_file_is_one_sentence(tmp_path):
+    done = run("read", tmp_path / "none.txt")
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception).endswith("none.txt: cannot be read: No such file or directory")
 

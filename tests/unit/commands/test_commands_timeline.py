@@ -1,4 +1,4 @@
-"""`ddlbench timeline`: pictures of a cell, pictures of a schedule, and what it refuses."""
+"""`ddlbench report timeline`: pictures of a cell, pictures of a schedule, and what it refuses."""
 
 from __future__ import annotations
 

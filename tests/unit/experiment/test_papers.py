@@ -346,7 +346,7 @@ def test_what_is_wrong_is_one_sentence(change, says) -> None:
 
 
 def test_a_figure_without_cells_names_its_command() -> None:
-    with pytest.raises(ConfigError, match="needs no cells; run: ddlbench timeline"):
+    with pytest.raises(ConfigError, match="needs no cells; run: ddlbench report timeline"):
         at_scale(FILES["ddlbench/fig1"].values, "x")
 
 
@@ -408,9 +408,13 @@ def test_the_next_command_runs_what_was_planned(given: list[str], monkeypatch) -
     assert f"--configfile {file} --config {given[0][2:]}={given[1]}" in said
 
 
-@pytest.mark.parametrize("command", ["plan", "status", "report", "forget", "accuracy", "calibrate"])
-def test_every_command_of_an_experiment_takes_a_scale(command: str) -> None:
-    made = commands.get_command(click.Context(commands), command)
+@pytest.mark.parametrize(
+    "words", ["plan", "status", "report", "status forget", "predict accuracy", "calibrate"]
+)
+def test_every_command_of_an_experiment_takes_a_scale(words: str) -> None:
+    made = commands
+    for word in words.split():
+        made = made.get_command(click.Context(made), word)
     names = {option for one in made.params for option in one.opts}
     assert {"--configfile", "--site", "--scale"} <= names
 
@@ -454,7 +458,10 @@ def test_the_page_has_every_figure() -> None:
     [
         ({"published": ["thesis/fig3.9"]}, "paper.published: no file is of 'thesis/fig3.9'; did"),
         ({"pictures": ["x.png"]}, "pictures.0: 'x.png' does not fit"),
-        ({"command": "ddlbench timeline"}, "write one of: an experiment, or for a figure without"),
+        (
+            {"command": "ddlbench report timeline"},
+            "write one of: an experiment, or for a figure without",
+        ),
     ],
 )
 def test_a_file_that_points_nowhere_is_one_sentence(tmp_path, monkeypatch, change, says) -> None:

@@ -176,7 +176,7 @@ def test_nobody_measures_over_a_result_of_a_newer_version(
     (warning,) = cost.warnings
     assert sign in warning
     assert "written by a newer ddlbench" in warning
-    assert "ddlbench forget --state newer" in warning
+    assert "ddlbench status forget --state newer" in warning
     assert "1 left as they are" in _shown(_rows(BASE, DDP), LOCAL, tmp_path)
 
 

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from ddlbench.predict.constants import Constant
 from ddlbench.predict.paradl.configuration import configuration_of
 from ddlbench.predict.paradl.workload import Layer, Workload
-from ddlbench.predict.platforms import Constant, Level, Platform, TrainedDevice, Way, Ways
+from ddlbench.predict.platforms import Level, Platform, TrainedDevice, Way, Ways
 
 NODE, NET = (1e-5, 1e10), (1e-4, 1e9)
 """Latency (s) and bandwidth (bytes/s) inside a node of 2 devices and between nodes."""
@@ -43,7 +44,7 @@ def platform(gradients=None, memory_bytes=1e9, **constants):
         levels=levels,
         paths=Ways(host=Way(latency_s=2e-5, bandwidth_bytes_per_s=5e9, source="")),
         gradients=gradients or {},
-        fitted={
+        constants={
             name: Constant(value=value, prior=value, meaning=name) for name, value in fitted.items()
         },
     )

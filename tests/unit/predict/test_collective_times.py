@@ -141,13 +141,13 @@ def test_a_fit_recovers_planted_constants(library, published):
     made = read_points(published.assign(time_s=points.expected_s(planted)))
     fitted = refitted(made, library)
     for name in ("ring_share", "node_s", "switch_share", "tree_share"):
-        assert fitted.value(name) == pytest.approx(planted.value(name), rel=0.05), name
+        assert fitted.constant(name) == pytest.approx(planted.constant(name), rel=0.05), name
 
 
 def test_shipped_constants_are_those_of_the_shipped_points(library, published):
     fitted = calibrated(read_points(published), library, "nccl_all_reduce.csv")
     for name, constant in library.constants.items():
-        assert fitted.value(name) == pytest.approx(constant.value, rel=0.01), name
+        assert fitted.constant(name) == pytest.approx(constant.value, rel=0.01), name
     for name, interval in library.intervals.items():
         assert fitted.intervals[name].low == pytest.approx(interval.low, rel=0.01)
         assert fitted.intervals[name].high == pytest.approx(interval.high, rel=0.01)
@@ -195,11 +195,11 @@ def test_two_own_points_tell_latency_and_rate(library, published):
     table = published[published["accelerator"] == "H200"]
     points = read_points(table)
     planted = library.with_constants(
-        {name: library.value(name) * 1.5 for name in ("start_s", "device_s", "node_s")}
+        {name: library.constant(name) * 1.5 for name in ("start_s", "device_s", "node_s")}
     )
     made = read_points(table.assign(time_s=points.expected_s(planted)))
     own = measured_at(made.take(np.isin(made.payload_bytes, (2**24, GIB))), library)
-    assert own.value("start_s") == pytest.approx(planted.value("start_s"), rel=0.1)
+    assert own.constant("start_s") == pytest.approx(planted.constant("start_s"), rel=0.1)
 
 
 def test_one_sweep_of_a_subset_can_be_scored(published):

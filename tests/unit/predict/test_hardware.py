@@ -16,7 +16,7 @@ def test_every_shipped_file_is_read_and_says_its_sources(kind):
 @pytest.mark.parametrize("name", sorted(set(Software.names()) - {"horovod"}))
 def test_software_has_the_constants_of_the_model(name):
     software = Software.load(name)
-    software.require((*decoder_time.CONSTANTS, *decoder_memory.CONSTANTS))
+    assert {*decoder_time.CONSTANTS, *decoder_memory.CONSTANTS} <= set(software.constants)
 
 
 def test_a_device_is_known_by_the_names_that_tables_use():

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from ddlbench.commands.oracle import oracle
+from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
@@ -17,7 +17,8 @@ MEASURED = str(PUBLISHED_MEASURED)
 
 
 def run(*arguments):
-    result = CliRunner().invoke(oracle, list(arguments))
+    arguments = arguments if arguments[0] == "calibrate" else ("oracle", *arguments)
+    result = CliRunner().invoke(commands, list(arguments))
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output
@@ -74,12 +75,12 @@ def test_calibrated_constants_are_those_of_the_shipped_platform(tmp_path):
     output = tmp_path / "fitted.yaml"
     found = told("calibrate", MEASURED, "--output", str(output))
     shipped, written = Platform.load("abci"), Platform.load(str(output))
-    assert set(found["constants"]) == set(shipped.fitted)
+    assert set(found["constants"]) == set(shipped.constants)
     for name, said in found["constants"].items():
         assert said["meaning"]
         assert said["value"] == pytest.approx(shipped.constant(name), rel=0.01)
         assert written.constant(name) == pytest.approx(said["value"])
-    assert "constants from 38 iterations" in run("calibrate", MEASURED)
+    assert "38 rows fit 5 constants" in run("calibrate", MEASURED)
 
 
 def test_carry_forward_does_not_score_itself(tmp_path):
@@ -133,6 +134,15 @@ def test_other_wrong_words(tmp_path):
         run("calibrate", table(tmp_path), "--campaign", "mine")
     with pytest.raises(ConfigError, match="platform 'abcd' has no file"):
         run("best", "vgg16", "--devices", "4", "--batch-size", "32", "--platform", "abcd")
+    with pytest.raises(ConfigError, match="--hold-out and --kind are of runs of transformers"):
+        run("score", MEASURED, "--hold-out", "model")
+    with pytest.raises(ConfigError, match="--choose: only for cells"):
+        run("calibrate", MEASURED, "--choose", "3")
+    with pytest.raises(ConfigError, match="--output: only for RUNS"):
+        run("calibrate", "--output", "mine.yaml")
+    for name in ("best", "limits", "target"):
+        with pytest.raises(ConfigError, match="ddlbench recommend --hardware .* gpt3-175b"):
+            run(name, "gpt3-175b", "--batch-size", "64")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +150,7 @@ def test_other_wrong_words(tmp_path):
     [
         (("levels", 0, "bandwidth_bytes_per_s"), -1.0, "write more than 0"),
         (("levels", 0, "largest_ring"), 100, "each level larger than the one before"),
-        (("fitted", "contention"), None, "contention"),
+        (("constants", "contention"), None, "contention"),
         (("speed",), 1, "'speed' is not a key here"),
     ],
 )

@@ -3,14 +3,15 @@
 import json
 
 import oracle_factory as make
+import pandas as pd
 import pytest
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.paradl.configuration import configuration_of
 from ddlbench.predict.paradl.measured import (
     PUBLISHED_MEASURED,
+    measured_rows,
     question_of,
-    read_measured,
     read_published_projections,
     score,
 )
@@ -22,13 +23,14 @@ from ddlbench.predict.paradl.workload import (
     published_file,
 )
 from ddlbench.predict.platforms import Platform
+from ddlbench.predict.run_tables import ScoreQuestion
 
 ABCI = Platform.load("abci")
 OWN = read_published_projections()
 
 
 def projections(strategy, network):
-    rows = read_measured(PUBLISHED_MEASURED)
+    rows = measured_rows(pd.read_csv(PUBLISHED_MEASURED), "measured.csv")
     rows = rows[(rows.campaign == "report") & (rows.strategy == strategy) & (rows.model == network)]
     for row in rows.to_dict("records"):
         asked = question_of(row, ABCI)
@@ -57,9 +59,9 @@ def test_near_its_own_projections(strategy, within, network):
 )
 def test_the_printed_table_on_the_published_measurements(strategy, accuracy):
     """Table III as printed is another model than the authors' code."""
-    rows = read_measured(PUBLISHED_MEASURED)
+    rows = measured_rows(pd.read_csv(PUBLISHED_MEASURED), "measured.csv")
     rows = rows[rows.reliability.str.startswith("ok")]
-    told = score(rows, ABCI, "printed-table")["strategies"]
+    told = score(rows, ScoreQuestion(predictor="printed-table"))["strategies"]
     assert told[strategy]["accuracy"] == pytest.approx(accuracy, abs=0.01)
     assert "data+spatial" not in told or told["data+spatial"]["accuracy"] is None
 

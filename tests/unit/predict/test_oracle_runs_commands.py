@@ -1,4 +1,4 @@
-"""``ddlbench oracle score|calibrate|terms`` of tables that other people published."""
+"""``ddlbench oracle score|terms`` and ``calibrate`` of tables that other people published."""
 
 import json
 from pathlib import PurePath
@@ -9,10 +9,10 @@ import yaml
 from click.testing import CliRunner
 from decoder_factory import playbook
 
-from ddlbench.commands.links import links as links_command
-from ddlbench.commands.oracle import oracle
+from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict import collective_times, horovod_scaling
+from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
 from ddlbench.predict.transformer.runs import MANY_NODES
 from ddlbench.predict.transformer.training_runs import PUBLISHED
 
@@ -20,7 +20,8 @@ FOUNDRY = PUBLISHED / "foundry.csv"
 
 
 def run(*arguments):
-    result = CliRunner().invoke(oracle, list(map(str, arguments)))
+    words = arguments if arguments[0] == "calibrate" else ("oracle", *arguments)
+    result = CliRunner().invoke(commands, list(map(str, words)))
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output
@@ -68,6 +69,22 @@ def test_few_rows_calibrate_three_constants(runs, tmp_path):
     assert yaml.safe_load(output.read_text())["fitted_on"] == "8 steps of few.csv"
 
 
+@pytest.mark.parametrize("path", [horovod_scaling.PUBLISHED, collective_times.PUBLISHED])
+def test_calibrate_finds_the_shipped_constants(path, tmp_path):
+    output = tmp_path / "mine.yaml"
+    told = json.loads(run("calibrate", path, "--output", output, "--json"))
+    written = yaml.safe_load(output.read_text())["constants"]
+    for name, values in told["constants"].items():
+        assert written[name]["value"] == pytest.approx(values["value"])
+        assert values["low"] <= values["value"] <= values["high"]
+    assert "fitted" in run("calibrate", path)
+
+
+def test_tables_of_two_kinds_are_not_fitted_together():
+    with pytest.raises(ConfigError, match="different kinds, foundry, nccl"):
+        run("calibrate", FOUNDRY, collective_times.PUBLISHED)
+
+
 def test_calibrate_proposes_rows():
     values = json.loads(run("calibrate", "--geometry", "8x8", "--json"))
     assert len(values["proposed"]) == 6
@@ -84,6 +101,8 @@ def test_terms_are_listed_for_a_terminal():
 def test_wrong_options_end_in_one_sentence(runs):
     with pytest.raises(ConfigError, match="has no value; write as pipeline=no"):
         run("score", runs, "--kind", "pipeline")
+    with pytest.raises(ConfigError, match="--platform is of iterations of CNNs, and of GPTs"):
+        run("score", runs, "--platform", "megatron-a100")
 
 
 KEYS = {
@@ -91,7 +110,7 @@ KEYS = {
     "memory_mean_absolute_error", "fit", "choice", "by",
 }  # fmt: skip
 KINDS = ["playbook.csv", "foundry.csv", MANY_NODES]
-KINDS += [horovod_scaling.PUBLISHED, collective_times.PUBLISHED]
+KINDS += [horovod_scaling.PUBLISHED, collective_times.PUBLISHED, PUBLISHED_MEASURED]
 
 
 @pytest.mark.parametrize("path", KINDS, ids=lambda path: PurePath(path).name)
@@ -159,7 +178,7 @@ def test_a_sweep_of_one_rank_is_refused(tmp_path):
         "    33554432       8388608     float     sum      -1    200.1  167.69  0.00      0"
         "    199.1  168.53  0.00      0\n"
     )
-    words = ["compare", str(path), "--operation", "all_reduce", "--hardware", "h100-sxm"]
-    result = CliRunner().invoke(links_command, words)
+    words = ["links", "compare", str(path), "--operation", "all_reduce", "--hardware", "h100-sxm"]
+    result = CliRunner().invoke(commands, words)
     assert isinstance(result.exception, ConfigError)
     assert "one rank sends nothing" in str(result.exception)

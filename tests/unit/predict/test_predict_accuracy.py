@@ -112,7 +112,7 @@ def test_predictions_are_a_checked_file(site, tmp_path):
     pd.testing.assert_series_equal(
         again["predicted_step_s"].astype(float), frame["predicted_step_s"].reset_index(drop=True)
     )
-    with pytest.raises(ConfigError, match="make it with `ddlbench accuracy`"):
+    with pytest.raises(ConfigError, match="make it with `ddlbench predict accuracy`"):
         read_predictions(tmp_path / "none.json")
 
 

@@ -164,7 +164,7 @@ DEMO = [
     ("report", "--show"),
     ("recommend", *ASKED),
     ("predict", *ASKED, "--strategy", "horovod"),
-    ("accuracy",),
+    ("predict", "accuracy"),
     ("links", "show", "results/local/links/default/links.json"),
     ("oracle", "anomalies", "results/local/demo/predictions.json"),
 ]
@@ -185,7 +185,7 @@ def test_every_screen_of_the_measured_demo_fits(tmp_path, monkeypatch):
             assert max(map(len, shown)) <= width, (words, shown)
             assert 1 <= len(shown) <= 25, (words, shown)
             assert not any("..." in line for line in shown), words
-        if words == ("accuracy",):
+        if words == ("predict", "accuracy"):
             assert len(run(commands, *words, "--all").output.splitlines()) > 25
 
 

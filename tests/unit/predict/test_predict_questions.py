@@ -215,11 +215,11 @@ def test_sizes_are_compared_on_the_screen_and_in_json(folder):
         CliRunner().invoke(commands, [*words, "--measure", "1"], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("command", ["predict", "tune", "largest-batch"])
+@pytest.mark.parametrize("command", ["predict", "recommend tune", "recommend largest-batch"])
 def test_other_commands_take_one_geometry(command):
-    words = [command, "--strategy", "ddp", "--network", "vgg11", "--dataset", "mnist"]
+    words = [*command.split(), "--strategy", "ddp", "--network", "vgg11", "--dataset", "mnist"]
     words += ["--geometry", "1x2,1x4"]
-    words += [] if command == "largest-batch" else ["--batch-size", "16"]
+    words += [] if "largest-batch" in command else ["--batch-size", "16"]
     with pytest.raises(ConfigError, match="takes one geometry"):
         CliRunner().invoke(commands, words, catch_exceptions=False)
 
@@ -234,8 +234,17 @@ def test_a_prediction_above_its_bound_is_told_as_such():
 
 def test_the_largest_batch_has_options_that_suit_a_large_batch():
     """Not those that are fitted to a batch of one sample."""
-    words = ["largest-batch", "--strategy", "gpipe", "--network", "vgg11", "--dataset", "mnist"]
-    words += ["--geometry", "1x4", "--dry-run", "--json", "--device-memory-bytes", "200000000"]
+    words = ["recommend", "largest-batch", "--strategy", "gpipe", "--network", "vgg11"]
+    words += [
+        "--dataset",
+        "mnist",
+        "--geometry",
+        "1x4",
+        "--dry-run",
+        "--json",
+        "--device-memory-bytes",
+        "200000000",
+    ]
     found, written = (
         json.loads(CliRunner().invoke(commands, [*words, *more]).stdout)["batch_size"]
         for more in ((), ("--option", "gpipe.chunks=4"))
@@ -244,8 +253,17 @@ def test_the_largest_batch_has_options_that_suit_a_large_batch():
 
 
 def test_the_largest_batch_of_a_dry_run():
-    words = ["largest-batch", "--strategy", "ddp", "--network", "vgg11", "--dataset", "mnist"]
-    words += ["--geometry", "1x2", "--dry-run", "--json", "--device-memory-bytes", "200000000"]
+    words = ["recommend", "largest-batch", "--strategy", "ddp", "--network", "vgg11"]
+    words += [
+        "--dataset",
+        "mnist",
+        "--geometry",
+        "1x2",
+        "--dry-run",
+        "--json",
+        "--device-memory-bytes",
+        "200000000",
+    ]
     ended = CliRunner().invoke(commands, words)
     assert ended.exit_code == 0, ended.output
     told = json.loads(ended.stdout)

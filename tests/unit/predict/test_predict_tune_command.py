@@ -1,4 +1,4 @@
-"""``ddlbench tune``: what it prints, what it asks the workflow for, what it refuses."""
+"""``ddlbench recommend tune``: what it prints, what it asks the workflow for, what it refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 
 CASE = (
-    "tune", "--strategy", "pipe-gpipe", "--network", "vgg11", "--dataset", "mnist",
+    "recommend", "tune", "--strategy", "pipe-gpipe", "--network", "vgg11", "--dataset", "mnist",
     "--geometry", "1x2", "--batch-size", "16",
 )  # fmt: skip
 CHUNKS = ("--vary", "chunks=2,4,8")

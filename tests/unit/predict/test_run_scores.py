@@ -17,9 +17,10 @@ from ddlbench.predict.transformer.decoder_fit import (
     nearer_bytes,
     predicted_s,
     proposals,
-    time_names,
+    told_names,
 )
 from ddlbench.predict.transformer.decoder_terms import TERMS, term_gains
+from ddlbench.predict.transformer.decoder_time import CONSTANTS
 from ddlbench.predict.transformer.run_scores import score
 from ddlbench.predict.transformer.training_runs import (
     PUBLISHED,
@@ -100,7 +101,7 @@ def test_a_fit_of_memory_finds_planted_constants():
 
 
 def test_constants_at_the_data_sheet_are_not_fitted():
-    assert "attention_efficiency" not in time_names(Software.load("nanotron"))
+    assert "attention_efficiency" not in told_names(Software.load("nanotron"), CONSTANTS)
 
 
 def test_terms_are_taken_out_one_by_one():

@@ -17,9 +17,10 @@ from ddlbench.planning.planner import make_plan
 from ddlbench.predict.evaluate import Outcome
 from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer import runs
-from ddlbench.predict.transformer.configurations import configurations, load_shape
+from ddlbench.predict.transformer.configurations import load_shape
 from ddlbench.predict.transformer.runs import COLUMNS, Cut, cut_of, own_rows
 from ddlbench.predict.transformer.step import steps
+from ddlbench.predict.transformer.training_runs import training_runs
 
 NETWORK = {"dataset": "cifar10", "network": "vit-tiny"}
 
@@ -100,15 +101,15 @@ def test_measured_transformers_are_rows_that_the_oracle_reads(measured, tmp_path
         (1, 2, 4),
     ]
     assert [row["step_s"] for row in rows] == [0.2, 0.5]
-    asked = configurations(pd.DataFrame(rows), "rows")
-    assert (steps(asked, Accelerators.load("a100-80gb")).seconds > 0).all()
+    asked = training_runs(pd.DataFrame(rows)).decoders
+    assert (steps(asked, Accelerators.load("megatron-a100")).seconds > 0).all()
 
 
 def test_single_precision_moves_twice_the_bytes(measured, tmp_path):
     rows = pd.DataFrame(own_rows([], "local", tmp_path))
-    single = configurations(rows, "rows")
-    mixed = configurations(rows.assign(precision="mixed"), "rows")
-    platform = Accelerators.load("a100-80gb")
+    single = training_runs(rows).decoders
+    mixed = training_runs(rows.assign(precision="mixed")).decoders
+    platform = Accelerators.load("megatron-a100")
     parts, halves = steps(single, platform).parts, steps(mixed, platform).parts
     constant = 2 * (4 + 1) * platform.constant("send_s")  # of both hops of its passes
     assert parts["sends"][1] > halves["sends"][1] > constant
@@ -118,7 +119,7 @@ def test_single_precision_moves_twice_the_bytes(measured, tmp_path):
 
 def test_the_command_writes_the_table(measured, tmp_path):
     path = tmp_path / "own.csv"
-    words = ["oracle", "rows", "--workload", "transformer", "--output", str(path)]
+    words = ["oracle", "rows", "--output", str(path)]
     said = CliRunner().invoke(commands, words, catch_exceptions=False)
     assert said.output.strip().endswith("is written: 2 row(s)")
     with path.open(encoding="utf-8", newline="") as file:
@@ -127,7 +128,7 @@ def test_the_command_writes_the_table(measured, tmp_path):
 
 def test_nothing_measured_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "measure", lambda *_: [])
-    words = ["oracle", "rows", "--workload", "transformer", "--output", str(tmp_path / "own.csv")]
+    words = ["oracle", "rows", "--output", str(tmp_path / "own.csv")]
     said = CliRunner().invoke(commands, words)
     assert "no measured cell of a transformer" in str(said.exception)
     assert not (tmp_path / "own.csv").exists()

@@ -12,9 +12,9 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules import StageDurations, gpipe, one_f_one_b, replay
 from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.configurations import (
-    configurations,
     data_rings,
     ends_rings,
+    filled,
     hop_senders,
     tensor_rings,
 )
@@ -34,7 +34,7 @@ NODE = 8
 
 @pytest.fixture(scope="module")
 def platform():
-    return Accelerators.load("a100-80gb")
+    return Accelerators.load("megatron-a100")
 
 
 def ranks_of(tensor, data, pipeline):
@@ -230,5 +230,5 @@ def test_a_wrong_value_is_said_in_one_sentence(columns, said):
 
 def test_a_missing_column_is_named_and_unknown_ones_do_not_matter():
     with pytest.raises(ConfigError, match="table: column 'tensor' is missing; needed: hidden_size"):
-        configurations(table().drop(columns="tensor"), "table")
+        filled(table().drop(columns="tensor"), "table")
     assert len(asked(colour="blue")) == 1

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ddlbench.predict.transformer.configurations import configurations
+from ddlbench.predict.transformer.training_runs import training_runs
 
 USUAL = {
     "hidden_size": 4096,
@@ -23,4 +23,5 @@ def table(*rows, **columns):
 
 
 def asked(*rows, **columns):
-    return configurations(table(*rows, **columns), "table")
+    given = table(*rows, **{"step_s": 1.0, **columns})
+    return training_runs(given, where="table").decoders

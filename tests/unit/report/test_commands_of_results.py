@@ -45,8 +45,8 @@ def test_a_newer_result_is_a_state_of_its_own(rows):
     assert "2 newer" in text
     assert "written by a newer ddlbench (schema 999" in " ".join(text.split())
     assert "Next: snakemake" not in text  # it would measure nothing
-    assert said("forget", "--state", "invalid", "--yes") == "0 results deleted\n"
-    assert said("forget", "--state", "newer", "--yes") == "2 results deleted\n"
+    assert said("status", "forget", "--state", "invalid", "--yes") == "0 results deleted\n"
+    assert said("status", "forget", "--state", "newer", "--yes") == "2 results deleted\n"
     assert "2 not run" in said("status")
 
 

@@ -40,7 +40,7 @@ def results(tmp_path, monkeypatch) -> Path:
 
 
 def run(*arguments: object) -> str:
-    ended = CliRunner().invoke(cli.commands, ["export", *map(str, arguments)])
+    ended = CliRunner().invoke(cli.commands, ["report", "export", *map(str, arguments)])
     if ended.exception and not isinstance(ended.exception, SystemExit):
         raise ended.exception
     assert ended.exit_code == 0, ended.output

@@ -238,15 +238,17 @@ def test_emulated_and_computed_cells_have_no_ratio(tree):
 
 def test_a_reference_file_takes_the_place_of_its_tree(tree, tmp_path):
     a, b, kept = tree("a"), tree("b", {"fsdp": 1.1}), tmp_path / "reference.yaml"
-    assert call("reference", a, "--out", kept).exit_code == 0
+    assert call("report", "reference", a, "--out", kept).exit_code == 0
     of_file, of_tree = compared(kept, b, exit_code=1), compared(a, b, exit_code=1)
     for name, row in of_tree["rows"].items():
         assert of_file["rows"][name]["verdict"] == row["verdict"]
         assert of_file["rows"][name]["low"] == pytest.approx(row["low"], rel=1e-4)
     assert compared(kept, a)["counts"] == {"same": 3}
     assert compared(b, kept)["rows"]["fsdp"]["verdict"] == "faster"
-    assert "--overwrite" in refused("reference", a, "--out", kept)
-    assert "ends in .yaml" in refused("reference", a, "--out", tmp_path / "reference.json")
+    assert "--overwrite" in refused("report", "reference", a, "--out", kept)
+    assert "ends in .yaml" in refused(
+        "report", "reference", a, "--out", tmp_path / "reference.json"
+    )
     row = yaml.safe_load(kept.read_text())["configurations"][0]
     assert row["runs"] == 3
     assert row["spread"] == pytest.approx(SPREAD, rel=0.01)
@@ -273,7 +275,7 @@ def test_a_reference_file_takes_the_place_of_its_tree(tree, tmp_path):
 )
 def test_a_mistake_in_a_reference_file_is_one_sentence(tree, tmp_path, old, new, says):
     a, kept = tree("a"), tmp_path / "reference.yaml"
-    call("reference", a, "--out", kept)
+    call("report", "reference", a, "--out", kept)
     text = kept.read_text()
     assert old in text
     kept.write_text(text.replace(old, new, 1))

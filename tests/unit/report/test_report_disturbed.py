@@ -179,7 +179,7 @@ def test_forget_deletes_disturbed_results_only(tmp_path, monkeypatch):
         "ddlbench.commands.options.matrix_at",
         lambda *_: (report_factory.experiment(), site(), rows),
     )
-    said = CliRunner().invoke(commands, ["forget", "--state", "disturbed", "--yes"])
+    said = CliRunner().invoke(commands, ["status", "forget", "--state", "disturbed", "--yes"])
     assert said.output == "1 results deleted\n"
     left = collect("demo", "local", rows, tmp_path / "results")
     assert by_strategy(left)["status"].to_dict() == {BASE: "ok", "ddp": "not run"}

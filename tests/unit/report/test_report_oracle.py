@@ -11,6 +11,7 @@ from matplotlib.colors import to_hex
 from ddlbench.commands.oracle import oracle
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows, score
 from ddlbench.predict.platforms import Platform
+from ddlbench.predict.run_tables import ScoreQuestion
 from ddlbench.report.figures import sharding
 from ddlbench.report.figures.paradl import bars_of_runs, bars_of_table, draw_published
 from ddlbench.report.figures.sharding import ALL, DEVICES, PICTURES, SAMPLES, SIDE
@@ -32,11 +33,11 @@ def test_published_measurements_are_drawn_readably(published):
 
 
 def test_every_bar_is_a_row_and_every_accuracy_is_that_of_the_score(published):
-    rows, platform, figure, bars = published
+    rows, _, figure, bars = published
     assert len(bars) == 3 * len(rows)
     assert len(of(figure, "compute")) == len(bars)
     assert len(of(figure, "communication")) == len(bars)
-    told = score(rows, platform, "corrected")["cells"]
+    told = score(rows, ScoreQuestion())["cells"]
     corrected = bars[bars["source"] == "corrected"]["accuracy"]
     assert sorted(corrected) == pytest.approx(sorted(cell["accuracy"] for cell in told))
 

@@ -81,13 +81,15 @@ def test_a_cell_of_other_data_is_named_and_can_be_forgotten(project, tmp_path):
     kept = measure(file, 64 * "a")
     _, said = run("plan", "--configfile", "mine.yaml")
     assert "1 cell of photos was measured with other data than lies there now" in said
-    code, said = run("forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes")
+    code, said = run(
+        "status", "forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes"
+    )
     assert (code, said, kept.exists()) == (0, "1 results deleted", False)
     request = DataRequest("photos", source=str(tmp_path / "photos"))
     kept = measure(file, inspect_user_data(request).digest)
     _, said = run("plan", "--configfile", "mine.yaml")
     assert "other data" not in said
-    run("forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes")
+    run("status", "forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes")
     assert kept.exists()
 
 

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from report_factory import matrix, write, write_all
 
-from ddlbench.commands.tables import schema_fields
+from ddlbench.commands.tables import fields_of
+from ddlbench.experiment.result import Result
 from ddlbench.report import collect_steps, make_tables
 from ddlbench.report.tables import MEASUREMENTS, STEPS, SUMMARY, read_tables, write_table
 
@@ -89,7 +90,7 @@ def test_column_names_are_unique_and_explained():
 
 
 def test_every_field_of_a_result_is_explained():
-    missing = [name for name, _, meaning in schema_fields() if not meaning]
+    missing = [name for name, _, meaning in fields_of(Result) if not meaning]
     assert not missing, f"describe it in experiment/result.py: {missing}"
 
 

@@ -265,7 +265,7 @@ def test_an_experiment_shows_one_cell_of_each_strategy_and_geometry(tmp_path, mo
     assert all(cell.endswith("/rep0") for cell in cells)
     assert len(of(page, "section")) == 8  # PipeDream's start-up and steady state
     words = " ".join(text.get_text() for text in page.texts)
-    assert "ddlbench timeline CELL_FOLDER" in words
+    assert "ddlbench report timeline CELL_FOLDER" in words
     assert "commit 0123456" in words
 
 

@@ -4,16 +4,16 @@ import pytest
 from figure_checks import assert_no_overlap, assert_readable
 
 from ddlbench.predict.platforms import Accelerators
-from ddlbench.predict.transformer.runs import MANY_NODES, ONE_NODE, read_runs
-from ddlbench.predict.transformer.step import steps
+from ddlbench.predict.transformer.runs import MANY_NODES, ONE_NODE, predicted_s
+from ddlbench.predict.transformer.training_runs import gpts
 from ddlbench.report.figures.transformer import draw_errors, draw_runs
 from ddlbench.report.style import style
 
 
 @pytest.fixture(scope="module")
 def predicted():
-    runs, platform = read_runs(ONE_NODE, MANY_NODES), Accelerators.load("a100-80gb")
-    return runs, steps(runs.configurations, platform).seconds
+    runs, platform = gpts([ONE_NODE, MANY_NODES]), Accelerators.load("megatron-a100")
+    return runs, predicted_s(runs, platform)
 
 
 def drawn(draw, *inputs):
@@ -30,6 +30,6 @@ def test_every_run_is_drawn_with_its_error(draw, predicted):
     runs, seconds = predicted
     figure, table = drawn(draw, runs, seconds, "Where.")
     assert len(table) == len(runs)
-    assert table["error"].to_numpy() == pytest.approx(seconds / runs.measured_s - 1)
+    assert table["error"].to_numpy() == pytest.approx(seconds / runs.step_s - 1)
     assert set(table["place"]) == {"one node", "many nodes"}
     assert len(figure.axes) == (2 if draw is draw_runs else 8)

@@ -22,6 +22,7 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
+from ddlbench.predict.constants import Fit, fit
 from ddlbench.predict.paradl.configuration import (
     HYBRIDS,
     STRATEGIES,
@@ -31,7 +32,8 @@ from ddlbench.predict.paradl.configuration import (
 )
 from ddlbench.predict.paradl.oracle import VARIANTS, project
 from ddlbench.predict.paradl.workload import Workload, load_workload
-from ddlbench.predict.platforms import Fit, Platform, fit, read_table, refuse
+from ddlbench.predict.platforms import Platform
+from ddlbench.predict.run_tables import ScoreQuestion, check_columns, read_table, refuse
 
 REQUIRED = ("model", "strategy", "gpus", "seconds_per_iteration")
 NUMBERS = ("gpus", "seconds_per_iteration", "batch_per_gpu", "batch_per_group", "batch_global",
@@ -40,13 +42,20 @@ _PUBLISHED = Path(str(files("ddlbench.predict.paradl").joinpath("published")))
 PUBLISHED_MEASURED = _PUBLISHED / "measured.csv"
 
 
-def read_measured(path: Path) -> pd.DataFrame:
-    """Read a table and add the optional columns that it lacks.
+PLATFORM = "abci"
+"""That ParaDL measured."""
+
+
+def measured_rows(table: pd.DataFrame, where: str) -> pd.DataFrame:
+    """Check a table, and add the optional columns that it lacks.
 
     Raises:
-        ConfigError: the table is unreadable, a column is missing, or a value is invalid.
+        ConfigError: a column is missing, or a value is invalid.
     """
-    rows, where = read_table(path, REQUIRED), str(path)
+    check_columns(table, REQUIRED, where)
+    if table.empty:
+        raise ConfigError(f"{where}: has no row; write at least one iteration")
+    rows = table.copy()
     for name in NUMBERS:
         given = rows[name] if name in rows.columns else pd.Series(math.nan, rows.index)
         rows[name] = pd.to_numeric(given, errors="coerce")
@@ -64,7 +73,7 @@ def read_measured(path: Path) -> pd.DataFrame:
         try:
             _workload(row)
         except ConfigError as error:
-            raise ConfigError(f"{path} line {line}: {error}") from None
+            raise ConfigError(f"{where} line {line}: {error}") from None
     return rows
 
 
@@ -72,9 +81,9 @@ def reliable_rows(path: Path, campaign: str) -> pd.DataFrame:
     """Reliable rows of one campaign.
 
     Raises:
-        ConfigError: as :func:`read_measured`, or there is no such row.
+        ConfigError: as :func:`measured_rows`, or there is no such row.
     """
-    rows = read_measured(path)
+    rows = measured_rows(read_table(path, REQUIRED), str(path))
     reliable = rows[(rows["campaign"] == campaign) & _is_reliable(rows)]
     if reliable.empty:
         known = ", ".join(rows["campaign"].unique())
@@ -91,7 +100,7 @@ def _workload(row: dict[Any, Any]) -> Workload:
 
 
 def question_of(row: dict[Any, Any], platform: Platform) -> Configuration:
-    """The configuration that a row of :func:`read_measured` measured.
+    """The configuration that a row of :func:`measured_rows` measured.
 
     Raises:
         ConfigError: the batch column of its strategy is empty.
@@ -214,12 +223,19 @@ def accuracy(
     return 1 - (projections.loc[rows.index, part] - measured).abs() / measured
 
 
-def score(rows: pd.DataFrame, platform: Platform, predictor: str) -> dict[str, Any]:
-    """The output of ``ddlbench oracle score``, as JSON values.
+def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
+    """Accuracies of projected iterations, as JSON values.
 
     Raises:
-        ConfigError: the predictor is unknown, or no row is reliable.
+        ConfigError: the predictor is unknown, a value is wrong, or no row is reliable.
     """
+    if question.hold_out != "none" or question.kind:
+        raise ConfigError(
+            "--hold-out and --kind are of runs of transformers, of MLPerf and of collectives; "
+            "networks are held out by `ddlbench calibrate --hold-out network`"
+        )
+    rows, predictor = measured_rows(table, question.where), question.predictor
+    platform = Platform.load(question.platform or PLATFORM)
     reliable = _is_reliable(rows)
     counted = rows[reliable]
     if counted.empty:
@@ -231,7 +247,9 @@ def score(rows: pd.DataFrame, platform: Platform, predictor: str) -> dict[str, A
     }
     main = MAIN_CAMPAIGN if MAIN_CAMPAIGN in campaigns else next(iter(campaigns))
     return {
+        "rows": len(counted),
         "predictor": predictor,
+        "platform": platform.description,
         "campaign": main,
         **campaigns.pop(main),
         "campaigns": campaigns,

@@ -26,11 +26,12 @@ from typing import Any, ClassVar
 
 from ddlbench.planning.strategy import LayerSplit, rows_share
 from ddlbench.planning.workload import Workload
+from ddlbench.predict.constants import Constant
 from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
 from ddlbench.predict.paradl.oracle import project
 from ddlbench.predict.paradl.workload import Kind, Layer
 from ddlbench.predict.paradl.workload import Workload as OracleWorkload
-from ddlbench.predict.platforms import Constant, Level, Platform, TrainedDevice, Ways
+from ddlbench.predict.platforms import Level, Platform, TrainedDevice, Ways
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,
@@ -330,6 +331,6 @@ def _platform(inputs: CellInputs) -> tuple[Platform, tuple[str, ...]]:
         levels=levels,
         paths=Ways(host=levels[0]),
         gradients={},
-        fitted=dict.fromkeys(Platform.constants, even),
+        constants=dict.fromkeys(Platform.needed, even),
     )
     return platform.with_constants({"layer_overhead_s": 0.0}), joined(*remarks)

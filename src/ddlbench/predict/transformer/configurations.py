@@ -35,9 +35,9 @@ of a stage that lie in one node share its cards: t of them if t devices fill les
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,9 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Count, Form
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.planning.network_tables import transformer_shape
-from ddlbench.predict.platforms import Array, check_columns, refuse
+from ddlbench.predict.constants import Array
+from ddlbench.predict.run_tables import check_columns, refuse
+from ddlbench.predict.transformer.decoders import Decoders
 
 Numbers = NDArray[Any] | float
 """A number, or one number a configuration."""
@@ -103,75 +105,15 @@ ONE_NODE = 8
 _LARGEST_ZERO = 3
 
 
-@dataclass(frozen=True)
-class Configurations:
-    """Configurations as columns of equal length.
-
-    Args:
-        rows: :data:`NEEDED`, :data:`OTHERS` and :data:`CHOICES`, filled in and checked.
-    """
-
-    rows: pd.DataFrame
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, name: str) -> Array:
-        """A column of numbers as floats, or of words."""
-        return self._columns[name]
-
-    @cached_property
-    def _columns(self) -> dict[str, Array]:
-        given = {name: self.rows[name].to_numpy() for name in self.rows.columns}
-        return {
-            name: values if name in CHOICES else values.astype(float)
-            for name, values in given.items()
-        }
-
-    @cached_property
-    def devices(self) -> Array:
-        """Of each configuration: tensor x data x pipeline."""
-        return self["tensor"] * self["data"] * self["pipeline"]
-
-    @cached_property
-    def micro_batches(self) -> Array:
-        """Of one pipeline in one step; the last may be smaller."""
-        return np.ceil(self["global_batch"] / (self["data"] * self["micro_batch"]))
-
-    @cached_property
-    def vocabulary(self) -> Array:
-        """Rows of the embedding, padded."""
-        return np.asarray(padded_vocabulary(self["vocabulary"], self["tensor"]))
-
-    @cached_property
-    def stage_layers(self) -> Array:
-        """Layers of the fullest device."""
-        return np.ceil(self["layers"] / self["pipeline"])
-
-    def bytes_of(self, kind: str) -> Array:
-        """A field of each configuration's :class:`~Precision`."""
-        return np.array([getattr(PRECISIONS[name], kind) for name in self["precision"]])
-
-    def is_(self, column: str, word: str) -> Array:
-        """Where a column of words has this one."""
-        return np.asarray(self[column] == word)
-
-    def take(self, chosen: Any) -> Configurations:
-        """Some of them: a mask, or their places."""
-        places = np.flatnonzero(chosen) if np.asarray(chosen).dtype == bool else chosen
-        return Configurations(self.rows.iloc[places].reset_index(drop=True))
-
-    def each(self) -> Iterator[dict[Any, Any]]:
-        """One mapping a configuration."""
-        yield from self.rows.to_dict("records")
-
-
-def configurations(table: pd.DataFrame, where: str) -> Configurations:
-    """Check a table, and fill in the columns that it may leave out.
+def filled(table: pd.DataFrame, where: str) -> pd.DataFrame:
+    """Check a table of configurations, and fill in the columns that it may leave out.
 
     Args:
         table: :data:`NEEDED` columns and any others; those unknown are left out.
         where: the table's name, for messages.
+
+    Returns:
+        :data:`NEEDED`, :data:`OTHERS` and :data:`CHOICES` of each row.
 
     Raises:
         ConfigError: a column is missing, or a value is not one that a transformer can have.
@@ -202,7 +144,7 @@ def configurations(table: pd.DataFrame, where: str) -> Configurations:
         wrong = pd.to_numeric(table["devices"], errors="coerce") != cut
         differ = table["devices"].astype(str) + ", but tensor x data x pipeline is " + cut.map(str)
         refuse(wrong, differ, where, "devices is {}; write their product or leave it out")
-    return Configurations(rows.reset_index(drop=True))
+    return rows.reset_index(drop=True)
 
 
 def _numbers(given: pd.Series[Any], name: str, where: str) -> pd.Series[int]:
@@ -365,13 +307,13 @@ class Rings:
     sharing: Array
 
 
-def tensor_rings(table: Configurations, devices_per_node: int) -> Rings:
+def tensor_rings(table: Decoders, devices_per_node: int) -> Rings:
     """Rings of the all-reduces of activations."""
     tensor = table["tensor"]
     return Rings(tensor, tensor > devices_per_node, np.ones(len(table)))
 
 
-def data_rings(table: Configurations, devices_per_node: int) -> Rings:
+def data_rings(table: Decoders, devices_per_node: int) -> Rings:
     """Rings of the all-reduces of gradients."""
     tensor, data = table["tensor"], table["data"]
     crosses = (tensor * data > devices_per_node) & (data > 1)
@@ -379,7 +321,7 @@ def data_rings(table: Configurations, devices_per_node: int) -> Rings:
     return Rings(data, crosses, sharing)
 
 
-def hop_senders(table: Configurations, devices_per_node: int) -> tuple[Array, Array]:
+def hop_senders(table: Decoders, devices_per_node: int) -> tuple[Array, Array]:
     """Messages between neighbouring stages.
 
     Returns:
@@ -391,7 +333,7 @@ def hop_senders(table: Configurations, devices_per_node: int) -> tuple[Array, Ar
     return crosses, np.where(crosses, np.minimum(stage, devices_per_node), 1.0)
 
 
-def ends_rings(table: Configurations, devices_per_node: int) -> Rings:
+def ends_rings(table: Decoders, devices_per_node: int) -> Rings:
     """Pairs of the first and last stage, which sum the gradient of the embedding that both hold."""
     crosses, senders = hop_senders(table, devices_per_node)
     return Rings(np.where(table["pipeline"] > 1, 2.0, 1.0), crosses, senders)
@@ -414,6 +356,21 @@ def embedding_parameters(hidden: Numbers, vocabulary: Numbers, sequence: Numbers
     return (vocabulary + sequence) * hidden
 
 
+def bytes_of(table: Decoders, kind: str) -> Array:
+    """A field of each configuration's :class:`~Precision`."""
+    return np.array([getattr(PRECISIONS[name], kind) for name in table["precision"]])
+
+
+def words_of(table: Decoders) -> Array:
+    """Rows of the embedding on one device, padded."""
+    return np.asarray(padded_vocabulary(table["vocabulary"], table["tensor"])) / table["tensor"]
+
+
+def stage_layers(table: Decoders) -> Array:
+    """Layers of the fullest device."""
+    return np.ceil(table["layers"] / table["pipeline"])
+
+
 def parameters(layers: Numbers, hidden: Numbers, vocabulary: Numbers, sequence: Numbers) -> Numbers:
     """All parameters: 12 l h^2 (1 + 13 / 12h + (V + s) / 12 l h), Megatron-LM's Equation 2."""
     each = layer_parameters(hidden)
@@ -428,10 +385,3 @@ def layer_forward_operations(
     24 b s h^2 and 4 b s^2 h: a multiplication and an addition are two operations.
     """
     return 24 * samples * sequence * hidden**2, 4 * samples * sequence**2 * hidden
-
-
-def head_forward_operations(
-    samples: Numbers, sequence: Numbers, hidden: Numbers, vocabulary: Numbers
-) -> Numbers:
-    """Operations of the logits' forward pass: 2 b s h V."""
-    return 2 * samples * sequence * hidden * vocabulary

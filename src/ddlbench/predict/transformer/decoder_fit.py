@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.constants import Array, Fit, cauchy, fit
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.platforms import Array, Fit, cauchy, fit
 from ddlbench.predict.transformer import decoder_memory, decoder_time
 from ddlbench.predict.transformer.training_runs import TrainingRuns
 
@@ -32,20 +32,10 @@ LARGEST_FITTED = 256
 """Devices. Published runs on 512 are up to eight times as slow as on 256, with no cause told."""
 
 
-def time_names(software: Software) -> list[str]:
-    """Constants of the step that rows can tell."""
+def told_names(software: Software, among: Sequence[str]) -> list[str]:
+    """Constants among these that rows can tell."""
     known = software.constants.items()
-    return [
-        name for name, constant in known if name in decoder_time.CONSTANTS and not constant.fixed
-    ]
-
-
-def memory_names(software: Software) -> list[str]:
-    """Constants of the memory that rows can tell."""
-    known = software.constants.items()
-    return [
-        name for name, constant in known if name in decoder_memory.CONSTANTS and not constant.fixed
-    ]
+    return [name for name, constant in known if name in among and not constant.fixed]
 
 
 def predicted_s(runs: TrainingRuns, software: Software) -> Array:
@@ -81,7 +71,7 @@ def fit_time(runs: TrainingRuns, software: Software, names: Sequence[str] | None
         ConfigError: there are fewer runs than constants.
     """
     runs = runs.take(runs.timed)
-    names = names or time_names(software)
+    names = names or told_names(software, decoder_time.CONSTANTS)
     return _fit(runs, software, names, lambda tried: predicted_s(runs, tried), runs.step_s)
 
 
@@ -92,7 +82,7 @@ def fit_memory(runs: TrainingRuns, software: Software) -> Fit:
         ConfigError: there are fewer runs than constants.
     """
     runs = runs.take(np.isfinite(runs.memory_bytes))
-    names = memory_names(software)
+    names = told_names(software, decoder_memory.CONSTANTS)
     return _fit(runs, software, names, lambda tried: nearer_bytes(runs, tried), runs.memory_bytes)
 
 
@@ -123,19 +113,12 @@ def _groups(runs: TrainingRuns) -> Array:
     return np.asarray(np.unique(keys, axis=0, return_inverse=True)[1]).ravel()
 
 
-def refitted(runs: TrainingRuns, software: Software, *, memory: bool = True) -> Software:
-    """The software with all constants that ``runs`` can tell fitted to them.
-
-    Args:
-        runs: cleaned.
-        software: with priors.
-        memory: fit those of the memory too, if a run has any.
-    """
-    fits = fits_of(runs, software, memory=memory)
-    return software.with_constants({k: v for fit in fits for k, v in fit.constants.items()})
+def refitted(runs: TrainingRuns, software: Software) -> Software:
+    """The software with all constants that cleaned ``runs`` can tell fitted to them."""
+    return software.fitted_to(*fits_of(runs, software))
 
 
-def fits_of(runs: TrainingRuns, software: Software, *, memory: bool = True) -> list[Fit]:
+def fits_of(runs: TrainingRuns, software: Software) -> list[Fit]:
     """Fits of the step and of the memory, those for which there are runs."""
     small = runs.take(runs.decoders.devices <= LARGEST_FITTED)
     fits = []
@@ -145,7 +128,7 @@ def fits_of(runs: TrainingRuns, software: Software, *, memory: bool = True) -> l
         start = with_values_as_priors(software) if few else software
         fits.append(fit_time(small, start, FEW_CONSTANTS if few else None))
     enough = np.isfinite(runs.memory_bytes).sum() > FEW_ROWS
-    if memory and enough and memory_names(software):
+    if enough and told_names(software, decoder_memory.CONSTANTS):
         fits.append(fit_memory(runs, software))
     if not fits:
         raise ConfigError("no run to fit has a measured step; give rows with step_s")
@@ -159,23 +142,6 @@ def with_values_as_priors(software: Software) -> Software:
         for name, constant in software.constants.items()
     }
     return replace(software, constants=constants)
-
-
-def with_priors(software: Software) -> Software:
-    """The software as it was before any fit."""
-    return software.with_constants(
-        {name: constant.prior for name, constant in software.constants.items()}
-    )
-
-
-def with_fits(software: Software, fits: Sequence[Fit], fitted_on: str) -> Software:
-    """The software with fitted values, their intervals, and the rows that they are from."""
-    changed = dict(software.constants)
-    for fitted in fits:
-        for name, value in fitted.constants.items():
-            low, high = fitted.intervals[name]
-            changed[name] = replace(changed[name], value=value, low=low, high=high)
-    return replace(software, constants=changed, fitted_on=fitted_on)
 
 
 @dataclass(frozen=True)

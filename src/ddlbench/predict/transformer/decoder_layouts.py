@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import Software, System
-from ddlbench.predict.platforms import Array
 from ddlbench.predict.transformer.configurations import Shape
 from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, FITS, TOO_LARGE, memory_calls

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.platforms import Array
 from ddlbench.predict.transformer.decoders import Decoders
 
 CONSTANTS = ("logit_bytes", "gather_bytes", "fragmentation", "context_bytes")

@@ -13,18 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.platforms import Array
-from ddlbench.predict.run_tables import ScoreQuestion
+from ddlbench.predict.run_tables import ScoreQuestion, error_means
 from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
 from ddlbench.predict.transformer.decoders import Decoders
-from ddlbench.predict.transformer.run_scores import (
-    NEAR,
-    Predictions,
-    choices,
-    held_out,
-    with_shipped,
-)
+from ddlbench.predict.transformer.run_scores import Predictions, choices, held_out, with_shipped
 from ddlbench.predict.transformer.training_runs import TrainingRuns, cleaned_s, training_runs
 
 NOTHING, ENDLESS = 1e-15, 1e15
@@ -131,12 +125,7 @@ def _errors(runs: TrainingRuns, predicted: Predictions) -> dict[str, Any]:
     for name, kind in kinds.items():
         of = errors[kind & runs.timed]
         if len(of):
-            values[name] = {
-                "rows": len(of),
-                "mean_absolute_error": float(of.mean()),
-                "median_absolute_error": float(np.median(of)),
-                "within_20_percent": float(np.mean(of <= NEAR)),
-            }
+            values[name] = {"rows": len(of), **error_means(of)}
     values["memory_mean_absolute_error"] = float(memory.mean()) if len(memory) else None
     chosen = choices(runs.take(alone), predicted.seconds[alone])
     values["mean_regret"] = chosen.get("mean_regret")

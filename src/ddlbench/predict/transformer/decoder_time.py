@@ -40,8 +40,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.platforms import Array
 from ddlbench.predict.transformer.decoder_memory import kept_inputs
 from ddlbench.predict.transformer.decoders import Decoders, Machines
 from ddlbench.predict.transformer.layer_time import SCORE_BYTES

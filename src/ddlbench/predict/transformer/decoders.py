@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
-from ddlbench.predict.platforms import Array
 
 NUMBERS = (
     "layers", "hidden_size", "attention_heads", "key_value_heads", "feed_forward_size",
@@ -45,6 +45,10 @@ OPTIONAL: Mapping[str, float] = {
 """Columns that may be left out; 0 shards are all replicas, a width of 0 is the network's."""
 WORDS = ("recomputation",)
 """Columns of words: none, selective or full."""
+OF_GPTS = (
+    "global_batch", "schedule", "chunks", "sequence_parallel", "gradient_bytes", "precision",
+)  # fmt: skip
+"""Further columns of configurations (:mod:`.configurations`)."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class Decoders:
     """Decoders as columns.
 
     Args:
-        columns: :data:`NUMBERS` as floats, :data:`WORDS`, and any of :data:`OPTIONAL`, each (n,).
+        columns: :data:`NUMBERS` as floats, :data:`WORDS`, and any of :data:`OPTIONAL`, each (n,);
+            of GPTs also :data:`OF_GPTS`.
     """
 
     columns: Mapping[str, Array]
@@ -76,6 +81,8 @@ class Decoders:
         return len(self.columns["layers"])
 
     def __getitem__(self, name: str) -> Array:
+        if name == "devices":
+            return self.devices
         if name in OPTIONAL and name not in self.columns:
             return np.full(len(self), OPTIONAL[name])
         return self.columns[name]

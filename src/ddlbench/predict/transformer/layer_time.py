@@ -34,14 +34,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlbench.predict.platforms import Accelerators, Array
+from ddlbench.predict.constants import Array
+from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.configurations import (
     HALF,
-    Configurations,
     Rings,
+    bytes_of,
     layer_forward_operations,
     tensor_rings,
+    words_of,
 )
+from ddlbench.predict.transformer.decoders import Decoders
 
 BACKWARD = 2.0
 """Work of a backward pass in forward passes."""
@@ -100,21 +103,16 @@ class LayerTimes:
     input_share: Array
 
 
-def layer_times(table: Configurations, platform: Accelerators) -> LayerTimes:
+def layer_times(table: Decoders, platform: Accelerators) -> LayerTimes:
     """Passes of each configuration's layers."""
     device = _Device(table, platform)
     forward = device.layer(1.0)
     backward = device.layer(BACKWARD)
     again = device.attention_again()
-    everything, nothing = forward, forward.times(0.0)
-    full, selective = table.is_("recomputation", "full"), table.is_("recomputation", "selective")
+    full, selective = (table["recomputation"] == word for word in ("full", "selective"))
+    partly = again.times(selective)
     repeated = Pass(
-        {
-            name: np.where(
-                full, everything.parts[name], np.where(selective, again.parts[name], 0.0)
-            )
-            for name in nothing.parts
-        }
+        {name: np.where(full, forward.parts[name], partly.parts[name]) for name in PARTS}
     )
     weights = 0.5 * backward.parts[MATMUL]  # of the two products, one gives the weights' gradient
     with_again = backward.plus(repeated)
@@ -156,7 +154,7 @@ def _ring_pass_s(
 class _Device:
     """One device's share of a micro-batch."""
 
-    def __init__(self, table: Configurations, platform: Accelerators) -> None:
+    def __init__(self, table: Decoders, platform: Accelerators) -> None:
         self._table, self._platform = table, platform
         self._tokens = table["micro_batch"] * table["sequence_length"]
         self._hidden, self._tensor = table["hidden_size"], table["tensor"]
@@ -199,10 +197,8 @@ class _Device:
         kernels = 4 * self._platform.constant("kernel_s")
         return self._pass(
             {
-                MATMUL: np.zeros(len(self._table)),
                 ATTENTION: self._attention_s(),
                 MEMORY: self._memory_s(SCORE_BYTES * self._score_items) + kernels,
-                TENSOR: np.zeros(len(self._table)),
             },
             0.25 * self._platform.constant("host_layer_s"),
         )
@@ -211,8 +207,6 @@ class _Device:
         """Look-up of words and its gradient; with tensor parallelism an all-reduce."""
         return self._pass(
             {
-                MATMUL: np.zeros(len(self._table)),
-                ATTENTION: np.zeros(len(self._table)),
                 MEMORY: self._memory_s(2 * EMBEDDING_BYTES * self._tokens * self._hidden),
                 TENSOR: self._all_reduce_s(),
             },
@@ -221,14 +215,13 @@ class _Device:
 
     def head(self) -> Pass:
         """Logits, loss and their gradients."""
-        words = self._table.vocabulary / self._tensor
+        words = words_of(self._table)
         uneven = self._platform.constant("uneven_vocabulary")
         slower = np.where(words % _ALIGNED == 0, 1.0, uneven)
         kernels = (1 + BACKWARD) * HEAD_KERNELS * self._platform.constant("kernel_s")
         return self._pass(
             {
                 MATMUL: (1 + BACKWARD) * self._product_s(words, self._hidden) * slower,
-                ATTENTION: np.zeros(len(self._table)),
                 MEMORY: self._memory_s(HEAD_BYTES * self._tokens * words) + kernels,
                 TENSOR: self._all_reduce_s(),
             },
@@ -236,6 +229,9 @@ class _Device:
         )
 
     def _pass(self, device: dict[str, Array], host_s: Array | float) -> Pass:
+        """A pass; parts that are left out take no time."""
+        nothing = np.zeros(len(self._table))
+        device = {name: device.get(name, nothing) for name in PARTS if name != HOST}
         busy = np.sum(list(device.values()), axis=0)
         k = np.where(self._tensor > 1, SHARPNESS_TOGETHER, SHARPNESS_ALONE)
         longer = (busy**k + np.asarray(host_s) ** k) ** (1 / k)
@@ -260,7 +256,7 @@ class _Device:
 
     def _memory_s(self, bytes_: Array) -> Array:
         rate = self._platform.device.memory_bytes_per_s
-        longer = self._table.bytes_of("item") / HALF
+        longer = bytes_of(self._table, "item") / HALF
         return bytes_ * longer / (rate * self._platform.constant("memory_efficiency"))
 
     def _all_reduce_s(self) -> Array:
@@ -270,5 +266,5 @@ class _Device:
         """
         halvings = np.log2(np.maximum(self._platform.devices_per_node / self._tensor, 1.0))
         share = self._platform.constant("half_node_share") ** halvings
-        bytes_ = self._table.bytes_of("item") * self._tokens * self._hidden
+        bytes_ = bytes_of(self._table, "item") * self._tokens * self._hidden
         return all_reduce_s(self._rings, bytes_, self._platform, share)

@@ -5,7 +5,10 @@ neither of the table nor of the shipped rows. Errors are |predicted - measured| 
 
 Regret of a choice: the measured step of the layout that is predicted to be the fastest, over the
 fastest measured one, less 1; and the same for the best of the first three predicted. A case is one
-network on so many devices with six timed layouts or more.
+network on so many devices with six timed layouts or more, of GPTs with two.
+
+Steps of GPTs are predicted with the platform that was fitted to such runs (:mod:`.runs`), whose
+kernels and softmax those runs tell; with a software by data sheets, as all others.
 """
 
 from __future__ import annotations
@@ -18,9 +21,15 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.constants import Array, Fit, HeldOut
 from ddlbench.predict.hardware import Software
-from ddlbench.predict.platforms import Array, Fit, HeldOut
-from ddlbench.predict.run_tables import ScoreQuestion, rows_of_kind, yes_or_no
+from ddlbench.predict.platforms import Accelerators
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    each_kind,
+    error_means,
+    rows_of_kind,
+)
 from ddlbench.predict.transformer.decoder_fit import (
     FEW_CONSTANTS,
     FEW_ROWS,
@@ -31,11 +40,9 @@ from ddlbench.predict.transformer.decoder_fit import (
     nearer_bytes,
     predicted_s,
     refitted,
-    with_fits,
-    with_priors,
 )
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, TOO_LARGE, memory_calls
-from ddlbench.predict.transformer.gpt_scores import gpt_seconds
+from ddlbench.predict.transformer.runs import PLATFORM, held_out_s
 from ddlbench.predict.transformer.training_runs import (
     FAILED,
     ORIGINS,
@@ -47,11 +54,10 @@ from ddlbench.predict.transformer.training_runs import (
     training_runs,
 )
 
-CASE_LAYOUTS = 6
 LEAST_ROWS = 5
 PIPELINE, NO_PIPELINE = "pipeline", "no pipeline"
-NEAR = 0.2
 FIRST = 3
+WORST = 10
 DRAWS = 12
 CLEANED, OWN_ROWS = "cleaned", "own_rows"
 """What ``--kind`` says beside filters of rows."""
@@ -90,6 +96,10 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     """
     runs = training_runs(table, question, question.where)
     known = shipped(origin_name(runs))
+    if question.platform and (runs.origin != ORIGINS["megatron"] or question.software):
+        raise ConfigError(
+            "--platform is of iterations of CNNs, and of GPTs without --software; leave it out"
+        )
     filters = dict(question.kind)
     cleaned, own_rows = filters.pop(CLEANED, "yes"), filters.pop(OWN_ROWS, None)
     if cleaned not in ("yes", "no"):
@@ -102,18 +112,16 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
         return _of_own_rows(scored, software, own_rows)
     is_of_platform = not (question.software or question.device or question.fabric)
     if runs.origin == ORIGINS["megatron"] and is_of_platform:
-        return scored_values(
-            scored, _of_gpts(table, chosen, predictions(scored, software), question)
+        own = question.platform not in (None, PLATFORM)
+        seconds = held_out_s(
+            scored,
+            runs if own else with_shipped(runs),
+            Accelerators.load(question.platform or PLATFORM),
+            question.hold_out,
         )
+        return scored_values(scored, replace(predictions(scored, software), seconds=seconds))
     fitted = with_shipped(compared)
     return scored_values(scored, held_out(scored, fitted, software, question.hold_out))
-
-
-def _of_gpts(
-    table: pd.DataFrame, chosen: Array, predicted: Predictions, question: ScoreQuestion
-) -> Predictions:
-    """Predictions with the steps of the platform that was fitted to such runs."""
-    return replace(predicted, seconds=gpt_seconds(table, question.hold_out)[chosen])
 
 
 def held_out(
@@ -134,14 +142,8 @@ def held_out(
         return predictions(runs, software)
     kinds, fitted_kinds = kinds_of(runs, hold_out), kinds_of(fitted, hold_out)
     parts = []
-    for kind in np.unique(kinds):
-        others = fitted.take(fitted_kinds != kind)
-        if not len(others):
-            raise ConfigError(
-                f"--hold-out {hold_out}: all rows have {kind}; nothing is left to fit"
-            )
-        chosen = kinds == kind
-        constants = refitted(others, software)
+    for chosen, others in each_kind(kinds, fitted_kinds, hold_out):
+        constants = refitted(fitted.take(others), software)
         parts.append((chosen, predictions(runs.take(chosen), constants)))
     return _together(parts, len(runs))
 
@@ -166,7 +168,7 @@ def calibrated(runs: TrainingRuns, software: Software, where: str) -> tuple[Soft
     """
     runs = replace(runs, step_s=cleaned_s(runs))
     fits = fits_of(runs, software)
-    fitted = with_fits(software, fits, f"{fits[0].rows} steps of {where}")
+    fitted = replace(software.fitted_to(*fits), fitted_on=f"{fits[0].rows} steps of {where}")
     small = runs.take(runs.timed & (runs.decoders.devices <= LARGEST_FITTED))
     several = len(np.unique(small.models)) > 1 and len(small) > FEW_ROWS
     held, how = predicted_s(small, fitted), "the same that were fitted"
@@ -188,6 +190,8 @@ def kinds_of(runs: TrainingRuns, hold_out: str) -> Array:
             return runs.models
         case "gpus":
             return runs.decoders.devices
+        case "layers":
+            return runs.decoders["layers"]
         case _:
             return runs.accelerators
 
@@ -209,17 +213,14 @@ def scored_values(runs: TrainingRuns, predicted: Predictions) -> dict[str, Any]:
     if runs.timed.any():
         ratios = (runs.step_s / predicted.seconds)[runs.timed]
         low, high = np.quantile(ratios, (0.05, 0.95)).tolist()
-        values |= {**_means(errors), "measured_over_predicted": {"low": low, "high": high}}
+        values |= {**error_means(errors), "measured_over_predicted": {"low": low, "high": high}}
     measured = np.isfinite(memory)
     if measured.any():
-        values |= {
-            "memory_mean_absolute_error": float(memory[measured].mean()),
-            "memory_median_absolute_error": float(np.median(memory[measured])),
-            "memory_rows": int(measured.sum()),
-        }
+        values |= {**_memory_means(memory), "memory_rows": int(measured.sum())}
     values["fit"] = _fit_calls(runs, predicted.answers)
     values["choice"] = choices(runs, predicted.seconds)
     values["by"] = _by(runs, errors, memory)
+    values["worst"] = _worst(runs, predicted.seconds)
     if measured.any():
         values["by"]["memory_switch"] = {
             name: _memory_means(np.abs(predicted_bytes / runs.memory_bytes - 1))
@@ -242,6 +243,7 @@ def choices(runs: TrainingRuns, seconds: Array) -> dict[str, Any]:
         "median_regret": float(np.median(regrets[:, 0])),
         "best_of_three_regret": float(regrets[:, 1].mean()),
         "best_chosen": float(np.mean(regrets[:, 0] == 0)),
+        "largest_regret": float(regrets[:, 0].max()),
     }
 
 
@@ -262,7 +264,7 @@ def _regrets(runs: TrainingRuns, seconds: Array) -> Iterator[tuple[float, float]
     )[runs.timed]
     names = [name for name in table.columns if not name.endswith("_s")]
     for _, case in table.groupby(names):
-        if len(case) >= CASE_LAYOUTS:
+        if len(case) >= runs.origin.case_layouts:
             first = case.nsmallest(FIRST, "predicted_s")["measured_s"]
             best = case["measured_s"].min()
             yield first.iloc[0] / best - 1, first.min() / best - 1
@@ -283,25 +285,9 @@ def _fit_calls(runs: TrainingRuns, answers: Array) -> dict[str, float | None] | 
     }
 
 
-def _means(errors: Array) -> dict[str, Any]:
-    errors = errors[np.isfinite(errors)]
-    if not len(errors):
-        return {}
-    return {
-        "mean_absolute_error": float(errors.mean()),
-        "median_absolute_error": float(np.median(errors)),
-        "within_20_percent": float(np.mean(errors <= NEAR)),
-    }
-
-
 def _memory_means(errors: Array) -> dict[str, float]:
-    errors = errors[np.isfinite(errors)]
-    if not len(errors):
-        return {}
-    return {
-        "memory_mean_absolute_error": float(errors.mean()),
-        "memory_median_absolute_error": float(np.median(errors)),
-    }
+    means = error_means(errors)
+    return {f"memory_{name}": means[name] for name in tuple(means)[:2]}
 
 
 def _by(runs: TrainingRuns, errors: Array, memory: Array) -> dict[str, Any]:
@@ -312,13 +298,31 @@ def _by(runs: TrainingRuns, errors: Array, memory: Array) -> dict[str, Any]:
         name: {
             value if isinstance(value, str) else f"{value:g}": {
                 "rows": int((of == value).sum()),
-                **_means(errors[of == value]),
+                **error_means(errors[of == value]),
                 **_memory_means(memory[of == value]),
             }
             for value in np.unique(of)
         }
         for name, of in columns.items()
     }
+
+
+def _worst(runs: TrainingRuns, seconds: Array) -> list[dict[str, Any]]:
+    """The timed rows with the largest errors."""
+    errors = np.where(runs.timed, seconds / runs.step_s - 1, 0.0)
+    places = np.argsort(-np.abs(errors))[: min(WORST, int(runs.timed.sum()))]
+    names = ("tensor", "data", "pipeline", "micro_batch")
+    return [
+        {
+            "model": str(runs.models[place]),
+            "devices": int(runs.decoders.devices[place]),
+            **{name: int(runs.decoders[name][place]) for name in names},
+            "measured_s": float(runs.step_s[place]),
+            "predicted_s": float(seconds[place]),
+            "error": float(errors[place]),
+        }
+        for place in places
+    ]
 
 
 def _of_own_rows(runs: TrainingRuns, software: Software, text: str) -> dict[str, Any]:
@@ -334,7 +338,7 @@ def _of_own_rows(runs: TrainingRuns, software: Software, text: str) -> dict[str,
         raise ConfigError(
             f"--kind own_rows={count} has {len(runs)} rows with a step; give 2 or more"
         )
-    priors = with_priors(software)
+    priors = software.with_priors()
     random, errors = np.random.default_rng(0), []
     for _ in range(DRAWS):
         taught = np.zeros(len(runs), dtype=bool)
@@ -343,25 +347,16 @@ def _of_own_rows(runs: TrainingRuns, software: Software, text: str) -> dict[str,
         fitted = priors.with_constants(fit_time(runs.take(taught), priors, names).constants)
         others = runs.take(~taught)
         errors.append(np.abs(predicted_s(others, fitted) / others.step_s - 1))
-    return {
-        "rows": len(runs),
-        "draws": DRAWS,
-        "own_rows": count,
-        "mean_absolute_error": float(np.mean([errors_of_case.mean() for errors_of_case in errors])),
-        "median_absolute_error": float(
-            np.mean([np.median(errors_of_case) for errors_of_case in errors])
-        ),
-        "within_20_percent": float(
-            np.mean([np.mean(errors_of_case <= NEAR) for errors_of_case in errors])
-        ),
-    }
+    draws = [error_means(each) for each in errors]
+    means = {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
+    return {"rows": len(runs), "draws": DRAWS, "own_rows": count, **means}
 
 
 def _chosen(runs: TrainingRuns, filters: Mapping[str, str]) -> Array:
     """Rows of the kind."""
     table = runs.decoders
     columns = {name: table[name] for name in ("tensor", "data", "micro_batch")}
-    columns |= {"gpus": table.devices, "pipeline": yes_or_no(table["pipeline"] > 1)}
+    columns |= {"gpus": table.devices, "pipeline": np.where(table["pipeline"] > 1, "yes", "no")}
     columns |= {"model": runs.models, "accelerator": runs.accelerators}
     return rows_of_kind(filters, columns, len(runs))
 

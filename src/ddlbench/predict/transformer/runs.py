@@ -1,7 +1,7 @@
-"""Measured runs of transformers: read or collected, scored by the oracle, its constants fitted.
+"""Measured runs of GPTs: read or collected, predicted by a platform, its constants fitted.
 
-Columns are those of :mod:`ddlbench.predict.transformer.configurations`, and ``step_s``. Error of a
-row is |predicted - measured| / measured.
+Columns are those of :mod:`ddlbench.predict.transformer.configurations`, and ``step_s``. Scores are
+those of :mod:`.run_scores`.
 
 In a fit every model size weighs alike, however many runs it has. Runs with the same model size and
 cut err together: intervals count them as one.
@@ -22,13 +22,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
@@ -36,228 +34,102 @@ from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import StrategyPlan, plan_at
+from ddlbench.predict.constants import Array, Fit, HeldOut, fit
 from ddlbench.predict.evaluate import measure
-from ddlbench.predict.platforms import (
-    Accelerators,
-    Array,
-    Fit,
-    HeldOut,
-    fit,
-    read_table,
-    refuse,
-)
-from ddlbench.predict.transformer.configurations import (
-    NEEDED,
-    SCHEDULES,
-    Configurations,
-    configurations,
-)
+from ddlbench.predict.platforms import Accelerators
+from ddlbench.predict.run_tables import each_kind
+from ddlbench.predict.transformer.configurations import SCHEDULES
 from ddlbench.predict.transformer.step import steps
+from ddlbench.predict.transformer.training_runs import PUBLISHED, TrainingRuns
 
-PUBLISHED = Path(str(files("ddlbench.predict.transformer").joinpath("published")))
 ONE_NODE = PUBLISHED / "one_node.csv"
 MANY_NODES = PUBLISHED / "many_nodes.csv"
 MEGATRON = PUBLISHED / "megatron_table1.csv"
-BY = ("hidden_size", "devices", "tensor", "data", "pipeline", "micro_batch")
-WORST = 10
+PLATFORM = "megatron-a100"
+HOLD_OUTS: Mapping[str, str] = {"model": "hidden_size", "gpus": "devices", "layers": "layers"}
+"""What can be held out, and the column whose values are its kinds."""
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Measured steps.
-
-    Args:
-        configurations: of each.
-        measured_s: seconds of a step.
-    """
-
-    configurations: Configurations
-    measured_s: Array
-
-    def __len__(self) -> int:
-        return len(self.configurations)
-
-    def take(self, chosen: Any) -> Runs:
-        return Runs(self.configurations.take(chosen), self.measured_s[chosen])
-
-    def column(self, name: str) -> Array:
-        """A column of numbers, ``devices`` among them."""
-        return self.configurations.devices if name == "devices" else self.configurations[name]
-
-    def predicted_s(self, platform: Accelerators) -> Array:
-        return steps(self.configurations, platform).seconds
-
-
-def together(*tables: Runs) -> Runs:
-    """Several tables of runs as one."""
-    rows = pd.concat([table.configurations.rows for table in tables], ignore_index=True)
-    return Runs(Configurations(rows), np.concatenate([table.measured_s for table in tables]))
-
-
-def read_runs(*paths: Path) -> Runs:
-    """Read tables as one.
-
-    Raises:
-        ConfigError: a table is unreadable, a column is missing, or a value is wrong.
-    """
-    return together(*map(_read, paths))
-
-
-def _read(path: Path) -> Runs:
-    table = read_table(path, (*NEEDED, "step_s"))
-    seconds = pd.to_numeric(table["step_s"], errors="coerce")
-    wrong = ~(np.isfinite(seconds) & (seconds > 0))
-    refuse(wrong, table["step_s"], str(path), "step_s is {!r}; write seconds above 0")
-    return Runs(configurations(table, str(path)), seconds.to_numpy(dtype=float))
-
-
-def scored(runs: Runs, predicted_s: Array) -> dict[str, Any]:
-    """Errors of predictions: mean, median, by parts of the cut, and the worst rows."""
-    errors = np.abs(predicted_s / runs.measured_s - 1)
-    ratios = runs.measured_s / predicted_s
-    worst = np.argsort(-errors)[:WORST]
-    return {
-        **_means(errors),
-        "mean_error": float(np.mean(predicted_s / runs.measured_s - 1)),
-        "measured_over_predicted": {
-            "low": float(np.quantile(ratios, 0.05)),
-            "high": float(np.quantile(ratios, 0.95)),
-        },
-        "by": {
-            name: {
-                f"{value:g}": _means(errors[runs.column(name) == value])
-                for value in np.unique(runs.column(name))
-            }
-            for name in BY
-        },
-        "worst": [_row(runs, predicted_s, int(place)) for place in worst],
-    }
-
-
-def _means(errors: Array) -> dict[str, float]:
-    return {
-        "mean_absolute_error": float(errors.mean()),
-        "median_absolute_error": float(np.median(errors)),
-        "rows": len(errors),
-    }
-
-
-def _row(runs: Runs, predicted_s: Array, place: int) -> dict[str, Any]:
-    row = runs.configurations.rows.iloc[place]
-    names = ("hidden_size", "layers", "tensor", "data", "pipeline", "micro_batch", "global_batch")
-    return {
-        "devices": int(runs.column("devices")[place]),
-        **{name: int(row[name]) for name in names},
-        "measured_s": float(runs.measured_s[place]),
-        "predicted_s": float(predicted_s[place]),
-        "error": float(predicted_s[place] / runs.measured_s[place] - 1),
-    }
-
-
-GROUP = ("hidden_size", "layers", "sequence_length", "devices", "global_batch")
-"""Runs of one group train the same model with the same batch on as many devices."""
-
-
-def choices(runs: Runs, predicted_s: Array) -> Mapping[str, Any]:
-    """How good the configuration is that the predictions would choose, in every group of runs.
-
-    Regret is the measured step of the chosen run over the shortest measured one, less 1. Groups of
-    one run say nothing and are left out.
-    """
-    table = pd.DataFrame({name: runs.column(name) for name in GROUP})
-    table = table.assign(measured_s=runs.measured_s, predicted_s=predicted_s)
-    groups = [group for _, group in table.groupby(list(GROUP)) if len(group) > 1]
-    if not groups:
-        return {"groups": 0}
-    chosen_s = [group["measured_s"].iloc[int(group["predicted_s"].argmin())] for group in groups]
-    regrets = np.array(chosen_s) / np.array([group["measured_s"].min() for group in groups]) - 1
-    return {
-        "groups": len(groups),
-        "runs": sum(map(len, groups)),
-        "best_chosen": float(np.mean(regrets == 0)),
-        "mean_regret": float(regrets.mean()),
-        "largest_regret": float(regrets.max()),
-    }
+def predicted_s(runs: TrainingRuns, platform: Accelerators) -> Array:
+    """Seconds of a step of each run, (n,)."""
+    return steps(runs.decoders, platform).seconds
 
 
 SOFT = 0.05
 PULL = 0.2
 """Weight of the priors: a constant that is one spread off its prior costs as much as an error of
 SOFT x PULL in n / k of the n runs, where k constants are fitted."""
-HOLD_OUTS = ("hidden_size", "devices", "layers")
 
 
-def calibrate(runs: Runs, platform: Accelerators) -> Fit:
+def calibrate(runs: TrainingRuns, platform: Accelerators) -> Fit:
     """Fit every constant of the platform to ``runs``.
 
     Raises:
         ConfigError: there are fewer runs than constants.
     """
-    _, place, counts = np.unique(
-        runs.column("hidden_size"), return_inverse=True, return_counts=True
-    )
+    runs = runs.take(runs.timed)
+    table = runs.decoders
+    _, place, counts = np.unique(table["hidden_size"], return_inverse=True, return_counts=True)
     weights = 1 / counts[place]
     weights = weights / weights.mean()
-    cuts = [runs.column(name) for name in ("hidden_size", "tensor", "data", "pipeline")]
+    cuts = [table[name] for name in ("hidden_size", "tensor", "data", "pipeline")]
     _, groups = np.unique(np.stack(cuts, axis=1), axis=0, return_inverse=True)
     return fit(
         platform,
-        runs.predicted_s,
-        runs.measured_s,
+        lambda tried: predicted_s(runs, tried),
+        runs.step_s,
         soft=SOFT,
-        pull=PULL * SOFT * math.sqrt(weights.sum() / len(platform.fitted)),
+        pull=PULL * SOFT * math.sqrt(weights.sum() / len(platform.constants)),
         weights=weights,
         groups=groups.ravel(),
     )
 
 
-def held_out_s(runs: Runs, platform: Accelerators, by: str, also: Runs | None = None) -> Array:
+def held_out_s(
+    runs: TrainingRuns, known: TrainingRuns, platform: Accelerators, hold_out: str
+) -> Array:
     """Seconds of every run, each predicted with constants fitted without runs of its kind.
 
     Args:
         runs: whose kinds are held out in turn.
-        platform: with priors.
-        by: one of :data:`HOLD_OUTS`; the column whose values are the kinds.
-        also: further runs to fit, those of the kind left out too.
+        known: runs to fit, those of the kind left out.
+        platform: with priors; as it is for "none".
+        hold_out: a key of :data:`HOLD_OUTS`, or "none".
 
     Raises:
-        ConfigError: there is one kind only, or too few runs are left.
+        ConfigError: there is no such kind, or too few runs are left.
     """
-    kinds = runs.column(by)
-    if len(np.unique(kinds)) == 1 and also is None:
-        raise ConfigError(
-            f"--hold-out {by}: all runs have {by} {kinds[0]:g}; nothing is left to fit"
-        )
+    if hold_out == "none":
+        return predicted_s(runs, platform)
+    if hold_out not in HOLD_OUTS:
+        options = ", ".join(("none", *HOLD_OUTS))
+        raise ConfigError(f"--hold-out {hold_out}: the table has no such column; write {options}")
+    by = HOLD_OUTS[hold_out]
     predicted = np.zeros(len(runs))
-    for kind in np.unique(kinds):
-        fitted = [table.take(table.column(by) != kind) for table in (runs, also) if table]
-        constants = calibrate(together(*fitted), platform).constants
-        tried = runs.take(kinds == kind)
-        predicted[kinds == kind] = tried.predicted_s(platform.with_constants(constants))
+    for tried, others in each_kind(runs.decoders[by], known.decoders[by], by):
+        fitted = platform.fitted_to(calibrate(known.take(others), platform))
+        predicted[tried] = predicted_s(runs.take(tried), fitted)
     return predicted
 
 
-def calibrated(platform: Accelerators, fitted: Fit, runs: Runs, where: str) -> Accelerators:
+def calibrated(platform: Accelerators, fitted: Fit, runs: TrainingRuns, where: str) -> Accelerators:
     """The platform with fitted constants, and the interval of its predictions.
 
     The interval comes from ``runs``, each model size (or else number of devices) held out in turn.
     """
-    by = "hidden_size" if len(np.unique(runs.column("hidden_size"))) > 1 else "devices"
-    if len(np.unique(runs.column(by))) > 1:
-        predicted_s, how = held_out_s(runs, platform, by), f"each {by} held out in turn"
-    else:
-        predicted_s = runs.predicted_s(platform.with_constants(fitted.constants))
-        how = "the same that were fitted"
-    low, high = np.quantile(runs.measured_s / predicted_s, (0.05, 0.95)).tolist()
-    ends = fitted.intervals
-    return replace(
-        platform,
-        fitted={
-            name: replace(
-                constant, value=fitted.constants[name], low=ends[name][0], high=ends[name][1]
+    runs, how = runs.take(runs.timed), "the same that were fitted"
+    predicted = predicted_s(runs, platform.fitted_to(fitted))
+    for hold_out in ("model", "gpus"):
+        by = HOLD_OUTS[hold_out]
+        if len(np.unique(runs.decoders[by])) > 1:
+            predicted, how = (
+                held_out_s(runs, runs, platform, hold_out),
+                f"each {by} held out in turn",
             )
-            for name, constant in platform.fitted.items()
-        },
+            break
+    low, high = np.quantile(runs.step_s / predicted, (0.05, 0.95)).tolist()
+    return replace(
+        platform.fitted_to(fitted),
         fitted_on=f"{fitted.rows} rows of {where}",
         interval=HeldOut(low=low, high=high, source=f"rows of {where}, {how}"),
     )

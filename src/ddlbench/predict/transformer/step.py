@@ -34,18 +34,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import pandas as pd
 
 from ddlbench.planning import schedules
 from ddlbench.planning.schedules import Event, EventGraph
-from ddlbench.predict.platforms import Accelerators, Array
+from ddlbench.predict.constants import Array
+from ddlbench.predict.platforms import Accelerators
 from ddlbench.predict.transformer.configurations import (
-    Configurations,
+    bytes_of,
     data_rings,
     embedding_parameters,
     ends_rings,
     hop_senders,
     layer_parameters,
+    stage_layers,
+    words_of,
 )
+from ddlbench.predict.transformer.decoders import Decoders
 from ddlbench.predict.transformer.layer_time import (
     ATTENTION,
     HOST,
@@ -76,7 +81,7 @@ class Steps:
         return np.asarray(np.sum([self.parts[name] for name in PARTS], axis=0))
 
 
-def steps(table: Configurations, platform: Accelerators) -> Steps:
+def steps(table: Decoders, platform: Accelerators) -> Steps:
     """The step of every configuration.
 
     Raises:
@@ -87,7 +92,7 @@ def steps(table: Configurations, platform: Accelerators) -> Steps:
     layer = times.forward.plus(times.backward)
     ends = times.embedding.plus(times.head)
     whole = layer.times(table["layers"]).plus(ends)  # one micro-batch through all stages
-    share = table.micro_batches / table["pipeline"]
+    share = table["micro_batches"] / table["pipeline"]
     work = whole.times(share)  # of the mean device
     pipeline_s, sends_s = _pipeline_s(table, times, hop_s)
     parts = dict(work.parts)
@@ -95,27 +100,27 @@ def steps(table: Configurations, platform: Accelerators) -> Steps:
     parts[BUBBLE] = pipeline_s - sends_s - work.seconds
     parts[DATA] = _data_s(table, platform, layer)
     rings = ends_rings(table, platform.devices_per_node)
-    words = table.vocabulary * table["hidden_size"] / table["tensor"]
+    words = words_of(table) * table["hidden_size"]
     parts[EMBEDDING] = all_reduce_s(rings, table["gradient_bytes"] * words, platform)
     rate = platform.device.memory_bytes_per_s * platform.constant("update_efficiency")
-    owners = np.where(table["zero"] > 0, table["data"], 1.0)
-    parts[UPDATE] = table.bytes_of("update") * stage_parameters(table) / owners / rate
+    owners = np.where(table["zero_stage"] > 0, table["data"], 1.0)
+    parts[UPDATE] = bytes_of(table, "update") * stage_parameters(table) / owners / rate
     return Steps(parts)
 
 
-def stage_parameters(table: Configurations) -> Array:
+def stage_parameters(table: Decoders) -> Array:
     """Parameters of the fullest device: its layers, and the embedding that both end stages hold."""
     hidden, tensor = table["hidden_size"], table["tensor"]
-    embedding = embedding_parameters(hidden, table.vocabulary / tensor, table["sequence_length"])
-    layers = table.stage_layers * layer_parameters(hidden) / tensor
+    embedding = embedding_parameters(hidden, words_of(table), table["sequence_length"])
+    layers = stage_layers(table) * layer_parameters(hidden) / tensor
     return np.asarray(layers + embedding)
 
 
-def _pipeline_s(table: Configurations, times: LayerTimes, hop_s: Array) -> tuple[Array, Array]:
+def _pipeline_s(table: Decoders, times: LayerTimes, hop_s: Array) -> tuple[Array, Array]:
     """Seconds of all passes, and of the messages among them."""
     layer_s = times.forward.seconds + times.backward.seconds
-    stages, micro_batches = table["pipeline"], table.micro_batches
-    fullest = table.stage_layers * layer_s
+    stages, micro_batches = table["pipeline"], table["micro_batches"]
+    fullest = stage_layers(table) * layer_s
     # The logits are on the last stage, the embedding on the first; with one stage on the same.
     alone = stages == 1
     first = fullest + times.embedding.seconds
@@ -125,8 +130,8 @@ def _pipeline_s(table: Configurations, times: LayerTimes, hop_s: Array) -> tuple
     seconds = whole + 2 * hop_s * stages + (micro_batches - 1) * slot
     sends_s = 2 * hop_s * (stages + micro_batches - 1)
     by_formula = np.isin(table["schedule"].astype(str), FORMULA) | alone
-    groups = table.rows.loc[~by_formula].groupby(["schedule", "pipeline", "chunks"])
-    for (name, ranks, own_chunks), members in groups:
+    cuts = pd.DataFrame({name: table[name] for name in ("schedule", "pipeline", "chunks")})
+    for (name, ranks, own_chunks), members in cuts[~by_formula].groupby([*cuts.columns]):
         places, chunks = members.index.to_numpy(), chunks_of(name, int(own_chunks))
         seconds[places] = _replayed_group_s(table, times, hop_s, places, (name, int(ranks), chunks))
         sends_s[places] = 2 * hop_s[places] * micro_batches[places] * chunks
@@ -134,7 +139,7 @@ def _pipeline_s(table: Configurations, times: LayerTimes, hop_s: Array) -> tuple
 
 
 def _replayed_group_s(
-    table: Configurations,
+    table: Decoders,
     times: LayerTimes,
     hop_s: Array,
     places: Array,
@@ -152,19 +157,19 @@ def _replayed_group_s(
         name,
         ranks,
         chunks,
-        table.micro_batches[places],
+        table["micro_batches"][places],
         forward_s=layers * times.forward.seconds[places] + hop_s[places] + ends / 3,
         backward_s=layers * times.backward.seconds[places] + hop_s[places] + 2 * ends / 3,
         input_share=times.input_share[places],
     )
 
 
-def _hop_s(table: Configurations, platform: Accelerators) -> Array:
+def _hop_s(table: Decoders, platform: Accelerators) -> Array:
     """One message to the next stage, and its gathering there; 0 without a pipeline."""
     crosses, senders = hop_senders(table, platform.devices_per_node)
     inside, network = platform.node_bytes_per_s, platform.network_bytes_per_s
     tokens = table["micro_batch"] * table["sequence_length"]
-    whole = table.bytes_of("item") * tokens * table["hidden_size"]
+    whole = bytes_of(table, "item") * tokens * table["hidden_size"]
     part = whole / table["tensor"]
     rate = np.where(crosses, np.minimum(inside, network / senders), inside)
     gather = (whole - part) / inside
@@ -172,16 +177,16 @@ def _hop_s(table: Configurations, platform: Accelerators) -> Array:
     return np.where(table["pipeline"] > 1, seconds, 0.0)
 
 
-def _data_s(table: Configurations, platform: Accelerators, layer: Pass) -> Array:
+def _data_s(table: Decoders, platform: Accelerators, layer: Pass) -> Array:
     rings = data_rings(table, platform.devices_per_node)
     weights = stage_parameters(table)
     whole = all_reduce_s(rings, table["gradient_bytes"] * weights, platform)
     scatter = reduce_scatter_s(rings, table["gradient_bytes"] * weights, platform)
-    gather = reduce_scatter_s(rings, table.bytes_of("item") * weights, platform)
-    zero = table["zero"]
+    gather = reduce_scatter_s(rings, bytes_of(table, "item") * weights, platform)
+    zero = table["zero_stage"]
     # ZeRO 3 gathers before the forward and before the backward pass of each micro-batch.
-    pass_s = table.stage_layers * layer.seconds / 2
-    waited = 2 * table.micro_batches * np.maximum(gather - pass_s, 0.0) + scatter
+    pass_s = stage_layers(table) * layer.seconds / 2
+    waited = 2 * table["micro_batches"] * np.maximum(gather - pass_s, 0.0) + scatter
     return np.where(zero == 0, whole, np.where(zero < 3, scatter + gather, waited))
 
 

@@ -27,11 +27,18 @@ import pandas as pd
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
+from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
-from ddlbench.predict.platforms import Array, check_columns, read_table, refuse
-from ddlbench.predict.run_tables import ScoreQuestion, kind_of_columns
-from ddlbench.predict.transformer.configurations import configurations
-from ddlbench.predict.transformer.decoders import Decoders, Machines, machines
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    check_columns,
+    kind_of,
+    kind_of_columns,
+    read_table,
+    refuse,
+)
+from ddlbench.predict.transformer.configurations import RECOMPUTATIONS, filled
+from ddlbench.predict.transformer.decoders import OF_GPTS, Decoders, Machines, machines
 
 GIB = 2.0**30
 RAN, FAILED = "ran", "failed"
@@ -48,6 +55,8 @@ class Origin:
         files: the shipped rows, below :data:`PUBLISHED`.
         gated: the feed-forward layer has a gate (SwiGLU).
         accelerator, devices_per_node: of a table that does not say them.
+        case_layouts: timed layouts from which on a case is one of a choice.
+        cleaned: slow twins and slots are dropped.
     """
 
     software: str
@@ -56,6 +65,8 @@ class Origin:
     gated: bool
     accelerator: str = ""
     devices_per_node: int = 8
+    case_layouts: int = 6
+    cleaned: bool = True
 
 
 ORIGINS: Mapping[str, Origin] = {
@@ -67,6 +78,8 @@ ORIGINS: Mapping[str, Origin] = {
         ("one_node.csv", "many_nodes.csv"),
         gated=False,
         accelerator="A100-SXM-80GB",
+        case_layouts=2,
+        cleaned=False,
     ),
 }
 _NEEDED = (
@@ -76,7 +89,6 @@ _NEEDED = (
 )  # fmt: skip
 _DEFAULTS: Mapping[str, float] = {"tensor": 1, "pipeline": 1}
 _SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
-_RECOMPUTATIONS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -170,29 +182,51 @@ def training_runs(
     if "batch_is_product" in table:
         product = (table["batch_is_product"] != "no").to_numpy()
         runs = replace(runs, step_s=np.where(product, runs.step_s, np.nan))
-    return replace(runs, step_s=_without_slow_twins(runs))
+    return replace(runs, step_s=_without_slow_twins(runs)) if origin.cleaned else runs
 
 
 @cache
 def shipped(name: str) -> TrainingRuns:
     """The published rows that this package holds of a kind of table."""
-    paths = [PUBLISHED / file for file in ORIGINS[name].files]
-    return concatenated([training_runs(read_table(path, ()), where=path.name) for path in paths])
+    return read_runs([PUBLISHED / file for file in ORIGINS[name].files])
+
+
+def read_runs(paths: Sequence[Path], question: ScoreQuestion | None = None) -> TrainingRuns:
+    """Tables of one kind as one.
+
+    Raises:
+        ConfigError: as :func:`training_runs`.
+    """
+    return concatenated(
+        [training_runs(read_table(path, ()), question, str(path)) for path in paths]
+    )
+
+
+def gpts(paths: Sequence[Path]) -> TrainingRuns:
+    """Tables of GPTs' runs as one.
+
+    Raises:
+        ConfigError: as :func:`training_runs`, or a table is of another kind.
+    """
+    for path in paths:
+        if kind_of(path).name != "megatron":
+            raise ConfigError(f"{path}: is no table of GPTs (docs/oracle.md); give one")
+    return read_runs(paths)
 
 
 def _of_gpts(table: pd.DataFrame, origin: Origin, where: str) -> pd.DataFrame:
     """The columns of this module, from those of :mod:`.configurations`."""
     check_columns(table, ("step_s",), where)
-    known = configurations(table, where)
-    rows = known.rows
+    rows = filled(table, where)
+    replicas = rows["data"] * rows["micro_batch"]
     return rows.assign(
         model=rows["hidden_size"].astype(str),
         accelerator=origin.accelerator,
         devices_per_node=origin.devices_per_node,
-        devices=known.devices,
+        devices=rows["tensor"] * rows["data"] * rows["pipeline"],
         key_value_heads=rows["attention_heads"],
         feed_forward_size=4 * rows["hidden_size"],
-        micro_batches=known.micro_batches,
+        micro_batches=np.ceil(rows["global_batch"] / replicas),  # the last may be smaller
         zero_stage=rows["zero"],
         activation_recomputation=rows["recomputation"],
         step_s=table["step_s"].to_numpy(),
@@ -206,6 +240,8 @@ def cleaned_s(runs: TrainingRuns, known: TrainingRuns | None = None) -> Array:
         runs: whose steps are cleaned.
         known: further runs to compare with.
     """
+    if not runs.origin.cleaned:
+        return runs.step_s
     keys, slots = _slot_keys(runs), _slot_s(runs)
     all_keys, all_slots = keys, slots
     if known is not None:
@@ -315,8 +351,9 @@ def _decoders(table: pd.DataFrame, origin: Origin, where: str) -> Decoders:
     if "activation_recomputation" in table:
         again = table["activation_recomputation"]
     sentence = "activation_recomputation is {!r}; write none, selective or full"
-    refuse(~again.isin(_RECOMPUTATIONS), again, where, sentence)
+    refuse(~again.isin(RECOMPUTATIONS), again, where, sentence)
     columns["recomputation"] = again.to_numpy()
+    columns |= {name: table[name].to_numpy() for name in OF_GPTS if origin.accelerator}
     return Decoders(columns)
 
 

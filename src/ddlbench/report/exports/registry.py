@@ -1,4 +1,4 @@
-"""The registry of formats that ``ddlbench export`` writes.
+"""The registry of formats that ``ddlbench report export`` writes.
 
 A format is a module of this folder and a line of the table. Another package adds one by an entry
 point of the group ``ddlbench.exports``: an :class:`ExportFormat`. Formats that write a folder write

@@ -194,7 +194,7 @@ def draw_published(
 ) -> tuple[Figure, pd.DataFrame]:
     """Rows are networks, columns strategies, groups numbers of devices.
 
-    ``rows`` are one campaign of :func:`ddlbench.predict.paradl.measured.read_measured`; ``source``
+    ``rows`` are one campaign of :func:`ddlbench.predict.paradl.measured.measured_rows`; ``source``
     is a sentence for the footer.
     """
     bars = bars_of_table(rows, platform)

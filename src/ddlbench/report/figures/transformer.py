@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ddlbench.predict.platforms import Array
-from ddlbench.predict.transformer.runs import Runs
+from ddlbench.predict.constants import Array
+from ddlbench.predict.transformer.training_runs import TrainingRuns
 from ddlbench.report.curves import ticks_at
 from ddlbench.report.footer import sentence
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
@@ -35,7 +35,7 @@ _FEW = 20
 """Devices of a run on one node are fewer."""
 
 
-def draw_runs(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
+def draw_runs(runs: TrainingRuns, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
     """Predicted against measured steps, on one node and on many; one mark a run.
 
     Runs are predicted with their model size held out; ``where`` is their source.
@@ -81,7 +81,7 @@ def _scatter(axes: Axes, of_place: pd.DataFrame) -> None:
     ticks_at(axes.yaxis, ticks)
 
 
-def draw_errors(runs: Runs, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
+def draw_errors(runs: TrainingRuns, predicted_s: Array, where: str) -> tuple[Figure, pd.DataFrame]:
     """Relative error of every run by each part of its cut; a bar is the mean absolute error."""
     table = _table(runs, predicted_s)
     runs_mark = Line2D([], [], linestyle="", marker="o", color=GREY)
@@ -120,21 +120,21 @@ def _errors(axes: Axes, name: str, of_place: pd.DataFrame) -> None:
     axes.set_xticks(shown, [f"{values[place]:g}" for place in shown])
 
 
-def _table(runs: Runs, predicted_s: Array) -> pd.DataFrame:
+def _table(runs: TrainingRuns, predicted_s: Array) -> pd.DataFrame:
     names = ("hidden_size", "layers", "tensor", "data", "pipeline", "micro_batch", "global_batch")
-    table = pd.DataFrame({name: runs.column(name) for name in names})
+    table = pd.DataFrame({name: runs.decoders[name] for name in names})
     tensor, pipeline = table["tensor"] > 1, table["pipeline"] > 1
     return table.assign(
-        devices=runs.column("devices"),
-        place=np.where(runs.column("devices") < _FEW, "one node", "many nodes"),
+        devices=runs.decoders.devices,
+        place=np.where(runs.decoders.devices < _FEW, "one node", "many nodes"),
         kind=np.select(
             [tensor & pipeline, tensor, pipeline],
             ["tensor and pipeline", "tensor", "pipeline"],
             "data alone",
         ),
-        measured_s=runs.measured_s,
+        measured_s=runs.step_s,
         predicted_s=predicted_s,
-        error=predicted_s / runs.measured_s - 1,
+        error=predicted_s / runs.step_s - 1,
     )
 
 

@@ -344,7 +344,9 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         else:
             left_out += 1
     if left_out:
-        below.append(f"{left_out} more strategies and geometries: ddlbench timeline CELL_FOLDER.")
+        below.append(
+            f"{left_out} more strategies and geometries: ddlbench report timeline CELL_FOLDER."
+        )
     if cells:
         below.append(sentence("timelines"))
     shown = [window for cell in cells for window in shown_windows(cell)]

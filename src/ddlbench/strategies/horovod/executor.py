@@ -72,7 +72,7 @@ class HorovodExecutor(Executor):
         device = self.context.devices[0]
         reason = why_not_on(device, self.hvd)
         if reason is not None:
-            again = "`ddlbench forget --state unsupported` then lets this cell run again"
+            again = "`ddlbench status forget --state unsupported` then lets this cell run again"
             raise Unsupported(f"{reason}; {again}", code="device_unsupported")
         if not (_started_by_mpi() and self.hvd.mpi_built()):
             self.rendezvous = _set_environment(self.plan, self.process.rank, self.context)

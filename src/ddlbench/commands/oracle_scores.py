@@ -1,0 +1,362 @@
+"""``ddlbench oracle score|terms|roofline``: how right models are on measured runs.
+
+The kind of a table is told by its columns (:mod:`ddlbench.predict.run_tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from ddlbench.commands.oracle_display import accuracy_lines
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.screen import duration_text, examples, paragraph, show, table
+from ddlbench.common.statistics import MS
+from ddlbench.predict import horovod_scaling
+from ddlbench.predict.roofline_score import (
+    RUN_COLUMNS,
+    RUNS,
+    calibrated,
+    eager_runs,
+    node_runs,
+    profiled_networks,
+    scored,
+)
+from ddlbench.predict.run_tables import (
+    CNN,
+    HOLD_OUTS,
+    HoldOut,
+    ScoreQuestion,
+    kind_of,
+    read_table,
+    score_file,
+)
+from ddlbench.predict.transformer.decoder_terms import term_gains
+from ddlbench.predict.transformer.training_runs import ORIGINS
+
+_PATH = click.Path(path_type=Path)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+HOLD_OUT = click.option(
+    "--hold-out",
+    type=click.Choice(HOLD_OUTS),
+    default="none",
+    show_default=True,
+    help="Predict each model, number of GPUs or layers, submitter or device with constants fitted "
+    "without it; none takes the constants as they are.",
+)
+SOFTWARE = click.option("--software", help="Its name in config/software, or a file.")
+FABRIC = click.option(
+    "--fabric", help="In place of the table's: its name in config/fabrics, or a file."
+)
+HARDWARE = click.option(
+    "--hardware", help="In place of the table's: its name in config/hardware, or a file."
+)
+PLATFORM = click.option(
+    "--platform",
+    help="Of CNNs (config/platforms) and GPTs (config/transformers): a name or a file; the one of "
+    "such runs if left out.",
+)
+_SHOWN = ("model", "devices", "tensor", "pipeline", "accelerator")
+_MOST_VALUES = 8
+_WORST = 5
+
+
+def kinds(text: str) -> dict[str, str]:
+    """Filters of rows, from ``name=value,...``.
+
+    Raises:
+        ConfigError: a part has no value.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if "=" not in part:
+            raise ConfigError(f"--kind {part!r} has no value; write as pipeline=no,max_gpus=256")
+    return {name.strip(): value.strip() for name, _, value in (p.partition("=") for p in parts)}
+
+
+@click.command(
+    "score",
+    short_help="Score predictions of measured runs.",
+    epilog=examples(
+        "ddlbench oracle score runs.csv --hold-out model --kind pipeline=no",
+        "ddlbench oracle score iterations.csv --predictor authors-code",
+    ),
+)
+@click.argument("runs", type=_PATH)
+@HOLD_OUT
+@click.option(
+    "--kind",
+    default="",
+    metavar="NAME=VALUE,...",
+    help="Only such rows: pipeline=no, max_gpus=256, tensor_max=8, model, accelerator, submitter, "
+    "min_bytes, ...; of decoders cleaned=no; own_rows=10 fits three constants to random rows.",
+)
+@SOFTWARE
+@HARDWARE
+@FABRIC
+@PLATFORM
+@click.option(
+    "--predictor",
+    default="corrected",
+    show_default=True,
+    help="Of CNNs: authors-code, printed-table, corrected, or a baseline: computation-only, "
+    "carry-forward, paradl-projected.",
+)
+@JSON
+def score_command(
+    *,
+    runs: Path,
+    hold_out: str,
+    kind: str,
+    software: str | None,
+    hardware: str | None,
+    fabric: str | None,
+    platform: str | None,
+    predictor: str,
+    as_json: bool,
+) -> None:
+    """Score predictions of RUNS, a table of runs that its columns tell.
+
+    CNNs: model, strategy, gpus, seconds_per_iteration, and batch_per_gpu, batch_per_group or
+    batch_global. GPTs: hidden_size, attention_heads, layers, sequence_length, global_batch,
+    micro_batch, tensor, data, pipeline, step_s. docs/oracle.md tells the other kinds.
+    """
+    question = ScoreQuestion(
+        cast(HoldOut, hold_out), kinds(kind), software, hardware, fabric, platform, predictor
+    )
+    values, name = score_file(runs, question), kind_of(runs).name
+    lines = (
+        accuracy_lines(values)
+        if name == CNN
+        else score_lines(values, f"{name}: {runs.name}", question)
+    )
+    if (origin := ORIGINS.get(name)) and origin.accelerator and hardware is None:
+        lines += paragraph(
+            f"Its columns name no device: {origin.accelerator} is taken; yours is --hardware NAME."
+        )
+    show(values, lines, as_json=as_json)
+
+
+@click.command(
+    "terms",
+    short_help="Say what each term of the model buys.",
+    epilog=examples("ddlbench oracle terms runs.csv"),
+)
+@click.argument("runs", type=_PATH)
+@HOLD_OUT
+@SOFTWARE
+@HARDWARE
+@FABRIC
+@JSON
+def terms_command(
+    *,
+    runs: Path,
+    hold_out: str,
+    software: str | None,
+    hardware: str | None,
+    fabric: str | None,
+    as_json: bool,
+) -> None:
+    """Take each term of a model out, fit again, and score RUNS held out.
+
+    Each model of decoders, or submitter of MLPerf, is held out in turn, unless --hold-out says
+    another.
+    """
+    kind = kind_of(runs).name
+    question = ScoreQuestion(cast(HoldOut, hold_out), {}, software, hardware, fabric)
+    if kind == "mlperf":
+        rows = list(horovod_scaling.term_gains(read_table(runs, ()), question))
+        lines = scaling_terms_lines(rows)
+        show(rows, lines, as_json=as_json)
+        return
+    if kind not in ORIGINS:
+        raise ConfigError(f"{runs}: terms are of the tables {', '.join(ORIGINS)} and mlperf only")
+    rows = list(term_gains(read_table(runs, ()), question))
+    show(rows, terms_lines(rows), as_json=as_json)
+
+
+def _percent(value: Any) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _errors(values: Mapping[str, Any], name: str = "") -> str:
+    """Mean and median error in per cent."""
+    mean = values.get(f"{name}mean_absolute_error")
+    median = values.get(f"{name}median_absolute_error")
+    return "" if mean is None else f"{_percent(mean)} / {_percent(median)}"
+
+
+def score_lines(values: Mapping[str, Any], where: str, question: ScoreQuestion) -> list[str]:
+    """Errors for a terminal; mean / median in per cent."""
+    held = question.hold_out
+    how = "constants as they are" if held == "none" else f"each {held} held out in turn"
+    lines = paragraph(f"{where}, {values['rows']:,} rows, {how}; errors are mean / median in %")
+    rows = []
+    if _errors(values):
+        within = f"{values['within_20_percent']:.0%} within 20 %"
+        rows.append(("time", _errors(values), within))
+    if _errors(values, "memory_"):
+        rows.append(("memory", _errors(values, "memory_"), "the nearer of both settings of inputs"))
+    fit = values.get("fit") or {}
+    for name, share in fit.items():
+        if share is not None:
+            rows.append((name.replace("_", " "), _percent(share), ""))
+    choice = values.get("choice") or {}
+    if choice.get("cases"):
+        three = (
+            f"of {choice['cases']} choices, {_percent(choice['best_of_three_regret'])} of the best "
+            "of three"
+        )
+        rows.append(("mean regret", _percent(choice["mean_regret"]), three))
+    lines += table("part | > % | remark", rows)
+    for name in (column for column in _SHOWN if column in values.get("by", {})):
+        parts = [
+            (f"{value}", f"{column.get('rows', '')}", _errors(column), _errors(column, "memory_"))
+            for value, column in list(values["by"][name].items())[:_MOST_VALUES]
+            if isinstance(column, Mapping)
+        ]
+        lines += table(f"{name} | > rows | > time | > memory", parts)
+    if worst := values.get("worst"):
+        lines += ["worst rows", *_worst_table(worst[:_WORST])]
+    return lines
+
+
+def _worst_table(worst: Sequence[Mapping[str, Any]]) -> list[str]:
+    headings = "model | > devices | > t x d x p | > micro | > measured | > predicted | > error"
+    rows = [
+        (
+            row["model"],
+            str(row["devices"]),
+            " x ".join(str(row[name]) for name in ("tensor", "data", "pipeline")),
+            str(row["micro_batch"]),
+            duration_text(row["measured_s"]),
+            duration_text(row["predicted_s"]),
+            f"{row['error']:+.0%}",
+        )
+        for row in worst
+    ]
+    return table(headings, rows)
+
+
+def terms_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Errors without each term."""
+    lines = paragraph(
+        "without ...: errors of steps, mean / median in %; mean error of memory; mean regret of "
+        "choices without pipelines"
+    )
+    cells = [
+        (
+            str(row["term"]),
+            *(_errors(row.get(kind, {})) for kind in ("no_pipeline", "pipeline")),
+            _percent(row["memory_mean_absolute_error"]),
+            _percent(row["mean_regret"]),
+        )
+        for row in rows
+    ]
+    return lines + table("without | > no pipeline | > pipeline | > memory | > regret", cells)
+
+
+def scaling_terms_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Errors of MLPerf's steps without each term."""
+    cells = [
+        (str(row["term"]), *(_errors(row.get(kind, {})) for kind in ("all", "many")))
+        for row in rows
+    ]
+    lines = paragraph("without ...: errors of steps, mean / median in %")
+    return lines + table("without | > all | > 64 accelerators and more", cells)
+
+
+@click.command(
+    "roofline",
+    short_help="Score block times by data sheets.",
+    epilog=examples(
+        "ddlbench oracle roofline",
+        "ddlbench oracle roofline runs.csv --json",
+    ),
+)
+@click.argument("runs", type=click.Path(path_type=Path), default=RUNS)
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Fit on all rows and write the constants."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def roofline_command(runs: Path, output: Path | None, as_json: bool) -> None:
+    """Score block times by data sheets on networks and devices that are held out.
+
+    RUNS is a table of MLPerf's runs of ResNet-50, of which those on one node count; the project's
+    if left out.
+    """
+    rows = node_runs(read_table(runs, RUN_COLUMNS), str(runs))
+    values = scored(profiled_networks(), rows, eager_runs())
+    lines = roofline_lines(values)
+    if output is not None:
+        calibrated(rows, runs.name).write(output)
+        lines.append(f"written: {output}")
+    show(values, lines, as_json=as_json)
+
+
+def roofline_lines(values: dict[str, Any]) -> list[str]:
+    """Errors by network, by device, and by step of this project."""
+    lines = paragraph(
+        "PipeDream's profiles (single precision, one V100), each network held out: mean error "
+        f"{values['networks_mean_absolute_error']:.1%} of a whole pass"
+    )
+    lines += table(
+        "network | > samples | > measured | > predicted | > error | > of blocks",
+        [
+            (
+                row["network"],
+                str(row["samples"]),
+                MS.text(row["measured_s"], ".0f"),
+                MS.text(row["predicted_s"], ".0f"),
+                f"{row['ratio'] - 1:+.0%}",
+                f"{row['blocks_error']:.0%}",
+            )
+            for row in values["networks"]
+        ],
+    )
+    lines += paragraph(
+        f"MLPerf's {values['rows']} runs of ResNet-50 on one node (half precision), each "
+        "generation of devices held out: mean error "
+        f"{values['devices_mean_absolute_error']:.1%} of a device's median"
+    )
+    lines += table(
+        "device | > runs | > error of the median | > mean error",
+        [
+            (
+                row["device"],
+                str(row["rows"]),
+                f"{row['ratio'] - 1:+.1%}",
+                f"{row['mean_absolute_error']:.1%}",
+            )
+            for row in values["devices"]
+        ],
+    )
+    lines += paragraph(
+        "This project's steps on an H100 (docs/validation/gpu), all H100s held out: mean error "
+        f"{values['eager_mean_absolute_error']:.1%}; beside it with the device known and the "
+        "network held out"
+    )
+    lines += table(
+        "network | precision | > samples | > measured | > predicted | > error | > device known",
+        [
+            (
+                row["network"],
+                row["precision"],
+                str(row["samples"]),
+                MS.text(row["measured_s"], ".1f"),
+                MS.text(row["predicted_s"], ".1f"),
+                f"{row['ratio'] - 1:+.0%}",
+                f"{row['ratio_device_known'] - 1:+.0%}",
+            )
+            for row in values["eager"]
+        ],
+    )
+    for row in values["cpu_ratios"]:
+        lines += paragraph(
+            f"Shares of {row['network']}'s blocks on the GPU: off by {row['shares_error']:.0%} in "
+            f"all by a CPU core's profile, {row['roofline_shares_error']:.0%} by the roofline."
+        )
+    return lines

@@ -1,0 +1,315 @@
+"""Constants of models, and the measured steps to which they are fitted.
+
+The logarithms of the constants are fitted by least squares of ``ln(predicted / measured)``; large
+errors weigh less (soft L1). Each constant is pulled weakly to its prior, which the hardware gives,
+and none exceeds what the hardware can do (``at_most``). A constant on which the steps depend little
+stays at its prior.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import yaml
+from annotated_types import Gt
+from numpy.typing import NDArray
+
+from ddlbench.common.document import write_text
+from ddlbench.common.errors import ConfigError
+from ddlbench.common.form import Amount, Form, Name, Positive
+from ddlbench.common.schema import nearest, read_checked, read_yaml
+from ddlbench.experiment.paths import project_root
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described(Form):
+    """A file of a folder of ``config``.
+
+    Class attributes:
+        folder: below ``config``.
+        noun: what a file describes, for messages.
+    """
+
+    folder: ClassVar[str]
+    noun: ClassVar[str]
+
+    description: Name
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Read ``config/<folder>/<name>.yaml``, or the file ``name`` if it is a path.
+
+        Raises:
+            ConfigError: there is no such file, or a key is wrong.
+        """
+        is_path = name.endswith((".yaml", ".yml"))
+        path = Path(name) if is_path else cls._folder() / f"{name}.yaml"
+        if not path.is_file():
+            near = nearest(name, cls.names())
+            raise ConfigError(f"{cls.noun} {name!r} has no file {path}; {near}")
+        described = read_checked(cls, read_yaml(path), str(path))
+        described.check(str(path))
+        return described
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of the shipped files."""
+        return sorted(path.stem for path in cls._folder().glob("*.yaml"))
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError if values do not fit together."""
+
+    @classmethod
+    def _folder(cls) -> Path:
+        return project_root() / "config" / cls.folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Form):
+    """One constant that `ddlbench calibrate` fits."""
+
+    value: Positive
+    prior: Positive
+    """What is expected before any fit."""
+    spread: Annotated[float, Gt(1)] = math.e
+    """Factor by which the prior may be off."""
+    at_most: Positive | None = None
+    """What the hardware cannot exceed."""
+    unit: Name = ""
+    meaning: Name
+    prior_source: Name = ""
+    fixed: bool = False
+    """It stays at its value: rows say too little of it."""
+    low: Amount | None = None
+    """Lower end of the 90 % interval."""
+    high: Amount | None = None
+    """Upper end of the 90 % interval."""
+
+    @property
+    def limit(self) -> float:
+        """``at_most``, or infinite."""
+        return math.inf if self.at_most is None else self.at_most
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(Form):
+    """Measured over predicted steps of rows that were held out."""
+
+    low: Positive
+    """5th percentile."""
+    high: Positive
+    """95th percentile."""
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithConstants(Described):
+    """What has constants that measurements can tell.
+
+    Class attributes:
+        needed: constants that every file has.
+        header: first line of a file that is written.
+    """
+
+    needed: ClassVar[tuple[str, ...]] = ()
+    header: ClassVar[str] = "# Written by `ddlbench calibrate`, or by hand: see docs/oracle.md.\n"
+
+    constants: Mapping[str, Constant]
+    """Constants that `ddlbench calibrate` fits, by name."""
+
+    def constant(self, name: str) -> float:
+        """The value of a constant.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        if name not in self.constants:
+            raise ConfigError(
+                f"{self.description}: constants: {name!r} is missing; add value and prior"
+            )
+        return self.constants[name].value
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError if a constant is missing, or larger than it can be."""
+        super().check(where)
+        for name in self.needed:
+            if name not in self.constants:
+                raise ConfigError(f"{where}: constants: {name!r} is missing; add value and prior")
+        for name, constant in self.constants.items():
+            if constant.value > constant.limit:
+                raise ConfigError(
+                    f"{where}: constants: {name} is {constant.value:g}; "
+                    f"write at most {constant.limit:g}"
+                )
+
+    def with_constants(self, values: Mapping[str, float]) -> Self:
+        """The same with other values."""
+        changed = {name: replace(self.constants[name], value=values[name]) for name in values}
+        return replace(self, constants={**self.constants, **changed})
+
+    def with_priors(self, names: Iterable[str] | None = None) -> Self:
+        """The same as before any fit: of these constants, or all."""
+        chosen = self.constants if names is None else names
+        return self.with_constants({name: self.constants[name].prior for name in chosen})
+
+    def fitted_to(self, *fits: Fit) -> Self:
+        """The same with fitted values and their intervals."""
+        changed = dict(self.constants)
+        for fitted in fits:
+            for name, value in fitted.constants.items():
+                low, high = fitted.intervals[name]
+                changed[name] = replace(changed[name], value=value, low=low, high=high)
+        return replace(self, constants=changed)
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically, without defaults, constants last.
+
+        Raises:
+            ConfigError: the path cannot be written.
+        """
+        values = self.to_dict(without_defaults=True)
+        values["constants"] = values.pop("constants")
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+        try:
+            write_text(path, self.header + text)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+_Model = TypeVar("_Model", bound=WithConstants)
+
+TRUST = 1.645
+"""Standard errors on both sides of a 90 % interval."""
+_TO_DEVIATION = 1.4826
+"""Standard deviations of a normal distribution in a median absolute error."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted constants.
+
+    Args:
+        constants: by name.
+        relative_errors: standard errors of their logarithms.
+        intervals: of 90 %, cut off at what the hardware can do.
+        rows: number of fitted steps.
+    """
+
+    constants: Mapping[str, float]
+    relative_errors: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float]]
+    rows: int
+
+    def of(self, name: str) -> dict[str, float]:
+        """What is known of one constant, as JSON values."""
+        low, high = self.intervals[name]
+        error = self.relative_errors[name]
+        return {"value": self.constants[name], "relative_error": error, "low": low, "high": high}
+
+
+def soft_l1(errors: Array, soft: float) -> Array:
+    """Sizes of residuals whose squares grow as lines where an error is far above ``soft``."""
+    return np.asarray(soft * np.sqrt(2 * (np.sqrt(1 + (errors / soft) ** 2) - 1)))
+
+
+def cauchy(errors: Array, soft: float) -> Array:
+    """Sizes of residuals whose squares grow as logarithms: broken runs hardly pull."""
+    return np.asarray(soft * np.sqrt(np.log1p((errors / soft) ** 2)))
+
+
+def fit(
+    model: _Model,
+    predicted_s: Callable[[_Model], Array],
+    measured_s: Array,
+    *,
+    soft: float,
+    pull: float,
+    soft_pull: bool = False,
+    weights: Array | None = None,
+    groups: Array | None = None,
+    loss: Callable[[Array, float], Array] = soft_l1,
+    names: Sequence[str] | None = None,
+) -> Fit:
+    """Fit constants of a model.
+
+    Args:
+        model: with priors.
+        predicted_s: seconds of the n measured steps by a model.
+        measured_s: the same as measured, (n,).
+        soft: error of a logarithm beyond which errors weigh less.
+        pull: residual of a constant that is off its prior by its spread.
+        soft_pull: a constant far from its prior is pulled less, as large errors weigh less.
+        weights: of the steps, (n,); alike if left out.
+        groups: numbers from 0 on, (n,): steps of one group err together. Left out, errors are taken
+            as independent and equally large.
+        loss: of errors; with another than soft L1 give groups.
+        names: of the constants to fit; all that are not fixed if left out.
+
+    Raises:
+        ConfigError: there are fewer steps than constants.
+    """
+    from scipy.optimize import least_squares  # noqa: PLC0415 - slow to import
+
+    moved = [name for name, constant in model.constants.items() if not constant.fixed]
+    names, count = list(names or moved), len(measured_s)
+    if count < len(names):
+        raise ConfigError(
+            f"{count} row(s) cannot fit {len(names)} constants; give at least {len(names)}"
+        )
+    fitted = [model.constants[name] for name in names]
+    priors = np.log([constant.prior for constant in fitted])
+    spreads = np.log([constant.spread for constant in fitted])
+    most = np.log([constant.limit for constant in fitted])
+    roots = np.ones(count) if weights is None else np.sqrt(weights)
+
+    def residuals(logs: Array) -> Array:
+        constants = dict(zip(names, np.exp(logs).tolist(), strict=True))
+        errors = np.log(predicted_s(model.with_constants(constants)) / measured_s)
+        pulled = pull * (logs - priors) / spreads
+        # Soft by hand: weights do not move the soft end, and the pull may stay quadratic.
+        pulled = soft_l1(pulled, soft) if soft_pull else pulled
+        return np.concatenate([roots * loss(errors, soft), pulled])
+
+    solved = least_squares(
+        residuals,
+        np.minimum(priors, most - 1e-3),
+        bounds=(-np.inf, most + 1e-9),
+        x_scale=spreads,
+    )
+    if groups is None:
+        errors = _independent_errors(solved.jac, solved.fun, count, soft)
+    else:
+        errors = _errors_of_groups(solved.jac[:count], solved.fun[:count], solved.jac, groups)
+    low, high = solved.x - TRUST * errors, np.minimum(solved.x + TRUST * errors, most)
+    # The bound leaves room for the solver; what the hardware cannot do is not written.
+    constants = np.minimum(np.exp(solved.x), [constant.limit for constant in fitted])
+    ends = zip(np.exp(low).tolist(), np.exp(high).tolist(), strict=True)
+    return Fit(
+        constants=dict(zip(names, constants.tolist(), strict=True)),
+        relative_errors=dict(zip(names, errors.tolist(), strict=True)),
+        intervals=dict(zip(names, ends, strict=True)),
+        rows=count,
+    )
+
+
+def _independent_errors(jacobian: Array, residuals: Array, count: int, soft: float) -> Array:
+    """Of unweighted steps and a soft pull: the spread of the errors, over the cost's curvature."""
+    roots = 1 + (residuals / soft) ** 2 / 2  # sqrt(1 + (error / soft)^2) of each soft residual
+    curved = jacobian * np.sqrt(2 / (roots * (roots + 1)))[:, None]
+    spread = _TO_DEVIATION * soft * np.median(np.sqrt(roots[:count] ** 2 - 1))
+    return np.asarray(np.sqrt(np.diag(np.linalg.pinv(curved.T @ curved))) * spread)
+
+
+def _errors_of_groups(jacobian: Array, residuals: Array, whole: Array, groups: Array) -> Array:
+    """Sandwich estimator: H^-1 (sum over groups of s s') H^-1, s a group's gradient."""
+    sums = np.zeros((int(groups.max()) + 1, jacobian.shape[1]))
+    np.add.at(sums, groups, jacobian * residuals[:, None])
+    inverse = np.linalg.pinv(whole.T @ whole)
+    return np.asarray(np.sqrt(np.maximum(np.diag(inverse @ (sums.T @ sums) @ inverse), 0.0)))
