@@ -86,7 +86,7 @@ say "2/5 torch, the $build build: the largest download (DDLBENCH_TORCH=cpu or cu
 pip install "${torch_index[@]}" --constraint envs/constraints.txt torch torchvision \
     cloudpickle psutil pyyaml packaging cffi
 set -m # a process group of its own, which ends with this script
-bash envs/build_horovod.sh "$env/bin/python" "$cache" build > "$env/horovod-setup.log" 2>&1 &
+bash envs/build_horovod.sh "$env/bin/python" "$cache" build < /dev/null > "$env/horovod-setup.log" 2>&1 &
 building=$!
 set +m
 trap 'kill -- "-$building" 2>/dev/null || true' EXIT

@@ -244,6 +244,7 @@ def test_a_cancelled_job_leaves_no_rank_and_the_cell_runs_next_time(faulty):
     faulty.report("scancel", "not run", "ok")
 
 
+@pytest.mark.exhaustive  # ends as a rank that hangs does, with the result of test_runtime_cells.py
 def test_the_cells_own_time_limit_is_a_result(faulty):
     faulty.project.configure(experiment(epochs=60))
     faulty.project.change_site(cell_timeout_s=14)
@@ -346,6 +347,7 @@ def test_a_truncated_result_and_corrupted_data_are_made_anew(faulty):
     faulty.report("staged data corrupted on one node", "made anew on that node only", "ok")
 
 
+@pytest.mark.exhaustive  # so do test_cluster_sites.py's runs with the defaults of a shell
 def test_a_workflow_that_was_killed_is_started_again_and_no_cell_runs_twice(faulty):
     faulty.project.configure(experiment("slower"))
     first, job = faulty.start()

@@ -37,7 +37,7 @@ def _assert_equal(cells: list[Cell], parts: int, monkeypatch, folder) -> None:
 
 
 def test_data_parallel_replicas_equal_plain_training(monkeypatch, tmp_path):
-    _assert_equal([cell_of("ddp", 2)], 2, monkeypatch, tmp_path)
+    _assert_equal([cell_of("ddp", 2, "linear")], 2, monkeypatch, tmp_path)
 
 
 @pytest.mark.exhaustive
@@ -49,6 +49,7 @@ def test_data_parallel_replicas_equal_plain_training(monkeypatch, tmp_path):
             [
                 cell_of("local-sgd", 2, average_every_steps=1),
                 cell_of("fsdp", 2),
+                cell_of("ddp", 2),
                 cell_of("ddp", 2, shard="optimizer", bucket_view=True),
             ],
             2,
