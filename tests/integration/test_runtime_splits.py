@@ -10,7 +10,7 @@ from local_cells import local_site, odd_cell, run_one
     ("strategy", "options"),
     [
         ("spatial", {"until": "auto"}),
-        ("filter", {}),
+        pytest.param("filter", {}, marks=pytest.mark.exhaustive),
         pytest.param("channel", {}, marks=pytest.mark.exhaustive),
         pytest.param(
             "data-spatial", {"split": "width", "until": "auto"}, marks=pytest.mark.exhaustive

@@ -8,6 +8,7 @@ but Python is needed, so that they can be made while the project's own environme
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import subprocess
 import sys
@@ -43,8 +44,13 @@ def _make(environment: Path, pins: Path) -> None:
     wanted = f"# Python {sys.version_info.major}.{sys.version_info.minor}\n{pins.read_text()}"
     if done.is_file() and done.read_text() == wanted:
         return
-    subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
-    install = [environment / "bin/pip", "install", "--quiet", "--no-compile", "--requirement", pins]
+    make = [sys.executable, "-m", "venv", "--clear"]
+    pip = [environment / "bin/pip"]
+    if importlib.util.find_spec("pip"):  # installing pip takes longer than most tools
+        make.append("--without-pip")
+        pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python"]
+    subprocess.run([*make, environment], check=True)
+    install = [*pip, "install", "--quiet", "--no-compile", "--requirement", pins]
     result = subprocess.run(install, check=False, capture_output=True, text=True)
     if result.returncode:
         raise InstallError(f"{pins.name} cannot be installed: {result.stderr.strip()[-300:]}")
