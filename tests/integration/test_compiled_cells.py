@@ -25,7 +25,8 @@ def _assert_equal(cells: list[Cell], parts: int, monkeypatch, folder) -> None:
         assert strategy_of(cell.strategy).supports(cell) is None
         assert why_not_compiled(cell.with_(compile=True), strategy_of(cell.strategy)) is None
     expected, losses = reference(cells[0], parts, STEPS)
-    for ranks in train([cell.with_(compile=True) for cell in cells], RUNS):
+    compiled = [cell.with_(compile=True) for cell in cells]
+    for ranks in train(compiled, RUNS, limit_s=600):  # a busy machine compiles for minutes
         states = [rank["state"] for rank in ranks]
         for state in states:
             own = {name: value for name, value in expected.items() if name in state}
@@ -37,7 +38,7 @@ def _assert_equal(cells: list[Cell], parts: int, monkeypatch, folder) -> None:
 
 
 def test_data_parallel_replicas_equal_plain_training(monkeypatch, tmp_path):
-    _assert_equal([cell_of("ddp", 2, "linear")], 2, monkeypatch, tmp_path)
+    _assert_equal([cell_of("ddp", 2)], 2, monkeypatch, tmp_path)
 
 
 @pytest.mark.exhaustive
@@ -49,7 +50,6 @@ def test_data_parallel_replicas_equal_plain_training(monkeypatch, tmp_path):
             [
                 cell_of("local-sgd", 2, average_every_steps=1),
                 cell_of("fsdp", 2),
-                cell_of("ddp", 2),
                 cell_of("ddp", 2, shard="optimizer", bucket_view=True),
             ],
             2,
