@@ -18,7 +18,7 @@ SHELL := /bin/bash
 DDLBENCH_ENV ?= .venv
 DOCS_ENV ?= .cache/docs
 TEST_PROCESSES ?= 2
-# Unit tests that take over three seconds lie in these.
+# Unit tests that take over three seconds lie in these; tests that are no unit tests count as slow.
 SLOW := $(shell grep -rl 'mark\.slow' tests/unit plugins/*/tests/unit)
 # Not the modules that you keep beside them.
 OURS := src plugins tests workflow validation benchmarks envs/reframe
@@ -61,9 +61,8 @@ unit: setup
 	pytest tests/unit plugins/*/tests/unit -m "not exhaustive and not slow" -n $(TEST_PROCESSES) --dist worksteal
 
 integration: setup
-	pytest $(SLOW) -m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile
-	pytest tests/workflow tests/integration $(wildcard plugins/*/tests/integration) -m "not exhaustive" \
-		-n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	pytest tests/workflow tests/integration $(wildcard plugins/*/tests/integration) $(SLOW) \
+		-m "slow and not exhaustive" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-exhaustive: setup
 	DDLBENCH_EXAMPLES=many pytest tests/unit tests/integration tests/workflow plugins -m "exhaustive or hypothesis"

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Builds Horovod 0.28.1 from its source release and installs it.
 #
-#   build_horovod.sh PYTHON CACHE
+#   build_horovod.sh PYTHON CACHE [build]
+#
+# With `build` it is not installed: its wheel is put into the cache, unless it lies there.
 #
 # Two changes to the release. It asks for C++14, torch 2.13's headers need C++20: that number in two
 # CMakeLists.txt. And its process sets, which all-reduces use, forget the network interface
@@ -65,6 +67,7 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
     rm -rf "$wheels"
     mv "$work/wheels" "$wheels"
 fi
+[ "${3:-}" != build ] || exit 0
 "$python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheels"/horovod-*.whl \
     || fail "its wheel could not be installed"
 "$python" -W ignore -c 'import horovod.torch' 2> "$reason.log" \

@@ -82,9 +82,16 @@ if [ "${DDLBENCH_LOCKED:-}" = 1 ]; then
 fi
 
 say "2/5 torch, the $build build: the largest download (DDLBENCH_TORCH=cpu or cuda chooses)"
-pip install "${torch_index[@]}" --constraint envs/constraints.txt torch torchvision
+# And what Horovod is built with.
+pip install "${torch_index[@]}" --constraint envs/constraints.txt torch torchvision \
+    cloudpickle psutil pyyaml packaging cffi
+set -m # a process group of its own, which ends with this script
+bash envs/build_horovod.sh "$env/bin/python" "$cache" build < /dev/null > "$env/horovod-setup.log" 2>&1 &
+building=$!
+set +m
+trap 'kill -- "-$building" 2>/dev/null || true' EXIT
 
-say "3/5 torchgpipe, Snakemake, the libraries and the plug-ins"
+say "3/5 torchgpipe, Snakemake, the libraries and the plug-ins; Horovod is compiled meanwhile"
 # torchgpipe's last release predates build isolation: it needs the setuptools that is here.
 pip install --constraint envs/constraints.txt --no-build-isolation --no-deps torchgpipe
 pip install --constraint envs/constraints.txt --no-build-isolation --editable '.[measure,dev]'
@@ -97,7 +104,7 @@ if ! (pip install --constraint envs/constraints.txt --no-build-isolation --edita
 fi
 
 say "4/5 Horovod (compiled once, about two minutes on two cores; the wheel is kept in $cache)"
-if ! bash envs/build_horovod.sh "$env/bin/python" "$cache" >> "$log" 2>&1; then
+if ! { wait "$building" && bash envs/build_horovod.sh "$env/bin/python" "$cache"; } >> "$log" 2>&1; then
     say "Horovod is left out: $(cat "$env/horovod-missing.txt"); its cells will be 'unsupported', all others run" >&2
 elif ! command -v nvcc >/dev/null && ! "$env/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)'; then
     say "torch is a build for CUDA, but there is no nvcc: Horovod is built without NCCL, for CPUs only. To run it on GPUs load the CUDA module (module load CUDA NCCL) and run make setup again" >&2

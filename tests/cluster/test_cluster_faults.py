@@ -69,15 +69,17 @@ class FaultyRun:
         return path.read_text().split() if path.exists() else []
 
     def training(self) -> int | None:
-        """The SLURM job whose two ranks train now."""
-        if self.cell is None or not (self.cell / "lease.json").exists() or len(self.jobs()) < 2:
+        """The SLURM job whose two ranks train now, or did when it ended."""
+        if self.cell is None or not (self.cell / "lease.json").exists():
             return None
-        return int(json.loads((self.cell / "lease.json").read_text())["job_id"])
+        job = json.loads((self.cell / "lease.json").read_text())["job_id"]
+        return int(job) if self.jobs().count(job) >= 2 else None
 
     def start(self, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
         """Start the workflow and return once its cell trains."""
+        earlier = set(map(int, self.jobs()))
         run = self.project.start("cells", *arguments)
-        job = wait_for(self.training)
+        job = wait_for(lambda: {self.training()} - {None} - earlier).pop()
         wait_for(lambda: len(self.workers(job)) == 2)
         return run, job
 
@@ -184,20 +186,30 @@ PIPELINE = {
         ),
     ],
 )
-def test_a_killed_rank_is_named_and_takes_the_others_along(faulty, config, what):
+def test_a_killed_rank_and_a_cancelled_job_leave_no_rank_and_the_next_run_trains(
+    faulty, config, what
+):
     faulty.project.configure(config)
     run, job = faulty.start("--retries", "0")
     faulty.broken()
     os.kill(faulty.workers(job)[-1], signal.SIGKILL)
     faulty.wait_until_gone(job, 30)
+    killed_gone_s = faulty.ranks_gone_s
     assert run.wait(timeout=120) != 0
     failure = faulty.failure()
     assert "killed by signal 9" in failure["reason"]
     assert failure["cause"] == "infrastructure"
     assert faulty.result() is None
+    run, job = faulty.start("--retries", "0")
+    faulty.broken()
+    faulty.bed.cancel(job)
+    faulty.wait_until_gone(job)
+    assert run.wait(timeout=120) != 0
+    assert faulty.result() is None
     faulty.hurry()
-    result = faulty.run_again()
-    assert result["status"] == "ok"
+    assert faulty.run_again()["status"] == "ok"
+    faulty.report("scancel", "not run", "ok")
+    faulty.ranks_gone_s = killed_gone_s
     faulty.report(f"one {what} killed (-9)", "failed: the rank and its signal are named", "ok")
 
 
@@ -232,18 +244,7 @@ def test_a_node_whose_daemon_dies_ends_its_job(faulty):
     faulty.report("slurmd of one node killed", "trains on, or is tried again by the same run", "ok")
 
 
-def test_a_cancelled_job_leaves_no_rank_and_the_cell_runs_next_time(faulty):
-    run, job = faulty.start("--retries", "0")
-    faulty.broken()
-    faulty.bed.cancel(job)
-    faulty.wait_until_gone(job)
-    assert run.wait(timeout=120) != 0
-    assert faulty.result() is None
-    faulty.hurry()
-    assert faulty.run_again()["status"] == "ok"
-    faulty.report("scancel", "not run", "ok")
-
-
+@pytest.mark.exhaustive  # ends as a rank that hangs does, with the result of test_runtime_cells.py
 def test_the_cells_own_time_limit_is_a_result(faulty):
     faulty.project.configure(experiment(epochs=60))
     faulty.project.change_site(cell_timeout_s=14)
@@ -346,6 +347,7 @@ def test_a_truncated_result_and_corrupted_data_are_made_anew(faulty):
     faulty.report("staged data corrupted on one node", "made anew on that node only", "ok")
 
 
+@pytest.mark.exhaustive  # so do test_cluster_sites.py's runs with the defaults of a shell
 def test_a_workflow_that_was_killed_is_started_again_and_no_cell_runs_twice(faulty):
     faulty.project.configure(experiment("slower"))
     first, job = faulty.start()

@@ -8,6 +8,8 @@ import pytest
 from cluster_project import Project
 from testbed import Options, TestBed, missing
 
+from ddlbench.experiment.cell import Cell
+
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(bool(missing()), reason=f"no test bed here: {missing()}"),
@@ -104,29 +106,6 @@ def test_a_second_run_submits_nothing(project, first_run):
     assert project.jobs_submitted(run) == 0
 
 
-def test_a_deleted_result_is_measured_again_and_alone(project, first_run):
-    before = {cell: r["provenance"]["created"] for cell, r in project.results().items()}
-    victim = next(cell for cell in before if cell.geometry == "2x2" and cell.strategy == "ddp")
-    (project.folder / "results/testbed/cells" / victim.id / "result.json").unlink()
-    run = project.snakemake("cells")
-    assert run.returncode == 0, run.stderr[-4000:]
-    assert project.jobs_submitted(run) == 1
-    after = {cell: r["provenance"]["created"] for cell, r in project.results().items()}
-    assert {cell for cell in before if before[cell] != after[cell]} == {victim}
-
-
-def test_adding_a_network_submits_only_its_cells(project, first_run):
-    more = json.loads(json.dumps(EXPERIMENT))
-    more["matrix"]["network"].append("cluster_network:another")
-    more["matrix"]["strategy"] = ["sequential", "ddp"]
-    more["matrix"]["geometry"] = ["2x2"]
-    project.configure(more)
-    run = project.snakemake("cells")
-    project.configure(EXPERIMENT)
-    assert run.returncode == 0, run.stderr[-4000:]
-    assert project.jobs_submitted(run) == 2
-
-
 def test_a_node_that_lost_its_data_makes_it_anew_and_only_that_node(project, first_run, bed):
     cell = next(c for c in project.results() if c.geometry == "4x1" and c.strategy == "ddp")
     folder = project.folder / "results/testbed/cells" / cell.id
@@ -140,30 +119,36 @@ def test_a_node_that_lost_its_data_makes_it_anew_and_only_that_node(project, fir
 
 
 def test_cells_of_one_shape_are_one_array_and_a_lost_task_runs_again_alone(project, first_run):
-    repeated = {**EXPERIMENT, "experiment": "repeated", "repeats": 4}
-    repeated["matrix"] = {**EXPERIMENT["matrix"], "strategy": ["sequential"], "geometry": ["1x1"]}
-    project.configure(repeated)
+    more = json.loads(json.dumps(EXPERIMENT))
+    more["matrix"] |= {
+        "network": ["cluster_network:plain", "cluster_network:another"],
+        "strategy": ["sequential"],
+        "geometry": ["1x1"],
+    }
+    project.configure({**more, "experiment": "repeated", "repeats": 2})
     project.most_jobs = 10
+    before = _jobs(project)
     run = project.snakemake("cells")
     assert run.returncode == 0, run.stderr[-4000:]
-    jobs = _jobs_of_repeats(project)
-    arrays, tasks = zip(*(jobs[repeat].split("_") for repeat in (1, 2, 3)), strict=True)
+    jobs = _jobs(project)
+    new = {cell: job for cell, job in jobs.items() if cell not in before}
+    assert {cell: jobs[cell] for cell in before} == before
+    # The second repeat, and both of the network that was added.
+    arrays, tasks = zip(*(job.split("_") for job in new.values()), strict=True)
     assert len(set(arrays)) == 1
     assert sorted(tasks) == ["1", "2", "3"]
-    victim = next(cell for cell in project.results() if cell.repeat == 2)
+    victim = next(iter(new))
     (project.folder / "results/testbed/cells" / victim.id / "result.json").unlink()
     again = project.snakemake("cells")
     assert again.returncode == 0, again.stderr[-4000:]
-    after = _jobs_of_repeats(project)
-    assert {repeat for repeat in jobs if jobs[repeat] != after[repeat]} == {2}
+    after = _jobs(project)
+    assert {cell for cell in jobs if jobs[cell] != after[cell]} == {victim}
 
 
-def _jobs_of_repeats(project: Project) -> dict[int, str]:
-    return {
-        cell.repeat: result["provenance"]["slurm_job_id"]
-        for cell, result in project.results().items()
-        if cell.strategy == "sequential" and cell.network == "cluster_network:plain"
-    }
+def _jobs(project: Project) -> dict[Cell, str]:
+    """The SLURM job of each cell."""
+    results = project.results().items()
+    return {cell: result["provenance"]["slurm_job_id"] for cell, result in results}
 
 
 def _inode(bed: TestBed, node: str) -> str:

@@ -80,6 +80,8 @@ class FaultyCell:
 
     def start(self, *prefix: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
         """Start a supervisor; returns it and its two ranks once both train."""
+        for note in self.notes.glob("begun-*"):
+            note.unlink()
         run = self.supervise(*prefix)
         wait_for(lambda: run.poll() is not None or len(list(self.notes.glob("begun-*"))) == 2)
         assert run.poll() is None, run.communicate()[0]

@@ -44,6 +44,19 @@ def plain(spec):
     return _small(spec)
 
 
+def images(spec) -> nn.Sequential:
+    """Rows, filters and channels that two devices can share."""
+    return nn.Sequential(
+        nn.Conv2d(spec.channels, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * spec.height * spec.width, spec.num_classes),
+    )
+
+
 def weightless(spec):
     return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(spec.num_classes))
 

@@ -155,6 +155,7 @@ def test_a_cell_that_hangs_leaves_the_stacks_of_every_node_and_no_process(
     assert not running()
 
 
+@pytest.mark.exhaustive  # as without a fabric, in test_runtime_cells.py
 def test_a_step_that_takes_too_long_is_the_result_timeout(site, tmp_path, hang_begins_limits):
     hang_begins_limits(ranks=2)
     result, folder = measure(cell_of("hang"), site, tmp_path, cell_timeout_s=600)

@@ -74,7 +74,9 @@ def _balances(blocks: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+@pytest.mark.parametrize(
+    "dataset", [pytest.param("mnist", marks=pytest.mark.exhaustive), "cifar10"]
+)
 @pytest.mark.parametrize(
     "network",
     [

@@ -29,52 +29,73 @@ def faulty(tmp_path):
     cell.end()
 
 
-def test_a_killed_supervisor_takes_its_ranks_along(faulty):
+def supervisor_is_killed(faulty, run, ranks):
     """hardening B1."""
-    run, ranks = faulty.start()
-    faulty.broken()
     run.kill()
     faulty.wait_until_gone(ranks, 10)
     assert faulty.lease()["pid"] == run.pid
-    assert faulty.run_again()["status"] == "ok"
-    faulty.report("supervisor killed (-9)", "not run; status says interrupted", "ok")
 
 
-def test_sigterm_to_the_supervisor_ends_the_ranks_and_says_why(faulty):
+def supervisor_gets_sigterm(faulty, run, ranks):
     """hardening B1: nothing was written, and the lease stayed."""
-    run, ranks = faulty.start()
-    faulty.broken()
     run.terminate()
     said, _ = run.communicate(timeout=60)
     faulty.wait_until_gone(ranks, 1)
     assert said.splitlines()[-1].startswith("ddlbench: ")
     assert "its supervisor was ended by SIGTERM" in faulty.failure()
     assert not (faulty.cell / "lease.json").exists()
-    assert faulty.run_again()["status"] == "ok"
-    faulty.report("SIGTERM to the supervisor", "failed: the signal is named", "ok")
 
 
-def test_a_stopped_rank_ends_with_its_killed_supervisor(faulty):
+def supervisor_of_a_stopped_rank_is_killed(faulty, run, ranks):
     """hardening B4: guards and workers were there after a minute."""
-    run, ranks = faulty.start()
     ranks[0].suspend()
     faulty.broken()
     run.kill()
     faulty.wait_until_gone(ranks, 10)
-    assert faulty.run_again()["status"] == "ok"
-    faulty.report("a rank stopped, then its supervisor killed (-9)", "not run", "ok")
 
 
-def test_a_killed_guard_takes_its_rank_along_and_is_named(faulty):
+def guard_is_killed(faulty, run, ranks):
     """hardening B5: the reason was the SIGTERM with which we ended the other rank."""
-    run, ranks = faulty.start()
-    faulty.broken()
     ranks[0].parent().kill()
     faulty.wait_until_gone(ranks)
     assert run.wait(60) == 1
     assert faulty.failure() == ("rank 0 ended without a report: signal 9 (SIGKILL) ended its guard")
+
+
+def node_reboots(faulty, run, ranks):
+    """Its processes are gone, its boot is another one, its last heartbeat is old."""
+    for process in (run, *ranks):
+        process.kill()
+    faulty.wait_until_gone(ranks)
+    faulty.change_lease(boot_id="of-the-boot-before")
+    for name in ("lease.json", HEARTBEAT):
+        os.utime(faulty.cell / name, (time.time() - 120,) * 2)
+
+
+FAULTS = (
+    (supervisor_is_killed, "supervisor killed (-9)", "not run; status says interrupted"),
+    (supervisor_gets_sigterm, "SIGTERM to the supervisor", "failed: the signal is named"),
+    (
+        supervisor_of_a_stopped_rank_is_killed,
+        "a rank stopped, then its supervisor killed (-9)",
+        "not run",
+    ),
+    (guard_is_killed, "the guard of a rank killed (-9)", "failed: the rank is named"),
+    (node_reboots, "the node reboots in the middle of a cell", "not run"),
+)
+
+
+def test_after_each_fault_no_rank_is_left_and_the_next_run_trains(faulty):
+    """One cell: each fault breaks the run that began with what the fault before it had left."""
+    gone_s = []
+    for fault, _, _ in FAULTS:
+        run, ranks = faulty.start()
+        faulty.broken()
+        fault(faulty, run, ranks)
+        gone_s.append(faulty.gone_s)
     assert faulty.run_again()["status"] == "ok"
-    faulty.report("the guard of a rank killed (-9)", "failed: the rank is named", "ok")
+    for (_, what, state), faulty.gone_s in zip(FAULTS, gone_s, strict=True):
+        faulty.report(what, state, "ok")
 
 
 @root
@@ -107,20 +128,6 @@ def test_a_stepped_clock_changes_nothing(faulty):
     second.communicate(timeout=60)
     assert (run.returncode, second.returncode) == (0, 0)
     faulty.report("the clock is stepped by 30 s", "measured once", "ok for both")
-
-
-def test_a_node_that_rebooted_in_the_middle_of_a_cell(faulty):
-    """Its processes are gone, its boot is another one, its last heartbeat is old."""
-    run, ranks = faulty.start()
-    faulty.broken()
-    for process in (run, *ranks):
-        process.kill()
-    faulty.wait_until_gone(ranks)
-    faulty.change_lease(boot_id="of-the-boot-before")
-    for name in ("lease.json", HEARTBEAT):
-        os.utime(faulty.cell / name, (time.time() - 120,) * 2)
-    assert faulty.run_again()["status"] == "ok"
-    faulty.report("the node reboots in the middle of a cell", "not run", "ok")
 
 
 @pytest.fixture

@@ -71,7 +71,8 @@ def test_out_of_step_it_learns(servers, tmp_path):
         assert 0 < server["mean_staleness"] <= server["max_staleness"]
 
 
-@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.exhaustive), "async"])
+@pytest.mark.exhaustive  # as those of DDP in test_runtime_cells.py
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_killed_worker_takes_all_ranks_along(mode, tmp_path):
     options = {} if mode == "sync" else {"mode": mode}
     with pytest.raises(CellFailed, match="rank 1: .*killed by signal 9"):

@@ -64,7 +64,7 @@ def test_replicas_share_the_samples_and_the_readers_read_ahead(tmp_path):
     ("strategy", "devices", "changes"),
     [
         ("model-parallel-p2p", 2, {"options": {"balance": "3+2"}, "loader_workers": 1}),
-        ("pipedream", 1, {"options": {"balance": 5}}),
+        pytest.param("pipedream", 1, {"options": {"balance": 5}}, marks=pytest.mark.exhaustive),
     ],
     ids=["model parallelism", "one stage alone"],
 )

@@ -10,7 +10,7 @@ from local_cells import local_site, odd_cell, run_one
     ("strategy", "options"),
     [
         ("pipe-1f1b", {"balance": "3+2"}),
-        ("pipe-zbv", {"balance": "1+2+1+1"}),
+        pytest.param("pipe-zbv", {"balance": "1+2+1+1"}, marks=pytest.mark.exhaustive),
         pytest.param(
             "pipe-gpipe",
             {"balance": 5, "chunks": 2, "replicas": 2},

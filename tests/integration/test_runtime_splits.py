@@ -10,7 +10,7 @@ from local_cells import local_site, odd_cell, run_one
     ("strategy", "options"),
     [
         ("spatial", {"until": "auto"}),
-        ("filter", {}),
+        pytest.param("filter", {}, marks=pytest.mark.exhaustive),
         pytest.param("channel", {}, marks=pytest.mark.exhaustive),
         pytest.param(
             "data-spatial", {"split": "width", "until": "auto"}, marks=pytest.mark.exhaustive
@@ -19,7 +19,7 @@ from local_cells import local_site, odd_cell, run_one
     ],
 )
 def test_cells_leave_complete_results(strategy, options, tmp_path, shared_cells):
-    cell = odd_cell("plain", strategy, options=options).with_(network="alexnet", learning_rate=0.01)
+    cell = odd_cell("images", strategy, options=options)
     result, folder = run_one(cell, local_site(tmp_path), tmp_path)
     assert result["status"] == "ok", result["reason"]
     assert result["update_semantics"] == "synchronous"

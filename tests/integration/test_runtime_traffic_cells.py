@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from counted_bytes import STEPS, assert_sent, count_bytes
-from local_cells import local_site, run_one
+from local_cells import DDP, local_site, run_one
 
 from ddlbench.common.document import digest_of
 from ddlbench.experiment.cell import Cell
@@ -49,18 +49,18 @@ def _ring(ranks, size):
     return 2 * (ranks - 1) / ranks * size
 
 
-def test_a_whole_cell_says_what_it_moved(tmp_path):
-    ranks = 3
-    result = _measure(tmp_path, _cell("ddp", ranks))
+def test_a_whole_cell_says_what_it_moved(shared_cells):
+    result = shared_cells.run(DDP).result
     told = result["communication"]
-    assert (told["counted_by"], told["steps"]) == ("tcp_info", STEPS)
-    assert [rank["rank"] for rank in told["ranks"]] == list(range(ranks))
+    assert (told["counted_by"], told["steps"]) == ("tcp_info", DDP.max_steps)
+    assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
     per_step = [rank["sent_bytes_per_step"] for rank in told["ranks"]]
     gradient_bytes = result["ranks"][0]["parameter_bytes"]
-    assert per_step == pytest.approx([_ring(ranks, gradient_bytes)] * ranks, rel=0.02)
-    assert [rank["sent_bytes"] for rank in told["ranks"]] == [s * STEPS for s in per_step]
-    total = sum(rank["received_bytes"] for rank in told["ranks"])
-    assert total == pytest.approx(sum(rank["sent_bytes"] for rank in told["ranks"]), rel=0.001)
+    assert per_step == pytest.approx([_ring(2, gradient_bytes)] * 2, rel=0.02)
+    sent_bytes = [rank["sent_bytes"] for rank in told["ranks"]]
+    assert sent_bytes == [each * DDP.max_steps for each in per_step]
+    received_bytes = sum(rank["received_bytes"] for rank in told["ranks"])
+    assert received_bytes == pytest.approx(sum(sent_bytes), rel=0.001)
     assert result["inputs"]["links_digest"] is result["inputs"]["profile_digest"] is None
 
 

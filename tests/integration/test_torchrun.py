@@ -17,7 +17,14 @@ from ddlbench.runtime.supervise import CellFailed
 TORCHRUN = {"starter": "torchrun"}
 
 
-@pytest.mark.parametrize("cell", [DDP, HOROVOD, PARAMETER_SERVER], ids=lambda cell: cell.strategy)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(DDP, id="ddp"),
+        pytest.param(HOROVOD, id="horovod"),
+        pytest.param(PARAMETER_SERVER, id="parameter-server", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_it_trains_what_other_starters_train(cell, tmp_path, shared_cells):
     found, _ = run_one(cell, local_site(tmp_path, cell.devices, **TORCHRUN), tmp_path)
     assert found["status"] == "ok", found["reason"]

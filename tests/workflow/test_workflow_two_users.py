@@ -1,4 +1,4 @@
-"""Two users of one machine run cells of the demo side by side, over one scratch folder."""
+"""Two users of one machine run a cell of the demo's site side by side, over one scratch folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from workflow_project import PROJECT, Workflow
+from workflow_project import PROJECT, SETTINGS, Workflow
 
-from ddlbench.common.schema import read_yaml
 from ddlbench.datasets.staging import own_folder
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import cell_dir
-from ddlbench.planning.matrix import matrix_of
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root to be other users"
@@ -29,11 +27,9 @@ UIDS = (60_101, 60_102)
 _READS = ("--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search")
 
 
-def demo_cell() -> Cell:
-    """Of the demo: one that trains on both devices."""
-    _, _, rows = matrix_of(read_yaml(PROJECT / "config" / "config.yaml"))
-    cells = [row.cell for row in rows if row.cell.network == "resnet18"]
-    return next(cell for cell in cells if cell.strategy == "ddp")
+CELL = Cell(
+    "mnist", "tiny_networks:plain", "ddp", devices_per_node=2, **SETTINGS
+)  # trains on both devices
 
 
 class User:
@@ -47,10 +43,10 @@ class User:
         self.workflow.write("config/sites/local.yaml", {**site, "scratch": str(scratch)})
         subprocess.run(["chown", "-R", f"{uid}:{uid}", str(folder)], check=True)
 
-    def start(self, cell: Cell) -> subprocess.Popen[str]:
-        """Measure a cell as the demo does."""
+    def start(self) -> subprocess.Popen[str]:
+        """Measure the cell as the demo does."""
         become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
-        target = str(cell_dir("local", cell.id) / "result.json")
+        target = str(cell_dir("local", CELL.id) / "result.json")
         snakemake = [sys.executable, "-m", "snakemake", target, "--profile", "profiles/local"]
         folder = self.workflow.folder
         who = {"HOME": str(folder.parent), "LOGNAME": f"user{self.uid}"}  # the machine has no name
@@ -64,25 +60,24 @@ class User:
             text=True,
         )
 
-    def result(self, cell: Cell) -> tuple[dict, int]:
-        """A cell's result, and who wrote it."""
-        path = self.workflow.folder / cell_dir("local", cell.id) / "result.json"
+    def result(self) -> tuple[dict, int]:
+        """The cell's result, and who wrote it."""
+        path = self.workflow.folder / cell_dir("local", CELL.id) / "result.json"
         return json.loads(path.read_bytes()), path.stat().st_uid
 
 
-def test_a_second_user_runs_a_cell_of_the_demo_beside_the_first(tmp_path):
+def test_a_second_user_runs_a_cell_beside_the_first(tmp_path):
     """hardening E1: with one name for everybody, the second was denied."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     scratch.chmod(0o1777)
     users = [User(uid, tmp_path / str(uid), scratch) for uid in UIDS]
-    cell = demo_cell()
-    runs = [user.start(cell) for user in users]
+    runs = [user.start() for user in users]
     assert runs[0].poll() is None  # so they run side by side
     for run in runs:
         said, _ = run.communicate(timeout=400)
         assert run.returncode == 0, said
-    (first, one), (second, other) = (user.result(cell) for user in users)
+    (first, one), (second, other) = (user.result() for user in users)
     assert (one, other) == UIDS
     assert first["status"] == second["status"] == "ok"
     assert first["loss"]["first"] == pytest.approx(second["loss"]["first"], rel=1e-4)
