@@ -122,7 +122,7 @@ TABLES = (
         for path, form in (
             ("config/README.md", "experiment"),
             ("config/README.md", "profile"),
-            ("docs/networks.md", "data"),
+            ("config/README.md", "data"),
         )
     ),
     *(
