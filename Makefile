@@ -121,6 +121,7 @@ bench: setup
 	python benchmarks/datasets/run.py
 	python benchmarks/dryrun/run.py
 	python benchmarks/questions/run.py
+	python benchmarks/recorded/run.py
 
 clean:
 	rm -rf .snakemake site
