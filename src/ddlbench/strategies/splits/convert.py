@@ -186,7 +186,8 @@ def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until
         end = names.index(until)
     if end == 0:
         raise Unsupported(
-            f"no block stands before {names[0]}, so no rows can be split", code="cannot_be_split"
+            f"the first block, {names[0]}, needs all rows, so no rows can be split",
+            code="cannot_be_split",
         )
     return end
 
