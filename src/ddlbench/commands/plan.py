@@ -144,8 +144,8 @@ def _time(cost: Budget, experiment: Experiment, site: Site) -> str:
     known = cost.to_run - cost.cells_unknown
     if cost.run_s_expected is None or cost.device_s_expected is None:
         return (
-            f"unknown, {bound}: nothing measured here tells it; run first, about "
-            f"{_profile_time(experiment)} a network: "
+            f"unknown, {bound}: no step was measured here. For an estimate, run first (about "
+            f"{_profile_time(experiment)} per network): "
             f"{snakemake_command(experiment, site, 'profiles')}"
         )
     about = duration_text(cost.run_s_expected) if alone else _hours(cost.device_s_expected)

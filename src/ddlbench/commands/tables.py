@@ -122,7 +122,7 @@ TABLES = (
         for path, form in (
             ("config/README.md", "experiment"),
             ("config/README.md", "profile"),
-            ("docs/networks.md", "data"),
+            ("config/README.md", "data"),
         )
     ),
     *(
@@ -275,10 +275,9 @@ _COLUMNS_OF = {
     "validation.csv": VALIDATION,
 }  # fmt: skip
 _MAIN_COLUMNS = (
-    "status", "reason", "epoch_s", "samples_per_s", "step_median_s", "step_low_s", "speedup",
+    "status", "reason", "epoch_s", "samples_per_s", "step_median_s", "speedup",
     "speedup_normalised", "load_s", "mfu", "sent_bytes", "energy_j", "peak_memory_bytes",
-    "accuracy", "update_semantics", "noisy", "unsteady", "disturbed", "departure", "no_speedup",
-    "comparability", "stale",
+    "accuracy", "noisy", "unsteady", "disturbed", "departure", "stale",
 )  # fmt: skip
 
 

@@ -361,7 +361,8 @@ class OwnDataset(Form):
     sequence: Annotated[int, Ge(1), Le(2**24)] | None = None
     """Tokens that the network reads at once."""
     format: OwnFormat | None = None
-    """How the files are written, one of the names below; seen from them if left out."""
+    """Format of the files ([docs/networks.md](../docs/networks.md#your-own-data)); recognised if
+    left out."""
     columns: Columns = field(default_factory=Columns)
     """Columns of a table, or endings in tar shards, where they have no usual name, as
     `{image: picture, label: species}`."""

@@ -294,7 +294,7 @@ class Site:
     cell's own folder."""
     data: OwnDatasets = field(default_factory=dict)
     """Datasets of your own by name, for example {photos: {folder: ~/photos, size: 96}};
-    docs/networks.md has the keys of each."""
+    config/README.md has the keys of each."""
     real_data: Mapping[str, str] = field(default_factory=dict)
     """Where the real datasets lie, by dataset name, in torchvision's layout."""
     setup: tuple[Name, ...] = ()

@@ -144,7 +144,7 @@ def _tied(
     unknown = [c for c in (best, *others) if c.basis == "predicted" and not c.beyond]
     if not unknown or not known.by_runs or known.spread_of is not None:
         return [f"{text}."]
-    return [f"{text}; --measure {len(unknown)} would tell."]
+    return [f"{text}; --measure {len(unknown)} decides."]
 
 
 def _with_speedup(ranking: Ranking, candidate: Candidate) -> str:

@@ -23,7 +23,6 @@ from ddlbench.planning.strategy import strategy_of
 
 CONFIG = project_root() / "config"
 README = (CONFIG / "README.md").read_text("utf-8")
-OF_DATA = (project_root() / "docs" / "networks.md").read_text("utf-8")
 SCHEMAS = {"experiment": file_schema(ExperimentKeys), "site": site_schema()}
 KEYWORDS = set(Draft202012Validator.VALIDATORS) | {"description", "default"}
 
@@ -63,8 +62,7 @@ def test_every_property_has_a_description(place: str, schema: dict[str, Any]) ->
 @pytest.mark.parametrize(("place", "schema"), ALL)
 def test_every_property_is_explained(place: str, schema: dict[str, Any]) -> None:
     key = place.rsplit(".", maxsplit=1)[-1]
-    page = OF_DATA if ".data." in place else README
-    assert re.search(rf"[`{{ ](\w+: )?{key}[`:]", page), key
+    assert re.search(rf"[`{{ ](\w+: )?{key}[`:]", README), key
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -411,8 +411,8 @@ def test_the_yaml_that_lets_pipelines_of_own_networks_run_is_shown(tmp_path: Pat
 
 def test_nothing_known_is_said(tmp_path: Path) -> None:
     text = _shown(_rows(BASE, DDP), LOCAL, tmp_path)
-    assert "time unknown, at most 20 min (time-outs): nothing measured here tells it; " in text
-    assert "about 55 s a network: snakemake profiles --profile profiles/local" in text
+    assert "time unknown, at most 20 min (time-outs): no step was measured here. " in text
+    assert "about 55 s per network): snakemake profiles --profile profiles/local" in text
 
 
 def test_other_amounts_of_work_are_scaled_by_measured_steps(tmp_path: Path) -> None:

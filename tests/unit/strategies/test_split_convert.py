@@ -117,7 +117,7 @@ def test_an_end_that_finds_itself(network, dataset, devices, last):
     [
         ("fc", "until: fc names no block up to the head; write one of bn1, "),
         ("nothing", "names no block"),
-        ("conv1", "no block stands before conv1"),
+        ("conv1", "the first block, conv1, needs all rows"),
     ],
 )
 def test_ends_that_are_none(until, said):

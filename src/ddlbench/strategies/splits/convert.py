@@ -183,7 +183,7 @@ def _end(network: nn.Sequential, traced: Sequence[BlockTrace], grid: Grid, until
             )
         end = names.index(until)
     if end == 0:
-        raise _refused(f"no block stands before {names[0]}, so no rows can be split")
+        raise _refused(f"the first block, {names[0]}, needs all rows, so no rows can be split")
     return end
 
 
