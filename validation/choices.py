@@ -46,10 +46,9 @@ from ddlbench.planning.matrix import expand
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.belief import from_prediction, from_runs
 from ddlbench.predict.calibration import Calibration, calibrate, calibrated, cells_of
-from ddlbench.predict.ranking import Candidate
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction
-from ddlbench.predict.ranking import Ranking, rank
+from ddlbench.predict.ranking import Candidate, Ranking, rank
 from ddlbench.predict.recommend import Limits, choose, result_of
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.figures.choice import ways

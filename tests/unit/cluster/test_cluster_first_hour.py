@@ -138,10 +138,11 @@ TEXTS = ("4090", "on", "30001", "1e3", "null", "2024-01-01", "y", "0x1F", "~", '
 def test_any_text_stays_a_text_in_the_file(text, project, cluster):
     gres = f"gpu:{text.replace(':', '')}:2"
     cluster(f'{text}|3|64|256000|{gres}|infinite|up|{text},it\'s "x": 1\n', None, [text])
-    run_init("beta", "--yes", "--scratch", text, "--interface", text)
+    scratch = f"/{text}"
+    run_init("beta", "--yes", "--scratch", scratch, "--interface", text)
     site = load_site("beta")
     assert (site.slurm.partition, site.slurm.account) == (text, text)
-    assert (site.scratch, site.interface) == (text, text)
+    assert (site.scratch, site.interface) == (scratch, text)
     assert site.slurm.gpu_type == text.replace(":", "")
 
 

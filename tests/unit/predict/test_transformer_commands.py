@@ -121,7 +121,7 @@ def test_tables_of_other_programs_are_refused_in_a_sentence(tmp_path, change, sa
     path = tmp_path / "runs.csv"
     path.write_text(change(table(step_s=1.0).to_csv(index=False)))
     with pytest.raises(ConfigError, match=says):
-        read_runs(path)
+        run("score", path)
 
 
 def planted(platform, **constants):
