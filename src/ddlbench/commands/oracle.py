@@ -131,7 +131,7 @@ oracle.add_command(partition)
     short_help="Rank the strategies on so many devices.",
     epilog=examples("ddlbench oracle best resnet50 --devices 64 --batch-size 2048"),
 )
-@click.option("--devices", type=int, required=True)
+@click.option("--devices", type=click.IntRange(1), required=True)
 @of_network(ALL_SAMPLES)
 def best_command(question: cnn.Question, devices: int) -> tuple[Any, list[str]]:
     """Rank the strategies for NETWORK on so many devices at one global batch."""

@@ -262,7 +262,7 @@ def option_table() -> str:
 def _meaning(schema: Mapping[str, Any]) -> str:
     values = f"; one of {_names(map(str, schema['enum']))}" if "enum" in schema else ""
     tried = schema.get("examples", ())
-    tuned = f"; `tune` tries {_names(map(str, tried))}, too" if tried else ""
+    tuned = f"; `recommend tune` tries {_names(map(str, tried))}, too" if tried else ""
     return schema["description"].rstrip(".") + values + tuned
 
 
