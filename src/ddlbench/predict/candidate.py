@@ -6,8 +6,8 @@
              |                   |       |                                |
              `-------------------`-------`--------------------------------`--> why it is not ranked
 
-``recommend``, ``tune``, ``predict`` and ``largest-batch`` all read candidates. A candidate fails
-alone: whatever is wrong with a strategy is the reason why that strategy is not ranked.
+``recommend``, ``recommend tune``, ``recommend largest-batch`` and ``predict`` read candidates. A
+candidate fails alone: what is wrong with a strategy is the reason why that strategy is not ranked.
 
 What physics forbids is not believed: a predicted step is at least as long as the predicted step of
 one device over the highest speed-up that the cell can reach

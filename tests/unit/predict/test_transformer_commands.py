@@ -12,8 +12,9 @@ from transformer_factory import table
 
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.hardware import Software
 from ddlbench.predict.platforms import Accelerators
-from ddlbench.predict.transformer.run_scores import choices
+from ddlbench.predict.transformer.run_scores import choices, predictions, scored_values
 from ddlbench.predict.transformer.runs import (
     MANY_NODES,
     MEGATRON,
@@ -45,6 +46,15 @@ def wide(monkeypatch):
 @pytest.fixture(scope="module")
 def platform():
     return Accelerators.load("megatron-a100")
+
+
+def test_errors_are_those_of_the_numbers():
+    runs = gpts([MANY_NODES])
+    longer = runs.step_s * np.where(runs.decoders["tensor"] == 8, 1.1, 1.0)
+    predicted = replace(predictions(runs, Software.load("megatron")), seconds=longer)
+    by_tensor = scored_values(runs, predicted)["by"]["tensor"]
+    assert by_tensor["8"]["mean_absolute_error"] == pytest.approx(0.1)
+    assert by_tensor["4"]["mean_absolute_error"] == pytest.approx(0)
 
 
 def test_a_score_has_mean_median_rows_and_parts():
