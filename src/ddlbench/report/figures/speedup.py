@@ -219,7 +219,7 @@ def _bounds(axes: Axes, scale: _Scale, labelled: bool) -> None:
 def _sentences(
     shown: pd.DataFrame, summary: pd.DataFrame, notes: list[str], printed: pd.DataFrame
 ) -> list[str]:
-    theirs = "Hollow: drawing, of another machine and its batches." if len(printed) else ""
+    theirs = "Hollow: published, of another machine and its batches." if len(printed) else ""
     base, whiskers = _base_sentence(shown, summary), interval_sentence(shown, ratio=True)
     return [base, theirs, whiskers, *map(as_sentence, notes)]
 
@@ -265,7 +265,7 @@ def draw_scaling(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame
     sentences = [
         "Base: sequential training on one device (samples/s in the table beside). "
         "Dashed: linear speed-up.",
-        "Hollow: drawing, of another machine." if len(printed) else "",
+        "Hollow: published, of another machine." if len(printed) else "",
         interval_sentence(shown, ratio=True),
         missing_sentence(shown),
     ]
