@@ -327,6 +327,12 @@ def _prediction_figures(strategies: Iterable[str]) -> dict[str, ReportFigure]:
     return {figure.name: figure for figure in (*whole, *each)}
 
 
+def caption_of(name: str) -> str:
+    """The caption of the figure of a file, for rules of the workflow; empty without one."""
+    entry = _entry_of(name)
+    return entry.caption if entry else ""
+
+
 def heading_of(name: str) -> str:
     """The heading of the figure of a file; of a figure without a caption, its name."""
     entry = _entry_of(name)
