@@ -242,14 +242,14 @@ def test_the_link_has_the_speed_it_was_given(bed: TestBed, tmp_path: Path) -> No
             d.init_process_group("gloo", init_method=os.environ["MEET"], rank=rank, world_size=size)
             tensor = torch.ones(1_000_000)
             times = []
-            for _ in range(8):
+            for _ in range(6):
                 d.barrier()
                 begin = time.perf_counter()
                 d.all_reduce(tensor)
                 times.append(time.perf_counter() - begin)
-            assert tensor[0] == 4**8
+            assert tensor[0] == 4**6
             if rank == 0:
-                print("seconds", min(times))  # other tests may take from the rest
+                print("seconds", sorted(times)[2])
             d.destroy_process_group()
             """
         )
@@ -387,11 +387,8 @@ def traces() -> set[str]:
         try:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             elsewhere = (folder / "ns/net").readlink() != here
-            started_by = (folder / "environ").read_bytes().partition(b"PYTEST_CURRENT_TEST=")[2]
         except OSError:
             continue
-        if started_by and Path(__file__).name.encode() not in started_by.partition(b"\0")[0]:
-            continue  # other tests, which run beside these, have network namespaces, too
         if command and (elsewhere or command.startswith(("munged", "slurm", "mariadbd"))):
             found.add(f"{folder.name} {command}")
     return found
