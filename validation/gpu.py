@@ -1,4 +1,4 @@
-"""What one GPU can prove of ddlbench, in four parts of at most eight minutes each.
+"""What one GPU can prove of ddlbench, in five parts of at most nine minutes each.
 
 ::
 
@@ -6,6 +6,7 @@
     2  predict   profiles of four networks, and what the predictor says of sizes not profiled
     3  ranks     every strategy with 2 and 4 ranks on the one GPU; kill, resume, NCCL sweeps
     4  options   contention, p2pBandwidthLatencyTest, Horovod with NCCL, FSDP, bf16, compile
+    5  device    times of kernels, and profiles of many networks for config/accelerators
 
 It needs this checkout, Python with torch, and the wheels that ``--prepare`` collects on a machine
 with internet; neither Snakemake nor root. A part that is started again goes on where it was::
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 for folder in (ROOT / "src", ROOT / "validation"):
     sys.path.insert(0, str(folder))
 
-PARTS = {1: "clock", 2: "predict", 3: "ranks", 4: "options"}
+PARTS = {1: "clock", 2: "predict", 3: "ranks", 4: "options", 5: "device"}
 
 
 def main() -> int:

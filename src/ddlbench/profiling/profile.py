@@ -205,36 +205,91 @@ def work(here: RankContext) -> dict[str, Any]:
         store.set_timeout(timedelta(seconds=here.settings["patience_s"]))
     request = DataRequest(**here.settings["data"])
     dataset = open_split(hold(request, scratch_dir(here.scratch)), request, "train")
-    spent_s: dict[str, float] = {}
-    report: dict[str, Any] = {"notes": [], "spent_s": spent_s}
-    ready: list[tuple[str, float]] = []
-    largest_batch = math.inf
-    probes: list[float] = []
+    limit_bytes = here.settings["memory_bytes"] if device.type == "cpu" else None
+    measuring = _OneDevice(needs, dataset, device, limit_bytes)
     if rank == 0:
-        probes.append(probe_s(device))
-        with _seconds_noted("steps", spent_s):
-            limit = here.settings["memory_bytes"] if device.type == "cpu" else None
-            steps, largest_batch = _steps(needs, dataset, device, limit, report["notes"])
-        report["steps"] = [step.entry for step in steps]
-        report["fixed_memory_bytes"] = max((step.fixed_bytes for step in steps), default=0)
-        ready = steps[-1].ready if steps else []
+        measuring.steps()
     if store is not None:
-        with _seconds_noted("replicas", spent_s):
-            report["replicas"] = _replicas(
-                needs, dataset, device, store=store, here=here, largest_batch=largest_batch
-            )
+        with _seconds_noted("replicas", measuring.spent_s):
+            measuring.report["replicas"] = _replicas(
+                needs, dataset, device,
+                store=store, here=here, largest_batch=measuring.largest_batch,
+            )  # fmt: skip
     if rank == 0:
-        with _seconds_noted("alone", spent_s):
+        measuring.layers()
+    leave(store, rank, replicas)
+    return measuring.report
+
+
+def profile_of_device(
+    needs: ProfileNeeds, site: Site, dataset: ImageDataset, device: torch.device
+) -> Profile:
+    """A profile that this process measures alone: no replicas, and its own data.
+
+    Args:
+        needs: what to measure.
+        site: whose device it is.
+        dataset: where samples come from.
+        device: of this process.
+    """
+    apply_torch_settings(needs.cell)
+    torch.manual_seed(needs.cell.seed)
+    measuring = _OneDevice(needs, dataset, device, None)
+    measuring.steps()
+    measuring.layers()
+    return _profile(needs, site, [measuring.report])
+
+
+class _OneDevice:
+    """What one process measures of a profile, in two parts, and its report so far.
+
+    Args:
+        needs: what to measure.
+        dataset: where samples come from.
+        device: of the process.
+        limit_bytes: memory of a CPU process; None without a limit.
+    """
+
+    def __init__(
+        self,
+        needs: ProfileNeeds,
+        dataset: ImageDataset,
+        device: torch.device,
+        limit_bytes: int | None,
+    ) -> None:
+        self._needs, self._dataset, self._device = needs, dataset, device
+        self._limit_bytes = limit_bytes
+        self._ready: list[tuple[str, float]] = []
+        self._probes: list[float] = []
+        self.largest_batch = math.inf
+        self.spent_s: dict[str, float] = {}
+        self.report: dict[str, Any] = {"notes": [], "spent_s": self.spent_s}
+
+    def steps(self) -> None:
+        """Measure whole steps."""
+        notes = self.report["notes"]
+        self._probes.append(probe_s(self._device))
+        with _seconds_noted("steps", self.spent_s):
+            steps, self.largest_batch = _steps(
+                self._needs, self._dataset, self._device, self._limit_bytes, notes
+            )
+        self.report["steps"] = [step.entry for step in steps]
+        self.report["fixed_memory_bytes"] = max((step.fixed_bytes for step in steps), default=0)
+        self._ready = steps[-1].ready if steps else []
+
+    def layers(self) -> None:
+        """Measure devices without their peers, blocks, leaf operations and bytes."""
+        needs, device, report = self._needs, self._device, self.report
+        notes = report["notes"]
+        with _seconds_noted("alone", self.spent_s):
             share_s = SHARES_ON_TOP["alone"] * needs.budget_s
-            report["alone"] = measure_alone(needs.alone, dataset, device, share_s, report["notes"])
-        report |= measure_layers(needs, device, ready, largest_batch, report["notes"])
-        spent_s |= report.pop("layers_spent_s")
+            report["alone"] = measure_alone(needs.alone, self._dataset, device, share_s, notes)
+        report |= measure_layers(needs, device, self._ready, self.largest_batch, notes)
+        self.spent_s |= report.pop("layers_spent_s")
         report["device_memory_bytes"] = (
             torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
         )
-        report["provenance"] = {**rank_provenance(), "probe_s": [*probes, probe_s(device)]}
-    leave(store, rank, replicas)
-    return report
+        report["provenance"] = {**rank_provenance(), "probe_s": [*self._probes, probe_s(device)]}
 
 
 def _steps(
