@@ -25,6 +25,7 @@ from ddlbench.common.form import (
     read_form,
     schema_of,
 )
+from ddlbench.common.gpu_count import visible_gpus
 from ddlbench.common.schema import check, nearest, read_yaml
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import (
@@ -236,6 +237,7 @@ class Interconnect(Form):
 
 
 _AUTO = {"type": ["integer", "string"], "minimum": 1, "pattern": "^auto$", "default": "auto"}
+_DEVICES = {"enum": ["auto", "cpu", "cuda"]}
 
 
 def _fabrics() -> Mapping[str, Any]:
@@ -252,8 +254,9 @@ class Site:
     name: str
     description: str = ""
     """One line for figure footers, for example "4x V100 a node, 100 Gbit/s"."""
-    device: Literal["cpu", "cuda"]
-    """What a worker computes on. A site that says cuda and finds no GPU is an error."""
+    device: Annotated[Literal["cpu", "cuda"], InFile(_DEVICES)]
+    """What a worker computes on. A site that says cuda and finds no GPU is an error; auto takes the
+    GPUs that this machine has, else its cores (local sites only)."""
     launcher: Literal["local", "slurm"]
     """How processes start; local on this machine, slurm with srun inside the job."""
     starter: Literal["auto", "torchrun"] = "auto"
@@ -262,7 +265,8 @@ class Site:
     nodes: Count = 1
     """Largest number of nodes one cell may use."""
     devices_per_node: Annotated[int, InFile(_AUTO)]
-    """Devices of one node; auto counts the cores this process may use (local CPU sites only)."""
+    """Devices of one node; auto counts the cores this process may use (local CPU sites only). With
+    device: auto it counts GPUs, and two ranks share a single GPU."""
     devices_share_gpu: bool = False
     """All devices of a node are its first GPU, so that several ranks run where there is one. Proves
     that strategies work; says nothing of how long devices take beside each other."""
@@ -480,6 +484,7 @@ def parse_site(
     for dataset in real_data or {}:
         DATASETS.check(dataset, "real_data")
     keys["real_data"] = {**keys.get("real_data", {}), **(real_data or {})}
+    keys |= _automatic_device(keys, where)
     scratch = str(keys.get("scratch", "/"))
     if not scratch.startswith(("/", "$", "~")):
         raise ConfigError(
@@ -511,6 +516,28 @@ def parse_site(
             )
         keys["devices_per_node"] = len(os.sched_getaffinity(0))
     return Site(name=path.stem, **{**keys, "setup": tuple(keys.get("setup", ()))})
+
+
+def _automatic_device(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """What ``device: auto`` stands for on this machine; empty for any other device.
+
+    Raises:
+        ConfigError: cells of the site run elsewhere.
+    """
+    if values["device"] != "auto":
+        return {}
+    if values["launcher"] != "local":
+        raise ConfigError(
+            f"{where}: device: auto looks for GPUs of this machine; write cpu or cuda, as the "
+            "nodes have"
+        )
+    count = visible_gpus()
+    if values.get("accelerator") is not None or not count:
+        return {"device": "cpu"}
+    if values.get("devices_per_node", "auto") != "auto":
+        return {"device": "cuda"}
+    shared = {"devices_share_gpu": True} if count == 1 else {}
+    return {"device": "cuda", "devices_per_node": max(count, 2), **shared}
 
 
 _PARTS: Mapping[str, type[Form]] = {
