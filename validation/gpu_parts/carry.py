@@ -2,12 +2,13 @@
 
 ::
 
-    prepare   pip download, pip wheel   ->  <folder>/wheels    for Python 3.12 and this one
+    prepare   pip download, pip wheel   ->  <folder>/wheels    for Python 3.12
                                         ->  <folder>/sources   Horovod, cuda-samples
-    install   <folder>/wheels           ->  <out>/site         only what does not import already
+    install   <folder>/wheels           ->  <out>/site         only what is not there already
 
-The machine's own Python stays as it is: ``<out>/site`` is on the path of this process and, by
-PYTHONPATH, of those that it starts.
+The machine's Python stays as it is: ``<out>/site`` is on the path of this process and, by
+PYTHONPATH, of those that it starts. A wheel of Horovod that was compiled for that machine may be
+put into ``<folder>/wheels``, too; else Horovod is compiled there.
 """
 
 from __future__ import annotations
@@ -19,33 +20,41 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 __all__ = ["HOROVOD", "install", "missing", "on_path", "prepare"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Distribution and what it is imported as. Versions are those of envs/constraints.txt.
-_WHEELS = {
-    "jsonschema": "jsonschema",
-    "jsonschema-specifications": "jsonschema_specifications",
-    "referencing": "referencing",
-    "rpds-py": "rpds",
-    "attrs": "attr",
-    "typing-extensions": "typing_extensions",
-    "torchgpipe": "torchgpipe",
-    # Horovod is compiled with it, and a Python 3.12 need not have it.
-    "setuptools": "setuptools",
-}
-_FROM_SOURCE = "torchgpipe"
-_EXPECTED = (
-    *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "networkx"),
-    *("yaml", "click", "rich", "psutil", "safetensors", "PIL"),
+# What ddlbench and Snakemake need, and what they need in turn, but for what is there.
+_WANTED = ("ddlbench", "torchgpipe", "deepspeed", "hjson")
+_THERE = frozenset(
+    canonicalize_name(name)
+    for name in (
+        *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "networkx", "pillow"),
+        *("pyyaml", "click", "rich", "psutil", "safetensors", "packaging", "jinja2", "requests"),
+        *("nvidia-ml-py", "cloudpickle", "python-dateutil", "tqdm", "attrs", "typing-extensions"),
+        *("filelock", "wrapt", "tabulate", "einops", "msgpack", "ninja", "py-cpuinfo"),
+    )
 )
+_FROM_SOURCE = frozenset({"torchgpipe", "connection-pool", "deepspeed"})
+_EXPECTED = (
+    *("torch", "torchvision", "numpy", "scipy", "pandas", "matplotlib", "networkx", "pydantic"),
+    *("yaml", "click", "rich", "psutil", "safetensors", "PIL", "jsonschema", "torchgpipe"),
+)
+_PLUGINS = ("deepspeed",)
 HOROVOD = "horovod-0.28.1"
+_DEEPSPEED = "==0.19.8"
 _GPU_PYTHON = "3.12"
-_PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64")
+_PLATFORMS = tuple(
+    f"{name}_x86_64"
+    for name in ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_28")
+)
 _SAMPLES = "https://github.com/NVIDIA/cuda-samples"
 _SAMPLES_KEPT = ("Common", "cpp/Common", "p2pBandwidthLatencyTest", "LICENSE")
 _CLONE_TIMEOUT_S = 120
@@ -63,15 +72,18 @@ def prepare(folder: Path) -> None:
     wheels, sources = folder / "wheels", folder / "sources"
     wheels.mkdir(parents=True, exist_ok=True)
     sources.mkdir(exist_ok=True)
-    pinned = _pinned()
-    wanted = [_requirement(name, pinned) for name in _WHEELS if name != _FROM_SOURCE]
-    binary = ("download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels))
+    wanted = _needed()
+    binary = [name + release for name, release in wanted.items() if name not in _FROM_SOURCE]
     platforms = [option for name in _PLATFORMS for option in ("--platform", name)]
-    _pip(*binary, *platforms, "--python-version", _GPU_PYTHON, "--implementation", "cp", *wanted)
-    _pip(*binary, *wanted)
-    # Its last release predates build isolation: it needs the setuptools that is here.
+    _pip(
+        *("download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels), *platforms),
+        *("--python-version", _GPU_PYTHON, "--implementation", "cp", *binary),
+    )
+    # Their releases predate build isolation: they need the setuptools and torch that are here.
     as_is = ("--no-deps", "--no-build-isolation")
-    _pip("wheel", *as_is, "--wheel-dir", str(wheels), _requirement(_FROM_SOURCE, pinned))
+    os.environ["DS_BUILD_OPS"] = "0"
+    for name in sorted(_FROM_SOURCE & set(wanted)):
+        _pip("wheel", *as_is, "--wheel-dir", str(wheels), name + wanted[name])
     if not (sources / f"{HOROVOD}.tar.gz").is_file():
         release = HOROVOD.replace("-", "==")
         _pip("download", *as_is, "--no-binary", "horovod", "--dest", str(sources), release)
@@ -101,31 +113,32 @@ def install(carried: Path, out: Path) -> None:
     site = (out / "site").resolve()
     site.mkdir(parents=True, exist_ok=True)
     on_path(site)
-    lacking = [name for name, module in _WHEELS.items() if not _is_there(module)]
+    lacking = [wheel for wheel in sorted(wheels.glob("*.whl")) if not _is_installed(wheel)]
     if lacking:
-        offline = ("--no-index", "--no-deps", "--no-compile", "--find-links", str(wheels))
-        _pip("install", *offline, "--target", str(site), "--upgrade", *lacking)
-        print(f"installed in {site}: {', '.join(lacking)}")
-        importlib.invalidate_caches()
+        offline = ("--no-index", "--no-deps", "--no-compile")
+        _pip("install", *offline, "--target", str(site), "--upgrade", *map(str, lacking))
+        print(f"installed in {site}: {len(lacking)} wheels")
+    for name in _PLUGINS:
+        _declare(site, name)
+    _program(site.parent / "bin" / "ddlbench")
+    importlib.invalidate_caches()
 
 
 def missing() -> str | None:
     """One sentence on what this Python lacks for the study; None where nothing is missing."""
-    absent = [name for name, module in _WHEELS.items() if not _is_there(module)]
-    others = [name for name in _EXPECTED if not _is_there(name)]
-    if absent:
-        return (
-            f"this Python lacks {', '.join([*absent, *others])}: run gpu.py --prepare DIR on a "
-            "machine with internet, bring DIR here and name it with --carried DIR"
-        )
-    if others:
-        return f"this Python ({sys.executable}) lacks {', '.join(others)}: install them"
-    return None
+    absent = [name for name in _EXPECTED if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
+    return (
+        f"this Python ({sys.executable}) lacks {', '.join(absent)}: run gpu.py --prepare DIR on a "
+        "machine with internet, bring DIR here and name it with --carried DIR"
+    )
 
 
 def on_path(site: Path) -> None:
-    """The own folders first, for this process and for those that it starts."""
-    folders = [str(ROOT / "src"), str(ROOT / "validation"), str(site)]
+    """The folders of this checkout first, for this process and for those that it starts."""
+    plugins = [str(ROOT / "plugins" / name / "src") for name in _PLUGINS]
+    folders = [str(ROOT / "src"), str(ROOT / "validation"), *plugins, str(site)]
     for folder in reversed(folders):
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -133,19 +146,65 @@ def on_path(site: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*folders, *before]))
 
 
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+def _needed() -> dict[str, str]:
+    """What must be carried: ``==`` and the version that is installed here, by name."""
+    found: dict[str, str] = {}
+    waiting = list(_WANTED)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in found or name in _THERE:
+            continue
+        try:
+            found[name] = f"=={version(name)}"
+        except PackageNotFoundError:
+            found[name] = _DEEPSPEED if name == "deepspeed" else ""
+            continue
+        for line in requires(name) or ():
+            need = Requirement(line)
+            target = {"extra": "", "python_version": _GPU_PYTHON}
+            if need.marker is None or need.marker.evaluate(target):
+                waiting.append(need.name)
+    del found["ddlbench"]
+    return found
 
 
-def _pinned() -> dict[str, str]:
-    """Versions by the distribution's name, as envs/constraints.txt has them."""
-    lines = (ROOT / "envs" / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pairs = (line.partition("==") for line in lines if "==" in line and not line.startswith("#"))
-    return {name.lower().replace("_", "-"): version for name, _, version in pairs}
+def _is_installed(wheel: Path) -> bool:
+    """Whether this Python has the wheel's distribution, of whatever version."""
+    name, *_ = parse_wheel_filename(wheel.name)
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
-def _requirement(name: str, pinned: dict[str, str]) -> str:
-    return f"{name}=={pinned[name]}" if name in pinned else name
+def _declare(site: Path, plugin: str) -> None:
+    """Metadata by which a plug-in of this checkout is known, as if it were installed."""
+    import tomllib  # noqa: PLC0415 - of this function alone
+
+    text = (ROOT / "plugins" / plugin / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    folder = site / f"{project['name'].replace('-', '_')}-0.dist-info"
+    folder.mkdir(exist_ok=True)
+    lines = [f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n"]
+    (folder / "METADATA").write_text("".join(lines), encoding="utf-8")
+    groups = project.get("entry-points", {})
+    (folder / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in named.items())
+            for group, named in groups.items()
+        ),
+        encoding="utf-8",
+    )
+
+
+def _program(path: Path) -> None:
+    """The command ``ddlbench``, which is not installed there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f"#!{sys.executable}\nfrom ddlbench.cli import main\nmain()\n", encoding="utf-8"
+    )
+    path.chmod(0o755)
 
 
 def _pip(*arguments: str) -> None:
@@ -180,7 +239,7 @@ def _take_samples(kept: Path) -> None:
             shutil.copyfile(path, target)
 
 
-def _files_of_test(clone: Path) -> Iterable[Path]:
+def _files_of_test(clone: Path) -> Iterator[Path]:
     for path in clone.rglob("*"):
         inside = path.relative_to(clone).as_posix()
         is_wanted = inside.startswith(_SAMPLES_KEPT) or f"/{_SAMPLES_KEPT[2]}/" in inside

@@ -48,7 +48,7 @@ def test_sentence(tmp_path: Path, text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("device: gpu\nlauncher: local", "device: 'gpu' is not allowed; write cpu or cuda"),
+        ("device: gpu\nlauncher: local", "device: 'gpu' is not allowed; write auto, cpu or cuda"),
         ("launcher: local", "'device' is missing; add it (What a worker computes on"),
         ("device: cuda\nlauncher: slurm", "devices_per_node: auto counts this machine's cores"),
         ("device: cuda\nlauncher: local", "write the number of devices that one node has"),
