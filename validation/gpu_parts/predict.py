@@ -2,9 +2,9 @@
 
 ::
 
-    batch     8   16   32   48        64   96        128   160
-    profile   x   x    x              x              x
-    cell                    between        between         beyond  ->  predicted / measured - 1
+    batch     8   16   32   48        64   128   160
+    profile   x   x    x              x    x
+    cell                    between              beyond  ->  predicted / measured - 1
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _sizes(study: Study) -> list[_Size]:
             "resnet50": 2, "alexnet": 6, "vgg16": 1, "mobilenetv2": 3, "resnet18": 4, "vgg11": 1,
             "resnet152": 1,
         }  # fmt: skip
-        batches, budget_s = ((8, 16, 32, 64, 128), (48, 96), (160,)), 12.0
+        batches, budget_s = ((8, 16, 32, 64, 128), (48,), (160,)), 12.0
     elif study.small:
         cell = Cell("cifar10", "mlp", "sequential", 4, data_scale=0.001)
         epochs = {"mlp": 10, "mobilenetv2": 1}

@@ -114,7 +114,7 @@ def _measure(study: Study, cells: Sequence[Cell]) -> dict[str, Outcome]:
             found[cell.id] = Outcome(None, str(error))
 
     able = [cell for cell in cells if strategy_of(cell.strategy).supports(cell) is None]
-    at_once = 4 if study.device == "cuda" else 1
+    at_once = 5 if study.device == "cuda" else 1
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(measure, able))
     return found
