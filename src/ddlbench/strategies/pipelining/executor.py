@@ -116,7 +116,9 @@ class PipelineExecutor(Executor):
         for stage in self.stages:
             for infos in (stage.args_recv_info, stage.grad_recv_info):
                 for received in infos.values():
-                    yield from (i.buffer for i in received if i.buffer is not None)
+                    # Inputs of the network have none; up to torch 2.12 not even the attribute.
+                    buffers = (getattr(entry, "buffer", None) for entry in received)
+                    yield from (buffer for buffer in buffers if buffer is not None)
 
     def _join(self) -> None:
         """Join the groups of all ranks, of this pipeline, and of the replicas of its stages."""
