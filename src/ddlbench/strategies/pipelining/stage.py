@@ -264,6 +264,14 @@ class WatchedStage(PipelineStage):
         with self._passing("backward_weight", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **named)
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Torch's first messages to the neighbours, but for those to a stage of this process.
+
+        Up to torch 2.12 a process that has both sends them to itself, which gloo cannot.
+        """
+        messages = super()._get_init_p2p_neighbors_ops()
+        return [message for message in messages if message.group_peer != self.group_rank]
+
     @contextmanager
     def _passing(self, kind: Kind, micro_batch: int) -> Iterator[None]:
         """Time a pass; ``forward 3.2`` is the span of micro-batch 3 of the replica on stage 2."""
