@@ -11,6 +11,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "validation"))
 
+from gpu_parts.carry import install
+from gpu_parts.horovod_build import _first_error
 from gpu_parts.study import NotHere, Study, Verdict, in_process
 from gpu_parts.table import markdown, terminal
 
@@ -148,3 +150,42 @@ def test_markdown_names_every_machine_once(tmp_path):
 def test_markdown_of_a_folder_without_results_is_a_sentence(tmp_path):
     (only,) = markdown(tmp_path).splitlines()
     assert only.startswith("No part has left results")
+
+
+COMPILES = (
+    "[ 46%] Building CXX object third_party/gloo/CMakeFiles/gloo.dir/transport/tcp/error.cc.o"
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "/src/common.h:12:10: fatal error: nccl.h: No such file or directory",
+        "/src/error.cc:7:3: error: 'uint64_t' does not name a type",
+        "/usr/bin/ld: cannot find -lnccl",
+        "make[2]: *** No rule to make target 'x'",
+        "nvcc fatal   : Unsupported gpu architecture 'compute_35'",
+    ],
+)
+def test_the_first_error_of_a_build_is_what_the_compiler_said(tmp_path, error):
+    log = tmp_path / "build.log"
+    log.write_text(
+        f"{COMPILES}\n  {error}\nmake: *** [all] Error 2\nERROR: Failed building wheel\n"
+    )
+    assert _first_error(log) == error
+
+
+def test_a_build_that_names_no_error_tells_its_last_line(tmp_path):
+    log = tmp_path / "build.log"
+    log.write_text(f"{COMPILES}\nKilled\n\n")
+    assert _first_error(log) == "Killed"
+
+
+def test_a_wheel_for_another_python_is_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    wheel = tmp_path / "carried" / "wheels" / "nowhere-1.0-cp27-cp27m-win32.whl"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    install(tmp_path / "carried", tmp_path / "out")
+    assert f"left out: {wheel.name}" in capsys.readouterr().out

@@ -7,8 +7,8 @@
     install   <folder>/wheels           ->  <out>/site         only what is not there already
 
 The machine's Python stays as it is: ``<out>/site`` is on the path of this process and, by
-PYTHONPATH, of those that it starts. A wheel of Horovod that was compiled for that machine may be
-put into ``<folder>/wheels``, too; else Horovod is compiled there.
+PYTHONPATH, of those that it starts. A wheel of Horovod that was compiled for that machine's Python
+and torch may be put into ``<folder>/wheels``, too; else Horovod is compiled there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from importlib.metadata import PackageNotFoundError, distribution, requires, ver
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 __all__ = ["HOROVOD", "install", "missing", "on_path", "prepare"]
@@ -114,6 +115,10 @@ def install(carried: Path, out: Path) -> None:
     site.mkdir(parents=True, exist_ok=True)
     on_path(site)
     lacking = [wheel for wheel in sorted(wheels.glob("*.whl")) if not _is_installed(wheel)]
+    strange = [wheel.name for wheel in lacking if not _fits(wheel)]
+    if strange:
+        print(f"not for this Python or machine, left out: {', '.join(strange)}")
+        lacking = [wheel for wheel in lacking if wheel.name not in strange]
     if lacking:
         offline = ("--no-index", "--no-deps", "--no-compile")
         _pip("install", *offline, "--target", str(site), "--upgrade", *map(str, lacking))
@@ -176,6 +181,12 @@ def _is_installed(wheel: Path) -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+def _fits(wheel: Path) -> bool:
+    """Whether a wheel is for this Python and this kind of machine."""
+    *_, tags = parse_wheel_filename(wheel.name)
+    return not tags.isdisjoint(sys_tags())
 
 
 def _declare(site: Path, plugin: str) -> None:

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,14 @@ from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.planner import request_of
 from ddlbench.profiling.steps import StepRunner
-from gpu_parts.study import NotHere, Study, Verdict, in_process, own_environment
+from gpu_parts.study import (
+    NotHere,
+    Study,
+    Verdict,
+    in_process,
+    median_step_s,
+    own_environment,
+)
 
 __all__ = ["run"]
 
@@ -45,7 +53,7 @@ _OPEN_BYTES = 1_500_000_000  # left free on the GPU where a cell shall run out o
 def run(study: Study) -> None:
     """All checks of this part."""
     for network in _networks(study):
-        study.check(f"clock {network}", lambda network=network: _clock(study, network), needs_s=60)
+        study.check(f"clock {network}", partial(_clock, study, network), needs_s=60)
     study.check("losses as on CPU", lambda: _losses(study), needs_s=40)
     if not study.small:
         study.check("losses with batch norm", lambda: _losses_with_norm(study), needs_s=40)
@@ -279,9 +287,7 @@ def _noise(study: Study) -> Verdict:
     medians = []
     for repeat in range(processes):
         result = study.run(cell.with_(repeat=repeat), study.site(), "noise")
-        if result.timing is None:
-            raise RuntimeError(f"repeat {repeat} ended with {result.status}: {result.reason}")
-        medians.append(result.timing.step_s.median_s)
+        medians.append(median_step_s(result))
     middle = statistics.median(medians)
     return Verdict(
         True,

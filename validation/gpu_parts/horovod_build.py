@@ -27,7 +27,7 @@ from pathlib import Path
 from gpu_parts.carry import HOROVOD
 from gpu_parts.study import NotHere, in_process, own_environment
 
-__all__ = ["Build", "is_installed"]
+__all__ = ["Build", "where_installed"]
 
 # File, text, its replacement.
 _MENDED = (
@@ -52,6 +52,12 @@ _MENDED = (
         "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
         "import sysconfig; print(sysconfig.get_paths()['include'])",
     ),
+    # Process sets forget the network interface and take the one of the host's name.
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        "  }\n\n  attr device_attr;\n  device_attr.iface = gloo_iface_;",
+        "  }\n\n  attr device_attr;\n  device_attr.iface = global_context.gloo_iface_;",
+    ),
     # A target that make takes for a setting, and ninja for a target.
     ("setup.py", "make_args.append('VERBOSE=1')", "pass"),
 )
@@ -70,10 +76,18 @@ _SWITCHES = {
 }
 
 
-def is_installed() -> bool:
-    """Whether this Python, and with it every rank, finds Horovod."""
+def where_installed() -> Path | None:
+    """The folder in which this Python, and with it every rank, finds a Horovod that it can load.
+
+    One that was compiled for another torch is there and cannot be loaded: then None, too.
+    """
     importlib.invalidate_caches()
-    return importlib.util.find_spec("horovod") is not None
+    found = importlib.util.find_spec("horovod")
+    if found is None or found.origin is None:
+        return None
+    command = [sys.executable, "-W", "ignore", "-c", "import horovod.torch"]
+    done = subprocess.run(command, capture_output=True, check=False, env=own_environment())
+    return None if done.returncode else Path(found.origin).parents[1]
 
 
 class Build:
@@ -126,8 +140,8 @@ class Build:
         self.seconds = time.monotonic() - self._began_s
         if status:
             raise RuntimeError(f"it does not compile: {_first_error(self.log)}; see {self.log}")
-        if not is_installed():
-            raise RuntimeError(f"it is compiled, but not found; see {self.log}")
+        if where_installed() is None:
+            raise RuntimeError(f"it is compiled, but cannot be loaded; see {self.log}")
 
     def stop(self) -> None:
         """End it with all that it started."""
@@ -204,7 +218,24 @@ def _models() -> list[str]:
     return [f"{major}{minor}" for major, minor in sorted(found)]
 
 
+# As compilers, linkers, CMake and make say it; not names of files, as error.cc.
+_ERROR = re.compile(
+    r"\berror\s*[:#]|\berror C?\d|CMake Error|nvcc fatal|undefined reference|cannot find -l|No rule"
+    r"|\b[A-Z]\w*Error: ",
+    re.IGNORECASE,
+)
+_KEPT = 300
+
+
 def _first_error(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    told = [line.strip() for line in lines if re.search(r"\berror\b|No rule", line, re.IGNORECASE)]
-    return told[0][:300] if told else (lines[-1].strip() if lines else "it said nothing")
+    """The first error that a build's log tells, without pip's own words on it."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [place for place, line in enumerate(lines) if _ERROR.search(line)]
+    if not told:
+        return lines[-1][:_KEPT] if lines else "it said nothing"
+    first = lines[told[0]]
+    # CMake tells where on one line and what on the next.
+    if first.startswith("CMake Error") and first.endswith("):"):
+        first = " ".join(lines[told[0] : told[0] + 2])
+    return first[:_KEPT]

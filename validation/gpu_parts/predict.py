@@ -31,10 +31,8 @@ from ddlbench.planning.profiles import ProfileNeeds
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.evaluate import predictions
 from ddlbench.profiling.profile import make_profile
-from ddlbench.runtime.staging import stage_cell
-from ddlbench.runtime.supervise import run_cell
 from gpu_parts.halves import halves
-from gpu_parts.study import Study, Verdict
+from gpu_parts.study import Study, Verdict, measured
 
 __all__ = ["run"]
 
@@ -217,7 +215,7 @@ def _measured(study: Study, cell: Cell, site: Site) -> Result:
     path = _root(study) / result_file(site.name, cell.id).relative_to(RESULTS)
     if path.is_file():
         return read_result(path)
-    return run_cell(cell, site, path.parent, stage_cell(cell, site, study.work))
+    return measured(cell, site, path.parent, study.work)
 
 
 def _predicted(study: Study, cells: Sequence[Cell]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from ddlbench.runtime.launch import SHARED_GPU_NOTE
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed
 from gpu_parts.clock import furthest, losses_of
-from gpu_parts.study import NotHere, Study, Verdict
+from gpu_parts.study import NotHere, Study, Verdict, median_step_s
 
 __all__ = ["run"]
 
@@ -65,11 +66,9 @@ def run(study: Study) -> None:
     stage_cell(bases[0], study.site(), study.work)
     outcomes = _measure(study, [*bases, *cells])
     for cell in cells:
-        study.check(_name(cell), lambda cell=cell: _as_sequential(study, cell, outcomes))
+        study.check(_name(cell), partial(_as_sequential, study, cell, outcomes))
     for strategy in _RESUMED[:1] if study.small else _RESUMED:
-        study.check(
-            f"kill and resume {strategy}", lambda name=strategy: _resume(study, name), needs_s=45
-        )
+        study.check(f"kill and resume {strategy}", partial(_resume, study, strategy), needs_s=45)
     study.check("sweeps of two ranks", lambda: _sweeps(study), needs_s=60)
     if not study.small:
         study.check("emulated link", lambda: _emulated(study), needs_s=40)
@@ -306,8 +305,7 @@ def _emulated(study: Study) -> Verdict:
     apart = furthest(
         losses_of(study.folder_of(cell, "emulated")), losses_of(study.folder_of(_cell(BASE, 1)))
     )
-    assert result.timing is not None
-    step_s = result.timing.step_s.median_s
+    step_s = median_step_s(result)
     parameter_bytes = result.ranks[0].parameter_bytes
     # Two ranks: each sends all its gradients once in a ring, and the link carries 25 MB/s.
     least_s = parameter_bytes / (200e6 / 8)

@@ -33,7 +33,16 @@ from ddlbench.experiment.site import Site
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import run_cell
 
-__all__ = ["NotHere", "Row", "Study", "Verdict", "in_process", "own_environment"]
+__all__ = [
+    "NotHere",
+    "Row",
+    "Study",
+    "Verdict",
+    "in_process",
+    "measured",
+    "median_step_s",
+    "own_environment",
+]
 
 Figure = float | int | str | bool | None
 
@@ -198,12 +207,26 @@ class Study:
         path = folder / "result.json"
         if path.is_file():
             return read_result(path)
-        staging = stage_cell(cell, site, self.work)
-        return run_cell(cell, site, folder, staging)
+        return measured(cell, site, folder, self.work)
 
     def folder_of(self, cell: Cell, name: str = "cells") -> Path:
         """Where :meth:`run` leaves what it measured."""
         return self.work / name / cell.id
+
+
+def measured(cell: Cell, site: Site, folder: Path, work: Path) -> Result:
+    """The result of a cell that is measured now."""
+    result = run_cell(cell, site, folder, stage_cell(cell, site, work))
+    if result is None:
+        raise RuntimeError(f"{folder} has a result of a newer ddlbench")
+    return result
+
+
+def median_step_s(result: Result) -> float:
+    """Of all measured steps."""
+    if result.timing is None or result.timing.step_s.median_s is None:
+        raise RuntimeError(f"{result.cell_id}: {result.status}, no time of a step: {result.reason}")
+    return result.timing.step_s.median_s
 
 
 def in_process(function: Callable[..., Any], *arguments: Any, limit_s: float = 120.0) -> Any:
