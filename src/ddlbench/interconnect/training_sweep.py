@@ -437,6 +437,8 @@ def _swept_by_child(
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if is_shared():  # this process was forked before its parent had a rank
+        as_own_host(me.rank)
     hvd = importlib.import_module("horovod.torch")
     served = dist.TCPStore(*address, is_master=False, timeout=_PATIENCE)
     nodes = len({process.node for process in members})

@@ -274,7 +274,7 @@ class Workload:
             forward_s, backward_s = map(sum, self.passes_s(batch_size))
             lack = "no whole step was measured: the sum of the blocks, without load and optimiser"
             return Step(forward_s + backward_s, 0.0, forward_s, backward_s, 0.0, None, None, lack)
-        parts = {name: timing.at(batch_size) for name, timing in self._step_timings.items()}
+        parts = {name: timing.between(batch_size) for name, timing in self._step_timings.items()}
         measured = entries.get(batch_size)
         low_s, high_s = (measured or {}).get("interval_s") or (None, None)
         outside = self._step_timings["step_s"].extrapolates(batch_size)

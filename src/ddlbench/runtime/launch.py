@@ -102,7 +102,7 @@ def own_devices(device_kind: DeviceKind, process: Process) -> tuple[torch.device
         raise RuntimeError("the site says device: cuda, but torch finds no GPU on this node")
     indices = process.devices
     if is_shared():
-        _as_own_host(process.rank)
+        as_own_host(process.rank)
         indices = (0,) * len(indices)
     elif visible == len(indices):  # SLURM shows the process its own GPUs only
         indices = tuple(range(visible))
@@ -172,7 +172,7 @@ def is_shared() -> bool:
     return os.environ.get(_SHARED_GPU) == "1"
 
 
-def _as_own_host(rank: int) -> None:
+def as_own_host(rank: int) -> None:
     """Make NCCL take this process for a node of its own; call it before NCCL is initialised."""
     os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_NET="Socket", NCCL_IB_DISABLE="1")
 

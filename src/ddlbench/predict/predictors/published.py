@@ -294,8 +294,8 @@ class Sequential(BuiltInPredictor):
         T_epoch = (samples / b) * median step of a few batches of size b
 
     A step takes the profile's median step at the cell's batch size, data loading included.
-    Reconstructed: the step at a batch size that the profile did not run is read off a line through
-    those it ran.
+    Reconstructed: the step at a batch size that the profile did not run is read off straight lines
+    between those it ran.
     """
 
     name = "sequential"
