@@ -9,7 +9,7 @@
 # make docs   builds the documents as a web site, site/index.html; a broken link ends it
 # make p2p   clones and builds NVIDIA's link test for your GPUs: git, nvcc and internet
 # make validate   the long measured studies on that SLURM; writes docs/validation/ (hours)
-# make validate-gpu   what one GPU can prove, four parts of eight minutes; see docs/validation/gpu/
+# make validate-gpu   what one GPU can prove, five parts of nine minutes; see docs/validation/gpu/
 # Where things lie: DDLBENCH_ENV (environment, default .venv), DDLBENCH_CACHE (Horovod wheel).
 # Tests run in TEST_PROCESSES processes (2); each of them starts further ones of its own. The tests
 # of the workflow have the longest files, so they come first: no process is left with one at the end.
@@ -113,7 +113,7 @@ validate: setup
 
 # Of its own Python, so that a machine without internet needs no set-up.
 validate-gpu:
-	$(GPU_PYTHON) validation/gpu.py --part 1 --part 2 --part 3 --part 4 --out $(GPU_RESULTS) $(GPU_OPTIONS)
+	$(GPU_PYTHON) validation/gpu.py --part 1 --part 2 --part 3 --part 4 --part 5 --out $(GPU_RESULTS) $(GPU_OPTIONS)
 
 bench: setup
 	python benchmarks/overhead/run.py

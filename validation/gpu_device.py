@@ -6,7 +6,7 @@
 
     kernels.csv     ->  config/hardware/<device>-kernels.csv
     profile.json    ->  config/accelerators/<device>/      blocks, as sites can emulate them
-                    ->  docs/validation/gpu/steps.csv      whole steps, measured and predicted
+                    ->  docs/validation/gpu/<device>/steps.csv   whole steps, measured and predicted
 
 ``steps.csv`` has the profiled batch sizes, and those that no profile has: ``predicted_s`` is of the
 profile, ``data_sheet_s`` of config/hardware and the shipped roofline, which never saw this device.
@@ -85,7 +85,9 @@ def main() -> None:
                     *_compared(peak_bytes, step["peak_bytes"]),
                 )
             )
-    write_text(ROOT / "docs" / "validation" / "gpu" / "steps.csv", csv_text(rows))
+    write_text(
+        ROOT / "docs" / "validation" / "gpu" / arguments.device / "steps.csv", csv_text(rows)
+    )
 
 
 def _compared(predicted_s: float | None, step_s: float) -> tuple[str, str]:

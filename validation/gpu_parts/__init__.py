@@ -1,1 +1,1 @@
-"""The four parts of the study on one GPU; ``validation/gpu.py`` runs them."""
+"""The five parts of the study on one GPU; ``validation/gpu.py`` runs them."""

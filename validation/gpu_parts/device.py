@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ddlbench.common.document import write_json
+from ddlbench.common.document import read_json, write_json
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.paths import RESULTS, profile_file
@@ -192,6 +192,9 @@ def _measured(
     for network in group.networks:
         needs = group.needs(network)
         path = root / profile_file(site.name, needs.key.id).relative_to(RESULTS)
+        if (kept := path.parent / "held-out.json").is_file():  # of a run before
+            rows += read_json(kept)["steps"]
+            continue
         if time.monotonic() > end - 10:
             rows.append({"network": network, "reason": "no time was left"})
             continue
@@ -199,7 +202,7 @@ def _measured(
             profile = profile_of_device(needs, site, dataset, device)
             write_profile(path, profile)
             found = _held_out(group, needs.cell, profile, dataset, device)
-            write_json(path.parent / "held-out.json", {"steps": found})
+            write_json(kept, {"steps": found})
             rows += found
         except Exception as error:  # a row of the table, and the next network is tried
             rows.append({"network": network, "reason": f"{type(error).__name__}: {error}"[:300]})
