@@ -34,6 +34,7 @@ from ddlbench.planning.matrix import check_name
 
 DESCRIPTION = "device.yaml"
 Precision = Literal["fp32", "tf32", "bf16"]
+_HEADER = "# yaml-language-server: $schema=../../schemas/accelerator.json\n"  # for editors
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -87,7 +88,8 @@ def write_device(folder: Path, device: Device) -> Path:
     values["lacks"] = list(device.lacks)
     path = folder / DESCRIPTION
     read_checked(Device, values, str(path))
-    write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+    dumped = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+    write_text(path, _HEADER + dumped)
     return path
 
 
