@@ -123,9 +123,21 @@ class _Times:
 
     def of_halves(self) -> Samples:
         fitting = tuple(size for size in self.needs.layer_batches if size <= self.largest_batch)
-        share_s = SHARES["halves"] * self.needs.budget_s / max(len(fitting), 1)
-        count = partial(_filling, share_s)
-        time_them = partial(time_halves, self.blocks)
+        share_s = SHARES["halves"] * self.needs.budget_s
+        count = partial(_filling, share_s / max(len(fitting), 1))
+        begin = time.perf_counter()
+
+        def time_them(inputs: Tensor, timer: PassTimer) -> None:
+            # torch searches the graph of each block for a half, which may take a CPU longer than
+            # the half takes a GPU. The shares of halves are medians, so a few sizes will do.
+            if time.perf_counter() - begin > share_s and len(inputs) > fitting[1 % len(fitting)]:
+                self.notes.append(
+                    f"halves of backward passes were not timed at batch size {len(inputs)}: the "
+                    "time budget was spent"
+                )
+            else:
+                time_halves(self.blocks, inputs, timer)
+
         return self._while_they_fit("halves of backward passes", fitting, count, time_them)
 
     def of_leaves(self) -> Samples:
