@@ -10,7 +10,10 @@ import pytest
 PROGRAM = Path(__file__).resolve().parents[2] / "validation" / "gpu.py"
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(3, marks=pytest.mark.exhaustive)])
+@pytest.fixture(
+    scope="module",
+    params=[5, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (1, 3))],
+)
 def part(request):
     return request.param
 
