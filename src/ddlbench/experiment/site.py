@@ -25,8 +25,8 @@ from ddlbench.common.form import (
     read_form,
     schema_of,
 )
-from ddlbench.common.gpu_count import visible_gpus
 from ddlbench.common.schema import check, nearest, read_yaml
+from ddlbench.experiment.automatic_device import automatic_device
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import (
     DATASETS,
@@ -484,7 +484,7 @@ def parse_site(
     for dataset in real_data or {}:
         DATASETS.check(dataset, "real_data")
     keys["real_data"] = {**keys.get("real_data", {}), **(real_data or {})}
-    keys |= _automatic_device(keys, where)
+    keys |= automatic_device(keys, where)
     scratch = str(keys.get("scratch", "/"))
     if not scratch.startswith(("/", "$", "~")):
         raise ConfigError(
@@ -516,28 +516,6 @@ def parse_site(
             )
         keys["devices_per_node"] = len(os.sched_getaffinity(0))
     return Site(name=path.stem, **{**keys, "setup": tuple(keys.get("setup", ()))})
-
-
-def _automatic_device(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """What ``device: auto`` stands for on this machine; empty for any other device.
-
-    Raises:
-        ConfigError: cells of the site run elsewhere.
-    """
-    if values["device"] != "auto":
-        return {}
-    if values["launcher"] != "local":
-        raise ConfigError(
-            f"{where}: device: auto looks for GPUs of this machine; write cpu or cuda, as the "
-            "nodes have"
-        )
-    count = visible_gpus()
-    if values.get("accelerator") is not None or not count:
-        return {"device": "cpu"}
-    if values.get("devices_per_node", "auto") != "auto":
-        return {"device": "cuda"}
-    shared = {"devices_share_gpu": True} if count == 1 else {}
-    return {"device": "cuda", "devices_per_node": max(count, 2), **shared}
 
 
 _PARTS: Mapping[str, type[Form]] = {

@@ -122,44 +122,48 @@ class _Times:
         return self._while_they_fit("blocks", batches, count, time_them)
 
     def of_halves(self) -> Samples:
+        # For a half, torch searches the graph of its block, which may take a CPU longer than the half
+        # takes a GPU. The shares of halves are medians, so a few batch sizes will do.
+        pieces = "halves of backward passes"
         fitting = tuple(size for size in self.needs.layer_batches if size <= self.largest_batch)
         share_s = SHARES["halves"] * self.needs.budget_s
         count = partial(_filling, share_s / max(len(fitting), 1))
-        begin = time.perf_counter()
-
-        def time_them(inputs: Tensor, timer: PassTimer) -> None:
-            # torch searches the graph of each block for a half, which may take a CPU longer than
-            # the half takes a GPU. The shares of halves are medians, so a few sizes will do.
-            if time.perf_counter() - begin > share_s and len(inputs) > fitting[1 % len(fitting)]:
-                self.notes.append(
-                    f"halves of backward passes were not timed at batch size {len(inputs)}: the "
-                    "time budget was spent"
-                )
-            else:
-                time_halves(self.blocks, inputs, timer)
-
-        return self._while_they_fit("halves of backward passes", fitting, count, time_them)
+        time_them = self._in_time(pieces, fitting, share_s, partial(time_halves, self.blocks))
+        return self._while_they_fit(pieces, fitting, count, time_them)
 
     def of_leaves(self) -> Samples:
-        batches = self.needs.layer_batches
-        share_s = SHARES["leaves"] * self.needs.budget_s
+        pieces, batches = "leaf operations", self.needs.layer_batches
         inner = sum(not block.is_leaf for block in self.blocks)
         if inner == 0:
             return Samples()
+        share_s = SHARES["leaves"] * self.needs.budget_s
+        count = partial(_filling, share_s / len(batches) / inner)
+        time_them = self._in_time(
+            f"{pieces} inside blocks", batches, share_s, partial(time_leaves, self.blocks)
+        )
+        return self._while_they_fit(pieces, batches, count, time_them)
+
+    def _in_time(
+        self,
+        pieces: str,
+        batch_sizes: tuple[int, ...],
+        share_s: float,
+        time_them: Callable[[Tensor, PassTimer], None],
+    ) -> Callable[[Tensor, PassTimer], None]:
+        """Times ``pieces`` at two batch sizes, and at larger ones until ``share_s`` is spent."""
         begin = time.perf_counter()
 
-        def time_them(inputs: Tensor, timer: PassTimer) -> None:
+        def in_time(inputs: Tensor, timer: PassTimer) -> None:
             late = time.perf_counter() - begin > share_s
-            if late and len(inputs) > batches[1 % len(batches)]:
+            if late and len(inputs) > batch_sizes[1 % len(batch_sizes)]:
                 self.notes.append(
-                    f"leaf operations inside blocks were not timed at batch size {len(inputs)}: "
-                    "the time budget was spent"
+                    f"{pieces} were not timed at batch size {len(inputs)}: the time budget was "
+                    "spent"
                 )
             else:
-                time_leaves(self.blocks, inputs, timer)
+                time_them(inputs, timer)
 
-        count = partial(_filling, share_s / len(batches) / inner)
-        return self._while_they_fit("leaf operations", batches, count, time_them)
+        return in_time
 
     def _while_they_fit(
         self,
