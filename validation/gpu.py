@@ -3,7 +3,7 @@
 ::
 
     1  clock     CUDA events against the wall, harness overhead, losses, noise, NVML, out of memory
-    2  predict   profiles of four networks, and what the predictor says of sizes not profiled
+    2  predict   profiles of seven networks, and what the predictor says of sizes not profiled
     3  ranks     every strategy with 2 and 4 ranks on the one GPU; kill, resume, NCCL sweeps
     4  options   contention, p2pBandwidthLatencyTest, Horovod with NCCL, FSDP, bf16, compile
     5  device    times of kernels, and profiles of many networks for config/accelerators

@@ -1,6 +1,7 @@
 """Tables of part 5 of the study on one GPU: the device as others can use it, and how far it agrees.
 
-    python validation/gpu_device.py gpu-results h200
+    mkdir study && tar xzf docs/validation/gpu/h200/profiles.tgz -C study
+    python validation/gpu_device.py study h200 --commit 24cc3575
 
 ::
 
@@ -10,17 +11,24 @@
 
 ``steps.csv`` has the profiled batch sizes, and those that no profile has: ``predicted_s`` is of the
 profile, ``data_sheet_s`` of config/hardware and the shipped roofline, which never saw this device.
+What is printed: mean errors of both, and of profiled steps that are left out of their profile, by
+the lines between their neighbours and by one line through all others.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from ddlbench.common.document import csv_text, read_json, write_text
+from ddlbench.common.fits import Timing
 from ddlbench.common.schema import read_checked, read_yaml
 from ddlbench.experiment.cell import Cell
+from ddlbench.experiment.profile import Profile
 from ddlbench.planning.device_folder import (
     device_folder,
     device_of_profiles,
@@ -50,11 +58,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path, help="folder that gpu.py --part 5 wrote")
     parser.add_argument("device", help="a file of config/hardware")
+    parser.add_argument("--commit", help="of the code there, if its Git named another")
     arguments = parser.parse_args()
     profiles = measured_profiles(_SITE, _PRECISION, arguments.results / "results")
     folder = device_folder(arguments.device)
     write_tables(folder, tables_of_profiles(profiles), overwrite=True)
-    write_device(folder, device_of_profiles([profile for _, profile in profiles.values()]))
+    device = device_of_profiles([profile for _, profile in profiles.values()])
+    write_device(folder, replace(device, commit=arguments.commit or device.commit))
     hardware = ROOT / "config" / "hardware"
     shutil.copyfile(arguments.results / "kernels.csv", hardware / f"{arguments.device}-kernels.csv")
     sheet_path = hardware / f"{arguments.device}.yaml"
@@ -88,6 +98,29 @@ def main() -> None:
     write_text(
         ROOT / "docs" / "validation" / "gpu" / arguments.device / "steps.csv", csv_text(rows)
     )
+    named = [dict(zip(_COLUMNS, row, strict=True)) for row in rows[1:]]
+    print(f"held-out steps: {_mean(row['predicted_error'] for row in named):.2%}")
+    for least, most in ((8, 8), (32, 128)):
+        errors = (r["data_sheet_error"] for r in named if least <= int(r["batch_size"]) <= most)
+        print(f"data sheet, batch {least} to {most}: {_mean(errors):.1%}")
+    left_out = [pair for _, profile in profiles.values() for pair in _left_out(profile)]
+    for name, errors in zip(
+        ("lines between", "one line"), zip(*left_out, strict=True), strict=True
+    ):
+        print(f"steps left out of their profile, by {name}: {_mean(errors):.1%}")
+
+
+def _left_out(profile: Profile) -> Iterable[tuple[float, float]]:
+    """Errors of each step but the outer ones, predicted from the others in both ways."""
+    points = [(step.batch_size, step.step_s) for step in profile.steps]
+    for batch, step_s in points[1:-1]:
+        timing = Timing.through([point for point in points if point[0] != batch], "a step")
+        yield timing.between(batch) / step_s - 1, timing.at(batch) / step_s - 1
+
+
+def _mean(errors: Iterable[object]) -> float:
+    """Mean of absolute errors; empty texts do not count."""
+    return fmean(abs(float(str(error))) for error in errors if error != "")
 
 
 def _compared(predicted_s: float | None, step_s: float) -> tuple[str, str]:

@@ -96,9 +96,9 @@ class Timing:
         """As :meth:`at`, but on straight lines between neighbouring measured sizes.
 
         Outside them it is the line through all sizes, scaled to meet the nearest one. A whole step
-        on a GPU bends where launches no longer hide its work: left out of profiles of nine networks
-        on a GPU, a size is missed by 3.0 % on such lines and by 4.0 % on the line through all. A
-        single block's time is too noisy for it.
+        on a GPU bends where its work takes longer than the launches
+        (docs/validation/README.md#one-gpu).
+        Single blocks keep to the line, because their times are noisier.
         """
         sizes = sorted(size for size, seconds in self.measured_s.items() if seconds > 0)
         if len(sizes) < 2 or batch_size in self.measured_s:

@@ -122,8 +122,8 @@ class _Times:
         return self._while_they_fit("blocks", batches, count, time_them)
 
     def of_halves(self) -> Samples:
-        # For a half, torch searches the graph of its block, which may take a CPU longer than the half
-        # takes a GPU. The shares of halves are medians, so a few batch sizes will do.
+        # For a half, torch searches the graph of its block, which may take a CPU longer than the
+        # half takes a GPU. The shares of halves are medians, so a few batch sizes will do.
         pieces = "halves of backward passes"
         fitting = tuple(size for size in self.needs.layer_batches if size <= self.largest_batch)
         share_s = SHARES["halves"] * self.needs.budget_s
