@@ -1,6 +1,6 @@
 """Tables of part 5 of the study on one GPU: the device as others can use it, and how far it agrees.
 
-    mkdir study && tar xzf docs/validation/gpu/h200/profiles.tgz -C study
+    mkdir study && tar xf config/accelerators/h200/profiles.txz -C study
     python validation/gpu_device.py study h200 --commit 24cc3575
 
 ::
@@ -66,7 +66,8 @@ def main() -> None:
     device = device_of_profiles([profile for _, profile in profiles.values()])
     write_device(folder, replace(device, commit=arguments.commit or device.commit))
     hardware = ROOT / "config" / "hardware"
-    shutil.copyfile(arguments.results / "kernels.csv", hardware / f"{arguments.device}-kernels.csv")
+    if (kernels := arguments.results / "kernels.csv").is_file():
+        shutil.copyfile(kernels, hardware / f"{arguments.device}-kernels.csv")
     sheet_path = hardware / f"{arguments.device}.yaml"
     sheet = read_checked(DeviceSheet, read_yaml(sheet_path), str(sheet_path))
     rows: list[tuple[object, ...]] = [_COLUMNS]
