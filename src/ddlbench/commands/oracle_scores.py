@@ -59,8 +59,8 @@ PLATFORM = click.option(
     help="Of CNNs (config/platforms) and GPTs (config/transformers): a name or a file; the one of "
     "such runs if left out.",
 )
-_SHOWN = ("model", "devices", "tensor", "pipeline", "accelerator")
-_MOST_VALUES = 8
+_SHOWN = ("model", "devices", "tensor", "pipeline", "accelerator", "family", "from")
+_MOST_VALUES = 20
 _WORST = 5
 
 

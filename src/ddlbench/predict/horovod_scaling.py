@@ -15,12 +15,15 @@ standard deviations above their mean (Cramer, Mathematical Methods of Statistics
 of the gradients' sum sends each byte twice through each node's cards (Patarasuk and Yuan 2009).
 The constants are those of ``config/software/horovod.yaml``.
 
-The shipped table holds ResNet-50 of MLPerf Training 0.7 to 3.0 with MXNet. A family is the systems
-of one round, submitter, accelerator and number of accelerators a node.
+A network is its gradients' bytes and its shipped table (:data:`NETWORKS`): ResNet-50 of MLPerf
+Training 0.7 to 3.0 with MXNet, to which the constants were fitted, and CosmoFlow of MLPerf HPC 0.7
+to 3.0, to which nothing was. A family is the systems of one network, round, submitter, accelerator
+and number of accelerators a node.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,22 +47,57 @@ from ddlbench.predict.run_tables import (
     rows_of_kind,
 )
 
-PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "mlperf_resnet50.csv")))
+_FOLDER = Path(str(files("ddlbench.predict").joinpath("published")))
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a prediction needs to know of a network.
+
+    Args:
+        gradient_bytes: that a step sums, by round; "" stands for each other round.
+        published: its shipped table.
+        last_synchronous: accelerators up to which logged epochs are steps.
+    """
+
+    gradient_bytes: Mapping[str, int]
+    published: Path
+    last_synchronous: float = math.inf
+
+    def bytes_of(self, round_name: str) -> int:
+        """Bytes of the gradients in a round."""
+        return self.gradient_bytes.get(round_name, self.gradient_bytes[""])
+
+
+RESNET = "resnet"
+NETWORKS: Mapping[str, Network] = {
+    # He et al. 2016; half precision, as MLPerf's submissions with MXNet send them. The logs of
+    # larger systems do not wait for the devices (0.03 s an epoch on 4,216 A100s, whose run takes
+    # 0.2 s an epoch).
+    RESNET: Network({"": 2 * 25_557_032}, _FOLDER / "mlperf_resnet50.csv", last_synchronous=2048),
+    # mlcommons/hpc, cosmoflow/models/cosmoflow.py (after Mathuriya et al. 2018) with cosmo.yaml:
+    # five convolutions of 32 to 512 channels, three dense layers. Kernels of 2 in round 0.7, of 3
+    # later. Single precision: mixed precision of MXNet and PyTorch keeps it for gradients.
+    "cosmoflow": Network(
+        {"v0.7": 4 * 5_597_604, "": 4 * 8_907_556}, _FOLDER / "mlperf_hpc_cosmoflow.csv"
+    ),
+}
+"""By the beginning of a benchmark's name in MLPerf's logs; a run without a name is ResNet-50."""
+PUBLISHED = NETWORKS[RESNET].published
+ALL_REDUCE = ("horovod", "ddp", "mesh tensorflow")
+"""Libraries (``process``) that sum the gradients of all devices once a step."""
 SOFTWARE = "horovod"
 """Its file in ``config/software``."""
 CONSTANTS = ("start_s", "straggler_share", "network_share")
-GRADIENT_BYTES = 2 * 25_557_032
-"""Of ResNet-50 (He et al. 2016) in half precision, as MLPerf's submissions with MXNet send them."""
-LAST_SYNCHRONOUS = 2048
-"""Accelerators up to which logged epochs are steps: the logs of larger systems do not wait for
-the devices (0.03 s an epoch on 4,216 A100s, whose run takes 0.2 s an epoch)."""
-FAMILY = ("round", "submitter", "accelerator", "accelerators_per_node")
+FAMILY = ("model", "round", "submitter", "accelerator", "accelerators_per_node")
 NIC = "nic_gb_per_s_a_node"
 _NUMBERS = (
     "nodes", "accelerators_per_node", "accelerators", "global_batch", "train_samples",
     "epochs_median", "step_s", "run_s_median", "epochs_share_of_run",
 )  # fmt: skip
 _NEEDED = ("round", "submitter", "system", "accelerator", *_NUMBERS)
+_COUNTS_OF_ONE = ("instances", "accelerators_a_sample")
+"""Columns that may be missing: runs of an entry at one time, accelerators that split a sample."""
 _SOFT = 0.05
 """Error of a logarithm beyond which errors weigh less: systems of one kind differ by 5 %."""
 _PULL = 0.1
@@ -142,27 +180,29 @@ def scalings(
 ) -> Scalings:
     """The systems of a table that are larger than the smallest of their family.
 
-    The smallest one may be a row of the shipped table. Rows of other software are left out, and
-    those without a step or a rate of their network; each is counted.
+    The smallest one may be a row of a shipped table, and an instance of a weak-scaling entry. Rows
+    of other software and of other networks are left out, those whose samples are split over
+    accelerators, and those without a step or a rate of their network; each is counted.
 
     Args:
-        table: with the columns of the shipped one. ``nic_gb_per_s_a_node`` may be missing or empty:
-            then it is the shipped row's of that system, or read from ``host_network``.
+        table: with the columns of a shipped one. ``model`` may be missing: then it is ResNet-50.
+            ``nic_gb_per_s_a_node`` may be missing or empty: then it is the shipped row's of that
+            system, or read from ``host_network``.
         where: the table's name.
         fabric: whose rate stands for those of the table.
 
     Raises:
         ConfigError: a column is missing, or a value is wrong.
     """
-    shipped = _checked(pd.read_csv(PUBLISHED), PUBLISHED.name)
+    shipped = _shipped()
     given = _checked(table, where)
     given[NIC] = _rates(given, shipped)
     if fabric:
         per_node = given["accelerators_per_node"]
         given[NIC] = fabric.bytes_per_s / 1e9 * (per_node if fabric.per == "device" else 1)
-    usable = given[given["is_horovod"] & (given["accelerators"] > 0) & (given["nodes"] > 0)]
+    usable = _usable(given)
     left_out = Counter({"other software, or no number of nodes": len(given) - len(usable)})
-    smallest = _smallest_systems(pd.concat([usable, shipped], ignore_index=True))
+    smallest = _smallest_systems(pd.concat([usable, _usable(shipped)], ignore_index=True))
     pairs = []
     for row in _records(usable):
         base = smallest.get(_family(row))
@@ -176,41 +216,63 @@ def scalings(
     return Scalings(pd.DataFrame(pairs, columns=names), {k: n for k, n in left_out.items() if n})
 
 
+def _shipped() -> pd.DataFrame:
+    """The shipped tables of all networks."""
+    tables = [
+        _checked(pd.read_csv(network.published), network.published.name)
+        for network in NETWORKS.values()
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def _usable(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["is_all_reduce"] & (table["accelerators"] > 0) & (table["nodes"] > 0)]
+
+
 def _checked(table: pd.DataFrame, where: str) -> pd.DataFrame:
     check_columns(table, _NEEDED, where)
     table = table.copy()
-    for name in (*_NUMBERS, NIC):
+    for name in (*_NUMBERS, NIC, *_COUNTS_OF_ONE):
         if name not in table:
             table[name] = np.nan
         numbers = pd.to_numeric(table[name], errors="coerce")
         wrong = (numbers.isna() & table[name].notna()) | (numbers < 0) | np.isinf(numbers)
         refuse(wrong, table[name], where, f"{name} is {{!r}}; write a number of 0 or more, or none")
-        table[name] = numbers
+        table[name] = numbers.fillna(1) if name in _COUNTS_OF_ONE else numbers
+    table["model"] = [_network_name(name) for name in _texts(table, "model")]
     if "host_network" not in table:
         table["host_network"] = ""
     for name in ("round", "submitter", "system", "accelerator", "host_network"):
         table[name] = table[name].fillna("").astype(str)
-    process, framework = (
-        table[name].fillna("").astype(str).str.casefold() if name in table else ""
-        for name in ("process", "framework")
-    )
-    table["is_horovod"] = (process == "horovod") | pd.Series(
-        framework, index=table.index
-    ).str.contains("mxnet")
+    process, framework = (_texts(table, name) for name in ("process", "framework"))
+    table["process"] = process.mask(framework.str.contains("mxnet"), "horovod")
+    table["is_all_reduce"] = table["process"].isin(ALL_REDUCE)
     return table
+
+
+def _texts(table: pd.DataFrame, name: str) -> pd.Series[str]:
+    """A column in small letters; a missing one is empty."""
+    if name not in table:
+        return pd.Series("", index=table.index)
+    return table[name].fillna("").astype(str).str.strip().str.casefold()
+
+
+def _network_name(model: str) -> str:
+    """The key in :data:`NETWORKS`; the model itself if there is none."""
+    return next((name for name in NETWORKS if (model or RESNET).startswith(name)), model)
 
 
 def _rates(given: pd.DataFrame, shipped: pd.DataFrame) -> pd.Series[float]:
     """GB/s of a node: the row's, else the shipped one's of that system, else of the text."""
-    keys = ["round", "submitter", "system"]
+    keys = ["model", "round", "submitter", "system"]
     known = shipped.set_index(keys)[NIC].to_dict()
     filled = []
     for row in given[[*keys, NIC, "host_network"]].itertuples(index=False):
-        rate = row[3]
+        *system, rate, text = row
         if not rate > 0:
-            rate = known.get(tuple(row[:3]), np.nan)
+            rate = known.get(tuple(system), np.nan)
         if not rate > 0:
-            rate = (node_bytes_per_s(row[4]) or np.nan) / 1e9
+            rate = (node_bytes_per_s(text) or np.nan) / 1e9
         filled.append(rate)
     return pd.Series(filled, index=given.index, dtype=float)
 
@@ -225,7 +287,8 @@ def _family(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _smallest_systems(table: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The smallest timed system of each family; of equally large ones the fastest."""
-    timed = table[table["step_s"] > 0].sort_values(["accelerators", "step_s"], kind="stable")
+    whole = table[(table["step_s"] > 0) & ~(table["accelerators_a_sample"] > 1)]
+    timed = whole.sort_values(["accelerators", "step_s"], kind="stable")
     smallest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in _records(timed):
         smallest.setdefault(_family(row), row)
@@ -234,19 +297,26 @@ def _smallest_systems(table: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, An
 
 def _why_not(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
     """Why a row has no prediction; empty if it has one."""
+    if row["model"] not in NETWORKS:
+        return f"{row['model']}: no known network, which are {', '.join(NETWORKS)}"
+    if row["accelerators_a_sample"] > 1:
+        return "samples that are split over accelerators"
     if base is None:
         return "no timed system of the family"
-    if not row["accelerators"] > base["accelerators"]:
-        return "the smallest system of its family, which predictions begin with"
-    if not _measured_s(row) > 0:
-        return "no step, and no run time above 2,048 accelerators"
-    if not row[NIC] > 0 or (base["nodes"] > 1 and not base[NIC] > 0):
-        return f"host_network gives no clear rate; fill {NIC}"
-    return ""
+    reasons = {
+        "the smallest system of its family, which predictions begin with": (
+            not row["accelerators"] > base["accelerators"]
+        ),
+        "no step, and no run time above 2,048 accelerators": not _measured_s(row) > 0,
+        f"host_network gives no clear rate; fill {NIC}": (
+            not row[NIC] > 0 or (base["nodes"] > 1 and not base[NIC] > 0)
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _by_run(row: Mapping[str, Any]) -> bool:
-    return bool(row["accelerators"] > LAST_SYNCHRONOUS)
+    return bool(row["accelerators"] > NETWORKS[row["model"]].last_synchronous)
 
 
 def _measured_s(row: Mapping[str, Any]) -> float:
@@ -259,13 +329,15 @@ def _measured_s(row: Mapping[str, Any]) -> float:
 def _scaling(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     share = base["epochs_share_of_run"]
     return {
-        **{name: row[name] for name in (*FAMILY, "system")},
+        **{name: row[name] for name in (*FAMILY, "system", "process")},
+        "gradient_bytes": NETWORKS[row["model"]].bytes_of(row["round"]),
         "devices": row["accelerators"],
         "nodes": row["nodes"],
         "batch": row["global_batch"] / row["accelerators"],
         "node_bytes_per_s": 1e9 * row[NIC],
         "base_devices": base["accelerators"],
         "base_nodes": base["nodes"],
+        "base_instances": base["instances"],
         "base_batch": base["global_batch"] / base["accelerators"],
         "base_node_bytes_per_s": 1e9 * base[NIC],
         "base_step_s": base["step_s"],
@@ -284,12 +356,14 @@ def step_seconds(of: Scalings, software: Software) -> Array:
     rows = of.rows
     start_s, spread, share = (software.constant(name) for name in CONSTANTS)
     base_late = 1 + spread * _lateness(rows["base_devices"], rows["base_nodes"])
-    base_rest_s = start_s + _sum_s(rows["base_nodes"], rows["base_node_bytes_per_s"], share)
+    ring_bytes = 2 * rows["gradient_bytes"] / share
+    base_ring_s = ring_bytes / rows["base_node_bytes_per_s"]
+    base_rest_s = start_s + _sum_s(rows["base_nodes"], base_ring_s)
     # Of a step that is shorter than its start, a tenth computes.
     compute_s = np.maximum(rows["base_step_s"] - base_rest_s, 0.1 * rows["base_step_s"])
     sample_s = compute_s / (rows["base_batch"] * base_late)
     late = 1 + spread * _lateness(rows["devices"], rows["nodes"])
-    summed_s = _sum_s(rows["nodes"], rows["node_bytes_per_s"], share)
+    summed_s = _sum_s(rows["nodes"], ring_bytes / rows["node_bytes_per_s"])
     step_s = start_s + sample_s * rows["batch"] * late + summed_s
     return np.asarray(step_s / np.where(rows["by_run"], rows["base_share"], 1.0), dtype=float)
 
@@ -299,10 +373,12 @@ def _lateness(devices: pd.Series[float], nodes: pd.Series[float]) -> Array:
     return np.where(nodes > 1, np.sqrt(2 * np.log(np.maximum(devices, 1))), 0.0)
 
 
-def _sum_s(nodes: pd.Series[float], bytes_per_s: pd.Series[float], share: float) -> Array:
-    """Seconds of the gradients' sum between nodes; that inside a node is part of the start."""
-    sent = 2 * GRADIENT_BYTES * (nodes - 1) / nodes
-    return np.where(nodes > 1, sent / (share * bytes_per_s), 0.0)
+def _sum_s(nodes: pd.Series[float], ring_s: pd.Series[float]) -> Array:
+    """Seconds of the gradients' sum between nodes, of a ring's on very many nodes.
+
+    The sum inside a node is part of the start.
+    """
+    return np.where(nodes > 1, ring_s * (nodes - 1) / nodes, 0.0)
 
 
 def fit_scaling(of: Scalings, software: Software, without: Sequence[str] = ()) -> Fit:
@@ -367,10 +443,10 @@ def _asked(table: pd.DataFrame, question: ScoreQuestion) -> Scalings:
 
 
 def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
-    """Score a table of MLPerf's ResNet-50 runs, as :mod:`ddlbench.predict.run_tables` says.
+    """Score a table of MLPerf's runs, as :mod:`ddlbench.predict.run_tables` says.
 
-    What is held out is left out of the shipped rows, too: a submitter, a number of accelerators,
-    a kind of accelerator, or ("model") a family.
+    What is held out is left out of the shipped rows of the same networks, too: a submitter, a
+    number of accelerators, a kind of accelerator, or ("model") a family.
 
     Raises:
         ConfigError: a value of the table or of the question is wrong, or no row can be predicted.
@@ -411,8 +487,9 @@ def _held_out(
 ) -> Array:
     if hold_out == "none":
         return step_seconds(chosen, software)
-    known = scalings(pd.read_csv(PUBLISHED))
-    fitted = together([known, given])
+    names = dict.fromkeys(chosen.rows["model"])
+    known = [scalings(pd.read_csv(NETWORKS[name].published)) for name in names]
+    fitted = together([*known, given])
     kinds, fitted_kinds = _kinds(chosen.rows, hold_out), _kinds(fitted.rows, hold_out)
     predicted_s = np.empty(len(chosen))
     left = set(CONSTANTS) - set(without)
@@ -432,8 +509,15 @@ def _kinds(rows: pd.DataFrame, hold_out: str) -> Array:
         case "device":
             kinds = _chips(rows["accelerator"])
         case _:
-            kinds = rows[list(FAMILY)].astype(str).agg("/".join, axis=1).str.casefold()
+            kinds = _families(rows).str.casefold()
     return np.asarray(kinds, dtype=object).astype(str)
+
+
+def _families(rows: pd.DataFrame) -> pd.Series[str]:
+    """Names of families, as ``cosmoflow v1.0 NVIDIA, 8 x A100``."""
+    each = rows["accelerators_per_node"].astype(int).astype(str)
+    named = rows[["model", "round", "submitter"]].agg(" ".join, axis=1)
+    return named + ", " + each + " x " + rows["accelerator"]
 
 
 def _chips(names: pd.Series[str]) -> pd.Series[str]:
@@ -443,19 +527,24 @@ def _chips(names: pd.Series[str]) -> pd.Series[str]:
 
 def _filters(rows: pd.DataFrame) -> dict[str, Array]:
     """Columns that ``--kind`` may name."""
-    columns = {name: rows[name].to_numpy() for name in ("accelerator", "round", "submitter")}
+    names = ("model", "accelerator", "round", "submitter", "process")
+    columns = {name: rows[name].to_numpy() for name in names}
     return columns | {"gpus": rows["devices"].to_numpy(), "nodes": rows["nodes"].to_numpy()}
 
 
 def _by(rows: pd.DataFrame, errors: Array) -> dict[str, dict[str, Any]]:
     timing = np.where(rows["by_run"], "run time", "logged epochs")
+    alone = np.where(rows["base_instances"] > 1, "one of several instances", "a system alone")
     columns: Iterator[tuple[str, Any]] = iter(
         [
             ("submitter", rows["submitter"]),
+            ("family", _families(rows)),
+            ("software", rows["process"]),
             ("accelerator", _chips(rows["accelerator"])),
             ("devices", rows["devices"].astype(int).astype(str)),
             ("round", rows["round"]),
             ("timing", pd.Series(timing)),
+            ("from", pd.Series(alone)),
         ]
     )
     return {

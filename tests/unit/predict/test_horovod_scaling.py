@@ -1,5 +1,7 @@
 """ResNet-50 with Horovod from the submitter's smallest system: MLPerf's runs, held out."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +10,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.predict.hardware import Software
 from ddlbench.predict.horovod_scaling import (
     CONSTANTS,
-    GRADIENT_BYTES,
+    NETWORKS,
     PUBLISHED,
     fit_scaling,
     node_bytes_per_s,
@@ -67,10 +69,20 @@ def test_a_step_by_hand(published, software):
     constants = {"start_s": 0.003, "straggler_share": 0.037, "network_share": 0.94}
     found = scalings(published[published["system"] == "dgxh100_n8_ngc23.04_mxnet"])
     compute_s = (0.057071 - 0.003) / 400 * 50
-    sum_s = 2 * GRADIENT_BYTES * 7 / 8 / (0.94 * 400e9)
+    sum_s = 2 * NETWORKS["resnet"].bytes_of("v3.0") * 7 / 8 / (0.94 * 400e9)
     expected = 0.003 + compute_s * (1 + 0.037 * np.sqrt(2 * np.log(64))) + sum_s
     predicted = step_seconds(found, software.with_constants(constants))
     assert predicted == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(("kernel", "round_name"), [(2, "v0.7"), (3, "v1.0"), (3, "v3.0")])
+def test_gradients_of_cosmoflow_are_those_of_the_reference_network(kernel, round_name):
+    """Five convolutions, each with a pooling of 2, from 128^3 points of 4; dense 128, 64, 4."""
+    channels = [4, *(32 * 2**i for i in range(5))]
+    dense = [channels[-1] * (128 // 2**5) ** 3, 128, 64, 4]
+    weights = sum((kernel**3 * n + 1) * m for n, m in pairwise(channels))
+    weights += sum((n + 1) * m for n, m in pairwise(dense))
+    assert NETWORKS["cosmoflow"].bytes_of(round_name) == 4 * weights
 
 
 def test_planted_constants_are_recovered(published, software):
@@ -101,6 +113,60 @@ def test_systems_of_submitters_held_out(published):
     assert timing["logged epochs"]["mean_absolute_error"] <= 0.06
     assert timing["run time"]["rows"] == 2  # 4,216 and 4,320 accelerators
     assert found["by"]["devices"]["1024"]["mean_absolute_error"] < 0.06
+
+
+@pytest.fixture(scope="module")
+def cosmoflow():
+    return pd.read_csv(NETWORKS["cosmoflow"].published)
+
+
+def test_cosmoflow_is_scored_and_nothing_is_fitted_to_it(cosmoflow):
+    found = score(cosmoflow, ScoreQuestion())
+    assert found["rows"] == 9
+    assert found["mean_absolute_error"] == pytest.approx(0.097, abs=0.005)
+    assert found["median_absolute_error"] == pytest.approx(0.065, abs=0.005)
+    assert found["within_20_percent"] == pytest.approx(8 / 9)
+    assert found["left_out"]["samples that are split over accelerators"] == 2
+    start = found["by"]["from"]
+    assert start["a system alone"]["rows"] == 5
+    assert start["a system alone"]["mean_absolute_error"] == pytest.approx(0.055, abs=0.005)
+    assert len(found["by"]["family"]) == 9
+    held_out = score(cosmoflow, ScoreQuestion("submitter"))
+    assert held_out["mean_absolute_error"] == pytest.approx(0.097, abs=0.005)
+
+
+def test_a_step_of_cosmoflow_by_hand(cosmoflow, software):
+    """128 nodes of 8 A100 from 16; single precision, one sample a device on both."""
+    constants = {"start_s": 0.003, "straggler_share": 0.04, "network_share": 0.9}
+    found = scalings(cosmoflow[cosmoflow["system"] == "dgxa100_n128_ngc21.09_mxnet"])
+    ring_s = 2 * 4 * 8_907_556 / (0.9 * 200e9)
+    small, large = (1 + 0.04 * np.sqrt(2 * np.log(n)) for n in (128, 1024))
+    base = cosmoflow.set_index("system")["step_s"]["dgxa100_n16_ngc21.09_mxnet"]
+    computing_s = (base - 0.003 - ring_s * 15 / 16) / small
+    expected = 0.003 + computing_s * large + ring_s * 127 / 128
+    predicted = step_seconds(found, software.with_constants(constants))
+    assert predicted == pytest.approx([expected])
+
+
+def test_every_step_of_cosmoflow_has_its_source(cosmoflow):
+    assert cosmoflow["source"].str.match(r"mlcommons/hpc_results_v\d\.\d@[0-9a-f]{40} \S+$").all()
+    assert (cosmoflow["epochs_read"] >= 7).all()
+    assert (
+        cosmoflow["accelerators"] == cosmoflow["nodes"] * cosmoflow["accelerators_per_node"]
+    ).all()
+
+
+def test_an_unknown_network_is_left_out_and_named(cosmoflow):
+    other = cosmoflow.assign(model="deepcam")
+    (reason,) = scalings(other).left_out
+    assert reason.startswith("deepcam: no known network")
+
+
+def test_networks_are_not_predicted_from_one_another(published, cosmoflow):
+    """CosmoFlow of round 1.0 on the same machines as ResNet-50 of round 1.0."""
+    rows = scalings(pd.concat([published, cosmoflow], ignore_index=True)).rows
+    assert len(rows) == 42 + 9
+    assert set(rows["gradient_bytes"]) == {2 * 25_557_032, 4 * 8_907_556, 4 * 5_597_604}
 
 
 def test_families_held_out(published):

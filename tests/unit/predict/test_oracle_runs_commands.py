@@ -110,7 +110,8 @@ KEYS = {
     "memory_mean_absolute_error", "fit", "choice", "by",
 }  # fmt: skip
 KINDS = ["playbook.csv", "foundry.csv", MANY_NODES]
-KINDS += [horovod_scaling.PUBLISHED, collective_times.PUBLISHED, PUBLISHED_MEASURED]
+KINDS += [*(network.published for network in horovod_scaling.NETWORKS.values())]
+KINDS += [collective_times.PUBLISHED, PUBLISHED_MEASURED]
 
 
 @pytest.mark.parametrize("path", KINDS, ids=lambda path: PurePath(path).name)

@@ -47,6 +47,53 @@ def test_epochs_of_mlperf():
     assert run.run_s_median == pytest.approx(9 + 4 * 4.347 + 1)
 
 
+def evaluated(begin_ms, end_ms, stop_ms, **label):
+    """Three epochs, each with an evaluation."""
+    lines = [event(1, "global_batch_size", 64), event(1, "train_samples", 640)]
+    lines.append(event(1_000, "run_start"))
+    for epoch in range(3):
+        start = 1_000 + epoch * stop_ms
+        lines += [
+            event(start, "epoch_start", None, epoch_num=epoch),
+            event(start + begin_ms, "eval_start", None, **(label and {"epoch_num": epoch})),
+            event(start + end_ms, "eval_stop", None, **(label and {"epoch_num": epoch})),
+            event(start + stop_ms, "epoch_stop", None, epoch_num=epoch),
+        ]
+    return "\n".join([*lines, event(1_000 + 3 * stop_ms, "run_stop", None, status="success")])
+
+
+@pytest.mark.parametrize("label", [{}, {"epoch_num": True}], ids=["unlabelled", "labelled"])
+@pytest.mark.parametrize(
+    ("spans_ms", "training_s"),
+    [
+        ((5000, 5200, 7500), 5.0),  # a checkpoint follows
+        ((5000, 9000, 9001), 5.0),
+        ((5000, 6000, 10_000), 9.0),  # training goes on
+        ((500, 6000, 10_000), 4.5),  # evaluation first
+    ],
+)
+def test_evaluation_within_an_epoch_does_not_train(spans_ms, training_s, label):
+    run = mlperf.read(evaluated(*spans_ms, **label), "log.txt")
+    assert run.step_s == pytest.approx(training_s * 64 / 640)
+    assert run.epochs_share_of_run == pytest.approx(1e3 * training_s / spans_ms[2])
+
+
+def test_an_instance_counts_its_nodes_and_processors_stand_for_accelerators():
+    """As a weak-scaling entry of MLPerf HPC: four nodes of 512, which the description counts."""
+    source = "hpc_results_v3.0/Fujitsu/results/fugaku/weak/cosmoflow/result_1.txt"
+    lines = [event(1, "submission_org", "copied"), event(1, "number_of_nodes", 4)]
+    run = mlperf.read("\n".join([*lines, event(1, "accelerators_per_node", 0)]), source)
+    system = {
+        "number_of_nodes": "512", "accelerators_per_node": "0", "host_processors_per_node": "1",
+        "host_processor_model_name": "A64FX", "submitter": "Fujitsu", "framework": "TensorFlow",
+        "other_software_stack": {"Horovod": "0.19.1"},
+    }  # fmt: skip
+    run = mlperf.with_system(run, "fugaku", system)
+    assert (run.nodes, run.accelerators, run.accelerator) == (4, 4, "A64FX")
+    assert run.instances == 128
+    assert (run.submitter, run.round, run.process) == ("Fujitsu", "v3.0", "horovod")
+
+
 def test_blocks_and_rates_stand_for_epochs():
     blocks = [event(0, "run_start")]
     for number, (start, stop) in enumerate([(1000, 9000), (10_000, 12_000), (13_000, 15_000)]):
@@ -189,6 +236,30 @@ def test_a_table_of_mlperf_is_scored(tmp_path):
     assert kind_of(path).name == "mlperf"
     scored = CliRunner().invoke(oracle, ["score", str(path), "--json"], catch_exceptions=False)
     assert json.loads(scored.output)["mean_absolute_error"] < 0.1
+
+
+def test_logs_of_cosmoflow_are_scored_as_cosmoflow(tmp_path):
+    """Two systems of a family; both logs have their batch, and twice the nodes."""
+    files = {}
+    for nodes, begin_ms in ((16, 5000), (32, 2600)):
+        log = evaluated(begin_ms, begin_ms + 200, begin_ms + 1000).replace(
+            '"global_batch_size", "value": 64', f'"global_batch_size", "value": {4 * nodes}'
+        )
+        named = [event(1, "submission_benchmark", "cosmoflow"), event(1, "number_of_nodes", nodes)]
+        folder = "hpc_results_v1.0/Mine"
+        path = f"{folder}/results/mine_n{nodes}/strong/cosmoflow/result_1.txt"
+        files[path] = "\n".join([*named, log])
+        files[f"{folder}/systems/mine_n{nodes}.json"] = json.dumps({
+            "number_of_nodes": nodes, "accelerators_per_node": 4, "submitter": "Mine",
+            "accelerator_model_name": "A100", "framework": "MXNet",
+            "host_networking": "4x ConnectX-6 IB HDR 200Gb/s",
+        })  # fmt: skip
+    read(tmp_path, files)
+    path = str(tmp_path / "runs.csv")
+    scored = CliRunner().invoke(oracle, ["score", path, "--json"], catch_exceptions=False)
+    values = json.loads(scored.output)
+    assert values["rows"] == 1 and list(values["by"]["family"]) == ["cosmoflow v1.0 Mine, 4 x A100"]
+    assert values["mean_absolute_error"] < 0.1
 
 
 def test_logs_of_several_kinds_are_one_table(tmp_path):

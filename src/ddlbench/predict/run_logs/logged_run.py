@@ -45,6 +45,8 @@ class LoggedRun(Form):
     submitter: str = ""
     system: str = ""
     """Of MLPerf."""
+    instances: Count | None = None
+    """Runs that a weak-scaling entry of MLPerf HPC did at one time, this run among them."""
     model: str = ""
     """Network, as the log names it."""
     process: str = ""
