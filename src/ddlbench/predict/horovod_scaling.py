@@ -374,7 +374,7 @@ def _lateness(devices: pd.Series[float], nodes: pd.Series[float]) -> Array:
 
 
 def _sum_s(nodes: pd.Series[float], ring_s: pd.Series[float]) -> Array:
-    """Seconds of the gradients' sum between nodes, of a ring's on very many nodes.
+    """Seconds of the gradients' sum between nodes; ``ring_s`` is that of a ring without end.
 
     The sum inside a node is part of the start.
     """

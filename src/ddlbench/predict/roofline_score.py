@@ -111,19 +111,25 @@ class NodeRuns:
 
 
 def node_runs(table: pd.DataFrame, where: str = "the table") -> NodeRuns:
-    """Rows of a table of MLPerf's runs on one node of a device that has a data sheet.
+    """ResNet-50's rows of a table of MLPerf's runs, on one node of a device with a data sheet.
+
+    A table without the column ``model`` is ResNet-50's.
 
     Raises:
         ConfigError: a column is missing, or no such row is left.
     """
     check_columns(table, RUN_COLUMNS, where)
+    if "model" in table:
+        networks = table.model.fillna("resnet").astype(str).str.casefold()
+        table = table[networks.str.startswith("resnet")]
     on_one_node = (table.nodes == 1) | (table.accelerators == table.accelerators_per_node)
     rows = table[on_one_node & (table.accelerators > 0) & table.step_s.notna()]
     sheets = {name: DeviceSheet.called(str(name)) for name in rows.accelerator.unique()}
     rows = rows[rows.accelerator.map(lambda name: sheets[name] is not None)]
     if rows.empty:
         raise ConfigError(
-            f"{where}: no run on one node of a device that config/hardware has; add its data sheet"
+            f"{where}: no run of ResNet-50 on one node of a device that config/hardware has; add "
+            "its data sheet"
         )
     names = [sheet.description for name in rows.accelerator if (sheet := sheets[name])]
     return NodeRuns(

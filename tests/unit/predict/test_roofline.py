@@ -108,6 +108,8 @@ def test_a_device_is_held_out_with_its_generation():
     )
     runs = score.node_runs(table)
     assert runs.samples.tolist() == [400, 208]
+    other = table.assign(model=["cosmoflow", "resnet", None])
+    assert score.node_runs(other).samples.tolist() == [208]
     result = score.scored(score.profiled_networks(), runs, None)
     assert [one["rows"] for one in result["devices"]] == [1, 1]
     assert result["devices_mean_absolute_error"] < 0.25
