@@ -2,7 +2,7 @@
 
 Measures nothing. Writes docs/papers/claims.csv, a row a claim and bed. With ``--repeats`` also
 docs/validation/emulated/repeats.csv: by how much runs of one cell differ that several studies on
-emulated accelerators have measured; ddlbench/report/kept_verdicts.py declares what follows.
+emulated accelerators have measured; ddlbench/report/papers_page.py declares what follows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import mean
 import pandas as pd
 from bed_study import ROOT
 
-from ddlbench.report.kept_verdicts import ACCELERATOR
+from ddlbench.report.papers_page import ACCELERATOR
 from ddlbench_claims.command import write_csv
 from ddlbench_claims.evidence import CONFIGURATION, rows_of_tables
 from ddlbench_claims.ledger import judge, read_claims

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.report import FIGURES, make_tables
 from ddlbench.report.footer import Context
-from ddlbench.report.looks import dataset_look, strategy_look
+from ddlbench.report.labels import dataset_look, strategy_look
 from ddlbench.report.style import shade, style
 from ddlbench.report.timeline.cell import read_cell
 

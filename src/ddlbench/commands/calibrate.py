@@ -27,9 +27,8 @@ from ddlbench.experiment.paths import CONFIG, result_file
 from ddlbench.predict import calibration, collective_times, horovod_scaling
 from ddlbench.predict.collective_times import Library
 from ddlbench.predict.evaluate import predictions
-from ddlbench.predict.hardware import DeviceSheet, Fabric, Software
+from ddlbench.predict.hardware import Accelerators, DeviceSheet, Fabric, Platform, Software
 from ddlbench.predict.paradl import measured as iterations
-from ddlbench.predict.platforms import Accelerators, Platform
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR
 from ddlbench.predict.run_tables import CNN, ScoreQuestion, kind_of, read_table
 from ddlbench.predict.transformer import runs as gpt_runs

@@ -17,17 +17,21 @@ import click
 
 from ddlbench.commands import oracle_display as display
 from ddlbench.commands.options import with_matrix
-from ddlbench.commands.oracle_read import read_command
-from ddlbench.commands.oracle_scores import roofline_command, score_command, terms_command
+from ddlbench.commands.oracle_scores import (
+    read_command,
+    roofline_command,
+    score_command,
+    terms_command,
+)
 from ddlbench.commands.partition import partition
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import Number, examples, show
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
+from ddlbench.predict.hardware import Accelerators, Platform
 from ddlbench.predict.paradl import measured as iterations
 from ddlbench.predict.paradl import oracle as cnn
 from ddlbench.predict.paradl.configuration import STRATEGIES
-from ddlbench.predict.platforms import Accelerators, Platform
 from ddlbench.predict.run_tables import CNN, kind_of
 from ddlbench.predict.transformer import runs as gpt_runs
 from ddlbench.predict.transformer.configurations import is_shape

@@ -1,20 +1,27 @@
-"""``ddlbench oracle score|terms|roofline``: how right models are on measured runs.
+"""``ddlbench oracle score|terms|roofline|read``: how right models are on other people's runs.
 
-The kind of a table is told by its columns (:mod:`ddlbench.predict.run_tables`).
+The kind of a table is told by its columns (:mod:`ddlbench.predict.run_tables`). ``read`` makes one
+from other people's logs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
+from ddlbench.commands.links import text_of
 from ddlbench.commands.oracle_display import accuracy_lines
+from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import duration_text, examples, paragraph, show, table
+from ddlbench.common.screen import counted, duration_text, examples, paragraph, show, table
 from ddlbench.common.statistics import MS
+from ddlbench.interconnect.nccl_tests import NcclTest, is_nccl_tests, parse_nccl_tests
 from ddlbench.predict import horovod_scaling
 from ddlbench.predict.roofline_score import (
     RUN_COLUMNS,
@@ -25,6 +32,8 @@ from ddlbench.predict.roofline_score import (
     profiled_networks,
     scored,
 )
+from ddlbench.predict.run_logs import megatron, mlperf, torchtitan
+from ddlbench.predict.run_logs.logged_run import LoggedRun, table_text
 from ddlbench.predict.run_tables import (
     CNN,
     HOLD_OUTS,
@@ -34,7 +43,7 @@ from ddlbench.predict.run_tables import (
     read_table,
     score_file,
 )
-from ddlbench.predict.transformer.decoder_terms import term_gains
+from ddlbench.predict.transformer.run_scores import term_gains
 from ddlbench.predict.transformer.training_runs import ORIGINS
 
 _PATH = click.Path(path_type=Path)
@@ -360,3 +369,124 @@ def roofline_lines(values: dict[str, Any]) -> list[str]:
             f"all by a CPU core's profile, {row['roofline_shares_error']:.0%} by the roofline."
         )
     return lines
+
+
+_MOST_BYTES = 2**30
+_READERS: Mapping[str, tuple[Callable[[str], int], Callable[[str, str], LoggedRun]]] = {
+    "MLPerf's :::MLLOG": (mlperf.lines_of, mlperf.read),
+    "torchtitan": (torchtitan.lines_of, torchtitan.read),
+    "Megatron": (megatron.lines_of, megatron.read),
+}
+_POINT_COLUMNS = (
+    "collective",
+    "accelerator",
+    "nodes",
+    "ranks",
+    "payload_bytes",
+    "time_s",
+    "source",
+)
+
+
+@click.command(
+    "read",
+    short_help="Make one table of other people's logs.",
+    epilog=examples("ddlbench oracle read slurm-1.out slurm-2.out --output runs.csv"),
+)
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="Table to write.")
+def read_command(files: Sequence[Path], output: Path) -> None:
+    """Read logs of MLPerf, torchtitan or Megatron, or the text of nccl-tests, into one CSV table.
+
+    The format is recognised by content. Steps are medians after warm-up. A system description of
+    MLPerf (systems/NAME.json) fills in the accelerators of its logs. Points of nccl-tests are a
+    table of their own. `ddlbench oracle score` reads the tables; docs/oracle.md lists the columns.
+    """
+    runs: list[LoggedRun] = []
+    tests: list[tuple[Path, NcclTest]] = []
+    systems: dict[str, Mapping[str, object]] = {}
+    for file in files:
+        text = _text(file)
+        if (system := _system(text)) is not None:
+            systems[file.stem] = system
+        elif is_nccl_tests(text):
+            tests.append((file, parse_nccl_tests(text, str(file))))
+        else:
+            runs.append(_run(text, file))
+    if runs and tests:
+        raise ConfigError(
+            f"{tests[0][0]} has points of nccl-tests, {runs[0].source} a training; read them into "
+            "two tables"
+        )
+    for name, system in systems.items():
+        runs = [mlperf.with_system(run, name, system) for run in runs]
+    if not runs and not tests:
+        raise ConfigError("only descriptions of systems; give the logs of their runs, too")
+    text = table_text(runs) if runs else _points_text(tests)
+    try:
+        write_text(output, text)
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+    click.echo("\n".join(_lines(runs, tests)))
+    click.echo(f"{output}: {counted(text.count(chr(10)) - 1, 'row')}")
+
+
+def _text(file: Path) -> str:
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{file}: over a gigabyte; give the part with the training's lines")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    return text_of(file)
+
+
+def _system(text: str) -> Mapping[str, object] | None:
+    """A description of a system, if the text is one."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if mlperf.is_system(value) else None
+
+
+def _run(text: str, file: Path) -> LoggedRun:
+    counts = {name: lines_of(text) for name, (lines_of, _) in _READERS.items()}
+    best = max(counts, key=lambda name: counts[name])
+    if not counts[best]:
+        raise ConfigError(
+            f"{file}: no line of a known log in it; known are {', '.join(_READERS)} and nccl-tests"
+        )
+    return _READERS[best][1](text, str(file))
+
+
+def _points_text(tests: Sequence[tuple[Path, NcclTest]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_POINT_COLUMNS)
+    for file, test in tests:
+        if not test.ranks:
+            raise ConfigError(f"{file}: it does not list its ranks; capture all that it prints")
+        head = (
+            test.operation.replace("_", "-"),
+            test.devices[0] if test.devices else "",
+            len(test.hosts),
+            test.ranks,
+        )
+        for point in test.points:
+            writer.writerow([*head, point.payload_bytes, f"{point.time_s:.6g}", file])
+    return text.getvalue()
+
+
+def _lines(runs: Sequence[LoggedRun], tests: Sequence[tuple[Path, NcclTest]]) -> list[str]:
+    rows = [
+        (Path(run.source).name, run.log, run.status, duration_text(run.step_s), run.note)
+        for run in runs
+    ]
+    rows += [
+        (file.name, f"nccl-tests, {test.operation}", counted(test.ranks, "rank"),
+         counted(len(test.points), "size"), "; ".join(test.remarks))
+        for file, test in tests
+    ]  # fmt: skip
+    return table("file | log | status | > step | note /1", rows)

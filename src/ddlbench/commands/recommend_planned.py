@@ -35,11 +35,15 @@ from ddlbench.predict.advice import range_text
 from ddlbench.predict.candidate import Knowledge
 from ddlbench.predict.hardware import Precision, Software, System
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedInputs, batch_ladder
-from ddlbench.predict.transformer.configurations import is_shape, load_shape
+from ddlbench.predict.transformer.configurations import (
+    is_configuration,
+    is_shape,
+    load_shape,
+    shape_of,
+)
 from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
 from ddlbench.predict.transformer.decoder_layouts import EQUAL, layouts
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, FITS, TOO_LARGE
-from ddlbench.predict.transformer.hf_shapes import is_configuration, shape_of
 
 if TYPE_CHECKING:
     import pandas as pd

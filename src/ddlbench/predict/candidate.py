@@ -25,17 +25,12 @@ from ddlbench.common.statistics import GB
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, code_of
-from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import why_unsupported
 from ddlbench.planning.memory import room_of
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
-from ddlbench.planning.strategy import Strategy, strategy_of
+from ddlbench.planning.strategy import Strategy, strategy_label, strategy_of
 from ddlbench.planning.workload import Workload
-from ddlbench.predict.belief import (
-    from_prediction,
-    from_runs,
-)
 from ddlbench.predict.calibration import calibrated
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
@@ -52,7 +47,11 @@ from ddlbench.predict.prediction import (
     predictor_of,
     steps_measured,
 )
-from ddlbench.predict.ranking import Candidate
+from ddlbench.predict.ranking import (
+    Candidate,
+    from_prediction,
+    from_runs,
+)
 
 if TYPE_CHECKING:
     from ddlbench.predict.accuracy import SignedErrors

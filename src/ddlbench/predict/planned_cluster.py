@@ -37,7 +37,6 @@ from ddlbench.planning.device_folder import read_device
 from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.layer_table import layers_of
 from ddlbench.planning.workload import Block, Workload
-from ddlbench.predict.belief import UNKNOWN, Z90
 from ddlbench.predict.collective_times import (
     MEDIUM,
     MESH_RINGS,
@@ -50,6 +49,7 @@ from ddlbench.predict.hardware import DeviceSheet, Fabric, System
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import ALL_GATHER, CollectiveTimes, Hop, LinkTable
 from ddlbench.predict.prediction import Prediction
+from ddlbench.predict.ranking import UNKNOWN, Z90
 from ddlbench.predict.roofline import ITEM_BYTES, Layers, passes_s, shipped, update_s
 from ddlbench.predict.transformer.decoder_memory import RESERVED_BYTES
 

@@ -48,12 +48,11 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
 from ddlbench.planning.strategy import strategy_of
-from ddlbench.predict.belief import Belief, from_runs, informed
 from ddlbench.predict.candidate import Knowledge, assess
 from ddlbench.predict.documents import VERSION, TuningFile
 from ddlbench.predict.prediction import History, steps_measured
 from ddlbench.predict.question import Question
-from ddlbench.predict.ranking import Candidate
+from ddlbench.predict.ranking import Belief, Candidate, from_runs, informed
 from ddlbench.predict.recommend import Limits, NotMeasured, Trial, device_s_all, short_cell
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
 from ddlbench.report.footer import signs
+from ddlbench.report.labels import DatasetLook, StrategyLook, strategy_look
 from ddlbench.report.layout import PanelSize
-from ddlbench.report.looks import DatasetLook, StrategyLook, strategy_look
 from ddlbench.report.style import (
     CENTRED,
     GREY,

@@ -27,7 +27,7 @@ from PIL import Image
 
 from ddlbench.common.document import whole_file
 from ddlbench.common.statistics import TIMES, Unit, unit_for
-from ddlbench.report.looks import PARAMETERS, DatasetLook
+from ddlbench.report.labels import PARAMETERS, DatasetLook
 
 MM = 1 / 25.4
 COLUMN_MM = 85.0

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from ddlbench.commands.accelerator import accelerator
+from ddlbench.commands.site import accelerator
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import profile_file

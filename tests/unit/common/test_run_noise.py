@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ddlbench.common.run_noise import (
+from ddlbench.common.statistics import (
     Pair,
     RunNoise,
     Sample,

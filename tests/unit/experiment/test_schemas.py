@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from ddlbench.commands.schemas import FOLDER, NAMES, first_line
+from ddlbench.commands.tables import FOLDER, SCHEMAS, first_line
 from ddlbench.common.schema import read_yaml
 from ddlbench.experiment.paths import project_root
 
 CONFIG = project_root() / "config"
 SCHEMAS = {
-    name: json.loads((project_root() / FOLDER / f"{name}.json").read_text()) for name in NAMES
+    name: json.loads((project_root() / FOLDER / f"{name}.json").read_text()) for name in SCHEMAS
 }
 FILES = sorted(path.relative_to(CONFIG) for path in CONFIG.rglob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_a_schema_is_one(name: str) -> None:
     Draft202012Validator.check_schema(SCHEMAS[name])
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from ddlbench.predict.constants import Constant
+from ddlbench.predict.hardware import Level, Platform, TrainedDevice, Way, Ways
 from ddlbench.predict.paradl.configuration import configuration_of
 from ddlbench.predict.paradl.workload import Layer, Workload
-from ddlbench.predict.platforms import Level, Platform, TrainedDevice, Way, Ways
 
 NODE, NET = (1e-5, 1e10), (1e-4, 1e9)
 """Latency (s) and bandwidth (bytes/s) inside a node of 2 devices and between nodes."""

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.transformer import hf_shapes
-from ddlbench.predict.transformer.hf_shapes import model_types, shape_of
+from ddlbench.predict.transformer import configurations
+from ddlbench.predict.transformer.configurations import model_types, shape_of
 
 
 def _counted():
-    path = Path(hf_shapes.__file__).with_name("model_types.csv")
+    path = Path(configurations.__file__).with_name("model_types.csv")
     with path.open(encoding="utf-8") as file:
         return {row["model_type"]: int(row["parameters"]) for row in csv.DictReader(file)}
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
+from ddlbench.predict.hardware import Platform
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
-from ddlbench.predict.platforms import Platform
 
 MEASURED = str(PUBLISHED_MEASURED)
 

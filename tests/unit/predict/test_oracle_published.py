@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.predict.hardware import Platform
 from ddlbench.predict.paradl.configuration import configuration_of
 from ddlbench.predict.paradl.measured import (
     PUBLISHED_MEASURED,
@@ -22,7 +23,6 @@ from ddlbench.predict.paradl.workload import (
     load_workload,
     published_file,
 )
-from ddlbench.predict.platforms import Platform
 from ddlbench.predict.run_tables import ScoreQuestion
 
 ABCI = Platform.load("abci")

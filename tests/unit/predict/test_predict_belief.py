@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ddlbench.predict.belief import Belief, Race, from_prediction, from_runs, races
+from ddlbench.predict.ranking import Belief, Race, from_prediction, from_runs, races
 
 DRAWS = 0.01  # what 20 000 draws leave open
 

@@ -8,9 +8,8 @@ import predict_factory as make
 import pytest
 
 from ddlbench.experiment.registry import BASE
-from ddlbench.predict.belief import Belief
 from ddlbench.predict.prediction import Measured, Prediction
-from ddlbench.predict.ranking import TIE, Candidate, candidate_dict, rank
+from ddlbench.predict.ranking import TIE, Belief, Candidate, candidate_dict, rank
 from ddlbench.predict.recommend import recommend
 
 ROUNDING = 1 + 1e-9

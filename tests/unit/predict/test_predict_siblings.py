@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ddlbench.predict.belief import OTHER_FAMILY, SAME_FAMILY, Belief, alike, informed
+from ddlbench.predict.ranking import OTHER_FAMILY, SAME_FAMILY, Belief, alike, informed
 
 PREDICTED = [Belief(1.0, 0.2, "predicted"), Belief(2.0, 0.1, "predicted")]
 

@@ -10,10 +10,9 @@ import pytest
 from ddlbench.commands.recommend import sizes_lines
 from ddlbench.experiment.registry import BASE
 from ddlbench.predict.advice import Advice, advise
-from ddlbench.predict.belief import Belief
 from ddlbench.predict.largest_batch import Size, enough, sizes_advice, sizes_dict
 from ddlbench.predict.prediction import Prediction
-from ddlbench.predict.ranking import Candidate, rank
+from ddlbench.predict.ranking import Belief, Candidate, rank
 from ddlbench.predict.recommend import recommend
 
 ONE_DEVICE_S = 1.2

@@ -21,7 +21,7 @@ from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.workload import Workload
 from ddlbench.profiling.blocks import blocks_of
-from ddlbench.profiling.leaves import network_bytes
+from ddlbench.profiling.layers import network_bytes
 from ddlbench.runtime.meters import cpu_peak_bytes
 from ddlbench.runtime.rendezvous import barrier
 from ddlbench.strategies.executor import executor_of

@@ -13,8 +13,8 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
-from ddlbench.predict.belief import Belief
 from ddlbench.predict.prediction import Measured
+from ddlbench.predict.ranking import Belief
 from ddlbench.predict.recommend import Limits, short_cell
 from ddlbench.predict.tuning import (
     alike,

@@ -19,9 +19,8 @@ from ddlbench.predict.transformer.decoder_fit import (
     proposals,
     told_names,
 )
-from ddlbench.predict.transformer.decoder_terms import TERMS, term_gains
 from ddlbench.predict.transformer.decoder_time import CONSTANTS
-from ddlbench.predict.transformer.run_scores import score
+from ddlbench.predict.transformer.run_scores import TERMS, score, term_gains
 from ddlbench.predict.transformer.training_runs import (
     PUBLISHED,
     cleaned_s,

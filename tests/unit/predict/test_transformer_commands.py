@@ -12,8 +12,7 @@ from transformer_factory import table
 
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.hardware import Software
-from ddlbench.predict.platforms import Accelerators
+from ddlbench.predict.hardware import Accelerators, Software
 from ddlbench.predict.transformer.run_scores import choices, predictions, scored_values
 from ddlbench.predict.transformer.runs import (
     MANY_NODES,

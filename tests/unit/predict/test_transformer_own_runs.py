@@ -15,7 +15,7 @@ from ddlbench.networks.transformers import TransformerBlock, shape_of
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import make_plan
 from ddlbench.predict.evaluate import Outcome
-from ddlbench.predict.platforms import Accelerators
+from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.transformer import runs
 from ddlbench.predict.transformer.configurations import load_shape
 from ddlbench.predict.transformer.runs import COLUMNS, Cut, cut_of, own_rows

@@ -10,7 +10,7 @@ from transformer_factory import asked, table
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.schedules import StageDurations, gpipe, one_f_one_b, replay
-from ddlbench.predict.platforms import Accelerators
+from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.transformer.configurations import (
     data_rings,
     ends_rings,

@@ -22,7 +22,7 @@ from ddlbench.profiling.blocks import (
     time_blocks,
     time_one_by_one,
 )
-from ddlbench.profiling.leaves import recorded, time_leaves
+from ddlbench.profiling.layers import recorded, time_leaves
 from ddlbench.profiling.timers import CpuMarks, PassTimer, Samples
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from odd_blocks import Residual
 from torch import nn
 
 from ddlbench.profiling.blocks import blocks_of
-from ddlbench.profiling.leaves import network_bytes
+from ddlbench.profiling.layers import network_bytes
 
 F4 = 4  # bytes of a float32
 

@@ -9,8 +9,8 @@ from figure_checks import assert_no_overlap, assert_readable, of
 from matplotlib.colors import to_hex
 
 from ddlbench.commands.oracle import oracle
+from ddlbench.predict.hardware import Platform
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows, score
-from ddlbench.predict.platforms import Platform
 from ddlbench.predict.run_tables import ScoreQuestion
 from ddlbench.report.figures import sharding
 from ddlbench.report.figures.paradl import bars_of_runs, bars_of_table, draw_published

@@ -18,8 +18,7 @@ from ddlbench.report.bars import Bar, Beside, Group, draw_beside, draw_groups
 from ddlbench.report.figures import accuracy, networking, speedup
 from ddlbench.report.figures.paradl import PRINTED, bars_of_runs
 from ddlbench.report.footer import Context
-from ddlbench.report.labels import printed_name
-from ddlbench.report.looks import DatasetLook
+from ddlbench.report.labels import DatasetLook, printed_name
 from ddlbench.report.predicted import gap_over_pass, idle_of, parts_of, read_predicted
 from ddlbench.report.style import new_figure, style
 

@@ -16,7 +16,7 @@ from ddlbench.experiment.result import Result, write_result
 from ddlbench.planning.schedules import StageDurations
 from ddlbench.report import figures_for, make_tables
 from ddlbench.report.footer import Context
-from ddlbench.report.looks import KINDS, kind_look
+from ddlbench.report.labels import KINDS, kind_look
 from ddlbench.report.style import style
 from ddlbench.report.timeline import figure
 from ddlbench.report.timeline.box import PASSES, Box, Part, beside_lanes, trace_of_boxes

@@ -11,8 +11,8 @@ from torch import nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.planning.strategy import strategy_of
+from ddlbench.strategies.tensor_parallel.descriptor import Pair, pairs_of
 from ddlbench.strategies.tensor_parallel.executor import find_pairs, linear_pairs
-from ddlbench.strategies.tensor_parallel.shares import Pair, pairs_of
 from ddlbench.strategies.training import with_precision
 
 

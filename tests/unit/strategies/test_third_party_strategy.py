@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from ddlbench.experiment.registry import known
-from ddlbench.planning.labels import strategy_label
-from ddlbench.planning.strategy import strategy_of
+from ddlbench.planning.strategy import strategy_label, strategy_of
 from ddlbench.predict.prediction import ask, predictor_of
 from ddlbench.predict.recommend import recommend
-from ddlbench.report.looks import FAMILIES, strategy_look
+from ddlbench.report.labels import FAMILIES, strategy_look
 from ddlbench.testing import assert_equals_sequential, assert_resumes
 
 TESTS = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form, InFile, Name
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.experiment.paths import project_root
-from ddlbench.report.kept_verdicts import KNOWN_TO
+from ddlbench.report.papers_page import KNOWN_TO
 from ddlbench_claims.evidence import COLUMNS, METRICS
 from ddlbench_claims.needs import Needs
 from ddlbench_claims.pooling import pooled
@@ -99,7 +99,7 @@ class Judged:
 
     Args:
         claim: of the ledger.
-        bed: a key of :data:`ddlbench.report.kept_verdicts.KNOWN_TO`; empty where nothing was
+        bed: a key of :data:`ddlbench.report.papers_page.KNOWN_TO`; empty where nothing was
             measured.
         found: the verdict and its numbers.
         lacks: of a claim that is not testable here: what is missing, in words.

@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from ddlbench.predict.hardware import Link, Platform
 from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.workload import Layer, Workload
-from ddlbench.predict.platforms import Link, Platform
 
 HALVINGS = 60
 """Bisection steps: the slowest stage to a share of 2^-60 of the whole, below rounding."""

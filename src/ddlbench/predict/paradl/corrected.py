@@ -51,6 +51,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 
+from ddlbench.predict.hardware import Link, Platform
 from ddlbench.predict.paradl.authors_code import (
     ITEM_BYTES,
     Terms,
@@ -61,7 +62,6 @@ from ddlbench.predict.paradl.authors_code import (
 )
 from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
 from ddlbench.predict.paradl.workload import Layer, Workload
-from ddlbench.predict.platforms import Link, Platform
 
 PASSES = {"batchnorm": 8, "relu": 5, "add": 5, "dropout": 5, "pool": 4}
 """How often a layer without weights reads or writes its activations, forward and backward."""

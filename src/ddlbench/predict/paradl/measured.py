@@ -23,6 +23,7 @@ import pandas as pd
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.predict.constants import Fit, fit
+from ddlbench.predict.hardware import Platform
 from ddlbench.predict.paradl.configuration import (
     HYBRIDS,
     STRATEGIES,
@@ -32,7 +33,6 @@ from ddlbench.predict.paradl.configuration import (
 )
 from ddlbench.predict.paradl.oracle import VARIANTS, project
 from ddlbench.predict.paradl.workload import Workload, load_workload
-from ddlbench.predict.platforms import Platform
 from ddlbench.predict.run_tables import ScoreQuestion, check_columns, read_table, refuse
 
 REQUIRED = ("model", "strategy", "gpus", "seconds_per_iteration")

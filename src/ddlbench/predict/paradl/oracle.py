@@ -30,6 +30,7 @@ from math import prod
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.common.statistics import GB, doubled
+from ddlbench.predict.hardware import Platform
 from ddlbench.predict.paradl import authors_code, corrected, printed
 from ddlbench.predict.paradl.authors_code import ITEM_BYTES, Terms
 from ddlbench.predict.paradl.configuration import (
@@ -42,7 +43,6 @@ from ddlbench.predict.paradl.configuration import (
 )
 from ddlbench.predict.paradl.corrected import stage_bounds, weight_shares
 from ddlbench.predict.paradl.workload import Layer, Workload, load_workload
-from ddlbench.predict.platforms import Platform
 
 
 def corrected_bytes(workload: Workload, platform: Platform, config: Configuration) -> float:

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ddlbench.predict.hardware import Link, Platform
 from ddlbench.predict.paradl import authors_code
 from ddlbench.predict.paradl.authors_code import ITEM_BYTES, Terms, all_reduce_s, kernel_weights
 from ddlbench.predict.paradl.configuration import Configuration
 from ddlbench.predict.paradl.workload import Layer, Workload
-from ddlbench.predict.platforms import Link, Platform
 
 
 def _layers(workload: Workload) -> list[Layer]:

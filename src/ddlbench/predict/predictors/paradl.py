@@ -27,11 +27,11 @@ from typing import Any, ClassVar
 from ddlbench.planning.strategy import LayerSplit, rows_share
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.constants import Constant
+from ddlbench.predict.hardware import Level, Platform, TrainedDevice, Ways
 from ddlbench.predict.paradl.configuration import Configuration, OwnSplit
 from ddlbench.predict.paradl.oracle import project
 from ddlbench.predict.paradl.workload import Kind, Layer
 from ddlbench.predict.paradl.workload import Workload as OracleWorkload
-from ddlbench.predict.platforms import Level, Platform, TrainedDevice, Ways
 from ddlbench.predict.prediction import (
     BuiltInPredictor,
     CellInputs,

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlbench.predict.constants import Array
-from ddlbench.predict.platforms import Accelerators
+from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.transformer.configurations import (
     HALF,
     Rings,

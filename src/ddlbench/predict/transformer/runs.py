@@ -36,7 +36,7 @@ from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.planning.planner import StrategyPlan, plan_at
 from ddlbench.predict.constants import Array, Fit, HeldOut, fit
 from ddlbench.predict.evaluate import measure
-from ddlbench.predict.platforms import Accelerators
+from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.run_tables import each_kind
 from ddlbench.predict.transformer.configurations import SCHEDULES
 from ddlbench.predict.transformer.step import steps

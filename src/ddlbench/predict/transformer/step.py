@@ -39,7 +39,7 @@ import pandas as pd
 from ddlbench.planning import schedules
 from ddlbench.planning.schedules import Event, EventGraph
 from ddlbench.predict.constants import Array
-from ddlbench.predict.platforms import Accelerators
+from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.transformer.configurations import (
     bytes_of,
     data_rings,

@@ -21,7 +21,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.common.statistics import mean_interval
-from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
+from ddlbench.planning.strategy import (
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+)
 from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,
@@ -37,8 +42,8 @@ from ddlbench.report.bars import (
     write_in_row,
 )
 from ddlbench.report.footer import Context, footer, note_sentences, sentence
+from ddlbench.report.labels import DatasetLook, condition_look, dataset_look, strategy_look
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, unique
-from ddlbench.report.looks import DatasetLook, condition_look, dataset_look, strategy_look
 from ddlbench.report.predicted import (
     Predicted,
     condition_label,

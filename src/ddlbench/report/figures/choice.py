@@ -38,12 +38,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.common.statistics import HOURS, TIMES, unit_for
-from ddlbench.planning.labels import strategy_label
+from ddlbench.planning.strategy import strategy_label
 from ddlbench.report.bars import name_rows
 from ddlbench.report.footer import sentence
-from ddlbench.report.labels import case_title
+from ddlbench.report.labels import case_title, strategy_look
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.looks import strategy_look
 from ddlbench.report.style import GREY, LINE_MM, MM, plain, text_width_mm, ticks_in, wrapped
 from ddlbench.report.tables import rows_of
 

@@ -27,14 +27,19 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
-from ddlbench.planning.strategy import known_strategy
+from ddlbench.planning.strategy import (
+    dataset_label,
+    in_dataset_order,
+    known_strategy,
+    network_label,
+    strategy_label,
+)
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, turn_labels, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, sample, ticks_at, whisker
 from ddlbench.report.figures.networking import NOT_ENDED
 from ddlbench.report.footer import Context, footer, sentence
-from ddlbench.report.labels import variant_labels
+from ddlbench.report.labels import strategy_look, variant_labels
 from ddlbench.report.layout import (
     Panel,
     PanelSize,
@@ -44,7 +49,6 @@ from ddlbench.report.layout import (
     nothing_to_show,
     unique,
 )
-from ddlbench.report.looks import strategy_look
 from ddlbench.report.predicted import Predicted, condition_label, own_predictors, shown_cells
 from ddlbench.report.style import GREY, plain
 from ddlbench.report.tables import rows_of

@@ -18,13 +18,24 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ddlbench.common.statistics import BYTES, Unit, unit_for
 from ddlbench.experiment.registry import BASE
-from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
+from ddlbench.planning.strategy import (
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+)
 from ddlbench.report.bars import Group, bar_groups, draw_groups, panel_size, patch, top_of
 from ddlbench.report.curves import places
 from ddlbench.report.footer import SIGNS, Context, footer, sentence, without_signs
-from ddlbench.report.labels import common_workers, status_mark, variant_labels, workers_label
+from ddlbench.report.labels import (
+    DatasetLook,
+    common_workers,
+    status_mark,
+    strategy_look,
+    variant_labels,
+    workers_label,
+)
 from ddlbench.report.layout import Panel, Section, lay_out, unique
-from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 

@@ -31,9 +31,8 @@ from ddlbench.common.statistics import BYTES_BINARY, GB, NS, TIMES, US, Unit, un
 from ddlbench.experiment.links import Links, LinkSweep, Matrix, PairMatrix, SlowPair
 from ddlbench.report.curves import ticks_at, whisker
 from ddlbench.report.footer import links_origin, sentence
-from ddlbench.report.labels import span_text
+from ddlbench.report.labels import StrategyLook, span_text, strategy_look
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.looks import StrategyLook, strategy_look
 from ddlbench.report.style import CENTRED
 
 _SLOW = "#D55E00"

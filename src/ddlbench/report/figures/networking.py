@@ -28,14 +28,18 @@ from matplotlib.lines import Line2D
 
 from ddlbench.experiment.config import Paper
 from ddlbench.experiment.status import Status
-from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
+from ddlbench.planning.strategy import (
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+)
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, ticks_at, whisker
 from ddlbench.report.footer import Context, footer, interval_sentence, reasons_by_mark
-from ddlbench.report.labels import status_mark, variant_labels
+from ddlbench.report.labels import StrategyLook, status_mark, strategy_look, variant_labels
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out, nothing_to_show, unique
-from ddlbench.report.looks import StrategyLook, strategy_look
 from ddlbench.report.style import GREY, shade
 from ddlbench.report.tables import Tables, rows_of
 

@@ -29,8 +29,7 @@ from matplotlib.figure import Figure
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.labels import network_label, strategy_label
-from ddlbench.planning.strategy import known_strategy
+from ddlbench.planning.strategy import known_strategy, network_label, strategy_label
 from ddlbench.report import published
 from ddlbench.report.bars import (
     draw_cross,
@@ -44,9 +43,14 @@ from ddlbench.report.bars import (
 )
 from ddlbench.report.curves import sample
 from ddlbench.report.footer import Context, footer, note_sentences, reasons_by_mark, sentence
-from ddlbench.report.labels import common_workers, speedup_mark, variant_labels
+from ddlbench.report.labels import (
+    DatasetLook,
+    common_workers,
+    speedup_mark,
+    strategy_look,
+    variant_labels,
+)
 from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
-from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.predicted import (
     SENDING,
     Predicted,

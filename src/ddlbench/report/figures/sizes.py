@@ -28,9 +28,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ddlbench.experiment.registry import BASE
-from ddlbench.report.labels import case_title
+from ddlbench.report.labels import case_title, strategy_look
 from ddlbench.report.layout import Panel, PanelSize, Section, lay_out
-from ddlbench.report.looks import strategy_look
 from ddlbench.report.style import GREY, LINE_MM, plain, text_width_mm, wrapped
 
 _LEAST_MM = 11.0  # of a size

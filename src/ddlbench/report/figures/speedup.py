@@ -19,7 +19,12 @@ from matplotlib.figure import Figure
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import BASE
-from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
+from ddlbench.planning.strategy import (
+    dataset_label,
+    in_dataset_order,
+    network_label,
+    strategy_label,
+)
 from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,
@@ -48,9 +53,16 @@ from ddlbench.report.footer import (
     reasons_by_mark,
     sign_of_all,
 )
-from ddlbench.report.labels import common_workers, speedup_mark, variant_labels, workers_label
+from ddlbench.report.labels import (
+    DatasetLook,
+    common_workers,
+    dataset_look,
+    speedup_mark,
+    strategy_look,
+    variant_labels,
+    workers_label,
+)
 from ddlbench.report.layout import Panel, PanelSize, Section, dataset_sections, lay_out, unique
-from ddlbench.report.looks import DatasetLook, dataset_look, strategy_look
 from ddlbench.report.style import GREY, REFERENCE
 from ddlbench.report.tables import Tables, rows_of
 

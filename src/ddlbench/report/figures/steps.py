@@ -26,14 +26,16 @@ from matplotlib.lines import Line2D
 from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.planning.labels import strategy_label
+from ddlbench.planning.strategy import strategy_label
 from ddlbench.report.bars import label_rows, patch, turn_labels, write_in_row, write_instead
 from ddlbench.report.footer import Context, footer, note_sentences, sentence, signs
 from ddlbench.report.labels import (
+    DatasetLook,
     common_workers,
     input_bound,
     span_text,
     status_mark,
+    strategy_look,
     variant_labels,
 )
 from ddlbench.report.layout import (
@@ -44,7 +46,6 @@ from ddlbench.report.layout import (
     network_panels,
     unique,
 )
-from ddlbench.report.looks import DatasetLook, strategy_look
 from ddlbench.report.predicted import (
     NOT_PREDICTED,
     Predicted,

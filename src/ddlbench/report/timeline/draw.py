@@ -39,9 +39,9 @@ from matplotlib.patches import Rectangle
 from ddlbench.common.statistics import TIMES, Unit, unit_for
 from ddlbench.report.bars import ground as ground_of_text
 from ddlbench.report.bars import patch
+from ddlbench.report.labels import KINDS, DatasetLook, KindLook, kind_look
 from ddlbench.report.layout import Panel as PagePanel
 from ddlbench.report.layout import PanelSize, Section, lay_out
-from ddlbench.report.looks import KINDS, DatasetLook, KindLook, kind_look
 from ddlbench.report.style import GREY, shade, text_width_mm, ticks_in
 from ddlbench.report.timeline.box import PASSES, WAIT, Box, Part, Row, Window, beside_lanes
 

@@ -3,6 +3,28 @@
 Of each attention a device has some heads, of each perceptron some hidden features. So a pair of
 linear layers costs one all-reduce forward and one backward, where two layers split by filters cost
 two each way.
+A pair is known by names and kinds of layers; its share of a profile is::
+
+    columns       weights, bias / p | input whole                | time / p
+    between                           own features               | time / p
+    row           weights / p, bias | own features in, whole out | time / p
+    attention                         own heads                  | what is in no layer: time / p
+    all else      whole
+
+Saved bytes are those of the profile, which counts a storage once, at the layer that first saves it.
+So what a pair's first layer saves is whole, and what the later ones save is shared out. In a block
+with attention, what belongs to no layer is the attention of each head.
+
+There are two kinds of pairs::
+
+    attention     query  key  value | each head by itself  | output       heads are shared out
+    perceptron    fc1               | GELU, ReLU, ...      | fc2          hidden features are
+                  column-parallel     own features only      row-parallel
+                  own output features                        own input features, sums added up
+
+Between the two halves of a pair every device computes with its own features only, so nothing is
+sent. Therefore only layers that treat every feature alike may stand there; a dropout may not, as
+devices would draw the same numbers for different features.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019), section 3.
@@ -10,19 +32,277 @@ Parallelism" (2019), section 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
 from ddlbench.planning.network_tables import NetworkTraits, linear_pairs, why_not_in_pairs
 from ddlbench.planning.plan import Options, Plan
-from ddlbench.planning.step import Compute, Group, GroupOptions, Message, Step, transport_of
+from ddlbench.planning.step import (
+    Compute,
+    Group,
+    GroupOptions,
+    Message,
+    Step,
+    transport_of,
+    whole_buckets,
+)
 from ddlbench.strategies.grouped import GroupDetails, Grouped, weights_with_hooks
-from ddlbench.strategies.tensor_parallel.shares import DeviceShare
+from ddlbench.strategies.splits.shares import shape_of
 
 if TYPE_CHECKING:
-    from ddlbench.planning.workload import Workload
+    from ddlbench.planning.workload import Block, Tensor, Workload
+
+_LINEAR = "Linear"
+ELEMENT_WISE = frozenset(
+    {
+        "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU",
+        "LogSigmoid", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign",
+        "Tanh",
+    }
+)  # fmt: skip
+_OF_ATTENTION = ("query", "key", "value", "output")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Linear layers that are split together.
+
+    Args:
+        columns: names of the layers whose output features are split; they read the same input.
+        between: names of the layers between, which compute the device's own features.
+        row: name of the layer whose input features are split.
+    """
+
+    columns: tuple[str, ...]
+    between: tuple[str, ...]
+    row: str
+
+    @property
+    def is_attention(self) -> bool:
+        return len(self.columns) > 1
+
+    @property
+    def parent(self) -> str:
+        """Name of the module that holds all of them; empty for the network itself."""
+        return _parent_of(self.row)
+
+
+def _parent_of(layer: str) -> str:
+    """``layer_0.attention`` of ``layer_0.attention.query``; empty for the network itself."""
+    return layer.rpartition(".")[0]
+
+
+def pairs_of(layers: Sequence[tuple[str, str]]) -> list[Pair]:
+    """All pairs of a network, none of which share a layer, the first ones first.
+
+    Args:
+        layers: name and kind (class name) of the layers without children, in the order of calls.
+            Whether the modules around them call one layer right after the other, these do not tell.
+
+    >>> pairs_of([("fc1", "Linear"), ("relu", "ReLU"), ("fc2", "Linear"), ("fc3", "Linear")])
+    [Pair(columns=('fc1',), between=('relu',), row='fc2')]
+    """
+    pairs = []
+    at = 0
+    while at < len(layers):
+        pair = _attention(layers[at:]) or _perceptron(layers[at:])
+        if pair is not None:
+            pairs.append(pair)
+        at += 1 if pair is None else len(pair.columns) + len(pair.between) + 1
+    return pairs
+
+
+def _attention(layers: Sequence[tuple[str, str]]) -> Pair | None:
+    """The attention that the first of ``layers`` begins."""
+    first = layers[: len(_OF_ATTENTION)]
+    parent = _parent_of(first[0][0])
+    wanted = [(f"{parent}.{name}" if parent else name, _LINEAR) for name in _OF_ATTENTION]
+    if list(first) != wanted:
+        return None
+    *columns, row = (name for name, _ in first)
+    return Pair(tuple(columns), (), row)
+
+
+def _perceptron(layers: Sequence[tuple[str, str]]) -> Pair | None:
+    """The perceptron that the first of ``layers`` begins."""
+    (first, kind), *others = layers
+    if kind != _LINEAR:
+        return None
+    between: list[str] = []
+    for name, kind in others:
+        if _parent_of(name) != _parent_of(first):
+            return None
+        if kind == _LINEAR:
+            return Pair((first,), tuple(between), name)
+        if kind not in ELEMENT_WISE:
+            return None
+        between.append(name)
+    return None
+
+
+_ITEM_BYTES = 4
+
+
+class DeviceShare:
+    """What one of ``group`` devices keeps, computes and sends."""
+
+    def __init__(self, workload: Workload, group: int, replicas: int, samples: float) -> None:
+        self._workload, self._group, self._replicas = workload, group, replicas
+        self._samples = samples
+        self._entries = workload.layer_entries
+        layers = [(str(entry["name"]), str(entry["kind"])) for entry in self._entries]
+        self._pairs: list[Pair] = pairs_of(layers) if group > 1 else []
+        self._columns = {name for pair in self._pairs for name in pair.columns}
+        self._rows = {pair.row for pair in self._pairs}
+        self._between = {name for pair in self._pairs for name in pair.between}
+        by_name = {str(entry["name"]): entry for entry in self._entries}
+        self._by_pair = [(by_name[pair.columns[0]], by_name[pair.row]) for pair in self._pairs]
+        self._with_heads = {
+            row["block"]
+            for pair, (_, row) in zip(self._pairs, self._by_pair, strict=True)
+            if pair.is_attention
+        }
+
+    @property
+    def forward_bytes(self) -> list[int]:
+        """Bytes of each all-reduce of the forward pass: the output of a pair."""
+        return [
+            round(self._samples * float(row["output_bytes_per_sample"])) for _, row in self._by_pair
+        ]
+
+    @property
+    def backward_bytes(self) -> list[int]:
+        """Bytes of each all-reduce of the backward pass: the gradient of a pair's input.
+
+        Raises:
+            ConfigError: the profile has no shapes.
+        """
+        return [
+            self._input_bytes(column)
+            for column, _ in reversed(self._by_pair)
+            if self._follows_weights(column)
+        ]
+
+    @property
+    def gradient_bytes(self) -> list[int]:
+        """Bytes of each all-reduce over the ranks with the same place in each group."""
+        return [sum(bucket) for bucket in self._buckets] if self._replicas > 1 else []
+
+    @property
+    def updated_share(self) -> float:
+        """Of all weights, those that the device updates."""
+        whole = self._workload.parameter_bytes
+        return sum(tensor.bytes for tensor in self.tensors) / whole if whole else 1.0
+
+    def peak_bytes(self, momentum: float) -> int:
+        """Peak of a device's memory.
+
+        At the end of a step of several groups, gradients are there twice: as they are, and
+        flattened in the buckets of the all-reduces. A gradient that fills a bucket is not copied.
+        """
+        workload, blocks = self._workload, self.blocks
+        weights = sum(block.parameter_bytes for block in blocks)
+        buckets = self._buckets if self._replicas > 1 else []
+        copied = sum(sum(bucket) for bucket in buckets if len(bucket) > 1)
+        moment = max(backward_peak_bytes(blocks, self._samples), weights + copied)
+        return round(
+            workload.fixed_memory_bytes
+            + persistent_bytes(blocks, momentum)
+            + moment
+            + work_space_bytes(workload, self._samples, momentum)
+        )
+
+    @property
+    def _buckets(self) -> list[list[int]]:
+        return whole_buckets(self.tensors, self._workload.bucket_bytes)
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """Weights with the bytes that a device has of them."""
+        return [
+            replace(tensor, bytes=round(tensor.bytes * self._weight_share(tensor.name)))
+            for tensor in self._workload.tensors
+        ]
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Blocks with the device's weights and saved activations."""
+        block_of = {str(entry["name"]): int(entry["block"]) for entry in self._entries}
+        elsewhere: defaultdict[int, int] = defaultdict(int)
+        for whole, own_part in zip(self._workload.tensors, self.tensors, strict=True):
+            if own_part.bytes != whole.bytes:
+                elsewhere[block_of[_parent_of(whole.name)]] += whole.bytes - own_part.bytes
+        blocks = []
+        for index, block in enumerate(self._workload.blocks):
+            entries = [entry for entry in self._entries if entry["block"] == index]
+            saved = [float(entry["saved_bytes_per_sample"]) for entry in entries]
+            between = block.saved_bytes - sum(saved)
+            spared = sum(
+                size * (1 - self._activation_share(str(entry["name"])))
+                for size, entry in zip(saved, entries, strict=True)
+            )
+            spared += between * (1 - self._rest_share(index))
+            blocks.append(
+                replace(
+                    block,
+                    parameter_bytes=block.parameter_bytes - elsewhere[index],
+                    saved_bytes=block.saved_bytes - spared,
+                )
+            )
+        return blocks
+
+    @cached_property
+    def computed_share(self) -> float:
+        """Of both passes over a group's samples, by times of a profile."""
+        whole_s = own_s = 0.0
+        for index, block in enumerate(self._workload.blocks):
+            of_block_s = block.forward.at(self._samples) + block.backward.at(self._samples)
+            layers_s = shared_s = 0.0
+            for entry in self._entries:
+                if entry["block"] == index:
+                    timings = self._workload.layer_timings(entry)
+                    seconds = sum(timing.at(self._samples) for timing in timings)
+                    layers_s += seconds
+                    shared_s += seconds * self._work_share(str(entry["name"]))
+            rest_s = max(0.0, of_block_s - layers_s)
+            whole_s += layers_s + rest_s
+            own_s += shared_s + rest_s * self._rest_share(index)
+        return own_s / whole_s if whole_s else 1.0
+
+    def _input_bytes(self, column: Mapping[str, Any]) -> int:
+        """Of the gradient of a pair's input: a norm gives float32, also where layers are bf16."""
+        shape = shape_of(column, self._workload.network)
+        return round(self._samples * prod(shape["input"]) * _ITEM_BYTES)
+
+    def _follows_weights(self, column: Mapping[str, Any]) -> bool:
+        """Whether something before the pair is trained, so that its input has a gradient."""
+        block = int(column["block"])
+        if any(earlier.parameter_bytes for earlier in self._workload.blocks[:block]):
+            return True
+        before = self._entries[: self._entries.index(column)]
+        return any(entry["parameter_bytes"] for entry in before if entry["block"] == block)
+
+    def _weight_share(self, tensor: str) -> float:
+        layer, _, name = tensor.rpartition(".")
+        is_split = layer in self._columns or (layer in self._rows and name == "weight")
+        return 1 / self._group if is_split else 1.0
+
+    def _activation_share(self, layer: str) -> float:
+        return 1 / self._group if layer in self._rows | self._between else 1.0
+
+    def _work_share(self, layer: str) -> float:
+        is_split = layer in self._columns | self._rows | self._between
+        return 1 / self._group if is_split else 1.0
+
+    def _rest_share(self, block: int) -> float:
+        return 1 / self._group if block in self._with_heads else 1.0
 
 
 class TensorParallel(Grouped):

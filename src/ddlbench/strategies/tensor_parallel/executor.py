@@ -56,7 +56,7 @@ from ddlbench.strategies.process_group import (
     side_by_side,
     sum_gradients,
 )
-from ddlbench.strategies.tensor_parallel.shares import Pair, pairs_of
+from ddlbench.strategies.tensor_parallel.descriptor import Pair, pairs_of
 from ddlbench.strategies.timing import SpanRecorder
 from ddlbench.strategies.training import Autocast
 

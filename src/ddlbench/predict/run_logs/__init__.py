@@ -1,1 +1,0 @@
-"""Logs of other people's trainings as rows of one table."""
