@@ -50,7 +50,7 @@ COMMANDS = {
 # Commands below a command, as ``ddlbench report export``, and their modules.
 BELOW: Mapping[str, Mapping[str, str]] = {
     "status": {"forget": "results"},
-    "report": {"timeline": "timeline", "export": "export", "reference": "compare"},
+    "report": {"timeline": "timeline", "export": "results", "reference": "compare"},
     "predict": {"accuracy": "predict"},
     "recommend": {"tune": "tune", "largest-batch": "predict"},
 }

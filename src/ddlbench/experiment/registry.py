@@ -172,7 +172,7 @@ PREDICTORS: dict[str, str] = {
     "parameter-server": f"{_PREDICTORS}.steps:ParameterServer",
     "parameter-server-messages": f"{_PREDICTORS}.steps:ParameterServerMessages",
     "pipeline-replay": f"{_PREDICTORS}.pipeline_replay:PipelineReplay",
-    "pipeline-recorded": f"{_PREDICTORS}.pipeline_recorded:PipelineRecorded",
+    "pipeline-recorded": f"{_PREDICTORS}.pipeline_replay:PipelineRecorded",
     "pipeline-period": f"{_PREDICTORS}.pipeline_period:PipelinePeriod",
     "pipeline-period-paper": f"{_PREDICTORS}.pipeline_period:PipelinePeriodPaper",
     "ddp-serial": f"{_PREDICTORS}.steps:DdpSerial",

@@ -5,9 +5,9 @@
     profile.py   in the job: starts a process a device, which measures its part, and gathers;
                  afterwards: one profile from several such jobs
       steps.py     whole steps as a cell runs them; peak memory; slower beside neighbours; alone
-      layers.py    rows of the profile, of blocks and of leaf operations:
+      layers.py    rows of the profile, of blocks and of leaf operations, each of which runs alone:
+                     time, output, what autograd keeps
         blocks.py    a step cut at every boundary between blocks; when gradients are ready;
                      gradients of input and weights apart, as zero-bubble schedules run them
-        leaves.py    each leaf operation alone: time, output, what autograd keeps
     timers.py    marks of time; their medians; how often, how long
 """

@@ -218,7 +218,7 @@ class KindLook:
     hatch: str = ""
 
 
-_DECLARED = read_yaml(Path(__file__).with_suffix(".yaml"))
+_DECLARED = read_yaml(Path(__file__).with_name("looks.yaml"))
 FAMILIES: dict[str, list[str]] = _DECLARED["families"]
 PARAMETERS: dict[Any, Any] = _DECLARED["matplotlib"]
 KINDS = {name: KindLook(*look) for name, look in _DECLARED["kinds"].items()}
