@@ -172,7 +172,8 @@ project() { # NAME: a folder of the workflow and its configuration, without resu
 all_ok='
 import json, sys
 cells = [cell for cell in json.load(sys.stdin)["cells"] if not cell["geometry"].startswith("2x")]
-wrong = [(cell["strategy"], cell["state"], cell["reason"]) for cell in cells if cell["state"] != "ok"]
+bad = [cell for cell in cells if cell["state"] != "ok"]
+wrong = [(cell["strategy"], cell["state"], cell["reason"]) for cell in bad]
 print(len(cells), "cells on this machine; not ok:", wrong or "none")
 sys.exit(bool(wrong))
 '
@@ -180,7 +181,7 @@ sys.exit(bool(wrong))
 train() { # CONFIGURATION PREFIX ...: run the experiment by PREFIX; every cell of one node must be ok
     local configuration=$1
     shift
-    "$@" snakemake cells --profile profiles/local --configfile "$configuration"
+    "$@" snakemake --profile profiles/local --configfile "$configuration"
     "$@" ddlbench status --configfile "$configuration"
     "$@" ddlbench status --configfile "$configuration" --json > "$work/status.json"
     "$@" python3 -c "$all_ok" < "$work/status.json"

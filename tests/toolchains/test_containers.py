@@ -131,7 +131,7 @@ def test_without_a_registry_buildah_builds_on_debootstrap_and_trains_inside(tool
     assert "--isolation chroot" in build
     assert f"--volume {tmp_path}/pip.conf:/etc/pip.conf:ro" in build
     inside = [line.split(" -- ", 1)[1] for line in lines if " -- " in line]
-    assert inside[0].startswith("snakemake cells --profile profiles/local --configfile config/e")
+    assert inside[0].startswith("snakemake --profile profiles/local --configfile config/exper")
 
 
 def test_a_cell_that_the_image_cannot_train_fails_and_is_named(tools):
