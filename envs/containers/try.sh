@@ -70,8 +70,9 @@ exec_options=()
 as_builder=()
 
 prepare_apptainer() { # IMAGE
-    apptainer exec "$1" true 2> /dev/null && return
-    apptainer exec --userns "$1" true || fail "Apptainer cannot start an image here"
+    apptainer exec "$1" true > "$work/start.log" 2>&1 && return
+    apptainer exec --userns "$1" true > "$work/start.log" 2>&1 ||
+        fail "Apptainer cannot start an image here: $(tail -n 1 "$work/start.log")"
     exec_options=(--userns)
     if [ "$(id -u)" = 0 ]; then
         as_builder=(setpriv "--reuid=$(id -u nobody)" "--regid=$(id -g nobody)" --clear-groups
@@ -107,8 +108,8 @@ build_by_apptainer() {
 }
 
 in_apptainer() {
-    apptainer exec --cleanenv --no-home "${exec_options[@]}" --bind "$work/inside:/project" \
-        --pwd /project "$sif" "$@"
+    apptainer exec --cleanenv "${exec_options[@]}" --home "$work/inside:/project" --pwd /project \
+        "$sif" "$@"
 }
 
 # --- buildah
