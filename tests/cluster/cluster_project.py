@@ -41,6 +41,11 @@ class Project:
         (folder / "config" / "sites" / "testbed.yaml").write_text(bed.site_text())
         self.configure(experiment)
 
+    def add_site(self, name: str, **keys: object) -> None:
+        """Write a second site file for the same nodes; ``keys`` are what differs."""
+        site = {**yaml.safe_load(self.bed.site_text()), **keys}
+        (self.folder / "config" / "sites" / f"{name}.yaml").write_text(yaml.safe_dump(site))
+
     def change_site(self, **keys: object) -> None:
         """Change keys of the site file."""
         path = self.folder / "config" / "sites" / "testbed.yaml"
@@ -121,9 +126,9 @@ class Project:
             check=False,
         )
 
-    def results(self) -> dict[Cell, dict]:
+    def results(self, site: str = "testbed") -> dict[Cell, dict]:
         found = {}
-        for path in self.folder.glob("results/testbed/cells/**/result.json"):
+        for path in self.folder.glob(f"results/{site}/cells/**/result.json"):
             result = json.loads(path.read_text())
             found[Cell.from_dict(result["cell"])] = result
         return found

@@ -106,6 +106,27 @@ def test_a_second_run_submits_nothing(project, first_run):
     assert project.jobs_submitted(run) == 0
 
 
+def test_torchrun_on_each_node_trains_what_srun_trains(project, first_run):
+    """PyTorch's launcher, once on each node, starts two ranks there; Horovod meets by gloo."""
+    project.add_site("torchrun", starter="torchrun")
+    wanted = json.loads(json.dumps(EXPERIMENT)) | {"site": "torchrun"}
+    wanted["matrix"] |= {"strategy": ["ddp", "horovod"], "geometry": ["2x2"]}
+    project.configure(wanted)
+    try:
+        run = project.snakemake("cells")
+    finally:
+        project.configure(EXPERIMENT)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-6000:]
+    known = project.results()
+    results = project.results("torchrun")
+    assert sorted(cell.strategy for cell in results) == ["ddp", "horovod"]
+    for cell, result in results.items():
+        assert result["status"] == "ok", result["reason"]
+        assert result["loss"] == pytest.approx(known[cell]["loss"], rel=1e-6)
+        assert _places(result) == _places(known[cell])
+        assert "TORCHELASTIC_RUN_ID" in result["provenance"]["environment"]
+
+
 def test_a_node_that_lost_its_data_makes_it_anew_and_only_that_node(project, first_run, bed):
     cell = next(c for c in project.results() if c.geometry == "4x1" and c.strategy == "ddp")
     folder = project.folder / "results/testbed/cells" / cell.id
@@ -143,6 +164,11 @@ def test_cells_of_one_shape_are_one_array_and_a_lost_task_runs_again_alone(proje
     assert again.returncode == 0, again.stderr[-4000:]
     after = _jobs(project)
     assert {cell for cell in jobs if jobs[cell] != after[cell]} == {victim}
+
+
+def _places(result: dict) -> dict[int, tuple[int, list]]:
+    """Node and devices of each rank."""
+    return {rank["rank"]: (rank["node"], rank["devices"]) for rank in result["ranks"]}
 
 
 def _jobs(project: Project) -> dict[Cell, str]:

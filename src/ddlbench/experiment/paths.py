@@ -33,6 +33,9 @@ from pathlib import Path
 
 from ddlbench.common.errors import ConfigError, obstacle, shown
 
+# Apptainer and Singularity tell processes in a container the name of its image.
+_IMAGES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+
 RESULTS = Path("results")
 LINKS_FILE = "links.json"
 PROGRESS_FILE = "progress.json"
@@ -169,9 +172,19 @@ def scratch_dir(template: str) -> Path:
     """A site's scratch folder on this node.
 
     Raises:
-        ConfigError: see :func:`expanded`.
+        ConfigError: see :func:`expanded`; or this process runs in an image that does not show the
+            folder.
     """
-    return expanded(template, "scratch")
+    folder = expanded(template, "scratch")
+    image = next(filter(None, map(os.environ.get, _IMAGES)), None)
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    # A folder that can be made here is no mistake.
+    if image and there != folder and not os.access(there, os.W_OK):
+        raise ConfigError(
+            f"scratch: the image {image} does not show {folder} of {socket.gethostname()}; add "
+            f"'--bind, {folder}' to the arguments of 'container' in the site file"
+        )
+    return folder
 
 
 def expanded(template: str, key: str) -> Path:

@@ -55,7 +55,7 @@ from ddlbench.profiling.steps import (
     slowdowns,
 )
 from ddlbench.profiling.timers import SHARES, SHARES_ON_TOP
-from ddlbench.runtime.environment import driver_provenance, rank_provenance
+from ddlbench.runtime.environment import provenance_of_run, rank_provenance
 from ddlbench.runtime.launch import own_devices
 from ddlbench.runtime.meters import peak_rss_bytes, probe_s
 from ddlbench.runtime.rank_job import RankContext, RankJobFailed, rank_job_main, run_rank_job
@@ -127,8 +127,7 @@ def _profile(needs: ProfileNeeds, site: Site, reports: list[dict[str, Any]]) -> 
         **_shrink(site),
         "notes": [*first["notes"], *_comparison(first)],
         "provenance": {
-            **driver_provenance(cell.seed),
-            **first["provenance"],
+            **provenance_of_run(cell.seed, first["provenance"]),
             "method": _METHOD,
             "settings_of": cell.id,
             "replica_batch_size": needs.replica_batch,

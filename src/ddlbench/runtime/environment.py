@@ -27,17 +27,9 @@ from typing import Any
 from ddlbench.common.owner import slurm_job_id
 from ddlbench.experiment.site import Accelerator
 
-_PACKAGES = (
-    "ddlbench",
-    "torch",
-    "torchvision",
-    "torchgpipe",
-    "horovod",
-    "deepspeed",
-    "numpy",
-    "snakemake",
-    "snakemake-executor-plugin-slurm",
-)
+# Ranks may run in a container, with other packages than the supervisor.
+_OF_RANKS = ("ddlbench", "torch", "torchvision", "torchgpipe", "horovod", "deepspeed", "numpy")
+_OF_THE_WORKFLOW = ("snakemake", "snakemake-executor-plugin-slurm")
 _LIBRARIES = ("driver", "cuda", "nccl", "rocm", "rccl")
 # Only these variables are recorded: they change how fast, or where, a run computes.
 _PREFIXES = (
@@ -57,7 +49,7 @@ def driver_provenance(seed: int) -> dict[str, Any]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": None if changes is None else bool(changes),
-        "packages": _packages(),
+        "packages": _packages(*_OF_RANKS, *_OF_THE_WORKFLOW),
         "python": platform.python_version(),
         "slurm_job_id": slurm_job_id(),
         "kernel": platform.release(),
@@ -68,7 +60,7 @@ def driver_provenance(seed: int) -> dict[str, Any]:
 
 
 def rank_provenance() -> dict[str, Any]:
-    """What only a rank knows: its processor, GPUs, libraries and environment."""
+    """What only a rank knows: its processor, GPUs, Python, packages, libraries and environment."""
     import torch  # noqa: PLC0415 - the supervisor has none
 
     from ddlbench.runtime.gpus import model_of, software_of_gpus  # noqa: PLC0415 - likewise
@@ -79,7 +71,8 @@ def rank_provenance() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpu_model": _cpu_model() if emulated is None else emulated.remark,
         "cpu_count": os.cpu_count(),
-        "packages": _packages(),
+        "packages": _packages(*_OF_RANKS),
+        "python": platform.python_version(),
         "environment": {
             name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)
         },
@@ -94,6 +87,21 @@ def rank_provenance() -> dict[str, Any]:
     return values
 
 
+def provenance_of_run(seed: int, of_a_rank: Mapping[str, Any]) -> dict[str, Any]:
+    """What the supervisor knows, and in its place what a rank knows better.
+
+    Args:
+        seed: of the run.
+        of_a_rank: its :func:`rank_provenance`; empty if no rank has reported.
+    """
+    values = driver_provenance(seed)
+    if "packages" in of_a_rank:
+        known = values["packages"].items()
+        workflow = {name: version for name, version in known if name in _OF_THE_WORKFLOW}
+        return {**values, **of_a_rank, "packages": {**of_a_rank["packages"], **workflow}}
+    return {**values, **of_a_rank}
+
+
 def ranks_differ(provenances: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Numbers of cores, and software, that ranks of one cell had otherwise than the others.
 
@@ -105,6 +113,7 @@ def ranks_differ(provenances: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     software: dict[str, set[str]] = {}
     for provenance in provenances:
         parts = {
+            "Python": provenance.get("python"),
             **provenance.get("packages", {}),
             **{name: provenance.get(name) for name in _LIBRARIES},
         }
@@ -117,9 +126,9 @@ def ranks_differ(provenances: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {name: text for name, text in differing.items() if text}
 
 
-def _packages() -> dict[str, str]:
+def _packages(*names: str) -> dict[str, str]:
     versions = {}
-    for name in _PACKAGES:
+    for name in names:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions

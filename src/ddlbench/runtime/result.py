@@ -77,7 +77,7 @@ from ddlbench.experiment.training import (
 from ddlbench.planning.planner import StrategyPlan, measured_digests
 from ddlbench.planning.strategy import DeviceKind, Strategy, strategy_of
 from ddlbench.runtime.disturbance import disturbance_of
-from ddlbench.runtime.environment import driver_provenance, ranks_differ
+from ddlbench.runtime.environment import provenance_of_run, ranks_differ
 from ddlbench.runtime.launch import SHARED_GPU_NOTE
 from ddlbench.runtime.rank_report import (
     RankFailure,
@@ -200,14 +200,9 @@ def _unshaped(site: Site, plan: StrategyPlan) -> str | None:
 def _provenance(
     seed: int, reports: Sequence[RankReport], link: dict[str, Any] | None
 ) -> Provenance:
-    values = driver_provenance(seed)
+    values = provenance_of_run(seed, reports[0].provenance if reports else {})
+    values.pop("host", None)
     values["hosts"] = sorted({r.provenance["host"] for r in reports})
-    if reports:
-        of_a_rank = dict(reports[0].provenance)
-        of_a_rank.pop("host")
-        # In a container, ranks have other packages than the supervisor.
-        packages = {**values["packages"], **of_a_rank.get("packages", {})}
-        values.update(of_a_rank, packages=packages)
     if link is not None:  # emulated nodes do not use the kernel's own setting
         values["tcp_congestion_control"] = link["setting"]["congestion_control"]
     return Provenance.from_dict(values)

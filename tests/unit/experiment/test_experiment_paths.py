@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -50,3 +51,16 @@ def test_no_folder_gets_the_name_of_a_variable(template, why, key):
     assert why in said
     assert "; write " in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("variable", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
+def test_a_scratch_that_the_image_does_not_show_is_named_with_the_remedy(
+    variable, tmp_path, monkeypatch
+):
+    assert scratch_dir("/nowhere/at/all") == Path("/nowhere/at/all")
+    monkeypatch.setenv(variable, "/a.sif")
+    assert scratch_dir(str(tmp_path / "new")) == tmp_path / "new"  # it can be made
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert scratch_dir(str(tmp_path)) == tmp_path
+    with pytest.raises(ConfigError, match=r"/a\.sif does not show .*'--bind, /nowhere/at/all'"):
+        scratch_dir("/nowhere/at/all")

@@ -1,0 +1,39 @@
+"""What a result says it ran in, where its ranks ran in a container."""
+
+from __future__ import annotations
+
+import platform
+
+from ddlbench.runtime.environment import provenance_of_run, rank_provenance, ranks_differ
+
+RANK = {
+    **{"host": "n1", "python": "3.12.1", "cpu_model": "a CPU"},
+    "packages": {"ddlbench": "1.0.0", "torch": "9.0"},
+}
+
+
+def test_a_run_has_the_python_and_packages_of_its_ranks_and_the_workflows_snakemake():
+    alone = provenance_of_run(1, {})
+    assert alone["python"] == platform.python_version()
+    found = provenance_of_run(1, RANK)
+    assert found["python"] == "3.12.1"
+    of_the_workflow = {
+        name: version for name, version in alone["packages"].items() if "snakemake" in name
+    }
+    assert of_the_workflow
+    # Above all no package that only the supervisor has.
+    assert found["packages"] == {**RANK["packages"], **of_the_workflow}
+    assert found["seed"] == alone["seed"] == 1
+
+
+def test_a_rank_names_no_package_of_the_workflow():
+    found = rank_provenance()
+    assert found["python"] == platform.python_version()
+    assert "torch" in found["packages"]
+    assert not any("snakemake" in name for name in found["packages"])
+
+
+def test_ranks_with_other_pythons_differ():
+    assert ranks_differ([RANK, RANK]) == {}
+    other = {**RANK, "python": "3.11.2"}
+    assert ranks_differ([RANK, other]) == {"versions": "Python 3.11.2 and 3.12.1"}
