@@ -9,11 +9,12 @@ import pytest
 
 from ddlbench.experiment.config import parse_experiment
 from ddlbench.experiment.registry import BASE
-from ddlbench.experiment.site import load_site
+from ddlbench.experiment.site import load_site, parse_site
 from ddlbench.planning.matrix import MatrixRow, expand
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES, CANDIDATES = 40, 8
+LOCAL_CPU = {"device": "cpu", "launcher": "local", "devices_per_node": 1}
 
 
 def rows_of(experiment: dict, monkeypatch: pytest.MonkeyPatch) -> list[MatrixRow]:
@@ -64,3 +65,13 @@ def test_a_study_that_was_never_measured_says_so(tmp_path, monkeypatch):
     study = bed_study.Study("new", {"experiment": "one"})
     with pytest.raises(SystemExit, match=r"measured\.tar\.xz is missing: measure the study first"):
         study.unpack(bed_study.ROOT / "measured.tar.xz")
+
+
+def test_a_ring_sends_a_message_once_over_netem_and_waits_for_two_delays(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "validation"))
+    netem = __import__("netem")
+    # 20 Mbit/s carry 2.5 MB a second; two delays of 20 ms.
+    assert netem.least_all_reduce_s(2_500_000) == pytest.approx(1.04)
+    parsed = parse_site({**netem.SITE_KEYS, **LOCAL_CPU}, Path("netem-guest.yaml"))
+    rows = expand(parse_experiment(netem.EXPERIMENT, "the study"), parsed)
+    assert [row.unsupported for row in rows if row.unsupported] == []

@@ -14,6 +14,7 @@ Each prints one JSON line at its end; a receiver prints its port before.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import socket
@@ -148,10 +149,12 @@ def udp_send(
     bundle: int,
     packets_per_s: float,
     packets: int,
+    catch_up_packets: float = math.inf,
 ) -> dict[str, Any]:
     """Send packets of one size at an even rate.
 
-    ``bundle`` packets leave with one call if the kernel can segment UDP.
+    ``bundle`` packets leave with one call if the kernel can segment UDP. A sender that had to wait
+    for its core sends at most ``catch_up_packets`` at once: more might not fit into a link's queue.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.connect((address, port))
@@ -166,6 +169,8 @@ def udp_send(
         ahead_s = start_s + sent / packets_per_s - time.monotonic()
         if ahead_s > 0:
             time.sleep(ahead_s)
+        else:
+            start_s += max(0.0, -ahead_s - catch_up_packets / packets_per_s)
         count = min(bundle, packets - sent)
         try:
             sock.send(payload[: count * payload_bytes])

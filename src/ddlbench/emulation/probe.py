@@ -27,7 +27,13 @@ from statistics import median
 from typing import Any, Protocol
 
 from ddlbench.common.statistics import MBIT_PER_S, MS
-from ddlbench.emulation.namespaces import Backend, EmulationFailed, burst_packets, queue_bytes
+from ddlbench.emulation.namespaces import (
+    QUEUE_PACKETS,
+    Backend,
+    EmulationFailed,
+    burst_packets,
+    queue_bytes,
+)
 from ddlbench.experiment.fabric import LinkCondition
 
 # Largest relative error of delay and rate.
@@ -345,6 +351,8 @@ def _loss(ends: Ends, condition: LinkCondition) -> dict[str, Any]:
             "bundle": 1,
             "packets_per_s": packets_per_s,
             "packets": packets,
+            # What a full queue drops is not lost on the way.
+            "catch_up_packets": QUEUE_PACKETS // 10,
         },
         receiver={
             "settle_s": 0.0,
