@@ -74,10 +74,7 @@ def read_command(files: Sequence[Path], output: Path) -> None:
             f"{runs[0].source}: no step of it has a time above 0; give the whole log of a training"
         )
     text = table_text(runs) if runs else _points_text(tests)
-    try:
-        write_text(output, text)
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+    write_text(output, text)
     click.echo("\n".join(_lines(runs, tests)))
     click.echo(f"{output}: {counted(text.count(chr(10)) - 1, 'row')}")
 
