@@ -61,7 +61,6 @@ def test_the_easyconfig_supplies_what_pyproject_asks_for(tool, tmp_path):
     answer = json.loads(out.read_text(encoding="utf-8"))
     assert answer["style"] == 0, done.stdout
     found = {canonicalize_name(name): version for name, version in answer["found"].items()}
-    found["torch"] = found["pytorch"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = [Requirement(text) for text in project["dependencies"]]
     asked += [Requirement(text) for text in project["optional-dependencies"]["measure"]]
