@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -71,7 +72,7 @@ def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> s
         settings.append(f"site={site.name}")
     if settings:
         parts += ["--config", *settings]
-    return " ".join(parts)
+    return shlex.join(parts)
 
 
 def cell_options(command: Callable[..., None]) -> Callable[..., None]:

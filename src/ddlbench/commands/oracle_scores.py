@@ -33,7 +33,7 @@ from ddlbench.predict.roofline_score import (
     scored,
 )
 from ddlbench.predict.run_logs import megatron, mlperf, torchtitan
-from ddlbench.predict.run_logs.logged_run import LoggedRun, table_text
+from ddlbench.predict.run_logs.logged_run import OUT_OF_MEMORY, LoggedRun, table_text
 from ddlbench.predict.run_tables import (
     CNN,
     HOLD_OUTS,
@@ -422,11 +422,12 @@ def read_command(files: Sequence[Path], output: Path) -> None:
         runs = [mlperf.with_system(run, name, system) for run in runs]
     if not runs and not tests:
         raise ConfigError("only descriptions of systems; give the logs of their runs, too")
+    if runs and not any(map(_tells_something, runs)):
+        raise ConfigError(
+            f"{runs[0].source}: no step of it has a time above 0; give the whole log of a training"
+        )
     text = table_text(runs) if runs else _points_text(tests)
-    try:
-        write_text(output, text)
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+    write_text(output, text)
     click.echo("\n".join(_lines(runs, tests)))
     click.echo(f"{output}: {counted(text.count(chr(10)) - 1, 'row')}")
 
@@ -461,6 +462,12 @@ def _run(text: str, file: Path) -> LoggedRun:
     return _READERS[best][1](text, str(file))
 
 
+def _tells_something(run: LoggedRun) -> bool:
+    """Whether a run has a time, a size of memory, or ended for want of memory."""
+    values = (run.step_s, run.run_s_median, run.memory_gib)
+    return run.status == OUT_OF_MEMORY or any(value is not None for value in values)
+
+
 def _points_text(tests: Sequence[tuple[Path, NcclTest]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -481,9 +488,10 @@ def _points_text(tests: Sequence[tuple[Path, NcclTest]]) -> str:
 
 def _lines(runs: Sequence[LoggedRun], tests: Sequence[tuple[Path, NcclTest]]) -> list[str]:
     rows = [
-        (Path(run.source).name, run.log, run.status, duration_text(run.step_s), run.note)
+        (Path(run.source).name, run.log, run.status, duration_text(run.step_s),
+         run.note or ("" if run.step_s else "no step has a time above 0"))
         for run in runs
-    ]
+    ]  # fmt: skip
     rows += [
         (file.name, f"nccl-tests, {test.operation}", counted(test.ranks, "rank"),
          counted(len(test.points), "size"), "; ".join(test.remarks))

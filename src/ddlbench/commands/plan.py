@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -125,7 +126,7 @@ def _check_of_own(experiment: Experiment, to_run: Sequence[Cell]) -> list[str]:
         return []
     command = "ddlbench check"
     if Path(experiment.where) != CONFIG:
-        command += f" --configfile {experiment.where}"
+        command += f" --configfile {shlex.quote(experiment.where)}"
     sentence = "Whether each strategy trains your network as one device does, in a few tiny steps: "
     return paragraph(sentence + command, hanging="  ")
 

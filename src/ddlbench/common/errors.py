@@ -46,7 +46,8 @@ def file_fault(error: BaseException, folder: Path | None = None) -> str | None:
     place = error.filename
     named = isinstance(place, str | bytes | os.PathLike)
     if error.errno in _NO_ROOM:
-        where = os.fsdecode(place) if named else folder or "a file"
+        written = place if error.filename2 is None else error.filename2  # of a copy, its target
+        where = os.fsdecode(written) if named else folder or "a file"
         return printable(f"no room is left to write {where}; free some and run again")
     if not named:
         return None

@@ -179,7 +179,8 @@ def load_pickle(path: Path) -> dict[str, Any]:
     except DataError as error:
         raise DataError(f"{path} {error}") from None
     except Exception as error:  # a damaged pickle may raise nearly anything
-        raise DataError(f"{path} is not a readable CIFAR file ({error}); replace it") from error
+        why = str(error) or type(error).__name__
+        raise DataError(f"{path} is not a readable CIFAR file ({why}); replace it") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a CIFAR file: it holds no dictionary; replace it")
     return {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in value.items()}

@@ -16,6 +16,7 @@ or with the sentence that says why nothing is drawn.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -456,10 +457,11 @@ def making_command(site: str, files: Iterable[Path]) -> str:
     with suppress(ConfigError):
         planned = read_yaml(project_root() / CONFIG).get("site", site)
     files = list(files)
-    words = ["snakemake", "--profile", f"profiles/{launcher}", *map(str, files)]
+    targets = [shlex.quote(str(file)) for file in files]
+    words = ["snakemake", "--profile", f"profiles/{launcher}", *targets]
     declared = declaring_file(part for file in files for part in file.parts)
     if declared is not None and site_file(site) != Path(declared) and Path(declared).is_file():
-        words += ["--configfile", declared]
+        words += ["--configfile", shlex.quote(declared)]
         with suppress(ConfigError):
             planned = read_yaml(Path(declared)).get("site", "local")
     return " ".join([*words, *(["--config", f"site={site}"] if planned != site else [])])

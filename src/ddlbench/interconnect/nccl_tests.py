@@ -38,6 +38,7 @@ _PROGRAM = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|broadcast)_perf"
 _OTHERS = re.compile(r"\b(alltoall|sendrecv|gather|scatter|reduce|hypercube)_perf")
 _FAILURE = re.compile(r"Test (?:NCCL )?failure|NCCL WARN|Test CUDA failure")
 _END = re.compile(r"Avg bus bandwidth")
+_LONGEST_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,10 @@ def _times(words: tuple[str, ...]) -> tuple[float, float | None, int] | None:
     except ValueError:
         return None
     wrong = int(words[3][:18]) if words[3].isdigit() else 0
+    if not 0 < time_s < _LONGEST_S:  # NaN fails, too
+        return None
     # Rates have two digits after the point, so that small ones tell no ratio.
-    return (time_s, bus / algorithm if algorithm >= 1 else None, wrong) if time_s > 0 else None
+    return time_s, bus / algorithm if algorithm >= 1 else None, wrong
 
 
 def _operation(text: str, rows: list[_Row], ranks: int, where: str) -> str:

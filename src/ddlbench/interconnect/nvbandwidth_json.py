@@ -213,7 +213,7 @@ def _matrix(test: dict[str, Any], size: int, where: str) -> Matrix:
     if count not in (1, _MOST_MATRICES.get(test["name"])) or any(len(row) != size for row in rows):
         raise ConfigError(f"{place}: not {size} rows of {size} values; run nvbandwidth again")
     matrix = [[_value(word, place) for word in row] for row in rows[-size:]]
-    if all(i == j or value is None for i, row in enumerate(matrix) for j, value in enumerate(row)):
+    if all(i == j or not value for i, row in enumerate(matrix) for j, value in enumerate(row)):
         raise ConfigError(f"{place}: none of its pairs was measured; run nvbandwidth again")
     return scaled(matrix, *_UNITS[unit[1]])
 
@@ -238,6 +238,7 @@ def _value(word: Any, place: str) -> float | None:
     try:
         if isinstance(word, str):
             value = printed_number(word.strip())
+            value = None if value is None else finite(value)
         elif isinstance(word, int | float) and not isinstance(word, bool):
             value = finite(float(word))
         else:

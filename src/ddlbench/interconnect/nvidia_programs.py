@@ -39,7 +39,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ddlbench.common.errors import ConfigError, shown
+from ddlbench.common.errors import ConfigError, file_fault, shown
 
 State = Literal["there", "absent", "wrong"]
 P2P = "p2pBandwidthLatencyTest"
@@ -200,7 +200,7 @@ def build(checkout: Path) -> Path:
             raise ConfigError(f"{nvcc} cannot build {source}: {error}")
         beside.replace(binary)
     except OSError as error:
-        raise ConfigError(f"{binary} cannot be written: {error.strerror}") from None
+        raise ConfigError(file_fault(error, binary) or error) from None
     finally:
         beside.unlink(missing_ok=True)
     return binary

@@ -8,7 +8,6 @@ pairs, as nothing says which of two is the slow one.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -58,9 +57,12 @@ def pair_matrix(
     return entry if sampled is None else {**entry, "sampled": sampled}
 
 
+_BEYOND_ANY_LINK = 1e30
+
+
 def finite(value: float) -> float | None:
-    """``value``; None for inf and nan, which are no measurements."""
-    return value if math.isfinite(value) else None
+    """``value``; None for nan, inf and what no link can do, which are no measurements."""
+    return value if abs(value) < _BEYOND_ANY_LINK else None
 
 
 def peer_access(reach: Iterable[bool]) -> str | None:

@@ -127,6 +127,8 @@ _WEIGHTS = frozenset(
         "pretrained_cfg_overlay", "checkpoint_path", "cache_dir",
     }
 )  # fmt: skip
+_DEPTH = re.compile("layer|depth|block")
+_MOST_LAYERS = 10_000
 _EXAMPLES = ("hf:vit or hf:resnet", "hf:gpt2 or hf:llama")  # for images, for tokens
 
 
@@ -136,10 +138,9 @@ def torchvision(name: str) -> Factory:
     Raises:
         ConfigError: torchvision has none of this name.
     """
+    written, (name, arguments) = f"torchvision:{name}", _parted("torchvision", name)
     from ddlbench.networks.torchvision_compat import models  # noqa: PLC0415 - slow to import
 
-    written = f"torchvision:{name}"
-    name, arguments = _parted("torchvision", name)
     known = models.list_models(module=models)
     if name in set(models.list_models()) - set(known):
         task = models.get_model_builder(name).__module__.split(".")[2].replace("_", " ")
@@ -169,9 +170,8 @@ def timm(name: str) -> Factory:
     Raises:
         ConfigError: timm is not installed, or has none of this name.
     """
+    written, (name, arguments) = f"timm:{name}", _parted("timm", name)
     library = _library("timm", "timm")
-    written = f"timm:{name}"
-    name, arguments = _parted("timm", name)
     known = library.list_models()
     if name.partition(".")[0] not in known:
         raise ConfigError(f"timm has no network {shown(name)}; {nearest(name, known)}")
@@ -201,13 +201,14 @@ def hf(name: str) -> Factory:
     Raises:
         ConfigError: transformers is not installed, or has no such type or file.
     """
-    library = _library("transformers", "transformers")
     written, (name, arguments) = f"hf:{name}", _parted("hf", name)
+    library = _library("transformers", "transformers")
     configured: dict[str, Any] = {}
     model_type = name
     if name.endswith(".json"):
         configured = _read_configuration(Path(name))
         model_type = str(configured.pop("model_type", ""))
+        _check_depth(f"hf:{name}", configured)
     types = list(library.CONFIG_MAPPING)
     if model_type not in types:
         remark = nearest(model_type, types)
@@ -288,7 +289,16 @@ def _parted(library: str, name: str) -> tuple[str, dict[str, Any]]:
                 f"{library}:{name}: {word} would load the weights of others; leave it out, as "
                 "weights are drawn from the seed of a cell"
             )
+    _check_depth(f"{library}:{name}", arguments)
     return name, arguments
+
+
+def _check_depth(name: str, values: Mapping[str, Any]) -> None:
+    """Refuse so many layers that the modules alone, without weights, would fill the memory."""
+    for word, value in values.items():
+        counts_layers = _DEPTH.search(word) is not None and isinstance(value, int | float)
+        if counts_layers and value > _MOST_LAYERS:
+            raise ConfigError(f"{name}: {word} is {value}; write at most {_MOST_LAYERS}")
 
 
 def _value(text: str) -> Any:

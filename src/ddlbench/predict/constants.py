@@ -20,7 +20,7 @@ from annotated_types import Gt
 from numpy.typing import NDArray
 
 from ddlbench.common.document import write_text
-from ddlbench.common.errors import ConfigError
+from ddlbench.common.errors import ConfigError, file_fault
 from ddlbench.common.form import Amount, Form, Name, Positive
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.experiment.paths import project_root
@@ -180,7 +180,7 @@ class WithConstants(Described):
         try:
             write_text(path, self.header + text)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+            raise ConfigError(file_fault(error, path) or error) from None
 
 
 _Model = TypeVar("_Model", bound=WithConstants)

@@ -28,7 +28,7 @@ Linux bounds the window by ``tcp_wmem``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -295,6 +295,10 @@ class ConditionLinks(LinkTable):
             return self._base.hop(kind, source, target)  # type: ignore[arg-type,return-value]
         latency_s = path.round_trip_s / 2 + path.stall_s(1)
         return Hop(latency_s, path.bandwidth_bytes_per_s), self._note
+
+    def class_of(self, place: tuple[int, int]) -> Hashable:
+        """That of the undisturbed network, whose hops some pairs have."""
+        return super().class_of(place) if self._base is None else self._base.class_of(place)
 
     def collective(
         self, operation: str, nodes: int, devices_per_node: int, transport: str | None

@@ -16,8 +16,9 @@ Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms", 200
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
@@ -205,6 +206,25 @@ class LinkTable:
         if key not in self._hops:
             self._hops[key] = self._find(*key)
         return self._hops[key]
+
+    def class_of(self, place: Place) -> Hashable:
+        """Places of one class have equal hops within their nodes, and equal hops between nodes.
+
+        Each place that a matrix names is a class. No matrix tells the others apart.
+        """
+        named = place if place in self._named else None
+        return (place[1] if self._one_node else None), named
+
+    @cached_property
+    def _named(self) -> set[Place]:
+        within = self.within_node._named if self.within_node else set()
+        return within | {place for pair in self.links.pairs for place in _places(pair)}
+
+    @cached_property
+    def _one_node(self) -> bool:
+        """Whether one node stands for all of its type, device by device."""
+        within = self.within_node is not None and self.within_node._one_node
+        return within or any(pair.scope == "node" for pair in self.links.pairs)
 
     def message_ends_s(self, level: str) -> Callable[[float], float] | None:
         """Processor seconds of sending and receiving a message, by its bytes; None if unknown.

@@ -31,7 +31,8 @@ Seconds are from a profile and measured links:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import inf
@@ -46,6 +47,8 @@ from ddlbench.predict.links import (
     CollectiveTimes,
     Contention,
     Hop,
+    LinkTable,
+    Place,
     places_of,
 )
 from ddlbench.predict.prediction import CellInputs, joined
@@ -91,6 +94,35 @@ class MessageCost:
         return self.carried_s + self.copied_s
 
 
+class _Ends:
+    """Places of one role, counted by class (:meth:`LinkTable.class_of`) and node."""
+
+    def __init__(self, places: Iterable[Place], links: LinkTable) -> None:
+        self._at: dict[Hashable, dict[int, Place]] = {}
+        self._count: Counter[tuple[Hashable, int]] = Counter()
+        self._whole: Counter[Hashable] = Counter()
+        for place in places:
+            group, node = links.class_of(place), place[0]
+            self._at.setdefault(group, {}).setdefault(node, place)
+            self._count[group, node] += 1
+            self._whole[group] += 1
+
+    @property
+    def different(self) -> list[Place]:
+        """A place of each class on each node."""
+        return [place for of_nodes in self._at.values() for place in of_nodes.values()]
+
+    def met_by(self, place: Place) -> Iterator[tuple[Place, int]]:
+        """Of each class a place on the same node, and one elsewhere, with how many there are."""
+        node = place[0]
+        for group, of_nodes in self._at.items():
+            beside = self._count[group, node]
+            if beside:
+                yield of_nodes[node], beside
+            if elsewhere := self._whole[group] - beside:
+                yield next(other for at, other in of_nodes.items() if at != node), elsewhere
+
+
 @dataclass(frozen=True)
 class Exchange:
     """What the workers and the servers of a cell send each other in a step.
@@ -112,27 +144,30 @@ class Exchange:
     @classmethod
     def of(cls, inputs: CellInputs) -> Exchange:
         """Each pair by the slower of its ways, as push and pull take equally long here."""
-        places: dict[str, list[tuple[int, int]]] = {"server": [], "worker": []}
+        links, roles = inputs.links, ("server", "worker")
+        places: dict[str, list[Place]] = {role: [] for role in roles}
         for process in inputs.plan.processes:
             places[process.role].append((process.node, process.devices[0]))
+        servers, workers = (_Ends(places[role], links) for role in roles)
         share = inputs.workload.parameter_bytes / len(places["server"])
-        links = inputs.links
-        ways = {
-            (a, b): [links.hop("transport", *ends) for ends in ((a, b), (b, a))]
-            for a in places["worker"]
-            for b in places["server"]
-        }
-        seconds = {
-            pair: share / min(hop.bandwidth_bytes_per_s for hop, _ in both)
-            for pair, both in ways.items()
-        }
-        hops = [hop for both in ways.values() for hop in both]
+        hops: dict[Hop, None] = {}
+        remarks: dict[str, None] = {}
+
+        def seconds(place: Place, others: _Ends) -> float:
+            whole_s = 0.0
+            for other, count in others.met_by(place):
+                both = [links.hop("transport", *ends) for ends in ((place, other), (other, place))]
+                hops.update((hop, None) for hop, _ in both)
+                remarks.update((remark, None) for _, remark in both if remark)
+                whole_s += count * (share / min(hop.bandwidth_bytes_per_s for hop, _ in both))
+            return whole_s
+
         return cls(
             workers=len(places["worker"]),
-            slowest_hop=max((hop for hop, _ in hops), key=lambda hop: hop.time_s(share)),
-            server_s=max(sum(seconds[w, s] for w in places["worker"]) for s in places["server"]),
-            worker_s=max(sum(seconds[w, s] for s in places["server"]) for w in places["worker"]),
-            remarks=tuple(dict.fromkeys(remark for _, remark in hops if remark)),
+            worker_s=max(seconds(place, servers) for place in workers.different),
+            server_s=max(seconds(place, workers) for place in servers.different),
+            slowest_hop=max(hops, key=lambda hop: hop.time_s(share)),
+            remarks=tuple(remarks),
         )
 
     def transfer_s(self, workers: int) -> float:

@@ -93,6 +93,11 @@ def test_a_full_disk_names_the_folder_where_a_write_names_no_file() -> None:
     )
 
 
+def test_a_copy_to_a_full_disk_names_what_is_written() -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "Snakefile", None, "crate/Snakefile")
+    assert "crate/Snakefile" in str(file_fault(full))
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("x"), OSError("AF_UNIX path too long"), ConnectionRefusedError(111, "no")]
 )

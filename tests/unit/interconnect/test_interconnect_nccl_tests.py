@@ -1,5 +1,7 @@
 """The text of nccl-tests, as captured with ranks, repeats, failures and missing ends."""
 
+import re
+
 import pytest
 
 from ddlbench.common.errors import ConfigError
@@ -45,6 +47,13 @@ def test_lines_with_a_rank_a_host_or_the_time():
     for prefix in ("0: ", "[1,0]<stdout>:", "2026-03-01T10:00:00Z worker-0 "):
         lines = "\n".join(prefix + line for line in text().splitlines())
         assert len(parse_nccl_tests(lines, "out").points) == 2
+
+
+@pytest.mark.parametrize("time_us", ["0", "-1", "nan", "1e308", "9" * 400])
+def test_rows_without_a_time_are_no_rows(time_us):
+    rows = re.sub(r"2559.2|4607.6|2560.1|4610.0", time_us, ROWS)
+    with pytest.raises(ConfigError, match="no row of nccl-tests"):
+        parse_nccl_tests(text(rows), "out")
 
 
 def test_repeats_are_medians_and_the_old_form_is_read():

@@ -67,6 +67,15 @@ def test_every_number_lands_where_it_belongs():
     assert {p["access"] for p in parsed["pairs"]} == {"direct"}
 
 
+@pytest.mark.parametrize("value", ["0", 0.0, "1e308"])
+def test_pairs_that_carry_nothing_were_not_measured(value):
+    nothing = [["N/A", value], [value, "N/A"]]
+    for place, name in enumerate((WRITE, READ)):
+        cases = [*GOOD[:place], test_case(name, nothing), *GOOD[place + 1 :]]
+        with pytest.raises(ConfigError, match=f"{name}: none of its pairs was measured"):
+            parse_nvbandwidth(json.dumps(document(*cases)))
+
+
 TEXT = json.dumps(document(*GOOD), indent=3)
 
 

@@ -102,6 +102,12 @@ def test_the_weights_are_the_library_s_and_follow_from_the_seed() -> None:
         ("torchvision:resnet18?weights=DEFAULT", IMAGENET, "weights would load the weights of oth"),
         ("torchvision:alexnet", CIFAR10, "too small; a network for images of 224 pixels may need"),
         ("torchvision:vit_h_14", CIFAR10, "cannot be built for cifar10, 3x32x32: Input shape indi"),
+        (
+            "torchvision:vit_b_16?num_layers=1000000000",
+            IMAGENET,
+            "num_layers is 10+; write at",
+        ),
+        ("hf:vit?num_hidden_layers=1e9", IMAGENET, "num_hidden_layers is 10+.0; write at most"),
         ("torchvision:resnet18?depth=3", CIFAR10, "does not take these arguments: .*depth"),
         ("torchvision:resnet18", TOKENS, "reads images, but dataset tokens has tokens"),
         ("torchvision:resnet18", DATASETS["mnist"], "reads 3 channels, but dataset mnist has 1"),

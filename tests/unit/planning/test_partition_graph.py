@@ -272,7 +272,8 @@ def test_forms_of_the_same_graph(tmp_path, lines, encoding) -> None:
 
 
 def test_numbers(tmp_path) -> None:
-    lines = [graph_line("node1", output="[6291456.0; 131072.0; 131072.0]", weights="1E3")]
+    outputs = "[6291456.0; 131072.0; 131072.0]"
+    lines = [graph_line("node1", time_ms=1, output=outputs, weights="1E3")]
     (node,) = _read(tmp_path, lines).nodes
     assert (node.output_bytes, node.parameter_bytes) == (6291456 + 2 * 131072, 1000)
     assert node.saved_bytes == node.output_bytes
@@ -311,6 +312,8 @@ def test_parts_that_only_an_input_joins_both_count(tmp_path) -> None:
         ([graph_line("n", output="1e300")], "activation_size is '1e300'"),
         ([CHAIN[0][:-20]], "line 1: .* is not forward_compute_time=NUMBER"),
         ([graph_line("n", "Input")], "holds no layer, only inputs"),
+        ([graph_line("n")], "all its layers take 0 s"),
+        ([graph_line("n", time_ms="-0.0")], "all its layers take 0 s"),
         ([""], "holds no node"),
         (["x" * 100_000], "line 1: .* is no node and no edge"),
     ],

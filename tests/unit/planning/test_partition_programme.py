@@ -18,6 +18,7 @@ from ddlbench.planning.partition import (
     MemoryLimit,
     Node,
     partition,
+    programme,
     read_network,
     stage_memory_bytes,
 )
@@ -158,6 +159,40 @@ def test_several_levels_equal_brute_force(chain, levels, model) -> None:
     found = partition(chain, levels, model)
     assert found.period_s == best_period(chain, levels, model, False)
     assert sum(found.replicas) == math.prod(level.machines for level in levels)
+
+
+@given(
+    st.builds(Chain, st.lists(nodes, min_size=1, max_size=7).map(tuple)),
+    st.integers(1, 3),
+    st.builds(Level, st.integers(1, 20), st.sampled_from([1.0, 30.0, 300.0, math.inf])),
+    models,
+)
+def test_thresholds_choose_the_stages_of_the_tables(chain, inner, level, model) -> None:
+    levels = [Level(inner, 500.0), level]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(programme, "_MANY", 0)
+        by_thresholds = partition(chain, levels, model)
+        patched.setattr(programme, "_MANY", math.inf)
+        assert partition(chain, levels, model) == by_thresholds
+
+
+@pytest.mark.parametrize("model", ["released", "paper"])
+def test_a_million_machines_are_all_used(vgg16, model) -> None:
+    found = partition(vgg16, [Level(8, 3e11), Level(10**6, 5e10)], model)
+    assert sum(found.replicas) == 8 * 10**6
+    if model == "released":  # the paper's all-reduce takes longer, the more replicas there are
+        fewer = partition(vgg16, [Level(8, 3e11), Level(10**3, 5e10)], model)
+        assert found.period_s < fewer.period_s
+
+
+def test_searches_of_hours_are_refused(vgg16) -> None:
+    memory = MemoryLimit(1e7)
+    with pytest.raises(ConfigError, match="4000 machines under a memory limit"):
+        partition(vgg16, [Level(4000, 1e9)], memory=memory)
+    with pytest.raises(ConfigError, match="4000 machines below another level"):
+        partition(vgg16, [Level(4000, 1e9), Level(2, 1e9)])
+    with pytest.raises(ConfigError, match="40 nodes cannot make 100000 stages"):
+        partition(vgg16, [Level(100_000, 1e9)], straight=True)
 
 
 @given(chains, levels_of_one, models, st.integers(1, 400), st.sampled_from([0.0, 1.0, 2.0]))

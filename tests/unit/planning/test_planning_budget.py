@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from planning_factory import block, write_site
 
+from ddlbench.commands.options import snakemake_command
 from ddlbench.commands.plan import plan_lines
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.config import Profiling, parse_experiment
@@ -393,6 +395,13 @@ def test_what_is_shown(tmp_path: Path) -> None:
         "Next: snakemake --profile profiles/slurm",
     ):
         assert words in text
+
+
+def test_the_next_command_quotes_a_file_with_a_blank() -> None:
+    experiment = replace(EXPERIMENT, where="mein Versuch ä.yaml")
+    words = shlex.split(snakemake_command(experiment, LOCAL, "profiles"))
+    assert words[1] == "profiles"
+    assert words[words.index("--configfile") + 1] == experiment.where
 
 
 def test_what_is_shown_when_all_is_done(tmp_path: Path) -> None:

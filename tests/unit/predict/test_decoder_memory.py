@@ -43,6 +43,7 @@ def test_stages_are_cut_by_cost(stages, cut):
 
 def test_stages_of_layers_alone_are_even():
     assert stage_cut(16, 4, 1.0, 0.0)[0] == (4, 4, 4, 4)
+    assert stage_cut(10**9, 4, 1.0, 0.0)[0] == (250_000_000,) * 4
 
 
 def test_a_layer_keeps_what_its_modules_need():

@@ -46,6 +46,28 @@ def test_each_worker_counts_with_its_own_hop():
     assert found.exposed_communication_s == pytest.approx(2 * (L + 0.2))
 
 
+@pytest.mark.parametrize("geometry", ["3x2", "2x4", "5x1"])
+def test_places_that_no_matrix_tells_apart_count_like_each_of_them(geometry):
+    measured = make.pair([0, 0, 1, 1], slow={(0, 2): 2e8, (3, 1): 4e8, (1, 0): 5e8})
+    links, plan = (
+        make.table(measured),
+        make.plan("parameter-server", geometry, options={"servers": 2}),
+    )
+    places = [(process.node, process.devices[0]) for process in plan.processes]
+    servers, workers = places[:2], places[2:]
+
+    def seconds(one, other):
+        ways = [links.hop("transport", *ends)[0] for ends in ((one, other), (other, one))]
+        return 50 * MB / min(way.bandwidth_bytes_per_s for way in ways)
+
+    busiest_s = max(
+        *(sum(seconds(worker, server) for worker in workers) for server in servers),
+        *(sum(seconds(worker, server) for server in servers) for worker in workers),
+    )
+    found = told("parameter-server", geometry, 32 if geometry != "5x1" else 33, measured, servers=2)
+    assert found.exposed_communication_s == pytest.approx(2 * (L + busiest_s))
+
+
 def test_out_of_step_a_worker_has_the_links_alone_until_they_are_full():
     two = told("parameter-server", "1x3", mode="async")
     assert two.step_s == pytest.approx(0.26 + 2 * (L + 0.1))

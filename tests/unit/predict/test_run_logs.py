@@ -220,6 +220,15 @@ def read(tmp_path, files, *more):
     return pd.read_csv(output)
 
 
+def test_a_log_of_steps_that_take_no_time_is_refused(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text(MEGATRON.partition("[Rank 0]")[0] + iteration(10, ms=0))
+    words = ["read", str(path), "--output", str(tmp_path / "runs.csv")]
+    result = CliRunner().invoke(oracle, words)
+    assert isinstance(result.exception, ConfigError) and "log.txt" in str(result.exception)
+    assert not (tmp_path / "runs.csv").exists()
+
+
 def test_a_table_of_mlperf_is_scored(tmp_path):
     system = {
         "number_of_nodes": "8", "accelerators_per_node": 8, "submitter": "NVIDIA",

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.commands.timeline import timeline
+from ddlbench.common.errors import ConfigError
 from ddlbench.report.traces.breakdown import break_down, lines_of, merged, shared
 from ddlbench.report.traces.kineto_file import read_trace
 
@@ -102,6 +103,12 @@ def test_fractions_of_microseconds_are_rounded_inwards(tmp_path):
     events = [kernel(GEMM, 10.25, 12.75), kernel(GEMM, 20.5, 30.5)]
     assert us(breakdown(tmp_path, events).compute_s) == (12 - 11) + (30 - 21)
     assert us(breakdown(tmp_path, events, exact=True).compute_s) == 12.5
+
+
+@pytest.mark.parametrize("event", [kernel(GEMM, 10, 10), host("aten::mm", 10, 10)])
+def test_a_trace_in_which_no_time_passes_is_refused(tmp_path, event):
+    with pytest.raises(ConfigError, match="no time passes"):
+        breakdown(tmp_path, [event])
 
 
 def test_idle_time_has_the_causes_of_hta(tmp_path):

@@ -504,7 +504,7 @@ def _sum(text: str, field: str, where: str) -> float:
     values = [number_of(part) for part in (text[1:-1].split(";") if several else [text])]
     if not all(value >= 0 for value in values):
         raise ConfigError(
-            f"{where}: {field} is {shown(text)}; write a number that is 0 or more"
+            f"{where}: {field} is {shown(text)}; write a number from 0 to below {_LARGEST:g}"
             f"{', or several outputs as [a; b; c]' if outputs else ''}"
         )
     return sum(values)

@@ -74,8 +74,19 @@ def read_network(path: Path, batch_size: int | None = None) -> Chain | LayerGrap
     left out. Only our profile and a device's table take one.
 
     Raises:
-        ConfigError: the file is missing or is no profile, or the batch size does not suit it.
+        ConfigError: the file is missing or is no profile, its layers take no time, or the batch
+            size does not suit it.
     """
+    network = _network(path, batch_size)
+    if not any(node.time_s for node in network.nodes):
+        raise ConfigError(
+            f"{path}: the passes of all its layers take 0 s, so that no cut is better than "
+            "another; give a profile with measured times"
+        )
+    return network
+
+
+def _network(path: Path, batch_size: int | None) -> Chain | LayerGraph:
     if not path.is_file():
         raise ConfigError(f"{path}: no such profile; write the path of a .json, .txt or .csv file")
     if path.suffix.lower() == ".json":

@@ -17,14 +17,16 @@ stage ``k+1..j`` has ``ceil(d / r)`` mini-batches waiting and demands ``d' = r (
 Without a limit there is one demand, and the tables lose that axis.
 
 With one level the result is the optimum under the limit. With several, a component passes only its
-fastest arrangement upwards, not every trade of time for demand, and demands above 8 are rounded up
-to a coarse grid. So if a limit binds, a better plan may exist, but every plan returned fits.
+fastest arrangement upwards, not every trade of time for demand. With several, or with more than 128
+devices, demands above 8 are rounded up to a coarse grid. So if a limit binds, a better plan may
+exist, but every plan returned fits.
 
 Among equal periods, no cut comes first, then the earliest cut, then the fewest replicas. (The
 release takes the first in a Python set of objects, so its choice among equal ones can differ from
 run to run; its period cannot.)
 
-Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1. O(N^3 M^2) for each level.
+Source: PipeDream (Narayanan et al., SOSP 2019), section 3.1. O(N^3 M^2) for each level; many
+machines of the outermost one go another way (:mod:`ddlbench.planning.partition.thresholds`).
 
 A stage costs what the released optimizer counts, or what the paper does. It has ``r`` replicas,
 each a component of ``G`` devices joined by links of ``B`` bytes/s; ``T`` seconds of one component,
@@ -81,8 +83,10 @@ from numpy.typing import NDArray
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.partition.graph import Array, LayerGraph, MemoryLimit, Node, States
+from ddlbench.planning.partition.thresholds import Integers, Thresholds
 
 Cuts = tuple[Array, Array]  # bytes into a stage, bytes out of it
+Counts = int | Integers
 
 
 @dataclass(frozen=True)
@@ -111,15 +115,15 @@ class CostModel:
     """Seconds per mini-batch of a stage, for arrays.
 
     Attributes:
-        first: ``(T, w, r, level, G)`` of a stage without a cut before it; T and w broadcast.
+        first: ``(T, w, r, level, G)`` of a stage without a cut before it; T, w and r broadcast.
         other: ``(T, w, r, level, (a_in, a_out))`` of a stage after a cut; a_out is 0 at the end
             of the network.
         antichains: a cut through a graph is charged as in the release, see the
             top of this module.
     """
 
-    first: Callable[[Array, Array, int, Level, int], Array]
-    other: Callable[[Array, Array, int, Level, Cuts], Array]
+    first: Callable[[Array, Array, Counts, Level, int], Array]
+    other: Callable[[Array, Array, Counts, Level, Cuts], Array]
     antichains: bool = False
 
 
@@ -141,22 +145,22 @@ def cut_outputs(states: States) -> Array:
     return outputs
 
 
-def _released_first(time: Array, weights: Array, r: int, level: Level, inner: int) -> Array:
+def _released_first(time: Array, weights: Array, r: Counts, level: Level, inner: int) -> Array:
     reduce = (4 * (r - 1) * weights) / (level.bandwidth_bytes_per_s * r)
     return (time + reduce / inner) / r
 
 
-def _released_other(time: Array, weights: Array, r: int, level: Level, cuts: Cuts) -> Array:
+def _released_other(time: Array, weights: Array, r: Counts, level: Level, cuts: Cuts) -> Array:
     stage = (time + (4 * (r - 1) * weights) / (level.bandwidth_bytes_per_s * r)) / r
     across = (2.0 * np.maximum(*cuts)) / (level.bandwidth_bytes_per_s * r)
     return np.maximum(stage, across)
 
 
-def _paper_stage(time: Array, weights: Array, r: int, level: Level) -> Array:
+def _paper_stage(time: Array, weights: Array, r: Counts, level: Level) -> Array:
     return np.maximum(time, 2 * (r - 1) * weights / level.bandwidth_bytes_per_s) / r
 
 
-def _paper_other(time: Array, weights: Array, r: int, level: Level, cuts: Cuts) -> Array:
+def _paper_other(time: Array, weights: Array, r: Counts, level: Level, cuts: Cuts) -> Array:
     stage = _paper_stage(time, weights, r, level)
     return np.maximum(stage, 2 * cuts[0] / level.bandwidth_bytes_per_s)
 
@@ -169,7 +173,11 @@ COST_MODELS = {
 }
 
 
-Integers = NDArray[np.int64]
+_MANY = 64
+"""Machines of the outermost level, from which on it is solved by thresholds."""
+_MOST_TABLED = 512
+_MOST_EXACT = 128
+"""Devices of one level whose demands are all kept apart under a memory limit."""
 WHOLE = -1  # "no cut" among the choices
 
 
@@ -225,27 +233,45 @@ def solve(
     memory: MemoryLimit | None = None,
 ) -> tuple[float, list[Piece]]:
     """Least period and its stages; an infinite period and no stages if nothing fits."""
-    ranks = int(np.prod([level.machines for level in levels]))
+    ranks = math.prod(level.machines for level in levels)
+    if straight and any(level.machines > len(states) for level in levels):
+        return math.inf, []
+    by_thresholds = memory is None and not straight and levels[-1].machines > _MANY
+    _check_tables(levels[:-1] if by_thresholds else levels, memory)
     grid = np.zeros(1, dtype=np.int64)  # without a limit, all demands are alike
     if memory is not None:
-        grid = memory.demands(ranks, exact=len(levels) == 1)
+        grid = memory.demands(ranks, exact=len(levels) == 1 and ranks <= _MOST_EXACT)
     component = _device(states, grid, memory)
-    tables: list[_Table] = []
+    tables: list[_Table | _ManyMachines] = []
     inner = 1
     for level in levels:
         final = len(tables) == len(levels) - 1
-        tables.append(
-            _Table(states, level, model, component, inner=inner, straight=straight, final=final)
-        )
-        component = tables[-1].component()
+        if final and by_thresholds:
+            tables.append(_ManyMachines(states, level, model, component, inner))
+            break
+        table = _Table(states, level, model, component, inner=inner, straight=straight, final=final)
+        tables.append(table)
+        component = table.component()
         inner = level.machines
-    period = float(component.time_s[0, -1, 0])
+    last = tables[-1]
+    period = last.period_s if isinstance(last, _ManyMachines) else float(component.time_s[0, -1, 0])
     if not np.isfinite(period):
         return period, []
     pieces = [Piece(0, len(states), 1, 0)]
     for table in reversed(tables):
         pieces = [inside for piece in pieces for inside in table.inside(piece)]
     return period, pieces
+
+
+def _check_tables(levels: Sequence[Level], memory: MemoryLimit | None) -> None:
+    """Refuse levels whose tables would take hours."""
+    for level in levels:
+        if level.machines > _MOST_TABLED:
+            where = "below another level" if memory is None else "under a memory limit"
+            raise ConfigError(
+                f"{level.machines} machines {where}: the search among so many takes hours; "
+                f"write at most {_MOST_TABLED}"
+            )
 
 
 def _device(states: States, grid: Integers, memory: MemoryLimit | None) -> _Component:
@@ -258,6 +284,29 @@ def _device(states: States, grid: Integers, memory: MemoryLimit | None) -> _Comp
             fits = memory.fits(states, int(waiting))
             time[:, :, place] = np.where(fits, states.time_s, np.inf)
     return _Component(time, demand[None, None], grid, uniform=True)
+
+
+class _ManyMachines:
+    """The outermost level without a limit of memory, where tables of all numbers are too large."""
+
+    def __init__(
+        self, states: States, level: Level, model: CostModel, component: _Component, inner: int
+    ) -> None:
+        time = component.time_s[:, :, 0]
+        weights = np.where(np.isfinite(states.time_s), states.parameter_bytes, 0.0)
+        cuts = (np.roll(states.output_bytes, 1)[:, None], cut_outputs(states)[None, :])
+
+        def times(replicas: Integers) -> Array:
+            seconds = model.other(time, weights, replicas, level, cuts)
+            seconds[:1] = model.first(time[:1], weights[:1], replicas[:1], level, inner)
+            return seconds
+
+        thresholds = Thresholds(times, len(states), level.machines)
+        self.period_s, self._stages = thresholds.least(len(states) - 1, level.machines)
+
+    def inside(self, piece: Piece) -> list[Piece]:
+        """The stages that all machines make of the whole network, first to last."""
+        return [Piece(first, last, r * piece.replicas, 0) for first, last, r in self._stages]
 
 
 class _Table:

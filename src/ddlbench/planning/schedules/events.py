@@ -189,6 +189,7 @@ class _Builder:
             for rank in ranks:
                 while self._step(rank):
                     moved = True
+            ranks = ranks[::-1]  # activations pass all ranks one way, gradients the other
         pairs = zip(self._placed, self._schedule.actions, strict=True)
         if not all(len(placed) == len(actions) for placed, actions in pairs):
             raise InvalidSchedule(f"schedule {self._schedule.name} deadlocks; check() says where")

@@ -22,9 +22,11 @@ heavy as four of them::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -212,14 +214,13 @@ def stage_cut(layers: int, stages: int, layer_cost: float, output_cost: float) -
         layer_cost: of one layer.
         output_cost: of the output layer, in the same unit; the last stage holds it.
     """
-    cut, at, done = [0] * stages, 0, 0.0
     whole = layers * layer_cost + output_cost
-    for _ in range(layers):
-        cut[at] += 1
-        done += layer_cost
-        if done >= whole * (at + 1) / stages * (1 - 1e-12) and at + 1 < stages:
-            at += 1
-    return tuple(cut), stages - 1
+    ends, end = [], 0
+    for stage in range(1, stages):
+        share = whole * stage / stages * (1 - 1e-12)
+        end = min(layers, max(end + 1, math.ceil(share / layer_cost)))
+        ends.append(end)
+    return tuple(last - first for first, last in pairwise([0, *ends, layers])), stages - 1
 
 
 @dataclass(frozen=True)

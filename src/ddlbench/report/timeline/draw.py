@@ -32,9 +32,9 @@ from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib i
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from ddlbench.common.statistics import TIMES, Unit, unit_for
 from ddlbench.report.bars import ground as ground_of_text
@@ -44,6 +44,8 @@ from ddlbench.report.layout import Panel as PagePanel
 from ddlbench.report.layout import PanelSize, Section, lay_out
 from ddlbench.report.style import GREY, shade, text_width_mm, ticks_in
 from ddlbench.report.timeline.box import PASSES, WAIT, Box, Part, Row, Window, beside_lanes
+
+Corners = tuple[tuple[float, float], ...]
 
 _ROW_MM = 4.8
 _LOW_ROW_MM = 3.5
@@ -90,8 +92,7 @@ class Block:
         part = self._part
         for y in self._tops_mm:
             self._axes.plot([0, length_s], [y, y], color="#dddddd", linewidth=0.4, zorder=1)
-        for box in part.boxes:
-            self._draw_box(box, part.start_s, length_s)
+        self._draw_boxes(length_s)
         if part.length_s < 0.995 * length_s:
             self._axes.plot(
                 [part.length_s] * 2,
@@ -103,32 +104,38 @@ class Block:
                 gid="end",
             )
 
-    def _draw_box(self, box: Box, zero_s: float, length_s: float) -> None:
-        left = max(0.0, box.start_s - zero_s)
-        width = min(length_s, box.end_s - zero_s) - left
-        if width <= 0:
-            return
-        look = kind_look(box.kind)
-        y, height = self._place(box)
-        edged = width * self._mm_per_s >= _EDGED_FROM_MM and box.kind != WAIT
-        ground = self._ground(box, look)
-        self._axes.add_patch(
-            Rectangle(
-                (left, y - height / 2),
-                width,
-                height,
-                facecolor=ground,
-                edgecolor=look.colour if look.hatch else "white",
+    def _draw_boxes(self, length_s: float) -> None:
+        """Draw the boxes of a kind as one collection: thousands of patches take minutes."""
+        of_kind: dict[str, list[tuple[Corners, str, float]]] = {}
+        for box in self._part.boxes:
+            left = max(0.0, box.start_s - self._part.start_s)
+            width = min(length_s, box.end_s - self._part.start_s) - left
+            if width <= 0:
+                continue
+            look = kind_look(box.kind)
+            y, height = self._place(box)
+            top, below, right = y - height / 2, y + height / 2, left + width
+            edged = width * self._mm_per_s >= _EDGED_FROM_MM and box.kind != WAIT
+            ground = self._ground(box, look)
+            corners = ((left, top), (right, top), (right, below), (left, below))
+            of_kind.setdefault(box.kind, []).append((corners, ground, 0.5 if edged else 0.0))
+            text = str(box.number)
+            fits = width * self._mm_per_s > text_width_mm(text) + _AROUND_MM
+            if box.kind in self._numbered and fits:
+                self._write(text, (left + width / 2, self.centre(box.row)), ground, look)
+        for kind, drawn in of_kind.items():
+            look = kind_look(kind)
+            corners_of_all, grounds, edges = zip(*drawn, strict=True)
+            collection = PolyCollection(
+                corners_of_all,
+                facecolors=grounds,
+                edgecolors=look.colour if look.hatch else "white",
                 hatch=look.hatch or None,
-                linewidth=0.5 if edged else 0.0,
-                gid=box.kind,
+                linewidths=edges,
+                gid=kind,
                 zorder=2,
             )
-        )
-        text = str(box.number)
-        fits = width * self._mm_per_s > text_width_mm(text) + _AROUND_MM
-        if box.kind in self._numbered and fits:
-            self._write(text, (left + width / 2, self.centre(box.row)), ground, look)
+            self._axes.add_collection(collection, autolim=False)
 
     def _place(self, box: Box) -> tuple[float, float]:
         if box in self._lanes:

@@ -26,6 +26,7 @@ from ddlbench.report import plain_matplotlib  # noqa: F401 - before matplotlib i
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -437,6 +438,7 @@ def division_sentences(lesson: Lesson) -> list[str]:
     return lines
 
 
+@lru_cache(maxsize=1)
 def show_schedule(lesson: Lesson) -> Shown:
     """The window of a schedule with all its boxes.
 

@@ -283,6 +283,11 @@ def _breakdown(
     cut: bool,
     notes: list[str],
 ) -> Breakdown:
+    if not time["kernel"] > 0:
+        raise InvalidTrace(
+            f"{trace.path}: from the first of its work to the last no time passes; trace "
+            "whole steps"
+        )
     parts = {**time, **dict(zip(_CAUSES, causes, strict=True))}
     return Breakdown(
         file=trace.path.name,

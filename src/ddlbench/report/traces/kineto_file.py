@@ -399,6 +399,9 @@ class _Reader:
             category = event.get("cat")
             if length is None or category is None or category == "Trace":
                 continue
+            if isinstance(begin, bool) or isinstance(length, bool):
+                self.odd += 1
+                continue
             try:
                 begin, length = float(begin), float(length)  # type: ignore[arg-type]
             except (TypeError, ValueError, OverflowError):
