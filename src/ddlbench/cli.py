@@ -194,7 +194,8 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "ddlbench"
-        say_error(ConfigError(f"{error.format_message().rstrip('.?')}; see {command} --help"))
+        fault = " ".join(error.format_message().split()).rstrip(".?")  # choices have lines of tabs
+        say_error(ConfigError(f"{fault}; see {command} --help"))
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()

@@ -242,24 +242,23 @@ def solve(
     if memory is not None:
         grid = memory.demands(ranks, exact=len(levels) == 1 and ranks <= _MOST_EXACT)
     component = _device(states, grid, memory)
-    tables: list[_Table | _ManyMachines] = []
+    solved: list[_Table | _ManyMachines] = []
     inner = 1
-    for level in levels:
-        final = len(tables) == len(levels) - 1
+    for number, level in enumerate(levels):
+        final = number == len(levels) - 1
         if final and by_thresholds:
-            tables.append(_ManyMachines(states, level, model, component, inner))
+            solved.append(_ManyMachines(states, level, model, component, inner))
             break
         table = _Table(states, level, model, component, inner=inner, straight=straight, final=final)
-        tables.append(table)
+        solved.append(table)
         component = table.component()
         inner = level.machines
-    last = tables[-1]
-    period = last.period_s if isinstance(last, _ManyMachines) else float(component.time_s[0, -1, 0])
+    period = solved[-1].period_s
     if not np.isfinite(period):
         return period, []
     pieces = [Piece(0, len(states), 1, 0)]
-    for table in reversed(tables):
-        pieces = [inside for piece in pieces for inside in table.inside(piece)]
+    for level_of_stages in reversed(solved):
+        pieces = [inside for piece in pieces for inside in level_of_stages.inside(piece)]
     return period, pieces
 
 
@@ -406,6 +405,11 @@ class _Table:
     def _place(self, demand: Integers) -> Integers:
         place: Integers = np.minimum(np.searchsorted(self._grid, demand), len(self._grid) - 1)
         return place
+
+    @property
+    def period_s(self) -> float:
+        """Of the whole network on all machines."""
+        return float(self.component().time_s[0, -1, 0])
 
     def component(self) -> _Component:
         """All machines of this level as one component of the next."""

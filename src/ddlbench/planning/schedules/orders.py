@@ -130,7 +130,7 @@ Source: DDLBench (Jansen et al., 2020), figure 5, which runs PipeDream's runtime
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -311,9 +311,9 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
     orders = []
     for rank in range(ranks):
         # The phases need 2p - 1 micro-batches; with fewer, the missing ones are left out.
-        order = _Arms(rank, last - rank).order(rank, ranks, max(last, micro_batches))
-        passing = [action for action in order if action.micro_batch < micro_batches]
-        orders.append(_with_update(passing, (rank, last - rank)))
+        arms = _Arms(rank, last - rank, micro_batches)
+        order = arms.order(rank, ranks, max(last, micro_batches))
+        orders.append(_with_update(order, (rank, last - rank)))
     return Schedule(
         name="zero-bubble-v",
         micro_batches=micro_batches,
@@ -325,17 +325,22 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
 
 
 class _Arms:
-    """The passes of a rank's two stages; each kind counts from micro-batch 0."""
+    """The passes of a rank's two stages; each kind counts from micro-batch 0.
 
-    def __init__(self, down: int, up: int) -> None:
-        self._stages = {"down": down, "up": up}
-        self._counters: dict[tuple[str, str], itertools.count[int]] = {}
+    Those of micro-batches from ``kept`` on only count.
+    """
+
+    def __init__(self, down: int, up: int, kept: int) -> None:
+        self._stages, self._kept = {"down": down, "up": up}, kept
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._order: list[Action] = []
 
     def _do(self, arm: str, *kinds: Kind) -> None:
         for kind in kinds:
-            counter = self._counters.setdefault((arm, kind), itertools.count())
-            self._order.append(Action(kind, self._stages[arm], next(counter)))
+            number = self._counts[arm, kind]
+            self._counts[arm, kind] = number + 1
+            if number < self._kept:
+                self._order.append(Action(kind, self._stages[arm], number))
 
     def order(self, rank: int, ranks: int, micro_batches: int) -> list[Action]:
         for _ in range(2 * (ranks - rank) - 1):
