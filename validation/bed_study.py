@@ -108,11 +108,15 @@ class Study:
         """Measure what is missing in a guest whose kernel has netem; see netem_guest.sh."""
         # The guest is slow: what is compiled here it need not compile.
         self._call(sys.executable, "-m", "compileall", "-q", "src", "workflow")
-        self._call(
-            *("bash", str(ROOT / "validation" / "netem_guest.sh"), "--keep", str(self.folder)),
-            *(sys.executable, "-m", "snakemake", *targets, "--profile", "profiles/local"),
+        self.call_in_guest(
+            *("-m", "snakemake", *targets, "--profile", "profiles/local"),
             *("--configfile", "experiment.yaml", "--keep-going"),
         )
+
+    def call_in_guest(self, *arguments: str) -> None:
+        """Run Python there; the study's folder is the one that it can write."""
+        guest = str(ROOT / "validation" / "netem_guest.sh")
+        self._call("bash", guest, "--keep", str(self.folder), sys.executable, *arguments)
 
     def describe_own_site(self, site: str, like: str) -> None:
         """Write a site file: one of the project's own with this study's keys."""

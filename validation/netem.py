@@ -18,8 +18,6 @@ import pandas as pd
 from bed_study import ROOT, Study
 
 from ddlbench.common.document import read_json
-from ddlbench.experiment.links import read_links
-from ddlbench.experiment.paths import links_file
 
 OUT = ROOT / "docs" / "validation" / "netem"
 SITE = "netem-guest"
@@ -29,11 +27,11 @@ CONDITION: dict[str, Any] = {"latency_ms": 20, "bandwidth_mbit_per_s": 20, "back
 SITE_KEYS: dict[str, Any] = {
     "description": "a guest of QEMU that has netem",
     "nodes": 2,
+    "devices_per_node": 1,
     # QEMU may need minutes to import torch.
     "cell_timeout_s": 3600,
     "hang_timeout_s": 1800,
     "fabrics": {"netem": CONDITION, "netem-loss1": {**CONDITION, "loss_percent": 1}},
-    "interconnect": {"largest_bytes": 2**20},
 }
 EXPERIMENT: dict[str, Any] = {
     "experiment": "netem",
@@ -106,25 +104,6 @@ def cells(results: Path) -> pd.DataFrame:
     return rows.sort_values(["fabric", "repeat"])
 
 
-def sweeps(results: Path) -> pd.DataFrame:
-    """A row per size of the all-reduces that the links were measured with."""
-    return pd.DataFrame(
-        {
-            "fabric": links.fabric,
-            "transport": sweep.transport,
-            "message_bytes": point.message_bytes,
-            "repeats": point.repeats,
-            "median_s": point.time_s,
-            **dict(zip(("low_95_s", "high_95_s"), point.interval_s or (), strict=False)),
-            "least_s": least_all_reduce_s(point.message_bytes),
-        }
-        for links in map(read_links, sorted(results.rglob("links.json")))
-        for sweep in links.sweeps
-        if sweep.operation == "all_reduce"
-        for point in sweep.points
-    )
-
-
 def main() -> None:
     """Measure in the guest, compare, keep."""
     study = Study("netem", EXPERIMENT, SITE_KEYS)
@@ -135,12 +114,14 @@ def main() -> None:
     else:
         os.environ.setdefault("NETEM_GUEST_MB", "4000")
         study.run_in_guest("cells")
-        study.run_in_guest(str(links_file(SITE, "netem")))
+        setting = [str(CONDITION[key]) for key in ("latency_ms", "bandwidth_mbit_per_s")]
+        program = ROOT / "validation" / "netem_all_reduce.py"
+        study.call_in_guest(str(program), *setting, "all_reduce.csv")
+        study.keep(Path("all_reduce.csv"), OUT / "all_reduce.csv")
         study.archive(kept)
     results = study.folder / "results" / SITE
     OUT.mkdir(parents=True, exist_ok=True)
     cells(results / "cells").to_csv(OUT / "cells.csv", index=False, float_format="%.5g")
-    sweeps(results / "links").to_csv(OUT / "all_reduce.csv", index=False, float_format="%.5g")
 
 
 if __name__ == "__main__":
