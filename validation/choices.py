@@ -41,8 +41,9 @@ from ddlbench.experiment.result import Glance
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
 from ddlbench.planning.expected_time import START_S
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import expand
-from ddlbench.planning.strategy import strategy_label, strategy_of
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.calibration import Calibration, calibrate, calibrated, cells_of
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, Prediction

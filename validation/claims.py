@@ -15,7 +15,7 @@ from statistics import mean
 import pandas as pd
 from bed_study import ROOT
 
-from ddlbench.report.papers_page import ACCELERATOR
+from ddlbench.report.kept_verdicts import ACCELERATOR
 from ddlbench_claims.command import write_csv
 from ddlbench_claims.evidence import CONFIGURATION, rows_of_tables
 from ddlbench_claims.ledger import judge, read_claims

@@ -16,7 +16,7 @@ from typing import Any
 from questions import Question
 
 from ddlbench.experiment.registry import BASE, known
-from ddlbench.planning.strategy import strategy_label
+from ddlbench.planning.labels import strategy_label
 
 WIDTH = 80
 _CHANCES_OFF = 0.02

@@ -16,8 +16,8 @@ from ddlbench.strategies.process_group import groups_of
 from ddlbench.strategies.splits.convert import Grid, split_rows, split_weights
 from ddlbench.strategies.splits.descriptor import grid_of
 from ddlbench.strategies.splits.layout import trace
-from ddlbench.strategies.splits.row_layers import WeightSplit
 from ddlbench.strategies.splits.shard_group import GridAxis, ShardGroup, axes_of, join_shard_group
+from ddlbench.strategies.splits.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
 
 CPU = torch.device("cpu")

@@ -35,11 +35,10 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning.budget import Budget, estimate
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.report.comparison import compared
+from ddlbench.report.kept_verdicts import KeptVerdict, kept_verdicts
 from ddlbench.report.papers_page import (
     Exhibit,
-    KeptVerdict,
     beside_of,
-    kept_verdicts,
     pictures_of,
     published_pictures,
     shown_results,

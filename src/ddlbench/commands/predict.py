@@ -28,9 +28,9 @@ from ddlbench.experiment.cell import from_path
 from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import tables_dir
 from ddlbench.experiment.registry import BASE, known
+from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.planning.memory import capacity_bytes
 from ddlbench.planning.planner import make_plan
-from ddlbench.planning.strategy import network_label, strategy_label
 from ddlbench.predict import largest_batch as batches
 from ddlbench.predict.advice import range_text
 from ddlbench.predict.candidate import Knowledge, assess, predicted

@@ -35,7 +35,7 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.site import load_site
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
-from ddlbench.planning.strategy import dataset_label, network_label
+from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.predict.advice import range_text
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.question import Question

@@ -37,7 +37,7 @@ from ddlbench.common.screen import (
 from ddlbench.common.screen import ranking as ranking_table
 from ddlbench.common.statistics import BYTES, HOURS, TIMES
 from ddlbench.experiment.config import making_command
-from ddlbench.planning.strategy import dataset_label, network_label, strategy_label
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.advice import Advice, advise, answer_dict, batch_hint, chance_text, range_text
 from ddlbench.predict.largest_batch import Size, sizes_advice, sizes_dict
 from ddlbench.predict.prediction import DEFAULT_RECOMMENDER

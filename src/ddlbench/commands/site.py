@@ -37,7 +37,7 @@ from ddlbench.planning.device_folder import (
     write_device,
     write_tables,
 )
-from ddlbench.planning.partition.profiles import LACKS, table_of_graph
+from ddlbench.planning.graph_table import LACKS, table_of_graph
 
 if TYPE_CHECKING:
     from ddlbench.cluster.preflight import Finding

@@ -26,8 +26,8 @@ from ddlbench.common.screen import (
 from ddlbench.common.statistics import BYTES, HOURS
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.planning.budget import Budget, estimate
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.strategy import strategy_label
 from ddlbench.predict.recommend import Limits, result_of, short_cell
 from ddlbench.predict.tuning import Tuning, configurations, tuning_file, varied, write_tuning
 from ddlbench.predict.tuning import tune as search

@@ -36,8 +36,8 @@ import torch
 from torch import distributed as dist
 
 from ddlbench.interconnect.collectives import Group, joined, members_of, settle, touched
-from ddlbench.interconnect.measure import tell
 from ddlbench.interconnect.pair_matrix import Matrix, off_diagonal
+from ddlbench.interconnect.progress import tell
 from ddlbench.interconnect.time_plan import MOST_PAIRS, PAIRS, passes_of
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave

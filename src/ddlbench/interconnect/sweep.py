@@ -34,8 +34,8 @@ from ddlbench.interconnect.collectives import (
     sweep_of,
     torch_operation,
 )
-from ddlbench.interconnect.measure import tell
 from ddlbench.interconnect.node_pairs import measure_node
+from ddlbench.interconnect.progress import tell
 from ddlbench.interconnect.time_plan import (
     COLLECTIVES,
     COMPUTATION,

@@ -25,11 +25,12 @@ from ddlbench.common.statistics import GB
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, code_of
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import why_unsupported
 from ddlbench.planning.memory import room_of
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.planner import StrategyPlan, make_plan
-from ddlbench.planning.strategy import Strategy, strategy_label, strategy_of
+from ddlbench.planning.strategy import Strategy, strategy_of
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.calibration import calibrated
 from ddlbench.predict.inputs import Inputs

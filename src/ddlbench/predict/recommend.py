@@ -44,8 +44,9 @@ from ddlbench.experiment.registry import BASE, known
 from ddlbench.experiment.result import Glance, glance
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, Status
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.strategy import strategy_label, strategy_of
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.accuracy import errors_at
 from ddlbench.predict.candidate import Knowledge, assess
 from ddlbench.predict.documents import VERSION, ChoiceFile

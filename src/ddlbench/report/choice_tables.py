@@ -22,12 +22,7 @@ from ddlbench.common.document import write_text
 from ddlbench.common.screen import named_lines, paragraph
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.registry import BASE
-from ddlbench.planning.strategy import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    strategy_label,
-)
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.predict.accuracy import ALL
 from ddlbench.report import published
 from ddlbench.report.tables import rows_of

@@ -24,8 +24,9 @@ from ddlbench.experiment.config import PaperFile, read_papers
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.site import load_site
 from ddlbench.experiment.status import Status
+from ddlbench.report.kept_verdicts import device_of
 from ddlbench.report.labels import variant_labels
-from ddlbench.report.papers_page import FigureResults, device_of, kept_results
+from ddlbench.report.papers_page import FigureResults, kept_results
 from ddlbench.report.published import (
     EXTRA,
     KEYS,

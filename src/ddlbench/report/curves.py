@@ -22,7 +22,7 @@ from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, LogLocator, NullLocator
 
-from ddlbench.planning.strategy import strategy_label
+from ddlbench.planning.labels import strategy_label
 from ddlbench.report.footer import STALE
 from ddlbench.report.labels import strategy_look
 from ddlbench.report.style import plain

@@ -39,8 +39,8 @@ from ddlbench.experiment.paths import (
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.strategy import strategy_label
 from ddlbench.report.footer import commits_of, days_of
 from ddlbench.report.labels import workers_label
 from ddlbench.report.page_tables import (

@@ -27,7 +27,8 @@ from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import dataset_label, known_strategy, network_label
+from ddlbench.planning.labels import dataset_label, network_label
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.report.tables import rows_of
 
 _DEFAULTS = {

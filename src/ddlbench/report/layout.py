@@ -28,7 +28,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlbench.planning.strategy import dataset_label, in_dataset_order, network_label
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.report.style import (
     COLUMN_MM,
     GREY,

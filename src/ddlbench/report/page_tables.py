@@ -22,7 +22,7 @@ from ddlbench.common.schema import read_yaml
 from ddlbench.common.screen import Column, duration_text
 from ddlbench.experiment.cell import Cell, short_names
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import dataset_label, network_label, strategy_label
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.documents import Answer
 from ddlbench.report.choice_tables import not_advised
 from ddlbench.report.comparability import NOTE_BREAK

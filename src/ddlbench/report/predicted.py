@@ -27,7 +27,8 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.registry import BASE
-from ddlbench.planning.strategy import dataset_label, in_dataset_order, strategy_label, workers_of
+from ddlbench.planning.labels import dataset_label, in_dataset_order, strategy_label
+from ddlbench.planning.strategy import workers_of
 from ddlbench.predict.accuracy import read_predictions
 from ddlbench.predict.prediction import DEFAULT_PREDICTOR, predictor_of
 from ddlbench.report.footer import is_set, without_signs

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ddlbench.common.run_noise import repeats_to_tell
 from ddlbench.common.screen import counted, duration_text, paragraph, shortened, table
-from ddlbench.common.statistics import repeats_to_tell
 from ddlbench.report.labels import span_text
 from ddlbench.report.regressions import Compared, Comparison, Verdict, few
 from ddlbench.report.run_trees import Tree

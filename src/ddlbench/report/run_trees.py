@@ -22,7 +22,8 @@ from pathlib import Path
 
 from ddlbench.common.document import UnreadableJson, digest_of
 from ddlbench.common.errors import ConfigError, printable
-from ddlbench.common.statistics import Sample, median_error, round_means
+from ddlbench.common.run_noise import Sample, median_error
+from ddlbench.common.statistics import round_means
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.reference import Reference, ReferenceRow, read_reference
 from ddlbench.experiment.result import FEWEST_STEPS, Result, StepSummary

@@ -27,7 +27,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.paths import ADVICE, result_file
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import dataset_label, network_label, strategy_label
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.predict.documents import Answer
 from ddlbench.report.footer import interval_words
 from ddlbench.report.labels import case_title, mark_without_speedup

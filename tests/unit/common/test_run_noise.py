@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ddlbench.common.statistics import (
+from ddlbench.common.run_noise import (
     Pair,
     RunNoise,
     Sample,

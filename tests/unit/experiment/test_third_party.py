@@ -22,8 +22,8 @@ from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS, PLUGINS, known, load, mismatch, pairs
 from ddlbench.experiment.site import load_site
 from ddlbench.planning import matrix
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.planning.matrix import expand
-from ddlbench.planning.strategy import dataset_label, in_dataset_order, network_label
 from ddlbench.report.labels import dataset_look
 
 TOY_DATASET = """

@@ -11,7 +11,7 @@ import pytest
 
 from ddlbench.experiment.site import Interconnect, Site, load_site
 from ddlbench.interconnect import time_plan
-from ddlbench.interconnect.measure import LinksDisplay
+from ddlbench.interconnect.progress import LinksDisplay
 from ddlbench.interconnect.time_plan import (
     BUDGET_S,
     LIMIT,

@@ -16,9 +16,10 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES, load
 from ddlbench.networks.factory import build, skeleton, try_network
 from ddlbench.networks.foreign import tensor_of, whole, why_uncut
+from ddlbench.planning.labels import network_label
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.pipeline_stages import StageOptions
-from ddlbench.planning.strategy import network_label, strategy_of
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.trainable import why_not_cut
 
 CIFAR10, IMAGENET, TOKENS = (DATASETS[name] for name in ("cifar10", "imagenet", "tokens"))

@@ -10,7 +10,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.device_table import table_for
-from ddlbench.planning.partition.profiles import table_of_graph
+from ddlbench.planning.graph_table import table_of_graph
 
 ROOT = Path(__file__).resolve().parents[3]
 VGG16 = Path(__file__).with_name("pipedream_vgg16_graph.txt")

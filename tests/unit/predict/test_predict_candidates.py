@@ -9,8 +9,8 @@ import pytest
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES, STRATEGIES, known
+from ddlbench.planning.labels import strategy_label
 from ddlbench.planning.memory import Room
-from ddlbench.planning.strategy import strategy_label
 from ddlbench.predict.advice import advise, answer_dict
 from ddlbench.predict.candidate import assess
 from ddlbench.predict.prediction import Departure, Measured, Prediction

@@ -10,7 +10,7 @@ import pytest
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.result import Glance
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import strategy_label
+from ddlbench.planning.labels import strategy_label
 from ddlbench.predict.advice import advise, answer_dict
 from ddlbench.predict.prediction import Measured
 from ddlbench.predict.recommend import (

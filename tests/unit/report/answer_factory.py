@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddlbench.planning.strategy import strategy_label
+from ddlbench.planning.labels import strategy_label
 
 
 def candidate(strategy: str, step_s: float, speedup: float, **changes: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.report.papers_page import kept_verdicts
+from ddlbench.report.kept_verdicts import kept_verdicts
 
 
 def test_verdicts_of_each_bed_are_read_with_their_numbers(tmp_path) -> None:

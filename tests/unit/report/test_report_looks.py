@@ -2,7 +2,7 @@ import pandas as pd
 from matplotlib.colors import to_rgb
 
 from ddlbench.experiment.registry import STRATEGIES
-from ddlbench.planning.strategy import network_label, strategy_label
+from ddlbench.planning.labels import network_label, strategy_label
 from ddlbench.report.labels import strategy_look, variant_labels
 from ddlbench.report.style import shade, text_width_mm, wrapped
 from ddlbench.report.terminal import telling_apart, with_telling_options

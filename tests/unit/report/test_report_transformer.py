@@ -6,7 +6,7 @@ from figure_checks import assert_no_overlap, assert_readable
 from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.transformer.runs import MANY_NODES, ONE_NODE, predicted_s
 from ddlbench.predict.transformer.training_runs import gpts
-from ddlbench.report.figures.paradl import draw_transformer_errors, draw_transformer_runs
+from ddlbench.report.figures.transformer import draw_errors, draw_runs
 from ddlbench.report.style import style
 
 
@@ -25,11 +25,11 @@ def drawn(draw, *inputs):
     return figure, table
 
 
-@pytest.mark.parametrize("draw", [draw_transformer_runs, draw_transformer_errors])
+@pytest.mark.parametrize("draw", [draw_runs, draw_errors])
 def test_every_run_is_drawn_with_its_error(draw, predicted):
     runs, seconds = predicted
     figure, table = drawn(draw, runs, seconds, "Where.")
     assert len(table) == len(runs)
     assert table["error"].to_numpy() == pytest.approx(seconds / runs.step_s - 1)
     assert set(table["place"]) == {"one node", "many nodes"}
-    assert len(figure.axes) == (2 if draw is draw_transformer_runs else 8)
+    assert len(figure.axes) == (2 if draw is draw_runs else 8)

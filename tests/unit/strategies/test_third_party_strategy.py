@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ddlbench.experiment.registry import known
-from ddlbench.planning.strategy import strategy_label, strategy_of
+from ddlbench.planning.labels import strategy_label
+from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.prediction import ask, predictor_of
 from ddlbench.predict.recommend import recommend
 from ddlbench.report.labels import FAMILIES, strategy_look

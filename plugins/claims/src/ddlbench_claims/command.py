@@ -14,7 +14,7 @@ from ddlbench.common.schema import nearest
 from ddlbench.common.screen import examples, named_lines, paragraph, show, table, two_digits
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.site import load_site
-from ddlbench.report.papers_page import KNOWN_TO
+from ddlbench.report.kept_verdicts import KNOWN_TO
 from ddlbench.report.tables import write_table
 from ddlbench_claims.evidence import rows_of_site, rows_of_tables
 from ddlbench_claims.ledger import DECIDED, VERDICTS, Claim, Judged, judge, read_claims

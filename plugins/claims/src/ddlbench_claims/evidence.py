@@ -28,7 +28,7 @@ from ddlbench.experiment.links import Links, read_links
 from ddlbench.experiment.paths import LINKS_FILE, RESULTS
 from ddlbench.experiment.registry import BASE, known, load
 from ddlbench.experiment.status import Status
-from ddlbench.report.papers_page import CPU, GPU, KNOWN_TO, Device, device_of
+from ddlbench.report.kept_verdicts import CPU, GPU, KNOWN_TO, Device, device_of
 from ddlbench_claims.needs import RUNTIME
 
 MEASURED = ("speedup", "samples_per_s", "step_s", "signed_error", "right", "device_share",

@@ -12,7 +12,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.common.form import Form, InFile, Name
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.experiment.paths import project_root
-from ddlbench.report.papers_page import KNOWN_TO
+from ddlbench.report.kept_verdicts import KNOWN_TO
 from ddlbench_claims.evidence import COLUMNS, METRICS
 from ddlbench_claims.needs import Needs
 from ddlbench_claims.pooling import pooled

@@ -10,7 +10,7 @@ import pandas as pd
 from annotated_types import MinLen
 
 from ddlbench.common.form import Count, Form, Name, Positive
-from ddlbench.report.papers_page import CPU, EMULATED_GPU, GPU
+from ddlbench.report.kept_verdicts import CPU, EMULATED_GPU, GPU
 from ddlbench_claims.predicate import value_text
 
 RUNTIME = "ddlbench"

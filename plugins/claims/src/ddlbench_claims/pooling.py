@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from ddlbench.report.papers_page import KNOWN_TO
+from ddlbench.report.kept_verdicts import KNOWN_TO
 from ddlbench_claims.evidence import COLUMNS, CONFIGURATION, MEASURED, OF_CONFIGURATION
 from ddlbench_claims.predicate import value_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ddlbench.report.papers_page import CPU
+from ddlbench.report.kept_verdicts import CPU
 from ddlbench_claims.evidence import COLUMNS
 
 USUAL = {

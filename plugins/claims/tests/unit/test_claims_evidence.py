@@ -10,7 +10,7 @@ from planted import exact, rows
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.paths import project_root
-from ddlbench.report.papers_page import ACCELERATOR, CPU, EMULATED_GPU, GPU, KNOWN_TO, device_of
+from ddlbench.report.kept_verdicts import ACCELERATOR, CPU, EMULATED_GPU, GPU, KNOWN_TO, device_of
 from ddlbench_claims.evidence import COLUMNS, rows_of_tables
 from ddlbench_claims.ledger import Claim, judge
 from ddlbench_claims.needs import Needs

@@ -13,7 +13,7 @@ from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.config import read_papers
 from ddlbench.experiment.paths import project_root
-from ddlbench.report.papers_page import ACCELERATOR, CPU, KNOWN_TO
+from ddlbench.report.kept_verdicts import ACCELERATOR, CPU, KNOWN_TO
 from ddlbench_claims.evidence import rows_of_site, rows_of_tables
 from ddlbench_claims.ledger import DECIDED, VERDICTS, judge, read_claims
 

@@ -38,7 +38,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.common.statistics import HOURS, TIMES, unit_for
-from ddlbench.planning.strategy import strategy_label
+from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import name_rows
 from ddlbench.report.footer import sentence
 from ddlbench.report.labels import case_title, strategy_look

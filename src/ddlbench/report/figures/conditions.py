@@ -27,13 +27,8 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import (
-    dataset_label,
-    in_dataset_order,
-    known_strategy,
-    network_label,
-    strategy_label,
-)
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, turn_labels, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, sample, ticks_at, whisker

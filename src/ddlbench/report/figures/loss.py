@@ -25,12 +25,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.planning.strategy import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    strategy_label,
-)
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report.curves import Lines, by_link, mark_end
 from ddlbench.report.footer import Context, footer, sentence, without_signs
 from ddlbench.report.labels import variant_labels, workers_label

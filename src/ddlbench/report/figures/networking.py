@@ -28,12 +28,7 @@ from matplotlib.lines import Line2D
 
 from ddlbench.experiment.config import Paper
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    strategy_label,
-)
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report import published
 from ddlbench.report.bars import draw_cross, draw_point, draw_published, hollow, write_instead
 from ddlbench.report.curves import DASHES, log_limits, log_y, ticks_at, whisker

@@ -29,7 +29,8 @@ from matplotlib.figure import Figure
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.cell import Cell
-from ddlbench.planning.strategy import known_strategy, network_label, strategy_label
+from ddlbench.planning.labels import network_label, strategy_label
+from ddlbench.planning.strategy import known_strategy
 from ddlbench.report import published
 from ddlbench.report.bars import (
     draw_cross,

@@ -19,12 +19,7 @@ from matplotlib.figure import Figure
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.registry import BASE
-from ddlbench.planning.strategy import (
-    dataset_label,
-    in_dataset_order,
-    network_label,
-    strategy_label,
-)
+from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label, strategy_label
 from ddlbench.report import published
 from ddlbench.report.bars import (
     Beside,

@@ -26,7 +26,7 @@ from matplotlib.lines import Line2D
 from ddlbench.common.statistics import TIMES, unit_for
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Status
-from ddlbench.planning.strategy import strategy_label
+from ddlbench.planning.labels import strategy_label
 from ddlbench.report.bars import label_rows, patch, turn_labels, write_in_row, write_instead
 from ddlbench.report.footer import Context, footer, note_sentences, sentence, signs
 from ddlbench.report.labels import (

@@ -36,6 +36,7 @@ from ddlbench.experiment.paths import RESULTS, cell_dir
 from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.result import Result
 from ddlbench.experiment.status import Status
+from ddlbench.planning.labels import dataset_label, network_label, strategy_label
 from ddlbench.planning.pipeline import PlannedSchedule, repeated
 from ddlbench.planning.schedules import (
     EAGER,
@@ -57,7 +58,6 @@ from ddlbench.planning.schedules.check import (
     thesis_per_loader,
     why_release_stops,
 )
-from ddlbench.planning.strategy import dataset_label, network_label, strategy_label
 from ddlbench.report.comparability import commit_of
 from ddlbench.report.footer import Context, footer, place_and_time, sentence, without_signs
 from ddlbench.report.labels import workers_label

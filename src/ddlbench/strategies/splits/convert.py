@@ -54,16 +54,14 @@ from ddlbench.strategies.splits.row_layers import (
     CONVOLUTIONS,
     MAXIMA,
     NORMS,
-    ChannelSplit,
-    FilterSplit,
     SpatialAverage,
     SpatialBatchNorm,
     SpatialConvolution,
     SpatialMaximum,
     WholeAverage,
-    features_of,
 )
 from ddlbench.strategies.splits.shard_group import GridAxis, ShardGroup, gather
+from ddlbench.strategies.splits.weights import ChannelSplit, FilterSplit, features_of
 
 # Layers whose weights are split by filters or channels.
 _WEIGHTED = (*CONVOLUTIONS, nn.Linear)

@@ -18,8 +18,8 @@ from ddlbench.strategies.process_group import across, groups_of, join_all, sum_g
 from ddlbench.strategies.splits.convert import Grid, Rows, WeightShards, split_rows, split_weights
 from ddlbench.strategies.splits.descriptor import SplitDetails, SplitStrategy, grid_of
 from ddlbench.strategies.splits.layout import BlockTrace, trace
-from ddlbench.strategies.splits.row_layers import WeightSplit
 from ddlbench.strategies.splits.shard_group import GridAxis, ShardGroup, axes_of, join_shard_group
+from ddlbench.strategies.splits.weights import WeightSplit
 from ddlbench.strategies.timing import SpanRecorder
 
 # Spans of the last steps of a run are kept: a deep network has a thousand spans in each step.
