@@ -113,11 +113,16 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
 
 
 def check_given(values: dict[str, Any], names: Sequence[str]) -> None:
-    """Raise ConfigError for an option that is missing: these, the geometry or the batch."""
-    for name in (*names, "geometry", "batch_size"):
-        if not values.get(name) and not (name == "batch_size" and values.get("batch_per_device")):
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} is missing; write it, or name an experiment: --configfile")
+    """Raise ConfigError for options that are missing: these, the geometry or the batch."""
+    missing = [name for name in (*names, "geometry", "batch_size") if not values.get(name)]
+    if values.get("batch_per_device") and "batch_size" in missing:
+        missing.remove("batch_size")
+    if missing:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+        raise ConfigError(
+            f"{options} {are} missing; write {them}, or name an experiment: --configfile"
+        )
 
 
 def geometries(values: dict[str, Any]) -> list[str]:

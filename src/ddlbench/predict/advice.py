@@ -43,6 +43,8 @@ from ddlbench.predict.recommend import (
 
 _ROUNDS_TO_0 = 0.005
 _LIKELY = 0.5
+_HARDLY = 0.05
+"""Chances that differ by less are those of one place."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,14 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
 def _fastest(
     ranking: Ranking, best: Candidate, proven: Candidate | None, *, open_race: bool
 ) -> Candidate:
-    """The likeliest of those that are tied; a proven one where that is more likely wrong."""
+    """The likeliest of those that are tied; a proven one where that is more likely wrong.
+
+    The first of the ranking is it where another one's chance is hardly higher.
+    """
     likeliest = max(
-        (c for c in ranking.tied if c.strategy != BASE), key=lambda c: c.chance or 0.0, default=best
+        (c for c in ranking.tied if c.strategy != BASE),
+        key=lambda c: (c.chance or 0.0) + _HARDLY * (c is best),
+        default=best,
     )
     unsure = likeliest.basis == "predicted" and (likeliest.chance or 0.0) < _LIKELY
     trusted = open_race or (unsure and proven in ranking.tied)
