@@ -91,13 +91,13 @@ def main() -> None:
     kept = pd.read_csv(OUT)
     tables = []
     for name, parts in STUDIES.items():
-        told = _told(parts)
-        if told is None:
+        errors_of = _errors_without(parts)
+        if errors_of is None:
             tables.append(kept[kept["study"] == name])
             continue
-        for term, errors in told.items():
-            changed = errors[(errors - told["nothing"]).abs() > 1e-6]
-            shown = told["nothing"] if term == "nothing" else changed
+        for term, errors in errors_of.items():
+            changed = errors[(errors - errors_of["nothing"]).abs() > 1e-6]
+            shown = errors_of["nothing"] if term == "nothing" else changed
             tables.append(
                 pd.DataFrame(
                     {
@@ -105,23 +105,23 @@ def main() -> None:
                         "left_out": term,
                         "strategy": shown.index,
                         "mean_absolute_error": shown.to_numpy(),
-                        "with_it": told["nothing"][shown.index].to_numpy(),
+                        "with_it": errors_of["nothing"][shown.index].to_numpy(),
                     }
                 )
             )
     pd.concat(tables).to_csv(OUT, index=False, float_format="%.4g")
 
 
-def _told(parts: list[Part]) -> dict[str, pd.Series[float]] | None:
+def _errors_without(parts: list[Part]) -> dict[str, pd.Series[float]] | None:
     """Errors without each term; None for a study that has no profile or no cell here."""
     if not parts:
         return None
     experiments = {folder().folder: experiment for folder, experiment in parts}
     try:
-        told = {term: _errors(experiments, places) for term, places in TERMS.items()}
+        errors_of = {term: _errors(experiments, places) for term, places in TERMS.items()}
     except InvalidProfile:
         return None
-    return None if told["nothing"].empty else told
+    return None if errors_of["nothing"].empty else errors_of
 
 
 def _errors(experiments: dict[Path, dict[str, Any]], places: list[Place]) -> pd.Series[float]:

@@ -35,11 +35,11 @@ def part(batch_size: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure what is missing."""
-    asked = chosen_parts(__doc__, [*map(str, BATCHES), REPEATS]).parts
-    for name in asked:
+    chosen = chosen_parts(__doc__, [*map(str, BATCHES), REPEATS]).parts
+    for name in chosen:
         if name != REPEATS:
             emulated.described(part(int(name))).run_here("links", "profiles", "cells")
-    if REPEATS in asked:
+    if REPEATS in chosen:
         repeat()
 
 

@@ -119,10 +119,10 @@ def replay_kept() -> None:
         frame = pd.concat([_kept_cells(OUT / folder / "cells.csv") for folder in folders])
         right = dict.fromkeys(range(MOST + 1), 0)
         cases = 0
-        for told, case in _cases(frame):
+        for key, case in _cases(frame):
             cases += 1
-            others = cells_of(frame[frame["network"] != told["network"]], DEFAULT_PREDICTOR)
-            alone = _alone(frame, told)
+            others = cells_of(frame[frame["network"] != key["network"]], DEFAULT_PREDICTOR)
+            alone = _alone(frame, key)
             bed = _Case(
                 name, case, alone, calibrate(name, others), profile_s=0.0, elapsed_s=lambda row: 0.0
             )
@@ -155,10 +155,10 @@ def _cases(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]
             yield dict(zip(_CASE, keys, strict=True)), one_each
 
 
-def _alone(frame: pd.DataFrame, told: Mapping[str, Any]) -> pd.DataFrame:
+def _alone(frame: pd.DataFrame, key: Mapping[str, Any]) -> pd.DataFrame:
     """The row of one device with the network and the batch of a case."""
-    own = frame[(frame["strategy"] == BASE) & (frame["network"] == told["network"])]
-    return own[own["batch_size"] == told["batch_size"]]
+    own = frame[(frame["strategy"] == BASE) & (frame["network"] == key["network"])]
+    return own[own["batch_size"] == key["batch_size"]]
 
 
 def replayed(parts: list[Part]) -> Iterator[dict[str, Any]]:
@@ -192,14 +192,14 @@ def _replayed(
     frame = every[every["predictor"] == DEFAULT_PREDICTOR]
     profile_s = config.profile.runs * (config.profile.budget_s + START_S)
     for keys, case in frame.groupby(_CASE, sort=False):
-        told = dict(zip(_CASE, keys, strict=True))
+        key = dict(zip(_CASE, keys, strict=True))
         candidates = case[case["strategy"] != BASE]
         if len(candidates) < 2:
             continue
-        others = cells_of(known[known["network"] != told["network"]], DEFAULT_PREDICTOR)
-        name = _name(told)
-        bases = frame[(frame["strategy"] == BASE) & (frame["network"] == told["network"])]
-        alone = _alone(frame, told)
+        others = cells_of(known[known["network"] != key["network"]], DEFAULT_PREDICTOR)
+        name = _name(key)
+        bases = frame[(frame["strategy"] == BASE) & (frame["network"] == key["network"])]
+        alone = _alone(frame, key)
         calibration = calibrate(site.name, others)
         bed = _Case(site.name, candidates, alone, calibration, profile_s=profile_s)
         rows = [bed.everything(), *(bed.recommended(most) for most in range(MOST + 1))]

@@ -27,18 +27,18 @@ REPEATS = 3
 
 def conditions() -> list[dict[str, Any]]:
     """What is set, as a person writes it."""
-    asked = [
+    wanted = [
         {"latency_ms": latency, "bandwidth_mbit_per_s": rate}
         for latency, rate in product(LATENCIES_MS, RATES_MBIT)
     ]
     lossy = {"latency_ms": 10, "bandwidth_mbit_per_s": 500}
-    return asked + [{**lossy, "loss_percent": loss} for loss in LOSSES_PERCENT]
+    return wanted + [{**lossy, "loss_percent": loss} for loss in LOSSES_PERCENT]
 
 
-def row(asked: dict[str, Any], repeat: int) -> dict[str, Any]:
+def row(wanted: dict[str, Any], repeat: int) -> dict[str, Any]:
     """Make links of a condition, probe them."""
     others = psutil.cpu_percent(1.0) * os.cpu_count() / 100
-    with EmulatedNodes(LinkCondition.from_mapping(asked, "validation"), 2) as nodes:
+    with EmulatedNodes(LinkCondition.from_mapping(wanted, "validation"), 2) as nodes:
         found = nodes.probe()
     setting, measured = found["setting"], found["measured"]
     links, loss, used = measured["links"], measured["loss"], measured["usage"]
@@ -69,8 +69,8 @@ def row(asked: dict[str, Any], repeat: int) -> dict[str, Any]:
     }
 
 
-def _error(found: float | None, asked: float) -> float | None:
-    return None if found is None else (found - asked) / asked
+def _error(found: float | None, wanted: float) -> float | None:
+    return None if found is None else (found - wanted) / wanted
 
 
 def main() -> None:
@@ -79,9 +79,9 @@ def main() -> None:
     if reason is not None:
         sys.exit(f"no emulated links here: {reason}")
     rows = []
-    for repeat, asked in product(range(REPEATS), conditions()):
-        rows.append(row(asked, repeat))
-        print(asked, "ok" if rows[-1]["ok"] else rows[-1]["misses"], flush=True)
+    for repeat, wanted in product(range(REPEATS), conditions()):
+        rows.append(row(wanted, repeat))
+        print(wanted, "ok" if rows[-1]["ok"] else rows[-1]["misses"], flush=True)
     OUT.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(OUT, index=False, float_format="%.6g")
     print(f"{OUT}: {sum(found['ok'] for found in rows)} of {len(rows)} links as set")

@@ -137,8 +137,8 @@ def main() -> None:
         say_device(OUT / f"{part['experiment']}.csv", "cpu")
         if figure == "pipelines":
             study.ddlbench("predict", "accuracy", "--configfile", "experiment.yaml")
-            told = made.parents[1] / "tables" / "accuracy.csv"
-            study.keep(told, OUT / f"{part['experiment']}-accuracy.csv")
+            accuracy = made.parents[1] / "tables" / "accuracy.csv"
+            study.keep(accuracy, OUT / f"{part['experiment']}-accuracy.csv")
             predictions = study.folder / made.parents[1] / "predictions.json"
             cells = OUT / f"{part['experiment']}-cells.csv"
             keep_cells(part["experiment"], predictions, "all", cells)

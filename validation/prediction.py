@@ -149,9 +149,9 @@ def _options(experiment: dict[str, Any]) -> Options:
 
 def main() -> None:
     """Measure, predict, compare."""
-    asked = chosen_parts(__doc__, BATCHES)
-    for batch in asked.parts:
-        if not asked.report:
+    chosen = chosen_parts(__doc__, BATCHES)
+    for batch in chosen.parts:
+        if not chosen.report:
             _measure(batch)
         if has_results(_name(batch)):
             _folder(batch, fast).archive(archive_of(batch))
@@ -182,9 +182,9 @@ def _repeats(name: str) -> pd.DataFrame:
         table = pd.read_csv(folder / "accuracy.csv").set_index(["predictor", "strategy"])
         counts = ours.groupby("strategy", sort=False).size()
         counts["all"] = len(ours)
-        told = table.loc[DEFAULT_PREDICTOR][["repeat_spread", "noise_floor"]]
+        noise = table.loc[DEFAULT_PREDICTOR][["repeat_spread", "noise_floor"]]
         first = table.loc["data-extrapolation"]["mean_absolute_error"].rename("first_run_error")
-        found.append(told.join(first).loc[counts.index].assign(cells=counts))
+        found.append(noise.join(first).loc[counts.index].assign(cells=counts))
     every = pd.concat(found).reset_index()
     means = every.groupby("strategy", sort=False).apply(
         lambda one: pd.Series(
@@ -267,8 +267,8 @@ def _computed_link(study: Study, experiment: dict[str, Any]) -> pd.DataFrame:
         if not link.is_symlink():
             link.symlink_to(study.folder / "results" / SITE / measured)
     frame = predictions(rows, load_site(SITE), root, names=[DEFAULT_PREDICTOR])
-    told = frame[frame["signed_error"].notna()]
-    return told.groupby("strategy", sort=False)["signed_error"].agg(
+    predicted = frame[frame["signed_error"].notna()]
+    return predicted.groupby("strategy", sort=False)["signed_error"].agg(
         n="size", mean_absolute_error=lambda errors: errors.abs().mean(), mean_signed_error="mean"
     )
 

@@ -65,25 +65,25 @@ HERE["matrix"]["network"] = ["resnet18", "vgg11", "mobilenetv2"]
 
 def main() -> None:
     """Measure, project, compare."""
-    asked = chosen_parts(__doc__, ("test-bed", "here"))
-    if "test-bed" in asked.parts:
-        _on_bed(asked.report)
-    if "here" in asked.parts:
-        _here(asked.report)
+    chosen = chosen_parts(__doc__, ("test-bed", "here"))
+    if "test-bed" in chosen.parts:
+        _on_bed(chosen.report)
+    if "here" in chosen.parts:
+        _here(chosen.report)
 
 
 def _on_bed(report: bool) -> None:
     for part in () if report else ON_BED:
         Study("splits", part, SITE_KEYS).run(SITE, BED, "links", "profiles", "cells")
-    told = []
+    tables = []
     for part in ON_BED:
         study = Study("splits", part, SITE_KEYS)
         study.describe_site(SITE, BED)
         folder = _reported(study, part)
         figure = folder / "figures" / "predictions" / "oracle.png"
         study.keep(figure, OUT / f"{part['experiment']}-oracle.png")
-        told.append(pd.read_json(study.folder / folder / "predictions.json")["predictions"])
-    _projections(pd.DataFrame([row for rows in told for row in rows]))
+        tables.append(pd.read_json(study.folder / folder / "predictions.json")["predictions"])
+    _projections(pd.DataFrame([row for rows in tables for row in rows]))
 
 
 def _here(report: bool) -> None:
@@ -117,8 +117,8 @@ def _projections(rows: pd.DataFrame) -> None:
         "predicted_memory_bytes", "memory_error",
     ]  # fmt: skip
     OUT.mkdir(parents=True, exist_ok=True)
-    told = rows.sort_values(columns[:4])[columns].assign(device="cpu")
-    told.to_csv(OUT / "oracle.csv", index=False)
+    scored = rows.sort_values(columns[:4])[columns].assign(device="cpu")
+    scored.to_csv(OUT / "oracle.csv", index=False)
 
 
 if __name__ == "__main__":

@@ -136,9 +136,9 @@ def _compare_rows(case: Case, grid: Grid) -> None:
     for turn in range(2):  # running statistics follow
         whole = _inputs(case, turn)
         expected, input_gradient = _pass(plain, whole)
-        found, own_gradient = _pass(network, grid.own(whole))
+        found, own_gradient = _pass(network, grid.shard(whole))
         _close(found, expected, "output")
-        _close(own_gradient, grid.own(input_gradient), "gradient of the input")
+        _close(own_gradient, grid.shard(input_gradient), "gradient of the input")
         for parameter in rows.parameters:
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
@@ -151,7 +151,7 @@ def _compare_rows(case: Case, grid: Grid) -> None:
     plain.eval()
     network.eval()
     whole = _inputs(case, 5)
-    _close(network(grid.own(whole)), plain(whole), "evaluation")
+    _close(network(grid.shard(whole)), plain(whole), "evaluation")
 
 
 def _compare_weights(case: Case, group: ShardGroup) -> None:

@@ -231,11 +231,11 @@ def _first_error(log: Path) -> str:
     """The first error that a build's log tells, without pip's own words on it."""
     text = log.read_text(encoding="utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [place for place, line in enumerate(lines) if _ERROR.search(line)]
-    if not told:
+    errors = [place for place, line in enumerate(lines) if _ERROR.search(line)]
+    if not errors:
         return lines[-1][:_KEPT] if lines else "it said nothing"
-    first = lines[told[0]]
+    first = lines[errors[0]]
     # CMake tells where on one line and what on the next.
     if first.startswith("CMake Error") and first.endswith("):"):
-        first = " ".join(lines[told[0] : told[0] + 2])
+        first = " ".join(lines[errors[0] : errors[0] + 2])
     return first[:_KEPT]

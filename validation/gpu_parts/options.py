@@ -280,11 +280,11 @@ def _compiled(network: str, device: str) -> dict[str, Any]:
 
 def _links(study: Study) -> Verdict:
     """One device has no link; two ranks of one GPU have sweeps, and no pairs within the node."""
-    told = ""
+    refusal = ""
     try:
         measure_links(study.site(), "default", study.work / "links-of-one" / "links.json")
     except LinksFailed as error:
-        told = str(error)
+        refusal = str(error)
     site = study.site(2, interconnect=Interconnect(largest_bytes=2**20, sweep_budget_s=0.3))
     links = measure_links(site, "default", study.work / "links" / "links.json")
     within = [pair for pair in links.pairs if pair.scope == "node"]
@@ -293,9 +293,9 @@ def _links(study: Study) -> Verdict:
     else:  # two processes of a CPU do copy to each other
         passed = bool(within)
     return Verdict(
-        passed and "there is no link" in told and _two_rank_operations(links) > 0,
+        passed and "there is no link" in refusal and _two_rank_operations(links) > 0,
         {
-            "told_of_one_device": told,
+            "told_of_one_device": refusal,
             "pairs_within_node": len(within),
             "operations_swept": _two_rank_operations(links),
             "transports": ", ".join(sorted({sweep.transport for sweep in links.sweeps})),

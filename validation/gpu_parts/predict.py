@@ -235,9 +235,9 @@ def _held_out(study: Study, size: _Size) -> Verdict:
     profile = read_profile(_profile_path(study, size, site))
     results = {cell.batch_size: _measured(study, cell, site) for cell in size.cells}
     rows = [
-        _row(size, told, results[told["batch_size"]], profile.fixed_memory_bytes)
-        for told in _predicted(study, size.cells)
-        if results[told["batch_size"]].status == Status.OK
+        _row(size, row, results[row["batch_size"]], profile.fixed_memory_bytes)
+        for row in _predicted(study, size.cells)
+        if results[row["batch_size"]].status == Status.OK
     ]
     held_out = [abs(row["error"]) for row in rows]
     mean_error = statistics.fmean(held_out) if held_out else math.nan
@@ -266,28 +266,28 @@ def _farthest(rows: Iterable[Mapping[str, Any]], ratio: str) -> float | None:
     return max(known, key=lambda value: abs(value - 1), default=None)
 
 
-def _row(size: _Size, told: Mapping[str, Any], result: Result, fixed: int) -> dict[str, Any]:
+def _row(size: _Size, row: Mapping[str, Any], result: Result, fixed: int) -> dict[str, Any]:
     """One cell: step and memory, predicted and measured.
 
     The allocator's peak does not have what the device holds beside it, so that is taken off the
     prediction; ``memory_ratio_with_fixed`` leaves it in, as `ddlbench predict accuracy` does.
     """
-    low_s, high_s = told["predicted_low_s"], told["predicted_high_s"]
-    measured_s, peak = told["measured_step_s"], told["measured_memory_bytes"]
-    memory = told["predicted_memory_bytes"]
+    low_s, high_s = row["predicted_low_s"], row["predicted_high_s"]
+    measured_s, peak = row["measured_step_s"], row["measured_memory_bytes"]
+    memory = row["predicted_memory_bytes"]
     comparable = memory is not None and peak
     return {
-        "network": told["network"],
-        "batch": told["batch_size"],
-        "kind": size.kind(told["batch_size"]),
-        "predicted_s": told["predicted_step_s"],
+        "network": row["network"],
+        "batch": row["batch_size"],
+        "kind": size.kind(row["batch_size"]),
+        "predicted_s": row["predicted_step_s"],
         "low_s": low_s,
         "high_s": high_s,
         "measured_s": measured_s,
-        "measured_low_s": told["measured_low_s"],
-        "measured_high_s": told["measured_high_s"],
+        "measured_low_s": row["measured_low_s"],
+        "measured_high_s": row["measured_high_s"],
         "steps": result.timing.step_s.count if result.timing else 0,
-        "error": told["signed_error"],
+        "error": row["signed_error"],
         "inside": None if low_s is None else bool(low_s <= measured_s <= high_s),
         "load_share": _load_share(result),
         "predicted_memory_bytes": memory,
@@ -296,7 +296,7 @@ def _row(size: _Size, told: Mapping[str, Any], result: Result, fixed: int) -> di
         "device_used_bytes": result.ranks[0].memory[0].device_used_bytes,
         "memory_ratio": (memory - fixed) / peak if comparable else None,
         "memory_ratio_with_fixed": memory / peak if comparable else None,
-        "notes": told["notes"],
+        "notes": row["notes"],
     }
 
 
@@ -321,8 +321,8 @@ def _line(study: Study, sizes: Iterable[_Size]) -> Verdict:
             continue
         steps = read_profile(path).steps
         slope_s, fixed_s = np.polyfit([s.batch_size for s in steps], [s.step_s for s in steps], 1)
-        for told in _predicted(study, size.cells):
-            batch, measured_s = told["batch_size"], told["measured_step_s"]
+        for row in _predicted(study, size.cells):
+            batch, measured_s = row["batch_size"], row["measured_step_s"]
             if measured_s is None:
                 continue
             rows.append(
@@ -332,7 +332,7 @@ def _line(study: Study, sizes: Iterable[_Size]) -> Verdict:
                     "fixed_s": float(fixed_s),
                     "per_sample_s": float(slope_s),
                     "line_error": float(fixed_s + slope_s * batch) / measured_s - 1,
-                    "predictor_error": told["signed_error"],
+                    "predictor_error": row["signed_error"],
                 }
             )
     if not rows:

@@ -295,8 +295,8 @@ def _of_rivals(
         )
     if left:
         listed = "; ".join(kind_text([each]) for each in (offer.kind, *left))
-        told_by = [telling(each.features, [offer.kind.features]) for each in left]
-        others = " or ".join(dict.fromkeys(feature for feature in told_by if feature))
+        differing = [telling(each.features, [offer.kind.features]) for each in left]
+        others = " or ".join(dict.fromkeys(feature for feature in differing if feature))
         remarks.append(
             f"jobs may run on more than one kind of node with {name} ({listed}): no feature leaves "
             "the others out, so cores and memory are those of the smallest"

@@ -71,8 +71,8 @@ def _of_bytes(image: Image.Image, mode: str, place: str) -> Image.Image:
 
 def _bits(image: Image.Image) -> int:
     """Bits of a number that a TIFF file tells, else 16."""
-    told = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, 16)
-    bits = told[0] if isinstance(told, tuple) else told
+    stated = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, 16)
+    bits = stated[0] if isinstance(stated, tuple) else stated
     return int(bits) if 8 <= bits <= 16 else 16
 
 

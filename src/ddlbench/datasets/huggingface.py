@@ -64,8 +64,8 @@ def own_files(root: Path, split: str) -> list[str]:
         DataError: they are not there.
     """
     if not _is_saved(root):
-        return _parquet_shards(root).own(split)
-    parts = _saved_shards(root).own(split)
+        return _parquet_shards(root).parts(split)
+    parts = _saved_shards(root).parts(split)
     names = [
         str(Path(part) / name)
         for part in parts

@@ -62,7 +62,7 @@ class Shards:
         """Parts in which the samples of a split lie."""
         return self.train if split == "train" else self.val or self.train
 
-    def own(self, split: str) -> list[str]:
+    def parts(self, split: str) -> list[str]:
         """Parts of a split; none for "val" where it has none but those of "train"."""
         return list(self.train if split == "train" else self.val)
 

@@ -89,7 +89,7 @@ def own_files(root: Path, split: str) -> list[str]:
     Raises:
         DataError: they are not there.
     """
-    return _shards(root).own(split)
+    return _shards(root).parts(split)
 
 
 def read(root: Path, spec: DatasetSpec, split: str) -> EncodedSplit:

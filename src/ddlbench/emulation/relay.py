@@ -85,12 +85,12 @@ class Load:
         if now_s - self._samples[-1][0] >= _APART_S:
             self._take((now_s, time.process_time()))
 
-    def delivered(self, behind_s: float) -> None:
-        """Count a frame that was delivered ``behind_s`` after it was due."""
+    def delivered(self, late_s: float) -> None:
+        """Count a frame that was delivered ``late_s`` after it was due."""
         self._frames += 1
-        if behind_s > self._late_after_s:
+        if late_s > self._late_after_s:
             self._late += 1
-            self._latest_s = max(self._latest_s, behind_s)
+            self._latest_s = max(self._latest_s, late_s)
 
     def to_dict(self) -> dict[str, Any]:
         here = (time.monotonic(), time.process_time())

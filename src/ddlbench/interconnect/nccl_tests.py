@@ -138,8 +138,8 @@ def _check_repeats(lines: list[str], operation: str | None, where: str) -> None:
         ranks = 1 + max(
             (int(match[1]) for line in run if (match := _RANK.search(line))), default=-1
         )
-        is_told = operation is None and any(row.ratio is not None for row in rows)
-        kind = _operation("\n".join(run), rows, ranks, where) if is_told else operation
+        has_ratios = operation is None and any(row.ratio is not None for row in rows)
+        kind = _operation("\n".join(run), rows, ranks, where) if has_ratios else operation
         first = first or (ranks, kind)
         if ranks != first[0] or (kind and first[1] and kind != first[1]):
             raise ConfigError(

@@ -41,7 +41,7 @@ class LinksDisplay:
     ) -> None:
         self._title, self._stream, self._clock = title, stream or sys.stderr, clock
         self._doing, self._tool_s, self._later_s = "", 0.0, 0.0
-        self._told_s, self._shown_s = clock(), 0.0
+        self._tool_seen_s, self._shown_s = clock(), 0.0
 
     def begin(self, doing: str, tool_s: float, later_s: float) -> None:
         """A tool begins, which takes ``tool_s``; what comes after it takes ``later_s``."""
@@ -71,11 +71,11 @@ class LinksDisplay:
         """A tool has ended; the next may begin."""
 
     def _now(self, doing: str, tool_s: float) -> None:
-        self._doing, self._tool_s, self._told_s = doing, tool_s, self._clock()
+        self._doing, self._tool_s, self._tool_seen_s = doing, tool_s, self._clock()
 
     def _show(self) -> None:
         self._shown_s = self._clock()
-        tool_s = max(self._tool_s - (self._shown_s - self._told_s), 0.0)
+        tool_s = max(self._tool_s - (self._shown_s - self._tool_seen_s), 0.0)
         left = f"{_LEFT}{duration_text(round(tool_s + self._later_s)):>7}"
         room = _COLUMNS - len(_INDENT) - len(left)
         name = shortened(f"{self._title}: {self._doing}", room)

@@ -128,7 +128,7 @@ class _Turns:
     def __init__(
         self, store: dist.Store, rank: int, settings: dict[str, Any], *, horovod: bool
     ) -> None:
-        self._store, self._rank, self._asked_s = store, rank, settings["budget_s"]
+        self._store, self._rank, self._budget_s = store, rank, settings["budget_s"]
         groups = tuple((nodes, devices) for nodes, devices in settings["worlds"])
         kind, cores = settings["device_kind"], settings["cores"]
         self._steps = steps_of(groups, kind, cores, horovod=horovod)
@@ -153,8 +153,8 @@ class _Turns:
         notes = []
         for group in dict.fromkeys(group for group, _ in self._budgets_s):
             least_s = min(value for (name, _), value in self._budgets_s.items() if name == group)
-            if least_s < self._asked_s:
-                got = f"{least_s:.2g} instead of {self._asked_s:g} s each"
+            if least_s < self._budget_s:
+                got = f"{least_s:.2g} instead of {self._budget_s:g} s each"
                 notes.append(
                     f"sweeps of {group} got {got if least_s > 0 else 'no time'}, to end in time"
                 )

@@ -414,7 +414,7 @@ def term_gains(table: pd.DataFrame, question: ScoreQuestion) -> Iterator[dict[st
     Yields:
         ``term``, and the mean and median error of all steps and of those on several nodes.
     """
-    everything = _asked(table, question)
+    everything = _scalings_of(table, question)
     software = Software.load(question.software or SOFTWARE)
     hold_out = "submitter" if question.hold_out == "none" else question.hold_out
     for term, without in TERMS.items():
@@ -427,7 +427,7 @@ def term_gains(table: pd.DataFrame, question: ScoreQuestion) -> Iterator[dict[st
         yield {"term": term, **values}
 
 
-def _asked(table: pd.DataFrame, question: ScoreQuestion) -> Scalings:
+def _scalings_of(table: pd.DataFrame, question: ScoreQuestion) -> Scalings:
     """The systems of a question's table.
 
     Raises:
@@ -453,7 +453,7 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
     """
     if table.empty:
         raise ConfigError(f"{question.where}: has no row; write at least one run")
-    everything = _asked(table, question)
+    everything = _scalings_of(table, question)
     if not len(everything):
         reasons = "; ".join(f"{reason}: {count}" for reason, count in everything.left_out.items())
         raise ConfigError(f"no row can be predicted ({reasons})")

@@ -245,8 +245,8 @@ def _versions(provenance: Provenance) -> Iterator[tuple[str, str]]:
         if name not in _OF_THE_WORKFLOW:
             yield name, version
     for name in ("driver", "cuda", "nccl", "rocm", "rccl"):
-        if (said := getattr(provenance, name)) is not None:
-            yield name, said
+        if (version := getattr(provenance, name)) is not None:
+            yield name, version
 
 
 def _each_once(texts: Iterable[str | None]) -> tuple[str, ...]:
@@ -305,13 +305,13 @@ def have_no_ratio(runs: pd.DataFrame) -> bool:
 
 def _apart(runs: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[_Kind, list[str]]]:
     """Each kind in which measurements differ, and their texts, of those that are known."""
-    machine_said = False
+    machine_noted = False
     for kind in _KINDS:
         texts = [str(run[kind.name]) for run in runs if str(run[kind.name]) not in _UNKNOWN]
         if kind.name == "versions":
             texts = _differing_versions(texts)
-        if len(set(texts)) > 1 and not (kind.of_machine and machine_said):
-            machine_said |= kind.of_machine
+        if len(set(texts)) > 1 and not (kind.of_machine and machine_noted):
+            machine_noted |= kind.of_machine
             short = kind.name in ("own_data", "commit")
             # Notes are parted by what parts entries of a column.
             yield kind, [short_commit(t) if short else t.replace(NOTE_BREAK, ", ") for t in texts]

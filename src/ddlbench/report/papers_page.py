@@ -319,5 +319,5 @@ def _caption(path: Path, results: FigureResults) -> str:
 def write_page(exhibits: Sequence[Exhibit], out: Path, facts: Mapping[str, Any]) -> Path:
     """Write the page; ``facts`` are the ``days`` and ``version`` of its head."""
     shown = sum(exhibit.is_there for exhibit in exhibits)
-    write_text(out, html_page("papers_page.html", exhibits=exhibits, shown=shown, told=facts))
+    write_text(out, html_page("papers_page.html", exhibits=exhibits, shown=shown, facts=facts))
     return out

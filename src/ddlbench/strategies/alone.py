@@ -95,7 +95,7 @@ class _WithoutPeers(dist.ProcessGroup):
         self._place, self._ranks, self._log = rank, tuple(ranks), log
 
     @property
-    def _own(self) -> int:
+    def _global_rank(self) -> int:
         return self._ranks[self._place]
 
     def allreduce(self, tensors: list[Tensor], _options: Any = None) -> Any:  # type: ignore[override]
@@ -115,11 +115,11 @@ class _WithoutPeers(dist.ProcessGroup):
         return _Done(self._log)
 
     def send(self, tensors: list[Tensor], peer: int, _tag: int = 0) -> Any:
-        self._log.posted(self._own, self._ranks[peer], tensors[0].nbytes)
+        self._log.posted(self._global_rank, self._ranks[peer], tensors[0].nbytes)
         return _Done(self._log)
 
     def recv(self, tensors: list[Tensor], peer: int, _tag: int = 0) -> Any:
-        self._log.posted(self._own, self._ranks[peer], tensors[0].nbytes)
+        self._log.posted(self._global_rank, self._ranks[peer], tensors[0].nbytes)
         tensors[0].zero_()  # memory of unknown content may hold numbers that are slow to compute
         return _Done(self._log)
 

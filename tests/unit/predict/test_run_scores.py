@@ -17,7 +17,7 @@ from ddlbench.predict.transformer.decoder_fit import (
     nearer_bytes,
     predicted_s,
     proposals,
-    told_names,
+    fitted_names,
 )
 from ddlbench.predict.transformer.decoder_time import CONSTANTS
 from ddlbench.predict.transformer.run_scores import TERMS, score, term_gains
@@ -100,7 +100,7 @@ def test_a_fit_of_memory_finds_planted_constants():
 
 
 def test_constants_at_the_data_sheet_are_not_fitted():
-    assert "attention_efficiency" not in told_names(Software.load("nanotron"), CONSTANTS)
+    assert "attention_efficiency" not in fitted_names(Software.load("nanotron"), CONSTANTS)
 
 
 def test_terms_are_taken_out_one_by_one():

@@ -152,7 +152,7 @@ def _runs(judged: Judged) -> str:
 def claim_lines(judged: Sequence[Judged]) -> list[str]:
     """A claim in full, and what each bed says of it."""
     claim = judged[0].claim
-    told = [
+    entries = [
         ("claim", claim.claim),
         ("source", claim.source),
         ("measured there on", claim.hardware),
@@ -164,7 +164,7 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
         ("decided by", f"ddlbench papers {claim.experiment}"),
         ("remark", claim.remark),
     ]
-    lines = [claim.id, "", *named_lines([(name, text) for name, text in told if text])]
+    lines = [claim.id, "", *named_lines([(name, text) for name, text in entries if text])]
     for each in judged:
         lines += ["", each.bed or "nothing measured"]
         lines += named_lines([(name, text) for name, text in _of_bed(each) if text], "  ")

@@ -301,7 +301,7 @@ def _keys(table: pd.DataFrame) -> pd.DataFrame:
     made["nodes"], made["devices"] = sizes[0], sizes[0] * sizes[1]
     made["runs"] = _runs(table)
     paths = [name for name in _PATHS if name in table.columns]
-    written = [_told(row) for row in zip(*(table[name] for name in paths), strict=True)]
+    written = [_settings_in(row) for row in zip(*(table[name] for name in paths), strict=True)]
     written = written or [{}] * len(table)
     strategies = made["strategy"].astype(str)
     options = [_options_of(*pair) for pair in zip(strategies, written, strict=True)]
@@ -370,7 +370,7 @@ def _descriptor(strategy: str) -> Any:
     )
 
 
-def _told(texts: Iterable[Any]) -> dict[str, str]:
+def _settings_in(texts: Iterable[Any]) -> dict[str, str]:
     """``name=value`` pairs of a cell's path, a configuration, a variant, or options."""
     settings: dict[str, str] = {}
     for text in texts:

@@ -150,12 +150,12 @@ def _table(path: Path, text: str) -> Chain:
 def _check_chain(
     path: Path, names: Sequence[str], layers: Sequence[str], sizes: Sequence[str]
 ) -> None:
-    last, behind_layer = -1, False
+    last, after_layer = -1, False
     for name, layer, size in zip(names, layers, sizes, strict=True):
         digits = re.search(r"[0-9]{1,18}$", name)
         number = int(digits[0]) if digits else last + 1
         wrong = None
-        if is_input(layer) and behind_layer:
+        if is_input(layer) and after_layer:
             wrong = f"node {shown(name)} is an input after a layer"
         elif number <= last:
             wrong = f"node {shown(name)} comes after node {last}"
@@ -166,7 +166,7 @@ def _check_chain(
                 f"{path}: {wrong}, so these rows are no chain in the order of the forward pass; "
                 "hand in PipeDream's graph.txt itself, which has the edges"
             )
-        last, behind_layer = number, behind_layer or not is_input(layer)
+        last, after_layer = number, after_layer or not is_input(layer)
 
 
 def _numbers(path: Path, table: pd.DataFrame, column: str) -> np.ndarray[Any, Any]:

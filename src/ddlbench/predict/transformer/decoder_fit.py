@@ -32,7 +32,7 @@ LARGEST_FITTED = 256
 """Devices. Published runs on 512 are up to eight times as slow as on 256, with no cause told."""
 
 
-def told_names(software: Software, among: Sequence[str]) -> list[str]:
+def fitted_names(software: Software, among: Sequence[str]) -> list[str]:
     """Constants among these that rows can tell."""
     known = software.constants.items()
     return [name for name, constant in known if name in among and not constant.fixed]
@@ -71,7 +71,7 @@ def fit_time(runs: TrainingRuns, software: Software, names: Sequence[str] | None
         ConfigError: there are fewer runs than constants.
     """
     runs = runs.take(runs.timed)
-    names = names or told_names(software, decoder_time.CONSTANTS)
+    names = names or fitted_names(software, decoder_time.CONSTANTS)
     return _fit(runs, software, names, lambda tried: predicted_s(runs, tried), runs.step_s)
 
 
@@ -82,7 +82,7 @@ def fit_memory(runs: TrainingRuns, software: Software) -> Fit:
         ConfigError: there are fewer runs than constants.
     """
     runs = runs.take(np.isfinite(runs.memory_bytes))
-    names = told_names(software, decoder_memory.CONSTANTS)
+    names = fitted_names(software, decoder_memory.CONSTANTS)
     return _fit(runs, software, names, lambda tried: nearer_bytes(runs, tried), runs.memory_bytes)
 
 
@@ -128,7 +128,7 @@ def fits_of(runs: TrainingRuns, software: Software) -> list[Fit]:
         start = with_values_as_priors(software) if few else software
         fits.append(fit_time(small, start, FEW_CONSTANTS if few else None))
     enough = np.isfinite(runs.memory_bytes).sum() > FEW_ROWS
-    if enough and told_names(software, decoder_memory.CONSTANTS):
+    if enough and fitted_names(software, decoder_memory.CONSTANTS):
         fits.append(fit_memory(runs, software))
     if not fits:
         raise ConfigError("no run to fit has a measured step; give rows with step_s")

@@ -284,7 +284,7 @@ class _Packer:
         if isinstance(value, Tensor):
             while place in self.tensors:  # keys with a slash can give two tensors the same place
                 place += "~"
-            self.tensors[place] = self._own(value)
+            self.tensors[place] = self._unshared(value)
             return {"tensor": place}
         if isinstance(value, Mapping):
             for key in value:
@@ -299,7 +299,7 @@ class _Packer:
             "written without pickle; make it of tensors, numbers and texts"
         )
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def _unshared(self, tensor: Tensor) -> Tensor:
         """The tensor on the CPU, contiguous, in memory that it shares with no other tensor."""
         kept = tensor.detach().to("cpu").contiguous()
         address = kept.untyped_storage().data_ptr()

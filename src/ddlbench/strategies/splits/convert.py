@@ -78,10 +78,10 @@ class Grid:
     group: ShardGroup
     axes: tuple[GridAxis, ...]  # outermost first; ranks of the last one are neighbours
 
-    def own(self, whole: Tensor) -> Tensor:
+    def shard(self, whole: Tensor) -> Tensor:
         """This rank's rows of a whole tensor."""
         for axis in self.axes:
-            whole = axis.own(whole)
+            whole = axis.shard(whole)
         return whole.contiguous()
 
 

@@ -53,12 +53,12 @@ class SplitExecutor(Executor):
         """Replace the split layers in place."""
         raise NotImplementedError
 
-    def own(self, inputs: Tensor) -> Tensor:
+    def shard(self, inputs: Tensor) -> Tensor:
         """This rank's part of the inputs."""
         return inputs
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        return super().step(self.own(inputs), labels)
+        return super().step(self.shard(inputs), labels)
 
     def backward(self, loss: Tensor) -> None:
         (loss / self.groups).backward()
@@ -92,8 +92,8 @@ class SpatialExecutor(SplitExecutor):
         split = set(self.rows.parameters)
         self.whole = [p for p in network.parameters() if p not in split]
 
-    def own(self, inputs: Tensor) -> Tensor:
-        return inputs if self.grid is None else self.grid.own(inputs)
+    def shard(self, inputs: Tensor) -> Tensor:
+        return inputs if self.grid is None else self.grid.shard(inputs)
 
     def combine_gradients(self) -> None:
         """Add up gradients of split blocks over all ranks, and the others over groups."""

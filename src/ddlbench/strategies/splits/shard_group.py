@@ -126,9 +126,9 @@ class GridAxis:
         """The ranks' parts of a tensor of this whole shape."""
         return Parts.even(shape[self.dim], self.group.size)
 
-    def own(self, whole: Tensor) -> Tensor:
+    def shard(self, whole: Tensor) -> Tensor:
         """This rank's part of a whole tensor."""
-        return _own(whole, self.dim, self.parts(whole.shape), self.group)
+        return _shard(whole, self.dim, self.parts(whole.shape), self.group)
 
 
 def _is_half_on_cpu(values: Tensor) -> bool:
@@ -161,7 +161,7 @@ def total(addend: Tensor, group: ShardGroup) -> Tensor:
     return _Total.apply(addend, group)
 
 
-def _own(whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
+def _shard(whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
     first, end = parts[group.rank]
     return whole.narrow(dim, first, end - first)
 
@@ -187,14 +187,14 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _own(gradients[0], *ctx.place).contiguous(), None, None, None
+        return _shard(gradients[0], *ctx.place).contiguous(), None, None, None
 
 
 class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, dim: int, parts: Parts, group: ShardGroup) -> Tensor:
         ctx.place = dim, parts, group
-        return _own(whole, dim, parts, group).contiguous()
+        return _shard(whole, dim, parts, group).contiguous()
 
     @staticmethod
     @once_differentiable
