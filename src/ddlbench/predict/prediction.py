@@ -39,6 +39,11 @@ class NotPredictable(ConfigError):  # noqa: N818 - a state of a cell, shown as s
     """A predictor cannot predict a cell; the message gives the reason."""
 
 
+PARTS = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
+"""What a prediction says of a step's time."""
+_ROUNDING = 1e-9  # of the computation; a float64 has 16 digits
+
+
 @dataclass(frozen=True)
 class Prediction:
     """One predicted step of a cell.
@@ -68,6 +73,12 @@ class Prediction:
     limits: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     interval_s: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Parts that are differences of equal times may lie below zero by rounding: they are 0."""
+        for name in PARTS:
+            if -_ROUNDING * self.compute_s <= getattr(self, name) < 0:
+                object.__setattr__(self, name, 0.0)
 
     @property
     def step_s(self) -> float:
