@@ -22,7 +22,7 @@ from typing import ClassVar, Protocol
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, known, load
+from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, check_class, known, load
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.plan import Plan
@@ -308,6 +308,7 @@ def predictor_of(name: str) -> Predictor:
         raise ConfigError(
             f"{name!r} is not a predictor: it must name a class with a predict method"
         )
+    check_class("ddlbench.predictors", name, predictor_class, ("name", "source"))
     predictor: Predictor = predictor_class()
     return predictor
 
