@@ -217,7 +217,9 @@ def unknown(group: str, name: str, names: Iterable[str]) -> str:
 
 
 def check_class(group: str, name: str, part: type, wanted: Iterable[str]) -> None:
-    """Check that the class that ``name`` stands for has its attributes, and the name of its entry.
+    """Check that the class that ``name`` stands for has its attributes.
+
+    Its own name is ``name``, too, unless that is its path.
 
     Raises:
         ConfigError: an attribute is missing, or the class has another name.
@@ -227,9 +229,7 @@ def check_class(group: str, name: str, part: type, wanted: Iterable[str]) -> Non
         raise ConfigError(f"{whose} lacks {' and '.join(missing)}; write what it lacks")
     own_name = getattr(part, "name", name)
     if ":" not in name and own_name != name:
-        raise ConfigError(
-            f"{whose} has the name {shown(str(own_name))}; give it the name of the entry point"
-        )
+        raise ConfigError(f"{whose} has the name {shown(str(own_name))}; write name = {name!r}")
 
 
 LIBRARIES: dict[str, str] = {
@@ -249,10 +249,5 @@ def load(group: str, name: str) -> Any:
         return load_target(word, LIBRARIES[word])(rest)
     target = known(group).get(name, name)
     if ":" not in target:
-        if name in PLUGINS.get(group, {}):
-            raise ConfigError(unknown(group, name, ()))
-        raise ConfigError(
-            f"unknown {kind_of(group)} {shown(name)}; known: {', '.join(known(group))}, "
-            "or write package.module:attribute"
-        )
+        raise ConfigError(unknown(group, name, known(group)))
     return load_target(name, target)

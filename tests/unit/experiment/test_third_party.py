@@ -183,14 +183,17 @@ class Predictor:
 @pytest.mark.parametrize(
     ("find", "group", "target", "said"),
     [
-        (strategy_of, "strategies", "Renamed", "its class Renamed has the name 'ring'; give it"),
+        (
+            strategy_of,
+            "strategies",
+            "Renamed",
+            "Renamed has the name 'ring'; write name = 'odd'",
+        ),
         (strategy_of, "strategies", "Bare", "its class Bare lacks label and executor; write"),
-        (predictor_of, "predictors", "Predictor", "class Predictor has the name 'amdahl'; give it"),
+        (predictor_of, "predictors", "Predictor", "has the name 'amdahl'; write name = 'odd'"),
     ],
 )
-def test_a_class_that_its_entry_point_does_not_fit_is_named(
-    third_party, find, group, target, said
-):
+def test_a_class_that_its_entry_point_does_not_fit_is_named(third_party, find, group, target, said):
     third_party("odd_classes", ODD_CLASSES, {f"ddlbench.{group}": {"odd": target}})
     with pytest.raises(ConfigError, match=f"{group[:-4]}.* 'odd': .*{said}"):
         find("odd")
