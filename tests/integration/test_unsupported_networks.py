@@ -53,7 +53,7 @@ def refused(cell: Cell, rank: int, store: Store | None) -> str:
             "tensor-parallel",
             "weightless",
             {},
-            "weightless has no pair of linear layers with only element-wise layers between them",
+            "weightless has no two linear layers that tensor-parallel could split",
         ),
     ],
 )

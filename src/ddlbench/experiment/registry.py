@@ -216,6 +216,22 @@ def unknown(group: str, name: str, names: Iterable[str]) -> str:
     return f"unknown {kind_of(group)} {shown(name)}; {nearest(name, {*names, *plugins})}"
 
 
+def check_class(group: str, name: str, part: type, wanted: Iterable[str]) -> None:
+    """Check that the class that ``name`` stands for has its attributes.
+
+    Its own name is ``name``, too, unless that is its path.
+
+    Raises:
+        ConfigError: an attribute is missing, or the class has another name.
+    """
+    whose = f"{kind_of(group)} {shown(name)}: its class {part.__name__}"
+    if missing := [attribute for attribute in wanted if not hasattr(part, attribute)]:
+        raise ConfigError(f"{whose} lacks {' and '.join(missing)}; write what it lacks")
+    own_name = getattr(part, "name", name)
+    if ":" not in name and own_name != name:
+        raise ConfigError(f"{whose} has the name {shown(str(own_name))}; write name = {name!r}")
+
+
 LIBRARIES: dict[str, str] = {
     word: f"{_NETWORKS}.foreign:{word}" for word in ("torchvision", "timm", "hf")
 }
@@ -233,10 +249,5 @@ def load(group: str, name: str) -> Any:
         return load_target(word, LIBRARIES[word])(rest)
     target = known(group).get(name, name)
     if ":" not in target:
-        if name in PLUGINS.get(group, {}):
-            raise ConfigError(unknown(group, name, ()))
-        raise ConfigError(
-            f"unknown {kind_of(group)} {shown(name)}; known: {', '.join(known(group))}, "
-            "or write package.module:attribute"
-        )
+        raise ConfigError(unknown(group, name, known(group)))
     return load_target(name, target)

@@ -206,8 +206,8 @@ def why_not_in_pairs(
     if not known.pairs:
         return Reason(
             "cannot_be_split",
-            f"{network} has no pair of linear layers with only element-wise layers between them, "
-            f"which {strategy} would split; {instead}",
+            f"{network} has no two linear layers that {strategy} could split: only element-wise "
+            f"layers may lie between them, in one nn.Sequential; {instead}",
         )
     for units, what in ((known.heads, "attention heads"), (known.hidden, "hidden features")):
         if units % devices:

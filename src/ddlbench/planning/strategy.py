@@ -16,7 +16,7 @@ from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import check
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import BASE, STRATEGIES, load
+from ddlbench.experiment.registry import BASE, STRATEGIES, check_class, load
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.network_tables import BlockCost, NetworkTraits, blocks_of
@@ -318,6 +318,7 @@ def _class_of(name: str) -> type[Strategy]:
             f"strategy {shown(name)}: its options must be a subclass of Options "
             "(ddlbench.planning.plan)"
         )
+    check_class("ddlbench.strategies", name, loaded, ("name", "label", "family", "executor"))
     return loaded
 
 

@@ -29,6 +29,7 @@ from ddlbench.predict.candidate import Knowledge, predicted
 from ddlbench.predict.documents import PredictedCell
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.prediction import (
+    PARTS,
     Departure,
     History,
     Measured,
@@ -296,13 +297,12 @@ def _measured_columns(predictor: Predictor, outcome: Outcome) -> dict[str, Any]:
 
 def _predicted_columns(prediction: Prediction, measured_s: float | None) -> dict[str, Any]:
     low_s, high_s = prediction.interval_s or (None, None)
-    parts = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
     return {
         "predicted_step_s": prediction.step_s,
         "predicted_low_s": low_s,
         "predicted_high_s": high_s,
         "signed_error": (prediction.step_s - measured_s) / measured_s if measured_s else None,
-        **{name: getattr(prediction, name) for name in parts},
+        **{name: getattr(prediction, name) for name in PARTS},
         "limits": NOTE_BREAK.join(prediction.limits),
         "notes": NOTE_BREAK.join(prediction.notes),
     }

@@ -22,7 +22,7 @@ from typing import ClassVar, Protocol
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, known, load
+from ddlbench.experiment.registry import PREDICTORS, STRATEGIES, check_class, known, load
 from ddlbench.experiment.site import ComputeKind
 from ddlbench.planning.memory import memory_bytes
 from ddlbench.planning.plan import Plan
@@ -37,6 +37,11 @@ DEFAULT_PREDICTOR = "ddlbench"  # that of every strategy, which is asked unless 
 
 class NotPredictable(ConfigError):  # noqa: N818 - a state of a cell, shown as such
     """A predictor cannot predict a cell; the message gives the reason."""
+
+
+PARTS = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
+"""What a prediction says of a step's time."""
+_ROUNDING = 1e-9  # of the computation; a float64 has 16 digits
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,12 @@ class Prediction:
     limits: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     interval_s: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Parts that are differences of equal times may lie below zero by rounding: they are 0."""
+        for name in PARTS:
+            if -_ROUNDING * self.compute_s <= getattr(self, name) < 0:
+                object.__setattr__(self, name, 0.0)
 
     @property
     def step_s(self) -> float:
@@ -297,6 +308,7 @@ def predictor_of(name: str) -> Predictor:
         raise ConfigError(
             f"{name!r} is not a predictor: it must name a class with a predict method"
         )
+    check_class("ddlbench.predictors", name, predictor_class, ("name", "source"))
     predictor: Predictor = predictor_class()
     return predictor
 

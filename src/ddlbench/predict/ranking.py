@@ -58,7 +58,7 @@ from ddlbench.experiment.registry import BASE
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.memory import Room
 from ddlbench.planning.strategy import known_strategy
-from ddlbench.predict.prediction import Prediction
+from ddlbench.predict.prediction import PARTS, Prediction
 
 Basis = Literal["measured", "predicted"]
 
@@ -516,7 +516,6 @@ def candidate_dict(ranking: Ranking, candidate: Candidate) -> dict[str, Any]:
     """A ranked candidate as JSON values."""
     speedup = ranking.speedup(candidate)
     prediction = candidate.prediction
-    parts = ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")
     return {
         "strategy": candidate.strategy,
         "geometry": candidate.cell.geometry,
@@ -535,7 +534,7 @@ def candidate_dict(ranking: Ranking, candidate: Candidate) -> dict[str, Any]:
         "measured_step_s": median(candidate.measured_s) if candidate.measured_s else None,
         "runs": len(candidate.measured_s),
         "predictor": prediction.predictor if prediction else None,
-        **{name: getattr(prediction, name, None) for name in parts},
+        **{name: getattr(prediction, name, None) for name in PARTS},
         "memory_bytes": candidate.memory_bytes,
         "device_memory_bytes": candidate.room.capacity_bytes if candidate.room else None,
         "limits": list(prediction.limits) if prediction else [],

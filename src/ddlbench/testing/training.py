@@ -226,11 +226,18 @@ def assert_cell_equals_sequential(cell: Cell, parts: int) -> None:
         cell: of a data-parallel strategy or a synchronous pipeline.
         parts: the number of ranks or micro-batches that compute a mini-batch.
     """
-    assert strategy_of(cell.strategy).supports(cell) is None
+    strategy = strategy_of(cell.strategy)
+    assert (why := strategy.supports(cell)) is None, why
+    rounded = strategy.precision(cell)
+    assert rounded == cell.precision, (
+        f"{cell.strategy} rounds to {rounded}, so its weights are others; compare it by "
+        "`ddlbench check`, and test its float32"
+    )
     expected, losses = reference(cell, parts, _STEPS)
     (ranks,) = train([cell], ((0, _STEPS),))
-    for rank in ranks:
-        assert_same_weights(rank["state"], expected, rtol=1e-4, atol=1e-5)
+    for number, rank in enumerate(ranks):
+        place = f"{cell.strategy}, rank {number},"
+        assert_same_weights(rank["state"], expected, place, rtol=1e-4, atol=1e-5)
     mean_losses = torch.tensor([rank["loss"] for rank in ranks]).mean(dim=0)
     torch.testing.assert_close(mean_losses, torch.tensor(losses), rtol=1e-3, atol=1e-4)
 

@@ -24,6 +24,8 @@ from ddlbench.experiment.site import load_site
 from ddlbench.planning import matrix
 from ddlbench.planning.labels import dataset_label, in_dataset_order, network_label
 from ddlbench.planning.matrix import expand
+from ddlbench.planning.strategy import strategy_of
+from ddlbench.predict.prediction import predictor_of
 from ddlbench.report.labels import dataset_look
 
 TOY_DATASET = """
@@ -161,6 +163,40 @@ def test_a_dataset_that_is_none_is_named(third_party):
     third_party("odd_dataset", "SPEC = 3", {"ddlbench.datasets": {"odd": "SPEC"}})
     with pytest.raises(ConfigError, match="dataset 'odd': odd_dataset:SPEC is no DatasetSpec"):
         DATASETS["odd"]
+
+
+ODD_CLASSES = """
+from ddlbench.planning.data_parallel import DataParallel
+
+class Renamed(DataParallel):
+    name, label, executor = "ring", "Ring", "odd_classes:Ring"
+
+class Bare(DataParallel):
+    name = "odd"
+
+class Predictor:
+    name, source = "amdahl", "ours"
+    def predict(self, *inputs): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("find", "group", "target", "said"),
+    [
+        (
+            strategy_of,
+            "strategies",
+            "Renamed",
+            "Renamed has the name 'ring'; write name = 'odd'",
+        ),
+        (strategy_of, "strategies", "Bare", "its class Bare lacks label and executor; write"),
+        (predictor_of, "predictors", "Predictor", "has the name 'amdahl'; write name = 'odd'"),
+    ],
+)
+def test_a_class_that_its_entry_point_does_not_fit_is_named(third_party, find, group, target, said):
+    third_party("odd_classes", ODD_CLASSES, {f"ddlbench.{group}": {"odd": target}})
+    with pytest.raises(ConfigError, match=f"{group[:-4]}.* 'odd': .*{said}"):
+        find("odd")
 
 
 @pytest.mark.parametrize(

@@ -472,3 +472,18 @@ def test_a_result_of_stages_that_a_newer_profile_would_not_cut_is_stale(
     assert CurrentPlans("local", root).differ_from(measured, cell)
     profile_file("local", "mnist/vgg11/fp32-1t").unlink()
     assert not CurrentPlans("local", root).differ_from(measured, cell)  # nobody can tell
+
+
+def test_no_part_of_a_prediction_lies_below_zero_by_rounding():
+    """Steps of one device have no bubble, and 0.1 + 0.2 - 0.3 is not 0."""
+    for milliseconds in range(1, 40):
+        blocks = [
+            make.block(index, 0, forward=make.timings(0.0, 1e-4 * milliseconds * (index + 1) / 3))
+            for index in range(4)
+        ]
+        alone = told(plan("pipe-1f1b", "1x1", 32, "4"), work=workload(blocks=blocks))
+        assert 0 <= alone.bubble_s < 1e-9 * alone.step_s
+
+
+def test_a_part_that_is_wrong_stays_as_it_is():
+    assert Prediction("any", 0.07, bubble_s=-0.01).bubble_s == -0.01

@@ -20,6 +20,7 @@ from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 class Stale(DistributedDataParallel):
     """A strategy that is like DDP, but updates with old gradients."""
 
+    name = "stale"
     synchronous = False
     preferred_predictor: ClassVar[dict] = {}
 

@@ -162,12 +162,15 @@ def test_scaling_leaves_the_panel_of_a_network_without_the_dataset_empty():
 
 
 def test_figures_are_chosen_before_anything_runs(monkeypatch):
-    usual = ["speedup", "memory", "traffic", "utilisation", "steps", "loss", "timelines"]
-    assert list(figures_for(matrix(monkeypatch))) == usual
-    several = matrix(monkeypatch, geometry=["1x2", "1x4"])
-    assert list(figures_for(several)) == [*usual[:-1], "scaling", "timelines"]
-    alone = matrix(monkeypatch, strategies=["sequential"])
-    assert list(figures_for(alone)) == ["memory", "utilisation", "steps"]
+    always = {"memory", "utilisation", "steps"}
+    of_strategies = {"speedup", "traffic", "loss", "timelines"}
+    usual = figures_for(matrix(monkeypatch)).keys()
+    assert usual >= always | of_strategies
+    assert "scaling" not in usual
+    assert "scaling" in figures_for(matrix(monkeypatch, geometry=["1x2", "1x4"]))
+    alone = figures_for(matrix(monkeypatch, strategies=["sequential"])).keys()
+    assert alone >= always
+    assert not alone & of_strategies
     without_base = matrix(monkeypatch, strategies=["ddp"])
     assert "speedup" not in figures_for(without_base)
 

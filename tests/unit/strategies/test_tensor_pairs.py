@@ -99,8 +99,8 @@ def cell_of(strategy: str, network: str, devices: int, **options: Any) -> Cell:
         ),
         (
             cell_of("tensor-parallel", "vgg11", 2).with_(dataset="imagenet"),
-            "vgg11 has no pair of linear layers with only element-wise layers between them, which "
-            "tensor-parallel would split; take strategy filter or channel",
+            "vgg11 has no two linear layers that tensor-parallel could split: only element-wise "
+            "layers may lie between them, in one nn.Sequential; take strategy filter or channel",
             "cannot_be_split",
         ),
         (
