@@ -139,6 +139,8 @@ def recommend(
                 "profile": profile,
                 "allow_stale": allow_stale,
                 "device_memory_bytes": device_memory_bytes,
+                "recommender": recommender != DEFAULT_RECOMMENDER,
+                "why": why,
             }
             values, lines = planned.layout_answers({**options, **of_networks}, hardware, software)
             show(values, lines, as_json=as_json)

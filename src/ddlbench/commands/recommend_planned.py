@@ -60,6 +60,8 @@ _OF_NETWORKS = {
     "allow_stale": "--allow-stale",
     "device_memory_bytes": "--device-memory-bytes",
     "options": "--option",
+    "recommender": "--recommender",
+    "why": "--why",
 }
 _SHAPES_PRECISION = "bf16"  # of steps that software of transformers was fitted to
 
@@ -159,8 +161,8 @@ _DEFAULT_SOFTWARE = "nanotron"
 _FEW = 8
 _BILLION, _MILLION = 1e9, 1e6
 _HEADINGS = (
-    "t x d x p | > experts | > ZeRO | > micro /1 | > predicted | > 90 % | > tokens/s | > memory"
-    " | fits"
+    "t x d x p | > experts | > ZeRO | > micro | > predicted | > 90 % /1 | > tokens/s /3"
+    " | > memory /2 | fits"
 )
 _CUT = "t x d x p: tensor x data x pipeline."
 _MICRO = " micro: micro-batch x micro-batches of a replica; r: recomputes activations."
@@ -230,13 +232,13 @@ def _named_shape(values: dict[str, Any]) -> tuple[str, Shape]:
         ConfigError: there is none of that name, or the dataset has none of its samples.
     """
     name, dataset, length = (values[key] for key in ("network", "dataset", "sequence_length"))
-    if dataset and is_configuration(name):
+    if dataset and (is_configuration(name) or is_shape(name)):
         DATASETS.check(dataset)
         spec = DATASETS[dataset]
         if spec.kind != "tokens":
             raise ConfigError(f"dataset {dataset} has images, {name} reads tokens")
         length = length or spec.shape[0]
-    elif dataset and not is_shape(name):
+    elif dataset:
         name = f"{name}:{dataset}"
     shape = shape_of(name) if is_configuration(name) else load_shape(name)
     return name, replace(shape, sequence_length=length) if length else shape

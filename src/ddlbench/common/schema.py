@@ -80,7 +80,8 @@ def nearest(word: object, known: Iterable[str]) -> str:
     Of very many words only the first are told, so that the message stays a sentence.
     """
     known = sorted(known)
-    close = difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)
+    close = [name for name in known if name.lower() == str(word).lower()][:1]
+    close = close or difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     shown_words = [
@@ -246,6 +247,8 @@ def _either(words: Sequence[str]) -> str:
 def _spelling(kinds: Sequence[str], value: object) -> str:
     """Guess what the user meant where YAML read the value as another type."""
     numeric = {"integer", "number"} & set(kinds)
+    if "string" in kinds and isinstance(value, bool):
+        return ", as YAML reads on, off, yes and no; write it in quotes"
     if "array" in kinds and not numeric and isinstance(value, str | int | float):
         return f"; write [{str(value)[:_LONGEST_WORD]}]"
     if numeric and isinstance(value, str | float):

@@ -10,7 +10,8 @@ r"""Parse what NVIDIA's nccl-tests print (``all_reduce_perf`` and its like, BSD-
 
 Times are microseconds, rates GB/s. Nothing names the operation before version 2.17; the command
 line may, else the ratio of both rates tells it: 2 (n - 1) / n for an all-reduce, (n - 1) / n for
-all-gather and reduce-scatter, which have a ``redop`` or none, 1 for broadcast. A size is the whole
+all-gather and reduce-scatter, which have a ``redop`` or none, 1 for broadcast. All-to-all and
+send-receive have the same ratios, but ``N/A`` for what is wrong in place. A size is the whole
 buffer. ``redop`` and ``root`` are missing in old versions. Lines may begin with a rank, a host or
 the time. Several runs in one text are repeats if they have as many ranks and the same operation.
 """
@@ -77,6 +78,7 @@ class _Row:
     time_s: float
     ratio: float | None
     wrong: int
+    unchecked_in_place: bool
 
 
 def is_nccl_tests(text: str) -> bool:
@@ -163,7 +165,8 @@ def _row(line: str) -> _Row | None:
     if not timed or size == 0:
         return None
     time_s, ratio, wrong = timed[0]
-    return _Row(size, None if redop is None else redop != "none", time_s, ratio, wrong)
+    unchecked = match[13] == "N/A" != match[9]
+    return _Row(size, None if redop is None else redop != "none", time_s, ratio, wrong, unchecked)
 
 
 def _times(words: tuple[str, ...]) -> tuple[float, float | None, int] | None:
@@ -185,8 +188,11 @@ def _operation(text: str, rows: list[_Row], ranks: int, where: str) -> str:
         return named.pop()
     other = _OTHERS.search(text)
     ratios = [row.ratio for row in rows if row.ratio is not None]
-    if other or len(named) > 1 or not ratios:
+    unchecked = rows[0].unchecked_in_place
+    if other or len(named) > 1 or unchecked or not ratios:
         what = other[0] if other and not named else "several tests" if named else "its rates"
+        if unchecked and not (other or named):
+            what = "a test without a check in place (alltoall_perf, sendrecv_perf)"
         raise ConfigError(
             f"{where}: {what} cannot be compared; give the output of one of all_reduce_perf, "
             "all_gather_perf, reduce_scatter_perf, broadcast_perf, or name it with --operation"

@@ -388,8 +388,9 @@ def try_out(network: str, spec: DatasetSpec) -> int:
 def _work(network: str, spec: DatasetSpec) -> dict[str, float]:
     where = f"network {network!r}"
     factory = _load(network)
-    if not callable(factory):
-        raise ConfigError(f"{where} is not callable; name a function that returns the network")
+    if not callable(factory) or isinstance(factory, nn.Module):
+        what = "is a network itself" if callable(factory) else "is not callable"
+        raise ConfigError(f"{where} {what}; name a function that returns the network")
     try:
         return _work_on("meta", network, factory, spec)
     except Exception:  # what the device lacks, or what is wrong: the CPU tells
@@ -422,7 +423,9 @@ def _work_on(device: str, network: str, factory: Any, spec: DatasetSpec) -> dict
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{where} cannot be built for {spec.name}: {_sentence(error)}") from error
+        raise ConfigError(
+            f"{where} cannot be built for {spec.name}: {_sentence(error)}{_if_call(error)}"
+        ) from error
     blocks = out_of_place(_checked(network, made, spec))
     counter = FlopCounterMode(display=False)
     try:
@@ -472,6 +475,14 @@ def _run_blocks(
             f"value {each}, not {('N', *passing.shape[1:])}".replace("'N'", "N")
         )
     return until
+
+
+def _if_call(error: Exception) -> str:
+    """The end of an error's sentence where a callable does not take what it is called with."""
+    inside = error.__traceback__ and error.__traceback__.tb_next
+    if isinstance(error, TypeError) and (inside is None or DatasetSpec.__name__ in str(error)):
+        return "; it is called with one DatasetSpec (docs/networks.md)"
+    return ""
 
 
 def _if_small(spec: DatasetSpec, error: Exception) -> str:

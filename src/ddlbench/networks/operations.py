@@ -32,7 +32,7 @@ from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import pairs
-from ddlbench.networks.factory import skeleton
+from ddlbench.networks.factory import BlockFails, skeleton, try_out
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.planning.layer_table import LAYER_COLUMNS, REFUSED
 
@@ -158,10 +158,12 @@ def main(network: str, dataset: str) -> None:
     """Print the rows of a network, for a process that has no torch."""
     spec = DATASETS[dataset]
     try:
+        try_out(network, spec)  # says what is wrong with a network, where shapes alone cannot
         rows = layer_rows(skeleton(network, spec), spec)
     except ConfigError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        sys.exit(REFUSED)
+        # A device may run a block that this processor cannot.
+        sys.exit(1 if isinstance(error, BlockFails) else REFUSED)
     print(csv_text([LAYER_COLUMNS, *((network, dataset, *row) for row in rows)]), end="")
 
 

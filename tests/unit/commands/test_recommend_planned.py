@@ -88,6 +88,8 @@ def test_options_of_hardware_need_it(option):
         ("--option", "gpipe.chunks=8"),
         ("--allow-stale",),
         ("--device-memory-bytes", "1000"),
+        ("--recommender", "thesis"),
+        ("--why",),
     ],
 )
 def test_what_decides_nothing_of_a_shape_is_refused(words):
@@ -143,3 +145,19 @@ def test_a_network_that_cannot_be_built_is_refused_at_once():
 def test_length_of_samples_is_of_shapes():
     error = ask(*NDR, *RESNET, "--geometry", "1x8", "--sequence-length", "512").exception
     assert "--sequence-length is of a transformer's shape" in str(error)
+
+
+def test_a_dataset_of_images_is_not_ignored():
+    words = ["--network", "gpt-7b", "--dataset", "cifar10", "--batch-size", "64"]
+    error = ask(*NDR, *words, "--geometry", "1x8").exception
+    assert "dataset cifar10 has images, gpt-7b reads tokens" in str(error)
+
+
+@pytest.mark.parametrize("network", ["gpt-7b", "hf:mixtral"])
+def test_every_row_of_a_table_names_another_layout(network):
+    words = ["--network", network, "--batch-size", "256", "--context", "2048"]
+    lines = ask(*NDR, *words, "--geometry", "2x8").output.splitlines()
+    heading = next(line for line in lines if "t x d x p" in line)
+    end = heading.index("predicted")
+    shown = [line[3:end] for line in lines if line[:1].isdigit() and " x " in line[:end]]
+    assert len(shown) == len(set(shown)) == 8

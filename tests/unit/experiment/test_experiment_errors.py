@@ -202,3 +202,13 @@ def test_an_option_may_have_alternatives() -> None:
     with pytest.raises(ConfigError, match=r"^here: a: 'x' ") as caught:
         check({"a": "x"}, schema, "here")
     assert "\n" not in str(caught.value)
+
+
+def test_another_case_of_a_name_is_the_nearest() -> None:
+    assert "did you mean 'ddp'?" in nearest("DDP", ["ddp", "fsdp"])
+
+
+def test_words_that_yaml_reads_as_true_or_false_are_to_be_quoted() -> None:
+    message = _message(_changed("experiment", yaml.safe_load("on")))
+    assert "experiment: True is not a text, as YAML reads on" in message
+    assert "write it in quotes" in message

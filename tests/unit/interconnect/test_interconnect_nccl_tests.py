@@ -115,3 +115,15 @@ def test_a_cut_row_is_left_out_and_other_texts_are_not_recognised():
     cut = text(ROWS[: ROWS.rindex("436.94")], end="")
     assert len(parse_nccl_tests(cut, "out").points) == 1
     assert is_nccl_tests(cut) and not is_nccl_tests("step: 1 loss: 2.0\n")
+
+
+@pytest.mark.parametrize("rates", ["209.78  196.67", "209.78  209.78"])  # all-to-all, send-receive
+def test_tests_that_are_not_checked_in_place_are_no_collective_of_ours(rates):
+    rows = ROWS.replace("209.78  393.34", rates).replace("393.2      0", "393.2    N/A")
+    with pytest.raises(ConfigError, match="without a check in place .*alltoall_perf"):
+        parse_nccl_tests(text(rows), "out")
+
+
+def test_a_run_without_any_check_is_read():
+    rows = re.sub(r" 0( |$)", r" N/A\1", ROWS, flags=re.MULTILINE)
+    assert parse_nccl_tests(text(rows), "out").operation == "all_reduce"

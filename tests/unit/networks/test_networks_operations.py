@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections import OrderedDict
+from contextlib import redirect_stderr
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +14,8 @@ from torch import nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks.factory import counted, training_flops
+from ddlbench.networks.operations import main
+from ddlbench.planning.layer_table import REFUSED
 
 GIGA = 1e9
 
@@ -77,3 +83,23 @@ def only_on_cpu(_spec: object) -> nn.Sequential:
 
 def test_what_meta_cannot_run_is_counted_on_the_cpu() -> None:
     assert training_flops(f"{__name__}:only_on_cpu", DATASETS["mnist"]) == 2 * 2 * 784 * 10
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("def make(): return nn.Linear(1, 1)", "it is called with one DatasetSpec"),
+        ("make = nn.Flatten()", "is a network itself; name a function"),
+        ("def make(spec): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 7))", "not (N, 7)"),
+    ],
+)
+def test_a_network_of_ones_own_that_does_not_fit_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, sentence: str
+) -> None:
+    (tmp_path / "unfit.py").write_text(f"from torch import nn\n{source}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "unfit", raising=False)
+    with pytest.raises(SystemExit) as ended, redirect_stderr(io.StringIO()) as said:
+        main("unfit:make", "cifar10")
+    assert ended.value.code == REFUSED
+    assert sentence in said.getvalue()

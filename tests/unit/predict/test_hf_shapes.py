@@ -88,3 +88,9 @@ def test_what_is_no_shape_is_refused(tmp_path, values, sentence):
 def test_wrong_arguments(rest):
     with pytest.raises(ConfigError, match=rest.partition("=")[0]):
         shape_of(f"hf:llama?{rest}")
+
+
+@pytest.mark.parametrize("name", ["hf:meta-llama/Llama-3.1-8B", "hf:models/mine"])
+def test_a_folder_or_a_name_of_the_hub_is_told_what_to_write(name):
+    with pytest.raises(ConfigError, match=r"write the file, as hf:FOLDER/config\.json"):
+        shape_of(name)

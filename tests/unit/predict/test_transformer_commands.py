@@ -13,6 +13,7 @@ from transformer_factory import table
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
 from ddlbench.predict.hardware import Accelerators, Software
+from ddlbench.predict.run_tables import ScoreQuestion
 from ddlbench.predict.transformer.run_scores import choices, predictions, scored_values
 from ddlbench.predict.transformer.runs import (
     MANY_NODES,
@@ -197,3 +198,8 @@ def test_an_independent_table_is_predicted():
     found = told("score", MEGATRON)
     assert found["rows"] == 10
     assert found["mean_absolute_error"] < 0.063
+
+
+def test_runs_are_named_by_the_hardware_that_stands_for_the_tables():
+    runs = training_runs(pd.read_csv(MANY_NODES), ScoreQuestion(device="h100-sxm"))
+    assert set(runs.accelerators) == {"h100-sxm"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -221,3 +222,11 @@ def test_options_of_others_are_refused_for_traces(tmp_path, options):
     path = write(tmp_path / "a.json", TWO_STEPS)
     ended = CliRunner().invoke(timeline, [str(path), *options])
     assert options[0] in str(ended.exception)
+
+
+def test_ranks_that_no_trace_tells_are_told_apart_by_their_files(tmp_path):
+    found = breakdown(tmp_path, TWO_STEPS)
+    several = [replace(found, rank=None, file=f"rank-{at}.json") for at in range(3)]
+    lines = lines_of(several)
+    assert all(any(one.file in line for line in lines) for one in several)
+    assert all(len(line) <= 80 for line in lines)

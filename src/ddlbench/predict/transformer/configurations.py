@@ -457,6 +457,11 @@ def shape_of(name: str) -> Shape:
             network has parts that are not counted.
     """
     where, _, rest = name.removeprefix(PREFIX).partition("?")
+    if "/" in where and not where.endswith(".json"):
+        raise ConfigError(
+            f"{name}: {where!r} is no model type, and nothing is downloaded; write the file, as "
+            "hf:FOLDER/config.json"
+        )
     values = _read(Path(where), name) if where.endswith(".json") else {"model_type": where}
     nested = values.get("text_config")
     if isinstance(nested, dict):

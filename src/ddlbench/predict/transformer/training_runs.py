@@ -159,6 +159,8 @@ def training_runs(
     if table.empty:
         raise ConfigError(f"{where}: has no row; write at least one run")
     table = table.reset_index(drop=True)
+    if question.device:
+        table["accelerator"] = question.device
     for name in ("model", "accelerator"):
         refuse(table[name].isna(), table[name], where, f"{name} is empty; write its name")
     decoders = _decoders(table, origin, where)

@@ -157,10 +157,14 @@ def read_cell_plan(folder: Path) -> tuple[StrategyPlan, tuple[Row, ...]]:
         InvalidTimeline: it is no cell's folder, or its plan is wrong.
     """
     path = folder / "plan.json"
+    if not folder.exists():
+        raise InvalidTimeline(
+            f"{folder}: does not exist; write a cell's folder, or a trace or a folder of traces"
+        )
     if not path.is_file():
         raise InvalidTimeline(
             f"{folder}: no cell's folder, as it has no plan.json; write a folder below "
-            "results/<site>/cells/ that a measurement has left"
+            "results/<site>/cells/ that a measurement has left, or one of traces (.json, .json.gz)"
         )
     try:
         plan = read_plan(read_json(path))

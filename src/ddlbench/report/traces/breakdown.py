@@ -358,7 +358,7 @@ def lines_of(breakdowns: Sequence[Breakdown]) -> list[str]:
     several = len(set(ranks)) < len(ranks) or None in ranks
     lines = table(
         "rank | > time | > compute | > exposed | > copies /2 | > idle | > host /3 | > launch /4 | "
-        "> waits /3 | > overlap | file /5",
+        "> waits /3 | > overlap /1 | file",
         [_row(breakdown, several) for breakdown in breakdowns],
     )
     cpus = all(breakdown.devices == "CPU" for breakdown in breakdowns)
