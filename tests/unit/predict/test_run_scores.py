@@ -14,10 +14,10 @@ from ddlbench.predict.transformer.decoder_fit import (
     FEW_CONSTANTS,
     fit_memory,
     fit_time,
+    fitted_names,
     nearer_bytes,
     predicted_s,
     proposals,
-    fitted_names,
 )
 from ddlbench.predict.transformer.decoder_time import CONSTANTS
 from ddlbench.predict.transformer.run_scores import TERMS, score, term_gains
