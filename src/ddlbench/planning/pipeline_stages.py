@@ -42,7 +42,7 @@ from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import BlockCost
 from ddlbench.planning.pipeline import Stage
-from ddlbench.planning.plan import Options, RuleText, Tried
+from ddlbench.planning.plan import Measured, Options, RuleText, Tried
 from ddlbench.planning.workload import profile_at
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def stages_of(
     replicas: Sequence[int] | None,
     costs: Costs | None,
     *,
-    site: str | None,
+    site: Measured,
     samples: int | None = None,
 ) -> tuple[Stages, float | None]:
     """The stages of a cell to which :func:`why_no_stages` has no objection.
@@ -201,7 +201,7 @@ def stages_of(
         replicas: of each stage; None if PipeDream's partitioner chooses them, which requires
             balance ``profile``.
         costs: of the network's blocks at the site; None if no table knows them.
-        site: its profile and links are read.
+        site: its profile and links are read; or what gives the blocks at a number of samples.
         samples: of one forward pass, at which times are read; by default a whole mini-batch.
 
     Returns:
@@ -214,6 +214,11 @@ def stages_of(
     if balance == "profile":
         chain = measured_chain(cell, site, samples or cell.batch_size)
         if replicas is None:
+            if callable(site):
+                raise NeedsProfile(
+                    "PipeDream's partition reads links that were measured; write the replicas of "
+                    "each stage"
+                )
             from ddlbench.planning.partition.stages import partition_at  # noqa: PLC0415 - of few
 
             best = partition_at(cell, chain, _profile(cell, site), str(site))
@@ -255,7 +260,7 @@ def measured_files(cell: Cell, site: str, with_links: bool = False) -> tuple[Pat
     return (profile, links_file(site, cell.fabric)) if with_links else (profile,)
 
 
-def measured_chain(cell: Cell, site: str | None, samples: int) -> Chain:
+def measured_chain(cell: Cell, site: Measured, samples: int) -> Chain:
     """The cell's blocks as a site measured them, at ``samples`` samples a pass.
 
     Raises:
@@ -264,7 +269,7 @@ def measured_chain(cell: Cell, site: str | None, samples: int) -> Chain:
     """
     from ddlbench.planning.partition.profiles import chain_of_profile  # noqa: PLC0415 - of few
 
-    return chain_of_profile(_profile(cell, site), samples)
+    return site(samples) if callable(site) else chain_of_profile(_profile(cell, site), samples)
 
 
 def _profile(cell: Cell, site: str | None) -> Profile:

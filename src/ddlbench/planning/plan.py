@@ -24,7 +24,7 @@ Options are the fields of a dataclass with defaults, described by the text below
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from inspect import get_annotations
@@ -37,6 +37,9 @@ from ddlbench.experiment.cell import Cell, OptionValue
 
 SCHEMA_VERSION = 1
 Needs = Literal["inputs", "labels"]
+Measured = str | Callable[[int], Any] | None
+"""What a plan cuts a network by: files of a site of this name, or a function that gives the blocks
+(a :class:`~ddlbench.planning.partition.graph.Chain`) at a number of samples."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from ddlbench.experiment.links import Links, read_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
 from ddlbench.experiment.site import load_site
+from ddlbench.planning.plan import Measured
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.calibration import read_calibration
 from ddlbench.predict.links import ALL_REDUCE, CollectiveTimes, Hop, LinkTable
@@ -99,6 +100,10 @@ class Inputs:
         Of one network, the cell with the most devices needs all files that the others need.
         """
         self.workload(max(cells, key=lambda cell: cell.devices))
+
+    def measured(self, cell: Cell) -> Measured:
+        """What a plan cuts the cell's network by."""
+        return self.site
 
     def missing(self, cell: Cell) -> list[Path]:
         """Files that predictions of a cell need and that the workflow can make."""

@@ -36,6 +36,8 @@ from ddlbench.experiment.site import Site
 from ddlbench.planning.device_folder import read_device
 from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.layer_table import layers_of
+from ddlbench.planning.partition.profiles import chain_of_blocks
+from ddlbench.planning.plan import Measured
 from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.collective_times import (
     MEDIUM,
@@ -294,6 +296,10 @@ class PlannedInputs(Inputs):
         super().__init__(cluster.name, calibrated=False)
         self._cluster = cluster
         self._batch_sizes = sorted(set(batch_sizes))
+
+    def measured(self, cell: Cell) -> Measured:
+        """The blocks of its profile, at any number of samples."""
+        return lambda samples: chain_of_blocks(self.workload(cell).blocks, samples)
 
     def missing(self, cell: Cell) -> list[Path]:
         """None: all is computed."""

@@ -101,6 +101,24 @@ def test_strategies_are_ranked_without_a_file(cluster, tmp_path, monkeypatch):
     assert high / ddp.predicted_s < 1.6
 
 
+def test_a_network_of_no_table_is_cut_by_the_roofline(cluster, monkeypatch):
+    inputs = PlannedInputs(cluster, batch_ladder(1024, [4]))
+    vgg16 = inputs.workload(Question("vgg16", "imagenet", 1, 4, 1024, {}, {}).cell("ddp"))
+    monkeypatch.setattr(inputs, "workload", lambda cell: vgg16)
+    question = Question("mynets:cnn", "imagenet", 1, 4, 1024, {}, {})
+    ranking = recommend(question, Knowledge(cluster.site, inputs, spread_of=cluster.doubt.spread))
+    pipelines = {"pipe-1f1b", "pipe-gpipe", "pipe-zb", "pipe-zbv", "pipe-interleaved"}
+    assert pipelines <= {candidate.strategy for candidate in ranking.ranked}
+
+
+def test_splits_are_not_predicted_by_blocks_alone(cluster):
+    inputs = PlannedInputs(cluster, batch_ladder(1024, [4]))
+    question = Question("vgg16", "imagenet", 1, 4, 1024, {}, {})
+    ranking = recommend(question, Knowledge(cluster.site, inputs, spread_of=cluster.doubt.spread))
+    reason = next(c.reason for c in ranking.not_ranked if c.strategy == "filter")
+    assert "only the blocks of vgg16 are known" in reason
+
+
 def test_a_profile_of_one_device_replaces_the_roofline():
     cluster = PlannedCluster.named("v100-sxm-16gb", None, [(1, 4)], "pipedream")
     cell = Cell(dataset="imagenet", network="vgg16", strategy="sequential", batch_size=128)

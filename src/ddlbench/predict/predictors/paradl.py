@@ -209,6 +209,11 @@ def _computing_layers(workload: Workload) -> list[tuple[Layer, Mapping[str, Any]
         NotPredictable: the profile is older than shapes, a layer is of a kind without a model, or
             none is a convolution.
     """
+    if not workload.layer_entries:
+        raise NotPredictable(
+            f"ParaDL predicts by layers, and only the blocks of {workload.network} are known here; "
+            "measure a profile of it at a site"
+        )
     layers: list[tuple[Layer, Mapping[str, Any]]] = []
     for entry in workload.layer_entries:
         shape = entry.get("shape")
