@@ -154,12 +154,33 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def check_counted(name: str, network: nn.Module) -> None:
+    """Refuse a network whose passes take another time than its operations tell.
+
+    Raises:
+        ConfigError: it has frozen or recurrent layers.
+    """
+    frozen = [name for name, weight in network.named_parameters() if not weight.requires_grad]
+    recurrent = [name for name, module in network.named_modules() if isinstance(module, nn.RNNBase)]
+    for layers, what in (
+        (frozen, "its weights are frozen, whose backward pass is shorter"),
+        (recurrent, "it is recurrent, and a device runs all its steps in a kernel"),
+    ):
+        if layers:
+            raise ConfigError(
+                f"network {name}: data sheets do not tell the time of {layers[0]}: {what}; profile "
+                "it on a device (--profile)"
+            )
+
+
 def main(network: str, dataset: str) -> None:
     """Print the rows of a network, for a process that has no torch."""
     spec = DATASETS[dataset]
     try:
         try_out(network, spec)  # says what is wrong with a network, where shapes alone cannot
-        rows = layer_rows(skeleton(network, spec), spec)
+        made = skeleton(network, spec)
+        check_counted(network, made)
+        rows = layer_rows(made, spec)
     except ConfigError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         # A device may run a block that this processor cannot.

@@ -103,3 +103,30 @@ def test_a_network_of_ones_own_that_does_not_fit_is_told_why(
         main("unfit:make", "cifar10")
     assert ended.value.code == REFUSED
     assert sentence in said.getvalue()
+
+
+class Recurrent(nn.Module):
+    """The last state of an LSTM that reads an image row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(28, 10, batch_first=True)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.lstm(inputs.squeeze(1))[0][:, -1]
+
+
+def recurrent(_spec: object) -> nn.Sequential:
+    return nn.Sequential(Recurrent())
+
+
+def partly_frozen(_spec: object) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 9).requires_grad_(False), nn.Linear(9, 10))
+
+
+@pytest.mark.parametrize(("network", "why"), [(recurrent, "0.lstm"), (partly_frozen, "1.weight")])
+def test_what_operations_do_not_tell_the_time_of_is_refused(network, why, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(f"{__name__}:{network.__name__}", "mnist")
+    assert ended.value.code == REFUSED
+    assert f"do not tell the time of {why}" in capsys.readouterr().err
