@@ -50,6 +50,11 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self._weights = {_storage(tensor) for tensor in network.parameters()}
         self._weights |= {_storage(tensor) for tensor in network.buffers()}
+        self._frozen = {
+            _storage(tensor): name.rpartition(".")[0]
+            for name, tensor in network.named_parameters()
+            if not tensor.requires_grad
+        }
         self.rows: list[tuple[str, int, int, int, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,6 +71,9 @@ class _Operations(TorchDispatchMode):
         passing = [tensor for tensor in given if _storage(tensor) not in self._weights]
         count = flop_registry.get(packet)
         operations = count(*args, **(kwargs or {}), out_val=outputs) if count else 0
+        frozen = [self._frozen[place] for t in weights if (place := _storage(t)) in self._frozen]
+        if operations and frozen:
+            raise _untimed(f"layer {frozen[0]} is frozen, so its backward pass is shorter")
         self.rows.append(
             (
                 _kind(packet.__name__, args, operations),
@@ -83,9 +91,15 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
 
     The first row of a block has its tensors, buffers, output and saved bytes; a block that computes
     nothing has a row of kind "none". Operations and items are of one sample.
+
+    Raises:
+        ConfigError: a frozen weight is multiplied, or a layer is recurrent.
     """
     passing = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device="meta")
     fixed = {_storage(tensor) for tensor in chain(network.parameters(), network.buffers())}
+    for name, module in network.named_modules():
+        if isinstance(module, nn.RNNBase):
+            raise _untimed(f"layer {name} is recurrent, which a device computes in one kernel")
     rows: list[tuple[Any, ...]] = []
     for name, block in network.named_children():
         saved: dict[int, int] = {}
@@ -109,12 +123,21 @@ def layer_rows(network: nn.Sequential, spec: DatasetSpec) -> list[tuple[Any, ...
 def _rows_of_block(
     name: str, block: nn.Module, rows: Sequence[tuple[Any, ...]], held: tuple[int, int]
 ) -> Iterator[tuple[Any, ...]]:
-    tensors = " ".join(str(tensor.numel() * 4) for tensor in block.parameters())
-    buffers = sum(tensor.numel() * tensor.element_size() for tensor in block.buffers())
+    weights = list(block.parameters())
+    tensors = " ".join(str(weight.numel() * 4) for weight in weights if weight.requires_grad)
+    fixed = [*block.buffers(), *(weight for weight in weights if not weight.requires_grad)]
+    buffers = sum(tensor.nbytes for tensor in fixed)
     facts: tuple[Any, ...] = (tensors, buffers, *held)
     for row, times in (Counter(rows) or {("none", 0, 0, 0, 0): 1}).items():
         yield (name, *row, times, *facts)
         facts = ("", 0, 0, 0)
+
+
+def _untimed(why: str) -> ConfigError:
+    return ConfigError(
+        f"operations do not tell how long this network trains: {why}; profile it on a device "
+        "(--profile)"
+    )
 
 
 def table() -> str:
@@ -154,33 +177,12 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def check_counted(name: str, network: nn.Module) -> None:
-    """Refuse a network whose passes take another time than its operations tell.
-
-    Raises:
-        ConfigError: it has frozen or recurrent layers.
-    """
-    frozen = [name for name, weight in network.named_parameters() if not weight.requires_grad]
-    recurrent = [name for name, module in network.named_modules() if isinstance(module, nn.RNNBase)]
-    for layers, what in (
-        (frozen, "its weights are frozen, whose backward pass is shorter"),
-        (recurrent, "it is recurrent, and a device runs all its steps in a kernel"),
-    ):
-        if layers:
-            raise ConfigError(
-                f"network {name}: data sheets do not tell the time of {layers[0]}: {what}; profile "
-                "it on a device (--profile)"
-            )
-
-
 def main(network: str, dataset: str) -> None:
     """Print the rows of a network, for a process that has no torch."""
     spec = DATASETS[dataset]
     try:
         try_out(network, spec)  # says what is wrong with a network, where shapes alone cannot
-        made = skeleton(network, spec)
-        check_counted(network, made)
-        rows = layer_rows(made, spec)
+        rows = layer_rows(skeleton(network, spec), spec)
     except ConfigError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         # A device may run a block that this processor cannot.

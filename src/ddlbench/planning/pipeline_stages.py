@@ -42,7 +42,7 @@ from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.network_tables import BlockCost
 from ddlbench.planning.pipeline import Stage
-from ddlbench.planning.plan import Measured, Options, RuleText, Tried
+from ddlbench.planning.plan import BlockSource, Options, RuleText, Tried
 from ddlbench.planning.workload import profile_at
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def stages_of(
     replicas: Sequence[int] | None,
     costs: Costs | None,
     *,
-    site: Measured,
+    site: BlockSource,
     samples: int | None = None,
 ) -> tuple[Stages, float | None]:
     """The stages of a cell to which :func:`why_no_stages` has no objection.
@@ -201,7 +201,7 @@ def stages_of(
         replicas: of each stage; None if PipeDream's partitioner chooses them, which requires
             balance ``profile``.
         costs: of the network's blocks at the site; None if no table knows them.
-        site: its profile and links are read; or what gives the blocks at a number of samples.
+        site: its profile and links are read; or a function that gives the blocks.
         samples: of one forward pass, at which times are read; by default a whole mini-batch.
 
     Returns:
@@ -260,7 +260,7 @@ def measured_files(cell: Cell, site: str, with_links: bool = False) -> tuple[Pat
     return (profile, links_file(site, cell.fabric)) if with_links else (profile,)
 
 
-def measured_chain(cell: Cell, site: Measured, samples: int) -> Chain:
+def measured_chain(cell: Cell, site: BlockSource, samples: int) -> Chain:
     """The cell's blocks as a site measured them, at ``samples`` samples a pass.
 
     Raises:

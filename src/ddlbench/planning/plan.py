@@ -37,9 +37,9 @@ from ddlbench.experiment.cell import Cell, OptionValue
 
 SCHEMA_VERSION = 1
 Needs = Literal["inputs", "labels"]
-Measured = str | Callable[[int], Any] | None
-"""What a plan cuts a network by: files of a site of this name, or a function that gives the blocks
-(a :class:`~ddlbench.planning.partition.graph.Chain`) at a number of samples."""
+BlockSource = str | Callable[[int], Any] | None
+"""Where a plan reads the times of a network's blocks: the name of a site with a profile, or a
+function from samples to a :class:`~ddlbench.planning.partition.graph.Chain`."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS, SYNTHETIC, DataFormat, DataRequest
 from ddlbench.experiment.paths import RESULTS, plan_file
 from ddlbench.experiment.site import Accelerator, Site
-from ddlbench.planning.plan import Measured, Plan
+from ddlbench.planning.plan import BlockSource, Plan
 from ddlbench.planning.strategy import Strategy, cut_by_profile, known_strategy, strategy_of
 
 
@@ -42,7 +42,7 @@ class StrategyPlan(Plan):
 
 
 def make_plan(
-    cell: Cell, site: Measured = None, accelerator: Accelerator | None = None
+    cell: Cell, site: BlockSource = None, accelerator: Accelerator | None = None
 ) -> StrategyPlan:
     """The plan of a cell that its strategy supports.
 

@@ -20,7 +20,7 @@ from ddlbench.experiment.registry import BASE, STRATEGIES, check_class, load
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.network_tables import BlockCost, NetworkTraits, blocks_of
-from ddlbench.planning.plan import Measured, Options, Plan, Process
+from ddlbench.planning.plan import BlockSource, Options, Plan, Process
 
 if TYPE_CHECKING:
     from ddlbench.planning.pipeline import Pipeline, PipelineRun, PlannedSchedule
@@ -124,7 +124,9 @@ class Strategy:
         """What else the plan fixes (micro-batches, balance, schedule), as JSON values."""
         return self.option_values(cell)
 
-    def plan(self, cell: Cell, site: Measured = None) -> tuple[tuple[Process, ...], dict[str, Any]]:
+    def plan(
+        self, cell: Cell, site: BlockSource = None
+    ) -> tuple[tuple[Process, ...], dict[str, Any]]:
         """Processes and details; a plan may be made from the measurements of ``site``."""
         return self.placement(cell), self.details(cell)
 

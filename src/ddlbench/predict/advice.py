@@ -43,8 +43,8 @@ from ddlbench.predict.recommend import (
 
 _ROUNDS_TO_0 = 0.005
 _LIKELY = 0.5
-_HARDLY = 0.05
-"""Chances that differ by less are those of one place."""
+_SAME_CHANCE = 0.05
+"""Chances that differ by less count as equal."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ def _fastest(
 ) -> Candidate:
     """The likeliest of those that are tied; a proven one where that is more likely wrong.
 
-    The first of the ranking is it where another one's chance is hardly higher.
+    Of equal chances, the first of the ranking.
     """
     likeliest = max(
         (c for c in ranking.tied if c.strategy != BASE),
-        key=lambda c: (c.chance or 0.0) + _HARDLY * (c is best),
+        key=lambda c: (c.chance or 0.0) + _SAME_CHANCE * (c is best),
         default=best,
     )
     unsure = likeliest.basis == "predicted" and (likeliest.chance or 0.0) < _LIKELY

@@ -41,7 +41,7 @@ from ddlbench.experiment.links import Links, read_links
 from ddlbench.experiment.paths import RESULTS, links_file, profile_file
 from ddlbench.experiment.profile import InvalidProfile, ProfileKey, read_profile
 from ddlbench.experiment.site import load_site
-from ddlbench.planning.plan import Measured
+from ddlbench.planning.plan import BlockSource
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.calibration import read_calibration
 from ddlbench.predict.links import ALL_REDUCE, CollectiveTimes, Hop, LinkTable
@@ -101,8 +101,8 @@ class Inputs:
         """
         self.workload(max(cells, key=lambda cell: cell.devices))
 
-    def measured(self, cell: Cell) -> Measured:
-        """What a plan cuts the cell's network by."""
+    def block_source(self, cell: Cell) -> BlockSource:
+        """Where the cell's plan reads the times of blocks."""
         return self.site
 
     def missing(self, cell: Cell) -> list[Path]:

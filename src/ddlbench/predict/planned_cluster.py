@@ -37,7 +37,7 @@ from ddlbench.planning.device_folder import read_device
 from ddlbench.planning.device_table import DeviceTable, read_table
 from ddlbench.planning.layer_table import layers_of
 from ddlbench.planning.partition.profiles import chain_of_blocks
-from ddlbench.planning.plan import Measured
+from ddlbench.planning.plan import BlockSource
 from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.collective_times import (
     MEDIUM,
@@ -66,7 +66,7 @@ def library() -> Library:
 
 
 def links_interval() -> tuple[float, float]:
-    """Measured over expected seconds of 90 % of messages of gradients (1 to 64 MB)."""
+    """BlockSource over expected seconds of 90 % of messages of gradients (1 to 64 MB)."""
     held_out = library().intervals[MEDIUM]
     return held_out.low, held_out.high
 
@@ -297,7 +297,7 @@ class PlannedInputs(Inputs):
         self._cluster = cluster
         self._batch_sizes = sorted(set(batch_sizes))
 
-    def measured(self, cell: Cell) -> Measured:
+    def block_source(self, cell: Cell) -> BlockSource:
         """The blocks of its profile, at any number of samples."""
         return lambda samples: chain_of_blocks(self.workload(cell).blocks, samples)
 

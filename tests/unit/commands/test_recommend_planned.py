@@ -69,6 +69,12 @@ def test_refusals(words, sentence):
     assert sentence in str(found.exception)
 
 
+def test_all_missing_options_are_named_at_once():
+    found = ask("--hardware", "h100-sxm", "--network", "resnet50", "--geometry", "1x8")
+    assert isinstance(found.exception, ConfigError)
+    assert "--dataset, --batch-size are missing" in str(found.exception)
+
+
 def test_an_unknown_shape_names_the_nearest():
     found = ask("--hardware", "h100-sxm", "--network", "gpt-8b", "--batch-size", "8",
                 "--geometry", "1x8")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import sys
 from collections import OrderedDict
@@ -93,16 +94,16 @@ def test_what_meta_cannot_run_is_counted_on_the_cpu() -> None:
         ("def make(spec): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 7))", "not (N, 7)"),
     ],
 )
-def test_a_network_of_ones_own_that_does_not_fit_is_told_why(
+def test_a_users_network_that_does_not_fit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, sentence: str
 ) -> None:
     (tmp_path / "unfit.py").write_text(f"from torch import nn\n{source}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "unfit", raising=False)
-    with pytest.raises(SystemExit) as ended, redirect_stderr(io.StringIO()) as said:
+    with pytest.raises(SystemExit) as ended, redirect_stderr(io.StringIO()) as errors:
         main("unfit:make", "cifar10")
     assert ended.value.code == REFUSED
-    assert sentence in said.getvalue()
+    assert sentence in errors.getvalue()
 
 
 class Recurrent(nn.Module):
@@ -124,9 +125,34 @@ def partly_frozen(_spec: object) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 9).requires_grad_(False), nn.Linear(9, 10))
 
 
-@pytest.mark.parametrize(("network", "why"), [(recurrent, "0.lstm"), (partly_frozen, "1.weight")])
+@pytest.mark.parametrize(
+    ("network", "why"), [(recurrent, "layer 0.lstm"), (partly_frozen, "layer 1 ")]
+)
 def test_what_operations_do_not_tell_the_time_of_is_refused(network, why, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(f"{__name__}:{network.__name__}", "mnist")
     assert ended.value.code == REFUSED
-    assert f"do not tell the time of {why}" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "do not tell how long" in errors
+    assert why in errors
+
+
+class FixedPlaces(nn.Module):
+    """Adds a table that is not trained, as sinusoids of places are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.zeros(784), requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self.places
+
+
+def with_fixed_places(_spec: object) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), FixedPlaces(), nn.Linear(784, 10))
+
+
+def test_a_frozen_table_is_kept_and_not_sent(capsys) -> None:
+    main(f"{__name__}:with_fixed_places", "mnist")
+    rows = {row["block"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    assert (rows["1"]["tensor_bytes"], rows["1"]["buffer_bytes"]) == ("", str(784 * 4))

@@ -8,6 +8,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.profile import ProfileKey
 from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.workload import Workload
+from ddlbench.predict.advice import advise
 from ddlbench.predict.candidate import Knowledge
 from ddlbench.predict.collective_times import Groups, seconds
 from ddlbench.predict.hardware import DeviceSheet, Fabric, System
@@ -109,6 +110,17 @@ def test_a_network_of_no_table_is_cut_by_the_roofline(cluster, monkeypatch):
     ranking = recommend(question, Knowledge(cluster.site, inputs, spread_of=cluster.doubt.spread))
     pipelines = {"pipe-1f1b", "pipe-gpipe", "pipe-zb", "pipe-zbv", "pipe-interleaved"}
     assert pipelines <= {candidate.strategy for candidate in ranking.ranked}
+
+
+def test_of_equal_chances_the_first_of_the_table_is_advised():
+    cluster = PlannedCluster.named("a100-sxm-40gb", "infiniband-200", [(8, 8)])
+    inputs = PlannedInputs(cluster, batch_ladder(2048, [64]))
+    question = Question("resnet50", "imagenet", 8, 8, 2048, {}, {})
+    known = Knowledge(cluster.site, inputs, spread_of=cluster.doubt.spread)
+    ranking = recommend(question, known)
+    first, *others = ranking.tied
+    assert max(candidate.chance for candidate in others) > first.chance  # by a point of 100
+    assert advise(question, ranking, known).recommended is first
 
 
 def test_splits_are_not_predicted_by_blocks_alone(cluster):

@@ -206,8 +206,8 @@ def _computing_layers(workload: Workload) -> list[tuple[Layer, Mapping[str, Any]
     """Layers that compute, with their entries in the profile; Flatten and Identity do not.
 
     Raises:
-        NotPredictable: the profile is older than shapes, a layer is of a kind without a model, or
-            none is a convolution.
+        NotPredictable: the profile has no layers, or is older than shapes; a layer is of a kind
+            without a model; or none is a convolution.
     """
     if not workload.layer_entries:
         raise NotPredictable(

@@ -44,7 +44,15 @@ from ddlbench.planning.pipeline_stages import (
     stages_of,
     why_no_stages,
 )
-from ddlbench.planning.plan import Measured, Options, Plan, Process, RuleText, needs_of, process_at
+from ddlbench.planning.plan import (
+    BlockSource,
+    Options,
+    Plan,
+    Process,
+    RuleText,
+    needs_of,
+    process_at,
+)
 from ddlbench.planning.schedules import Schedule, model_parallel, pipedream, weight_version
 from ddlbench.planning.schedules.orders import warmups
 from ddlbench.planning.strategy import Strategy
@@ -124,7 +132,9 @@ class StagedStrategy(Strategy):
             return None
         return why_no_stages(cell, balance, replicas, self.blocks_of(cell))
 
-    def plan(self, cell: Cell, site: Measured = None) -> tuple[tuple[Process, ...], dict[str, Any]]:
+    def plan(
+        self, cell: Cell, site: BlockSource = None
+    ) -> tuple[tuple[Process, ...], dict[str, Any]]:
         """Cut the network, with balance ``profile`` by the site's profile."""
         balance = str(StageOptions.of_cell(cell).balance)
         blocks = self.blocks_of(cell)

@@ -51,7 +51,7 @@ from ddlbench.planning.pipeline import (
     why_not_in_stages,
 )
 from ddlbench.planning.pipeline_stages import StageOptions, measured_files, stages_of, why_no_stages
-from ddlbench.planning.plan import Measured, Options, Plan, Process, Tried, needs_of, process_at
+from ddlbench.planning.plan import BlockSource, Options, Plan, Process, Tried, needs_of, process_at
 from ddlbench.planning.planner import micro_batch_counts
 from ddlbench.planning.schedules import (
     InvalidSchedule,
@@ -211,7 +211,9 @@ class SynchronousPipeline(Strategy):
             )
         return tuple(processes)
 
-    def plan(self, cell: Cell, site: Measured = None) -> tuple[tuple[Process, ...], dict[str, Any]]:
+    def plan(
+        self, cell: Cell, site: BlockSource = None
+    ) -> tuple[tuple[Process, ...], dict[str, Any]]:
         """The processes, and the details of :class:`PipeliningDetails`."""
         values = self.option_values(cell)
         schedule = self.pipeline_schedule(cell)

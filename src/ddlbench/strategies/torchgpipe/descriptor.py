@@ -48,7 +48,7 @@ from ddlbench.planning.pipeline_stages import (
     measured_files,
     why_no_stages,
 )
-from ddlbench.planning.plan import Measured, Options, Plan, Process, RuleText, Tried
+from ddlbench.planning.plan import BlockSource, Options, Plan, Process, RuleText, Tried
 from ddlbench.planning.planner import micro_batch_counts
 from ddlbench.planning.schedules import Action, gpipe
 from ddlbench.planning.strategy import PARADL, Strategy
@@ -125,7 +125,9 @@ class TorchGPipe(Strategy):
     def placement(self, cell: Cell) -> tuple[Process, ...]:
         return (Process(0, "driver", 0, 0, devices=tuple(range(cell.devices_per_node))),)
 
-    def plan(self, cell: Cell, site: Measured = None) -> tuple[tuple[Process, ...], dict[str, Any]]:
+    def plan(
+        self, cell: Cell, site: BlockSource = None
+    ) -> tuple[tuple[Process, ...], dict[str, Any]]:
         """Add ``blocks_per_device`` with balance ``profile``."""
         processes, details = super().plan(cell, site)
         if details["balance"] == "profile":
