@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddlbench.networks.block_forms import TensorForm
 from ddlbench.strategies.executor import Context
-from ddlbench.strategies.pipelining.stage import TensorForm
 from ddlbench.strategies.process_group import groups_of
 from ddlbench.strategies.splits.convert import Grid, split_rows, split_weights
 from ddlbench.strategies.splits.descriptor import grid_of

@@ -2,17 +2,6 @@
 
 A network is blocks that share nothing, so that it can be cut, or else one block. :func:`main` tries
 networks of users before any job is submitted.
-
-:func:`training_flops` counts what a training step needs, whatever a strategy computes twice: matrix
-products and convolutions, a multiplication and an addition each, of both passes::
-
-    forward                       x W           2 N i o
-    gradient of the weights       x^T dy        2 N i o
-    gradient of the inputs        dy W^T        2 N i o     not of the first layer, which needs none
-
-Convolutions count as the direct algorithm, causal attention as if no position were masked.
-Normalisations, activations, loss and optimiser do not count, and neither does recomputation: this
-is the numerator of model FLOPs utilisation (Chowdhery et al., "PaLM", 2022, appendix B).
 """
 
 from __future__ import annotations
@@ -21,7 +10,7 @@ import copy
 import json
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,9 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
-from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
@@ -42,6 +29,7 @@ from ddlbench.experiment.registry import LIBRARIES, NETWORKS, load, pairs
 from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flat import LARGEST_SMALL_SIDE, out_of_place
+from ddlbench.networks.flops import FlopCounter, step_flops
 from ddlbench.networks.foreign import Whole, seeded, unchanged, whole
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import (
@@ -54,6 +42,7 @@ from ddlbench.networks.inspection import (
 from ddlbench.networks.recorded import cut_by_recording
 from ddlbench.networks.recording import CannotRecord
 from ddlbench.networks.transformers import SHAPE, shape_of
+from ddlbench.planning.layer_table import training_operations
 from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.trainable import compared_before
 
@@ -277,58 +266,21 @@ def num_layers(module: nn.Module) -> int:
 
 
 def training_flops(network: str, spec: DatasetSpec) -> int:
-    """Floating-point operations of a forward and a backward pass of one sample.
+    """Floating-point operations of a training step (:mod:`ddlbench.networks.flops`), of one sample.
 
-    It is counted on the device "meta", where nothing is computed; a network that this device cannot
-    run computes two samples on the CPU.
+    Those of a built-in network are in a table. Another one runs on the device "meta", where nothing
+    is computed, or else computes two samples on the CPU.
 
     Raises:
         ConfigError: the network cannot be loaded or built.
     """
+    known = training_operations(network, spec.name)
+    if known is not None:
+        return known
     try:
-        return counted(skeleton(network, spec), spec)
+        return step_flops(skeleton(network, spec), spec)
     except Exception:  # what the device lacks, or what is wrong: the CPU tells
-        return counted(build(network, spec, seed=0), spec)
-
-
-def counted(network: nn.Module, spec: DatasetSpec) -> int:
-    """The same of a network that is there, on the device that it lies on."""
-    device = next((weight.device for weight in network.parameters()), torch.device("cpu"))
-    inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
-    counter = FlopCounterMode(
-        display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward}
-    )
-    # The fused kernels of attention recompute in their backward pass; the plain one does not.
-    with sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), counter:
-        outputs = network(inputs)
-        if outputs.requires_grad:  # else nothing is trained
-            outputs.float().sum().backward()
-    return round(counter.get_total_flops() / _SAMPLES)
-
-
-def _convolution_backward(
-    gradient: Sequence[int],
-    inputs: Sequence[int],
-    weights: Sequence[int],
-    _bias: Any,
-    _stride: Any,
-    _padding: Any,
-    _dilation: Any,
-    transposed: bool,
-    _output_padding: Any,
-    _groups: int,
-    wanted: Sequence[bool],
-    **_others: Any,
-) -> int:
-    """Each gradient takes as many operations as the forward pass.
-
-    torch's own formula leaves out that a filter of a grouped convolution reads one group only, and
-    so counts depthwise convolutions many times over.
-    """
-    forward: int = conv_flop_count(
-        list(inputs), list(weights), list(gradient), transposed=transposed
-    )
-    return forward * sum(wanted[:2])
+        return step_flops(build(network, spec, seed=0), spec)
 
 
 class BlockFails(ConfigError):  # noqa: N818 - what happened
@@ -340,8 +292,7 @@ class TriedNetwork:
     """What trying a network tells.
 
     Args:
-        work: floating-point operations of a forward pass of one sample, of each block; empty if
-            they cannot be counted.
+        work: floating-point operations of a forward pass of one sample, of each block.
         traits: which decide the strategies that can train it.
     """
 
@@ -427,14 +378,8 @@ def _work_on(device: str, network: str, factory: Any, spec: DatasetSpec) -> dict
             f"{where} cannot be built for {spec.name}: {_sentence(error)}{_if_call(error)}"
         ) from error
     blocks = out_of_place(_checked(network, made, spec))
-    counter = FlopCounterMode(display=False)
-    try:
-        with counter:
-            until = _run_blocks(where, blocks, spec, device, counter.get_total_flops)
-    except BlockFails:
-        # The counter's hooks forbid some ways to differentiate; then operations are unknown.
-        _run_blocks(where, blocks, spec, device)
-        return {}
+    with FlopCounter() as counter:
+        until = _run_blocks(where, blocks, spec, device, counter)
     each = (last - first for first, last in pairwise([0, *until]))
     return {name: total / _SAMPLES for name, total in zip(blocks._modules, each, strict=True)}
 
@@ -444,9 +389,9 @@ def _run_blocks(
     blocks: nn.Sequential,
     spec: DatasetSpec,
     device: str,
-    counted: Callable[[], int] = int,
+    counter: FlopCounter,
 ) -> list[int]:
-    """Run two samples through the blocks; what is counted at the end of each."""
+    """Run two samples through the blocks; operations until the end of each."""
     with torch.enable_grad():  # some networks take gradients within their forward pass
         inputs = torch.zeros(_SAMPLES, *spec.shape, dtype=input_dtype(spec), device=device)
         passing: Any = inputs
@@ -461,7 +406,7 @@ def _run_blocks(
                     f"{where}: block {name!r} fails on an input of shape {shape} ({spec.name}): "
                     f"{_sentence(error)}{_if_small(spec, error)}"
                 ) from error
-            until.append(counted())
+            until.append(counter.total)
             if not isinstance(passing, Tensor):
                 raise ConfigError(
                     f"{where}: block {name!r} must return one tensor, not "

@@ -112,6 +112,21 @@ def layers_of(network: str, dataset: str) -> tuple[LayerBlock, ...]:
     return found
 
 
+def training_operations(network: str, dataset: str) -> int | None:
+    """Floating-point operations of both passes of a sample; None if the network is not built in.
+
+    Each product is computed once forward and twice backward. The gradient of the network's input is
+    left out, except where it is made of tokens: an embedding is trained.
+    """
+    blocks = _table().get((network, dataset))
+    if blocks is None:
+        return None
+    products = [row for block in blocks for row in block.operations if row.operations]
+    forward = sum(row.operations * row.times for row in products)
+    has_gradient = DATASETS[dataset].kind == "tokens"
+    return 3 * forward - (0 if has_gradient else products[0].operations)
+
+
 @cache
 def _table() -> Mapping[tuple[str, str], tuple[LayerBlock, ...]]:
     with _FILE.open(encoding="utf-8", newline="") as file:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -228,9 +230,10 @@ class LiveTensors:
     def watching(self, threaded: Iterable[nn.Module] = ()) -> Iterator[None]:
         """Count what this thread creates, and what ``threaded`` modules create in any thread."""
         modes = threading.local()
+        watch = _Watch if "torch._dynamo" in sys.modules else _WatchWithoutCompiler
 
         def enter(_module: nn.Module, _inputs: Any) -> None:
-            modes.stack = [*getattr(modes, "stack", []), _Watch(self)]
+            modes.stack = [*getattr(modes, "stack", []), watch(self)]
             modes.stack[-1].__enter__()
 
         def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
@@ -240,7 +243,7 @@ class LiveTensors:
             for module in threaded:
                 hooks.enter_context(module.register_forward_pre_hook(enter))
                 hooks.enter_context(module.register_forward_hook(leave))
-            with _Watch(self), self._watching_sizes():
+            with watch(self), self._watching_sizes():
                 yield
 
     @contextmanager
@@ -294,3 +297,13 @@ class _Watch(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         self._tensors.count(tree_leaves(results))
         return results
+
+
+class _WatchWithoutCompiler(_Watch):
+    """The same for a process that has not imported torch's compiler, which the other would do."""
+
+    __torch_dispatch__ = unwrap(_Watch.__torch_dispatch__)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False

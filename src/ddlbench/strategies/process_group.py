@@ -34,7 +34,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from ddlbench.experiment.site import Accelerator
 from ddlbench.planning.plan import Process
@@ -136,7 +135,7 @@ class ShardedStateExecutor(Executor):
     def state_dict(self) -> dict[str, Any]:
         """Whole weights; a collective, which all processes call."""
         network = {
-            name: value.full_tensor() if isinstance(value, DTensor) else value
+            name: value.full_tensor() if _is_sharded(value) else value
             for name, value in self.module.state_dict().items()
         }
         return {"network": network, "optimizer": self._local_optimizer_state()}
@@ -176,14 +175,19 @@ class ShardedStateExecutor(Executor):
 
 def local(value: Any) -> Any:
     """This rank's share of a sharded tensor; anything else as it is."""
-    return value.to_local() if isinstance(value, DTensor) else value
+    return value.to_local() if _is_sharded(value) else value
 
 
-def _like(parameter: Tensor, held: Tensor) -> Tensor:
+def _is_sharded(value: Any) -> bool:
+    """Whether it is a DTensor, whose import takes every rank 0.7 s: ranks without one do not."""
+    return hasattr(value, "to_local")
+
+
+def _like(parameter: Any, held: Tensor) -> Tensor:
     """A sharded tensor of the parameter's layout from this rank's share."""
-    if not isinstance(parameter, DTensor):
+    if not _is_sharded(parameter):
         return held
-    return DTensor.from_local(
+    sharded: Tensor = type(parameter).from_local(
         held,
         parameter.device_mesh,
         parameter.placements,
@@ -191,6 +195,7 @@ def _like(parameter: Tensor, held: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+    return sharded
 
 
 class GradientSum:

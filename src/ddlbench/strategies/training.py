@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import unwrap
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
@@ -40,6 +41,21 @@ class MeanCrossEntropy(nn.CrossEntropyLoss):
         return super().forward(outputs, labels)
 
 
+class SGD(torch.optim.SGD):
+    """torch's SGD, whose methods do not import torch's compiler.
+
+    torch wraps them for programs that compile a whole step. The first call of a wrapper imports
+    ``torch._dynamo``, which takes a rank about as long as torch itself. Here steps are not
+    compiled, only the network's forward pass, so these are the methods without their wrappers.
+    """
+
+    step = torch.no_grad()(unwrap(torch.optim.SGD.step))
+    zero_grad = unwrap(torch.optim.SGD.zero_grad)
+    add_param_group = unwrap(torch.optim.SGD.add_param_group)
+    state_dict = unwrap(torch.optim.SGD.state_dict)
+    load_state_dict = unwrap(torch.optim.SGD.load_state_dict)
+
+
 def make_optimizer(
     cell: Cell, parameters: Iterable[nn.Parameter], learning_rate: float | None = None
 ) -> torch.optim.Optimizer:
@@ -49,7 +65,7 @@ def make_optimizer(
         settings["lr"] = learning_rate
     # A stage or a server may hold no weights, and torch's optimisers take no empty list.
     trained = list(parameters) or [nn.Parameter(torch.empty(0))]
-    return torch.optim.SGD(trained, **settings)
+    return SGD(trained, **settings)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.networks.factory import counted, training_flops
+from ddlbench.networks.factory import skeleton, training_flops
+from ddlbench.networks.flops import step_flops
 from ddlbench.networks.operations import main
 from ddlbench.planning.layer_table import REFUSED
 
@@ -54,21 +55,29 @@ def test_grouped_and_transposed_convolutions_count_what_they_multiply() -> None:
     up = nn.ConvTranspose2d(8, 4, 2, stride=2, bias=False)
     layers = OrderedDict(first=nn.Conv2d(1, 8, 1), depthwise=depthwise, up=up)
     expected = 2 * 28 * 28 * (2 * 8 + 3 * 8 * 9 + 3 * 8 * 4 * 4)
-    assert counted(nn.Sequential(layers), DATASETS["mnist"]) == expected
+    assert step_flops(nn.Sequential(layers), DATASETS["mnist"]) == expected
 
 
 def test_frozen_weights_need_no_gradient() -> None:
     features = 28 * 28
     network = nn.Sequential(nn.Flatten(), nn.Linear(features, 5), nn.Linear(5, 3))
     network[1].requires_grad_(False)
-    assert counted(network, DATASETS["mnist"]) == 2 * (features * 5 + 2 * 15)
-    assert counted(network.requires_grad_(False), DATASETS["mnist"]) == 2 * (features * 5 + 15)
+    assert step_flops(network, DATASETS["mnist"]) == 2 * (features * 5 + 2 * 15)
+    assert step_flops(network.requires_grad_(False), DATASETS["mnist"]) == 2 * (features * 5 + 15)
 
 
-def test_counting_changes_neither_weights_nor_random_numbers() -> None:
-    before = torch.get_rng_state()
-    training_flops("resnet18", DATASETS["mnist"])
-    assert torch.equal(before, torch.get_rng_state())
+@pytest.mark.parametrize(
+    ("network", "dataset"),
+    [
+        ("mobilenetv2", "mnist"),
+        ("cosmoflow", "cosmoflow"),
+        ("gpt-tiny", "tokens"),
+        ("mlp", "mnist"),
+    ],
+)
+def test_the_table_has_what_a_step_counts(network: str, dataset: str) -> None:
+    spec = DATASETS[dataset]
+    assert training_flops(network, spec) == step_flops(skeleton(network, spec), spec)
 
 
 class OnlyOnCpu(nn.Module):
@@ -83,7 +92,9 @@ def only_on_cpu(_spec: object) -> nn.Sequential:
 
 
 def test_what_meta_cannot_run_is_counted_on_the_cpu() -> None:
+    before = torch.get_rng_state()
     assert training_flops(f"{__name__}:only_on_cpu", DATASETS["mnist"]) == 2 * 2 * 784 * 10
+    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize(

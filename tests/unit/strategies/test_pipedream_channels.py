@@ -12,6 +12,7 @@ import torch.distributed as dist
 from cases.pipedream_replay import cell_of
 from torch import nn
 
+from ddlbench.networks.block_forms import TensorForm
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.schedules import model_parallel, pipedream
 from ddlbench.planning.strategy import strategy_of
@@ -25,7 +26,6 @@ from ddlbench.strategies.pipedream.runner import (
     StageParts,
     WeightVersions,
 )
-from ddlbench.strategies.pipelining.stage import TensorForm
 from ddlbench.strategies.timing import SpanRecorder
 
 CPU = torch.device("cpu")

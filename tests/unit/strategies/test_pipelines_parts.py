@@ -9,9 +9,9 @@ import torch
 from small_networks import tiny
 from torch import nn
 
+from ddlbench.networks.block_forms import TensorForm, block_facts
 from ddlbench.planning.schedules import Action, one_f_one_b
 from ddlbench.strategies.pipelining.executor import PipelineExecutor
-from ddlbench.strategies.pipelining.stage import TensorForm, block_facts
 from ddlbench.strategies.training import with_precision
 
 

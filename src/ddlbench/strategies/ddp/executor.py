@@ -32,7 +32,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.experiment.site import Accelerator
@@ -209,13 +208,16 @@ class DdpExecutor(Executor):
                 f"a sharded optimiser needs weights of one type, and this network has {names}; "
                 "write shard: none"
             )
+        # Only ranks that shard wait for its import, which takes a second.
+        from ddlbench.strategies.ddp.sharded_optimizer import RecordedSharded  # noqa: PLC0415
+
         return RecordedSharded(self.spans, parameters, **sgd_settings(self.plan.cell))
 
     @property
     def own_optimizer(self) -> torch.optim.Optimizer:
         """The SGD that holds this rank's momentum."""
-        sharded: Any = self.optimizer
-        return sharded.optim if isinstance(sharded, ZeroRedundancyOptimizer) else self.optimizer
+        inner: torch.optim.Optimizer = getattr(self.optimizer, "optim", self.optimizer)
+        return inner
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Weights, the momentum that this rank keeps, and PowerSGD's state."""
@@ -265,20 +267,3 @@ def _bucket_sizes(first_bytes: int, cap_bytes: int) -> dict[str, Any]:
             code="package_missing",
         )
     return {_OWN_SIZES: [first_bytes / 2**20, cap_bytes / 2**20]}
-
-
-class RecordedSharded(ZeroRedundancyOptimizer):
-    """SGD of this rank's share of the weights; its broadcasts are a span of the recorded step.
-
-    Each rank's tensors lie in one piece of memory, so each rank sends one message.
-    """
-
-    def __init__(
-        self, spans: SpanRecorder, parameters: list[nn.Parameter], **settings: Any
-    ) -> None:
-        self._spans = spans
-        super().__init__(parameters, torch.optim.SGD, parameters_as_bucket_view=True, **settings)
-
-    def _sync_params(self) -> None:
-        with self._spans.span("gather"):
-            super()._sync_params()  # type: ignore[misc]

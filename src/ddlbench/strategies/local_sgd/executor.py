@@ -19,7 +19,7 @@ from ddlbench.planning.plan import Plan
 from ddlbench.strategies.executor import Executor
 from ddlbench.strategies.local_sgd.descriptor import LocalSgdOptions
 from ddlbench.strategies.process_group import GradientSum, join_all
-from ddlbench.strategies.training import Loss, Run, make_optimizer, rate_of, state_tensors
+from ddlbench.strategies.training import SGD, Loss, Run, make_optimizer, rate_of, state_tensors
 
 
 class LocalSgdExecutor(Executor):
@@ -43,7 +43,7 @@ class LocalSgdExecutor(Executor):
         self.outer: torch.optim.Optimizer | None = None
         if self.options.outer_optimizer == "nesterov":
             self.anchors = [nn.Parameter(weight.detach().clone()) for weight in self.weights]
-            self.outer = torch.optim.SGD(
+            self.outer = SGD(
                 self.anchors,
                 lr=self.options.outer_lr,
                 momentum=self.options.outer_momentum,

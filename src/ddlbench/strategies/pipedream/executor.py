@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.block_forms import TensorForm, block_forms, sample_form
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.schedules import Schedule
 from ddlbench.strategies.alone import dry_run
@@ -48,7 +49,6 @@ from ddlbench.strategies.pipedream.runner import (
     WeightVersions,
     channels_between,
 )
-from ddlbench.strategies.pipelining.stage import TensorForm, block_forms, sample_form
 from ddlbench.strategies.process_group import connect, every_rank, join_all, side_by_side
 from ddlbench.strategies.timing import Span, SpanRecorder, StepClock
 from ddlbench.strategies.training import Loss, Run, make_optimizer, rate_of, set_learning_rate

@@ -51,9 +51,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ddlbench.networks.block_forms import TensorForm
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Context, MiniBatch
-from ddlbench.strategies.pipelining.stage import TensorForm
 from ddlbench.strategies.process_group import Channel, GradientSum, receive, send
 from ddlbench.strategies.timing import SpanRecorder, StepClock
 

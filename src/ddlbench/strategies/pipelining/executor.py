@@ -20,17 +20,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.block_forms import TensorForm, block_forms, sample_form
 from ddlbench.planning.network_tables import why_not_in_pairs
 from ddlbench.planning.schedules import Action, Schedule
 from ddlbench.strategies.executor import Executor, MiniBatch, Unsupported, free_blocks
 from ddlbench.strategies.pipelining.descriptor import PipeliningDetails, SynchronousPipeline
 from ddlbench.strategies.pipelining.stage import (
-    TensorForm,
     WatchedStage,
-    block_forms,
     check_split_backward,
     make_stage,
-    sample_form,
     torch_schedule,
 )
 from ddlbench.strategies.process_group import (

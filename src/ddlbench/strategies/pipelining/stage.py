@@ -15,31 +15,18 @@ weights later. It starts the second part where a weight's path meets the path of
 
 So a weight whose path never meets the input's has no gradient, as after ``detach``. A hook beyond
 an ``o`` runs twice. Whether a network has such places, only a trial shows.
-
-Output form, operations and weights of each block are known without computing anything::
-
-    blocks   | a | b | c | d | e |      each block runs on fake tensors (no data), which gives
-    stages   |---0---|---1---|-2-|      its output's shape and its floating-point operations
-
-Every process derives the forms of its messages in this way, so none are exchanged. :func:`table`
-makes ``planning/block_table.csv``, the planner's facts about the built-in networks, for
-``make tables``. It builds them on the meta device, so even ResNet-152 takes no memory.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, starmap
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -50,148 +37,18 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-from torch.utils.flop_counter import FlopCounterMode
 
-from ddlbench.common.document import csv_text
 from ddlbench.common.errors import first_line
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
-from ddlbench.experiment.registry import load, pairs
-from ddlbench.networks.flat import out_of_place
+from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.block_forms import TensorForm
 from ddlbench.networks.foreign import seeded
-from ddlbench.networks.inputs import input_dtype, made_up_inputs
-from ddlbench.networks.inspection import copy_of, copy_without_data
-from ddlbench.planning.network_tables import BLOCK_COLUMNS
+from ddlbench.networks.inputs import made_up_inputs
+from ddlbench.networks.inspection import copy_of
 from ddlbench.planning.schedules import Action
 from ddlbench.planning.schedules.schedule import Kind
 from ddlbench.strategies.executor import Unsupported
 from ddlbench.strategies.timing import SpanRecorder
-
-
-@dataclass(frozen=True)
-class TensorForm:
-    """Shape and type of a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> TensorForm:
-        return cls(tuple(tensor.shape), tensor.dtype)
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def tensor(self, device: torch.device | str) -> Tensor:
-        """An uninitialised tensor of this form."""
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
-
-
-def sample_form(
-    spec: DatasetSpec, samples: int, floating: torch.dtype = torch.float32
-) -> TensorForm:
-    """Form of a batch of a dataset's samples; those that are no integers are ``floating``."""
-    return TensorForm((samples, *spec.shape), input_dtype(spec, floating))
-
-
-@dataclass(frozen=True)
-class BlockFacts:
-    """One block on one micro-batch."""
-
-    output: TensorForm
-    work: float
-    parameter_bytes: int
-
-
-def block_facts(
-    network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
-) -> list[BlockFacts]:
-    """Facts of every block, in order; the network is not changed."""
-
-    def count(double: nn.Sequential, name: str, inputs: Tensor) -> tuple[Tensor, BlockFacts]:
-        with FlopCounterMode(display=False) as counter:
-            outputs = double.get_submodule(name)(inputs)
-        weights = network.get_submodule(name).parameters()
-        parameters = sum(p.numel() * p.element_size() for p in weights)
-        work = float(counter.get_total_flops())
-        return outputs, BlockFacts(TensorForm.of(outputs), work, parameters)
-
-    return run_blocks(network, micro_batch, device, count)
-
-
-def block_forms(
-    network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
-) -> list[TensorForm]:
-    """Forms of the input and of every block's output, in order; the network is not changed."""
-
-    def look(double: nn.Sequential, name: str, inputs: Tensor) -> tuple[Tensor, TensorForm]:
-        outputs = double.get_submodule(name)(inputs)
-        return outputs, TensorForm.of(outputs)
-
-    return [micro_batch, *run_blocks(network, micro_batch, device, look)]
-
-
-_Seen = TypeVar("_Seen")
-_RunBlock = Callable[[nn.Sequential, str, Tensor], tuple[Tensor, _Seen]]
-
-
-def run_blocks(
-    network: nn.Sequential, sample: TensorForm, device: torch.device | str, run: _RunBlock[_Seen]
-) -> list[_Seen]:
-    """Run the blocks of a copy, in order; returns what is seen of each.
-
-    They run on fake tensors, which cannot run a block that reads a number, as of a loss. Then the
-    copy computes, of zeros.
-
-    Args:
-        network: on any device; it is not changed.
-        sample: form of its input.
-        device: where it runs.
-        run: (the copy, name of a block, its input) -> its output, and what is seen of it.
-    """
-    try:
-        with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-            return _in_order(copy_without_data(network, device), sample.tensor(device), run)
-    except Exception:
-        with torch.enable_grad(), seeded(0):
-            zeros = torch.zeros(sample.shape, dtype=sample.dtype, device=device)
-            return _in_order(copy_of(network).to(device), zeros, run)
-
-
-def _in_order(double: nn.Sequential, passing: Tensor, run: _RunBlock[_Seen]) -> list[_Seen]:
-    all_seen = []
-    for name in double._modules:  # named_children skips repeated modules
-        passing, seen = run(double, name, passing.detach())
-        all_seen.append(seen)
-    return all_seen
-
-
-_SAMPLES = 2  # batch norm refuses a single value per channel
-
-
-def rows_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
-    """A row for each block, with ``BLOCK_COLUMNS``; operations and output bytes of one sample."""
-    with torch.device("meta"):
-        blocks = out_of_place(load("ddlbench.networks", network)(spec))
-    facts = block_facts(blocks, sample_form(spec, _SAMPLES), "cpu")
-    return [
-        (
-            network,
-            spec.name,
-            name,
-            round(fact.work / _SAMPLES),
-            fact.parameter_bytes,
-            fact.output.bytes // _SAMPLES,
-        )
-        for name, fact in zip(blocks._modules, facts, strict=True)
-    ]
-
-
-def table() -> str:
-    """All built-in networks on all datasets, as CSV."""
-    return csv_text([BLOCK_COLUMNS, *chain.from_iterable(starmap(rows_of, pairs()))])
-
 
 _OF_ONE_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _OF_SEVERAL: dict[str, Any] = {
@@ -327,6 +184,7 @@ def torch_schedule(
     return _OF_SEVERAL[name](list(stages), micro_batches, loss_function, scale_grads=False)
 
 
+_SAMPLES = 2  # batch norm refuses a single value per channel
 _RELATIVE, _OF_THE_LARGEST = 1e-3, 1e-5  # far above the rounding of float32
 
 

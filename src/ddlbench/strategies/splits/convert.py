@@ -34,10 +34,10 @@ from torch import Tensor, nn
 from ddlbench.common.document import csv_text
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.experiment.registry import load, pairs
+from ddlbench.networks.block_forms import sample_form
 from ddlbench.networks.inspection import has_hooks
 from ddlbench.planning.network_tables import DIMENSIONS, LIMIT_COLUMNS, too_few
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.pipelining.stage import sample_form
 from ddlbench.strategies.splits.layout import (
     DROPOUTS,
     MEANS,

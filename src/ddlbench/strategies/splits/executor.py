@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks.block_forms import sample_form
 from ddlbench.strategies.executor import Executor
-from ddlbench.strategies.pipelining.stage import sample_form
 from ddlbench.strategies.process_group import across, groups_of, join_all, sum_gradients
 from ddlbench.strategies.splits.convert import Grid, Rows, WeightShards, split_rows, split_weights
 from ddlbench.strategies.splits.descriptor import SplitDetails, SplitStrategy, grid_of

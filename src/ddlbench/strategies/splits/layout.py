@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddlbench.strategies.pipelining.stage import TensorForm, run_blocks
+from ddlbench.networks.block_forms import TensorForm, run_blocks
 from ddlbench.strategies.tensor_parallel.descriptor import ELEMENT_WISE
 
 Interval = tuple[int, int]

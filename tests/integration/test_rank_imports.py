@@ -1,0 +1,39 @@
+"""What a rank imports: torch's compiler takes as long as torch itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# Half a training step of each kind that a rank does, without a network of its own.
+_RANK = """
+import sys
+import torch
+from ddlbench.runtime import worker
+from ddlbench.runtime.meters import LiveTensors
+from ddlbench.strategies.training import SGD
+import ddlbench.strategies.{family}.executor
+
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = SGD([weight], lr=0.1, momentum=0.9)
+with LiveTensors().watching():
+    weight.square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+heavy = {{"torch._dynamo", "sympy", "torch.distributed.tensor", "torchvision"}}
+assert torch.allclose(weight.detach(), torch.full((2,), 0.8)), weight
+print(sorted(heavy & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["ddp", "horovod", "local_sgd", "parameter_server", "pipedream", "splits", "torchgpipe"],
+)
+def test_a_rank_that_compiles_nothing_imports_no_compiler(family: str) -> None:
+    command = [sys.executable, "-c", _RANK.format(family=family)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr
