@@ -39,6 +39,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import backward_peak_bytes, persistent_bytes, work_space_bytes
@@ -151,7 +152,11 @@ _ITEM_BYTES = 4
 
 
 class DeviceShare:
-    """What one of ``group`` devices keeps, computes and sends."""
+    """What one of ``group`` devices keeps, computes and sends.
+
+    Raises:
+        ConfigError: several devices, and no pair of layers is known that they could split.
+    """
 
     def __init__(self, workload: Workload, group: int, replicas: int, samples: float) -> None:
         self._workload, self._group, self._replicas = workload, group, replicas
@@ -159,6 +164,14 @@ class DeviceShare:
         self._entries = workload.layer_entries
         layers = [(str(entry["name"]), str(entry["kind"])) for entry in self._entries]
         self._pairs: list[Pair] = pairs_of(layers) if group > 1 else []
+        if group > 1 and not self._pairs:
+            raise ConfigError(
+                f"{workload.network} has no two linear layers that could be split; take strategy "
+                "filter or channel"
+                if layers
+                else f"only the blocks of {workload.network} are known here, and tensor "
+                "parallelism splits layers; measure a profile of it at a site"
+            )
         self._columns = {name for pair in self._pairs for name in pair.columns}
         self._rows = {pair.row for pair in self._pairs}
         self._between = {name for pair in self._pairs for name in pair.between}
