@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 import ddlbench
+from ddlbench.experiment import registry
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,6 +25,15 @@ def test_the_map_of_the_documents_has_every_page():
     linked = set(re.findall(r"\]\(([^)#]+\.md)", (folder / "README.md").read_text("utf-8")))
     assert {page for page in linked if not (folder / page).is_file()} == set()
     assert pages - linked - {"README.md"} == set()
+
+
+@pytest.mark.parametrize(
+    ("names", "page"),
+    [(registry.PREDICTORS, "prediction.md"), (registry.STRATEGIES, "strategies.md")],
+)
+def test_the_page_of_a_kind_of_part_names_each(names, page):
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def _anchors(page: Path) -> set[str]:
