@@ -190,7 +190,7 @@ def stages_of(
     replicas: Sequence[int] | None,
     costs: Costs | None,
     *,
-    site: BlockSource,
+    source: BlockSource,
     samples: int | None = None,
 ) -> tuple[Stages, float | None]:
     """The stages of a cell to which :func:`why_no_stages` has no objection.
@@ -201,7 +201,7 @@ def stages_of(
         replicas: of each stage; None if PipeDream's partitioner chooses them, which requires
             balance ``profile``.
         costs: of the network's blocks at the site; None if no table knows them.
-        site: its profile and links are read; or a function that gives the blocks.
+        source: a site whose profile and links are read, or a function that gives the blocks.
         samples: of one forward pass, at which times are read; by default a whole mini-batch.
 
     Returns:
@@ -212,16 +212,16 @@ def stages_of(
         ConfigError: a file is wrong, or no partition exists.
     """
     if balance == "profile":
-        chain = measured_chain(cell, site, samples or cell.batch_size)
+        chain = measured_chain(cell, source, samples or cell.batch_size)
         if replicas is None:
-            if callable(site):
+            if callable(source):
                 raise NeedsProfile(
-                    "PipeDream's partition reads links that were measured; write the replicas of "
-                    "each stage"
+                    "PipeDream's partitioner needs measured links, which data sheets lack; write "
+                    "the replicas of each stage (pipedream.replicas=1+1)"
                 )
             from ddlbench.planning.partition.stages import partition_at  # noqa: PLC0415 - of few
 
-            best = partition_at(cell, chain, _profile(cell, site), str(site))
+            best = partition_at(cell, chain, _profile(cell, source), str(source))
             return best.stages, best.period_s
         check_enough(cell, len(chain), len(replicas))
         times = [node.time_s for node in chain.nodes]
@@ -260,7 +260,7 @@ def measured_files(cell: Cell, site: str, with_links: bool = False) -> tuple[Pat
     return (profile, links_file(site, cell.fabric)) if with_links else (profile,)
 
 
-def measured_chain(cell: Cell, site: BlockSource, samples: int) -> Chain:
+def measured_chain(cell: Cell, source: BlockSource, samples: int) -> Chain:
     """The cell's blocks as a site measured them, at ``samples`` samples a pass.
 
     Raises:
@@ -269,7 +269,9 @@ def measured_chain(cell: Cell, site: BlockSource, samples: int) -> Chain:
     """
     from ddlbench.planning.partition.profiles import chain_of_profile  # noqa: PLC0415 - of few
 
-    return site(samples) if callable(site) else chain_of_profile(_profile(cell, site), samples)
+    return (
+        source(samples) if callable(source) else chain_of_profile(_profile(cell, source), samples)
+    )
 
 
 def _profile(cell: Cell, site: str | None) -> Profile:

@@ -42,17 +42,17 @@ class StrategyPlan(Plan):
 
 
 def make_plan(
-    cell: Cell, site: BlockSource = None, accelerator: Accelerator | None = None
+    cell: Cell, source: BlockSource = None, accelerator: Accelerator | None = None
 ) -> StrategyPlan:
     """The plan of a cell that its strategy supports.
 
-    ``site`` is needed if the plan is made from the site's measurements.
+    ``source`` is needed if the plan is made from measurements.
 
     Raises:
         ConfigError: the plan is made from measurements that are missing.
     """
     strategy = strategy_of(cell.strategy, accelerator)
-    return StrategyPlan(cell, *strategy.plan(cell, site), strategy)
+    return StrategyPlan(cell, *strategy.plan(cell, source), strategy)
 
 
 def plan_at(

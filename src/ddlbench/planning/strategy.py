@@ -125,9 +125,9 @@ class Strategy:
         return self.option_values(cell)
 
     def plan(
-        self, cell: Cell, site: BlockSource = None
+        self, cell: Cell, source: BlockSource = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Processes and details; a plan may be made from the measurements of ``site``."""
+        """Processes and details; a plan may be made from the times of ``source``."""
         return self.placement(cell), self.details(cell)
 
     def measured_inputs(self, cell: Cell, site: str) -> tuple[Path, ...]:

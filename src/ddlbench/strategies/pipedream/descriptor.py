@@ -133,12 +133,12 @@ class StagedStrategy(Strategy):
         return why_no_stages(cell, balance, replicas, self.blocks_of(cell))
 
     def plan(
-        self, cell: Cell, site: BlockSource = None
+        self, cell: Cell, source: BlockSource = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
-        """Cut the network, with balance ``profile`` by the site's profile."""
+        """Cut the network, with balance ``profile`` by a profile."""
         balance = str(StageOptions.of_cell(cell).balance)
         blocks = self.blocks_of(cell)
-        stages, period_s = stages_of(cell, balance, self.replicas(cell), blocks, site=site)
+        stages, period_s = stages_of(cell, balance, self.replicas(cell), blocks, source=source)
         details = self.details_of(cell, stages)
         if period_s is not None:
             details["planned_period_s"] = period_s

@@ -212,7 +212,7 @@ class SynchronousPipeline(Strategy):
         return tuple(processes)
 
     def plan(
-        self, cell: Cell, site: BlockSource = None
+        self, cell: Cell, source: BlockSource = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
         """The processes, and the details of :class:`PipeliningDetails`."""
         values = self.option_values(cell)
@@ -222,7 +222,7 @@ class SynchronousPipeline(Strategy):
         alone = (1,) * schedule.num_stages
         micro_batch = cell.batch_size // (replicas * schedule.micro_batches)
         balance, blocks = str(values["balance"]), self.blocks_of(cell)
-        stages, _ = stages_of(cell, balance, alone, blocks, site=site, samples=micro_batch)
+        stages, _ = stages_of(cell, balance, alone, blocks, source=source, samples=micro_batch)
         return processes, {
             **values,
             "schedule": schedule.name,

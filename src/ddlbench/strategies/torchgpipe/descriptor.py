@@ -126,15 +126,15 @@ class TorchGPipe(Strategy):
         return (Process(0, "driver", 0, 0, devices=tuple(range(cell.devices_per_node))),)
 
     def plan(
-        self, cell: Cell, site: BlockSource = None
+        self, cell: Cell, source: BlockSource = None
     ) -> tuple[tuple[Process, ...], dict[str, Any]]:
         """Add ``blocks_per_device`` with balance ``profile``."""
-        processes, details = super().plan(cell, site)
+        processes, details = super().plan(cell, source)
         if details["balance"] == "profile":
             from ddlbench.planning.partition import balance  # noqa: PLC0415 - of few plans
 
             micro_batch = cell.batch_size // int(details.get("chunks", 1))
-            chain = measured_chain(cell, site, micro_batch)
+            chain = measured_chain(cell, source, micro_batch)
             check_enough(cell, len(chain), cell.devices)
             details["blocks_per_device"] = list(balance(chain, cell.devices))
         return processes, details
