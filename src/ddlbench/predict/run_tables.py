@@ -278,14 +278,15 @@ def kind_of(path: Path) -> TableKind:
     columns = list(read_table(path, ()).columns)
     kind = kind_of_columns(columns)
     if kind is None:
-        for near in TABLES.values():
-            missing = [name for name in near.marks if name not in columns]
-            if len(missing) < len(near.marks):
-                raise ConfigError(
-                    f"{path}: column {missing[0]!r} is missing, if it is a table like {near.name}"
-                )
-        known = "; ".join(f"{table.name}: {', '.join(table.marks)}" for table in TABLES.values())
-        raise ConfigError(f"{path}: its columns are of no known table of runs; marks are {known}")
+        lacking = {
+            table.name: [name for name in table.marks if name not in columns]
+            for table in TABLES.values()
+        }
+        near = [name for name, names in lacking.items() if len(names) < len(TABLES[name].marks)]
+        needs = "; ".join(
+            f"one like {name} also needs {', '.join(lacking[name])}" for name in near or lacking
+        )
+        raise ConfigError(f"{path}: its columns are of no known table of runs; {needs}")
     return kind
 
 

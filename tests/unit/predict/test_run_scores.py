@@ -182,5 +182,5 @@ def test_tables_are_told_by_their_columns():
 def test_a_table_without_one_of_its_columns_is_told_which(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text("model,layers,tensor,pipeline,memory_gib\n1B,16,1,1,20\n")
-    with pytest.raises(ConfigError, match="'zero_stage' is missing"):
+    with pytest.raises(ConfigError, match="one like playbook also needs zero_stage; one like"):
         score_file(path, ScoreQuestion())
