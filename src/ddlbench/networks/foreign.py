@@ -281,8 +281,13 @@ def _read_configuration(path: Path) -> dict[str, Any]:
 def _parted(library: str, name: str) -> tuple[str, dict[str, Any]]:
     """A name, and the arguments after its question mark, as numbers where they are."""
     name, _, rest = name.partition("?")
-    pairs = (pair.partition("=") for pair in rest.split(",") if pair)
-    arguments = {key: _value(text) for key, _, text in pairs}
+    pairs = [pair for pair in rest.split(",") if pair]
+    for pair in pairs:
+        if re.fullmatch(r"\w+=[^=&]*", pair) is None:
+            raise ConfigError(
+                f"{library}:{name}: {pair!r} is no argument; write name=value, with commas between"
+            )
+    arguments = {key: _value(text) for key, _, text in (pair.partition("=") for pair in pairs)}
     for word in _WEIGHTS & arguments.keys():
         if arguments[word] not in (None, False):
             raise ConfigError(

@@ -101,6 +101,7 @@ def test_the_weights_are_the_library_s_and_follow_from_the_seed() -> None:
         ("torchvision:fcn_resnet50", CIFAR10, "for segmentation; networks here classify images"),
         ("torchvision:raft_small", CIFAR10, "for optical flow; networks here classify images"),
         ("torchvision:resnet18?weights=DEFAULT", IMAGENET, "weights would load the weights of oth"),
+        ("torchvision:resnet18?a=1&b=2", IMAGENET, "write name=value, with commas between"),
         ("torchvision:alexnet", CIFAR10, "too small; a network for images of 224 pixels may need"),
         ("torchvision:vit_h_14", CIFAR10, "cannot be built for cifar10, 3x32x32: Input shape indi"),
         (
