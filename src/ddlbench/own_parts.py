@@ -35,14 +35,8 @@ from ddlbench.planning.expected_time import OwnParts, finished_of
 from ddlbench.planning.matrix import MatrixRow
 from ddlbench.planning.network_tables import NetworkTraits, named
 from ddlbench.planning.planner import make_plan, request_of
-from ddlbench.planning.trainable import (
-    TRIED,
-    has_stages,
-    key_of,
-    tried_before,
-    why_not_cut,
-    why_not_trained,
-)
+from ddlbench.planning.trainable import has_stages, why_not_cut, why_not_trained
+from ddlbench.planning.tried_networks import TRIED, key_of, tried_before
 
 if TYPE_CHECKING:
     from ddlbench.datasets.user_data import UserData

@@ -175,7 +175,6 @@ class GeneratedTable:
 
 
 TABLES = (
-    GeneratedTable(f"{_PLANNING}/block_table.csv", "ddlbench.networks.block_forms:table"),
     GeneratedTable(f"{_PLANNING}/layer_table.csv", "ddlbench.networks.operations:table"),
     GeneratedTable(f"{_PLANNING}/split_limits.csv", "ddlbench.strategies.splits.convert:table"),
     GeneratedTable(

@@ -1,13 +1,11 @@
-"""The form of every block's output, its operations and its weights, without computing anything.
+"""The form of every block's output, without computing anything.
 
 ::
 
     blocks   | a | b | c | d | e |      each block runs on fake tensors (no data), which gives
-    stages   |---0---|---1---|-2-|      its output's shape and its floating-point operations
+    stages   |---0---|---1---|-2-|      its output's shape and type
 
 Every process of a pipeline derives the forms of its messages in this way, so none are exchanged.
-:func:`table` makes ``planning/block_table.csv``, the planner's facts about the built-in networks,
-for ``make tables``. It builds them on the meta device, so even ResNet-152 takes no memory.
 """
 
 from __future__ import annotations
@@ -15,22 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, starmap
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ddlbench.common.document import csv_text
 from ddlbench.experiment.dataset_spec import DatasetSpec
-from ddlbench.experiment.registry import load, pairs
-from ddlbench.networks.flat import out_of_place
-from ddlbench.networks.flops import FlopCounter
 from ddlbench.networks.foreign import seeded
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import copy_of, copy_without_data
-from ddlbench.planning.network_tables import BLOCK_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -58,31 +50,6 @@ def sample_form(
 ) -> TensorForm:
     """Form of a batch of a dataset's samples; those that are no integers are ``floating``."""
     return TensorForm((samples, *spec.shape), input_dtype(spec, floating))
-
-
-@dataclass(frozen=True)
-class BlockFacts:
-    """One block on one micro-batch."""
-
-    output: TensorForm
-    work: float
-    parameter_bytes: int
-
-
-def block_facts(
-    network: nn.Sequential, micro_batch: TensorForm, device: torch.device | str
-) -> list[BlockFacts]:
-    """Facts of every block, in order; the network is not changed."""
-
-    def count(double: nn.Sequential, name: str, inputs: Tensor) -> tuple[Tensor, BlockFacts]:
-        with FlopCounter() as counter:
-            outputs = double.get_submodule(name)(inputs)
-        weights = network.get_submodule(name).parameters()
-        parameters = sum(p.numel() * p.element_size() for p in weights)
-        work = float(counter.total)
-        return outputs, BlockFacts(TensorForm.of(outputs), work, parameters)
-
-    return run_blocks(network, micro_batch, device, count)
 
 
 def block_forms(
@@ -130,29 +97,3 @@ def _in_order(double: nn.Sequential, passing: Tensor, run: _RunBlock[_Seen]) -> 
         passing, seen = run(double, name, passing.detach())
         all_seen.append(seen)
     return all_seen
-
-
-_SAMPLES = 2  # batch norm refuses a single value per channel
-
-
-def rows_of(network: str, spec: DatasetSpec) -> list[tuple[str | int, ...]]:
-    """A row for each block, with ``BLOCK_COLUMNS``; operations and output bytes of one sample."""
-    with torch.device("meta"):
-        blocks = out_of_place(load("ddlbench.networks", network)(spec))
-    facts = block_facts(blocks, sample_form(spec, _SAMPLES), "cpu")
-    return [
-        (
-            network,
-            spec.name,
-            name,
-            round(fact.work / _SAMPLES),
-            fact.parameter_bytes,
-            fact.output.bytes // _SAMPLES,
-        )
-        for name, fact in zip(blocks._modules, facts, strict=True)
-    ]
-
-
-def table() -> str:
-    """All built-in networks on all datasets, as CSV."""
-    return csv_text([BLOCK_COLUMNS, *chain.from_iterable(starmap(rows_of, pairs()))])

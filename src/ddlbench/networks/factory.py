@@ -44,7 +44,7 @@ from ddlbench.networks.recording import CannotRecord
 from ddlbench.networks.transformers import SHAPE, shape_of
 from ddlbench.planning.layer_table import training_operations
 from ddlbench.planning.network_tables import NetworkTraits
-from ddlbench.planning.trainable import compared_before
+from ddlbench.planning.tried_networks import compared_before
 
 _SAMPLES = 2  # batch normalisation needs more than one
 _BUILT_BYTES = 2**28  # of the weights of a network that a login node builds

@@ -42,8 +42,8 @@ from ddlbench.experiment.result import (
 )
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Status
+from ddlbench.planning.block_costs import block_costs
 from ddlbench.planning.device_table import table_for
-from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.workload import Workload, profile_at
 
 Likeness = Literal["strategy", "network", "steps", "profile", "operations"]

@@ -32,8 +32,8 @@ from pathlib import Path
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.fits import Timing
 from ddlbench.experiment.dataset_spec import DatasetSpec
+from ddlbench.planning.block_costs import block_costs, cut_alike
 from ddlbench.planning.device_table import DeviceTable
-from ddlbench.planning.network_tables import block_costs, cut_alike
 from ddlbench.planning.partition.graph import GraphFile, GraphNode, graph_file
 from ddlbench.planning.partition.profiles import text_of
 from ddlbench.planning.workload import Block, backward_shares

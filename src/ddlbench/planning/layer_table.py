@@ -31,7 +31,7 @@ import io
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -41,7 +41,7 @@ from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import RESULTS
-from ddlbench.planning.trainable import key_of
+from ddlbench.planning.tried_networks import key_of
 
 LAYER_COLUMNS = (
     "network", "dataset", "block", "kind", "operations", "read_items", "written_items", "weights",
@@ -103,7 +103,7 @@ def layers_of(network: str, dataset: str) -> tuple[LayerBlock, ...]:
     Raises:
         ConfigError: it cannot be built, or not run on shapes alone.
     """
-    built_in = _table().get((network, dataset))
+    built_in = built_in_layers(network, dataset)
     if built_in is not None:
         return built_in
     found = _counted(network, dataset)
@@ -118,7 +118,7 @@ def training_operations(network: str, dataset: str) -> int | None:
     Each product is computed once forward and twice backward. The gradient of the network's input is
     left out, except where it is made of tokens: an embedding is trained.
     """
-    blocks = _table().get((network, dataset))
+    blocks = built_in_layers(network, dataset)
     if blocks is None:
         return None
     products = [row for block in blocks for row in block.operations if row.operations]
@@ -128,9 +128,22 @@ def training_operations(network: str, dataset: str) -> int | None:
 
 
 @cache
-def _table() -> Mapping[tuple[str, str], tuple[LayerBlock, ...]]:
-    with _FILE.open(encoding="utf-8", newline="") as file:
-        return _read(csv.DictReader(file))
+def built_in_layers(network: str, dataset: str) -> tuple[LayerBlock, ...] | None:
+    """The blocks of a built-in network, in order; None of another one."""
+    head, rows = _rows_by_pair()
+    lines = rows.get((network, dataset))
+    return None if lines is None else _blocks("\n".join((head, *lines)))
+
+
+@cache
+def _rows_by_pair() -> tuple[str, Mapping[tuple[str, str], list[str]]]:
+    """The table's head, and the lines of each network and dataset: few of them are ever read."""
+    head, *lines = _FILE.read_text("utf-8").splitlines()
+    rows: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for line in lines:
+        network, dataset, _ = line.split(",", 2)
+        rows[network, dataset].append(line)
+    return head, rows
 
 
 @cache
@@ -138,7 +151,7 @@ def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
     content = f"{key_of(network, dataset)} {DATASETS[dataset]} {_COUNTER.read_text('utf-8')}"
     path = COUNTED / f"{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.csv"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return _blocks(path.read_text("utf-8"), network, dataset)
+        return _blocks(path.read_text("utf-8"))
     command = [sys.executable, "-m", "ddlbench.networks.operations", network, dataset]
     try:
         done = subprocess.run(
@@ -159,21 +172,21 @@ def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
         )
     with suppress(OSError):  # it is counted again the next time
         write_text(path, done.stdout)
-    return _blocks(done.stdout, network, dataset)
+    return _blocks(done.stdout)
 
 
-def _blocks(text: str, network: str, dataset: str) -> tuple[LayerBlock, ...]:
-    return _read(csv.DictReader(io.StringIO(text)))[network, dataset]
+def _blocks(text: str) -> tuple[LayerBlock, ...]:
+    """Those of a table of one network on one dataset.
 
-
-def _read(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], tuple[LayerBlock, ...]]:
-    blocks: defaultdict[tuple[str, str], dict[str, list[Mapping[str, str]]]] = defaultdict(dict)
-    for row in rows:
-        blocks[row["network"], row["dataset"]].setdefault(row["block"], []).append(row)
-    return {
-        key: tuple(_block(name, rows_of_block) for name, rows_of_block in named.items())
-        for key, named in blocks.items()
-    }
+    Raises:
+        ValueError, KeyError, TypeError: it is no such table.
+    """
+    blocks: defaultdict[str, list[Mapping[str, str]]] = defaultdict(list)
+    for row in csv.DictReader(io.StringIO(text)):
+        blocks[row["block"]].append(row)
+    if not blocks:
+        raise ValueError("the table has no row")
+    return tuple(_block(name, rows) for name, rows in blocks.items())
 
 
 def _block(name: str, rows: list[Mapping[str, str]]) -> LayerBlock:

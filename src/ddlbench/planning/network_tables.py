@@ -1,20 +1,14 @@
 """Tables and traits of networks, by which a login node plans without torch.
 
-Tables are about the built-in networks. ``block_table.csv`` holds one row a block: floating-point
-operations of its forward pass (convolutions and matrix products) and output bytes, both of one
-sample, and the bytes of its weights. With it a login node cuts a network into stages. An emulated
-device has the blocks of its own table (:mod:`ddlbench.planning.device_table`); :func:`blocks_of`
-knows which.
-
-``split_limits.csv`` holds, for each network and dataset, the layer with the fewest rows (along
-height, width and depth, up to the head), filters and input channels. With it a login node knows
-how far a network can be split.
+Tables are about the built-in networks. ``split_limits.csv`` holds, for each network and dataset,
+the layer with the fewest rows (along height, width and depth, up to the head), filters and input
+channels. With it a login node knows how far a network can be split.
 
 ``transformer_shapes.csv`` holds layers and widths of each transformer, for models that know
 transformers by these numbers.
 
 ``tensor_pairs.csv`` holds the pairs of linear layers that devices can split together. ``make
-tables`` writes all four.
+tables`` writes all three.
 
 Traits decide which strategies can train a network::
 
@@ -27,7 +21,6 @@ Built-in networks have none of these traits, so that nothing is inspected.
 from __future__ import annotations
 
 import csv
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,76 +28,7 @@ from pathlib import Path
 
 from ddlbench.common.form import Form
 from ddlbench.experiment.cell import Cell
-from ddlbench.experiment.site import Accelerator
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.device_table import DeviceTable, table_for
-
-BLOCK_COLUMNS = ("network", "dataset", "block", "operations", "parameter_bytes", "output_bytes")
-
-
-@dataclass(frozen=True)
-class BlockCost:
-    """What a block costs; bytes are of float32.
-
-    Args:
-        name: in the network.
-        work: that stages share evenly: floating-point operations of a forward pass of one sample,
-            or the seconds of both passes where only an emulated device knows the block.
-        parameter_bytes: of its weights.
-        output_bytes: of one sample.
-    """
-
-    name: str
-    work: float
-    parameter_bytes: int
-    output_bytes: float
-
-
-def block_costs(network: str, dataset: str) -> tuple[BlockCost, ...] | None:
-    """The blocks of a built-in network, in order; None of another one."""
-    return _block_table().get((network, dataset))
-
-
-def blocks_of(cell: Cell, accelerator: Accelerator | None) -> tuple[BlockCost, ...] | None:
-    """The blocks that the cell's network has on a site, in order; None if no table knows them.
-
-    ``accelerator`` is what the site emulates; None if its devices are real.
-
-    Raises:
-        ConfigError: the accelerator's table is wrong.
-    """
-    built_in = block_costs(cell.network, cell.dataset)
-    if accelerator is None or not accelerator.table_file(cell.dataset, cell.network).is_file():
-        return built_in  # a cell without a table is refused by its site
-    table = table_for(accelerator, cell.dataset, cell.network)
-    return built_in if built_in and cut_alike(table, built_in) else _timed(table)
-
-
-def cut_alike(table: DeviceTable, costs: Sequence[BlockCost]) -> bool:
-    """Whether a table has as many blocks as a network, with as large weights in each."""
-    return [block.parameter_bytes for block in table.blocks] == [c.parameter_bytes for c in costs]
-
-
-def _timed(table: DeviceTable) -> tuple[BlockCost, ...]:
-    largest = table.batch_sizes[-1]
-    return tuple(
-        BlockCost(
-            block.name,
-            block.forward.at(largest) + block.backward.at(largest),
-            block.parameter_bytes,
-            block.output_bytes,
-        )
-        for block in table.blocks
-    )
-
-
-@cache
-def _block_table() -> dict[tuple[str, str], tuple[BlockCost, ...]]:
-    blocks: defaultdict[tuple[str, str], tuple[BlockCost, ...]] = defaultdict(tuple)
-    for row in _rows("block_table.csv"):
-        costs = (int(row[name]) for name in BLOCK_COLUMNS[3:])
-        blocks[row["network"], row["dataset"]] += (BlockCost(row["block"], *costs),)
-    return dict(blocks)
 
 
 def _rows(table: str) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@
 ``work`` balances floating-point operations, which take most of a convolutional network's time and
 need no measurement. Only a profile knows how long batch norm and ReLU take, and how fast a device
 runs each kernel. Of blocks that only the table of an emulated device knows, ``work`` balances its
-times. Tables of blocks: :func:`ddlbench.planning.network_tables.blocks_of`.
+times. Tables of blocks: :func:`ddlbench.planning.block_costs.blocks_of`.
 
 ::
 
@@ -40,7 +40,7 @@ from ddlbench.experiment.config import making_command
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.network_tables import BlockCost
+from ddlbench.planning.block_costs import BlockCost
 from ddlbench.planning.pipeline import Stage
 from ddlbench.planning.plan import BlockSource, Options, RuleText, Tried
 from ddlbench.planning.workload import profile_at

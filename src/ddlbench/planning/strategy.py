@@ -19,7 +19,8 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import BASE, STRATEGIES, check_class, load
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
-from ddlbench.planning.network_tables import BlockCost, NetworkTraits, blocks_of
+from ddlbench.planning.block_costs import BlockCost, blocks_of
+from ddlbench.planning.network_tables import NetworkTraits
 from ddlbench.planning.plan import BlockSource, Options, Plan, Process
 
 if TYPE_CHECKING:

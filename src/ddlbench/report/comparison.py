@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -117,6 +118,7 @@ def _remark(row: dict[Any, Any]) -> str:
     return "; ".join(filter(None, remarks))
 
 
+@cache
 def comparison() -> pd.DataFrame:
     """Every figure's printed values beside what the repository keeps of it."""
     printed = printed_values()

@@ -47,8 +47,8 @@ from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import project_root
 from ddlbench.experiment.registry import NETWORKS
 from ddlbench.experiment.site import load_site
+from ddlbench.planning.block_costs import BlockCost, block_costs
 from ddlbench.planning.matrix import expand
-from ddlbench.planning.network_tables import BlockCost, block_costs
 from ddlbench.planning.strategy import strategy_of
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED, reliable_rows
 from ddlbench.report.labels import printed_name

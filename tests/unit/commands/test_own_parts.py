@@ -17,7 +17,7 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Container, load_site
 from ddlbench.own_parts import try_own_parts
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.trainable import TRIED, compared_before, key_of
+from ddlbench.planning.tried_networks import TRIED, compared_before, key_of
 
 LOCAL = replace(load_site("local"), devices_per_node=2)
 BASE = Cell("cifar10", "resnet18", "sequential", batch_size=16)

@@ -10,10 +10,10 @@ import pytest
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Accelerator, load_site
+from ddlbench.planning.block_costs import block_costs, blocks_of
 from ddlbench.planning.device_folder import device_tables, read_device, tables_of
 from ddlbench.planning.device_table import read_table, table_for, write_table
 from ddlbench.planning.matrix import why_unsupported
-from ddlbench.planning.network_tables import block_costs, blocks_of
 from ddlbench.planning.planner import make_plan
 from ddlbench.planning.profiles import device_batches
 

@@ -21,11 +21,11 @@ from ddlbench.experiment.fabric import LinkCondition
 from ddlbench.experiment.paths import RESULTS
 from ddlbench.experiment.site import GivenLinks, Interconnect, Site, Slurm, load_site
 from ddlbench.experiment.status import Reason
+from ddlbench.planning.block_costs import block_costs
 from ddlbench.planning.budget import Budget, cells_to_run, estimate, finished_rows
 from ddlbench.planning.device_table import table_for
 from ddlbench.planning.expected_time import START_S, OwnParts
 from ddlbench.planning.matrix import MatrixRow
-from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.strategy import strategy_of
 
 LOCAL = Site(

@@ -17,7 +17,7 @@ from ddlbench.experiment.links import Links, write_links
 from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, write_profile
 from ddlbench.experiment.registry import pairs
-from ddlbench.planning.network_tables import block_costs
+from ddlbench.planning.block_costs import block_costs
 from ddlbench.planning.pipeline_stages import NeedsProfile, even_blocks, even_costs
 from ddlbench.planning.planner import make_plan, read_plan
 from ddlbench.planning.profiles import device_batches

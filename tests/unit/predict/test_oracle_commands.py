@@ -108,7 +108,7 @@ def test_unreliable_rows_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"gpus": None}, "column 'gpus' is missing"),
+        ({"gpus": None}, "one like cnn also needs gpus"),
         ({"strategy": ["dato"]}, "line 2: unknown strategy 'dato'; did you mean 'data'"),
         ({"model": ["vgg61"]}, "line 2: there is no workload of 'vgg61'"),
         ({"gpus": ["many"]}, "line 2: gpus 'many' is no number"),

@@ -6,7 +6,7 @@ import pytest
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.profile import ProfileKey
-from ddlbench.planning.network_tables import block_costs
+from ddlbench.planning.block_costs import block_costs
 from ddlbench.planning.workload import Workload
 from ddlbench.predict.advice import advise
 from ddlbench.predict.candidate import Knowledge

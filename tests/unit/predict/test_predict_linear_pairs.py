@@ -168,3 +168,13 @@ def test_a_profile_without_shapes_is_refused() -> None:
     plan = make.plan("tensor-parallel", "1x2", 8, network="mine:net")
     with pytest.raises(ConfigError, match="has no shapes of layers; make it again"):
         strategy_of("tensor-parallel").step(workload(layers=layers), plan)
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"),
+    [([], "only the blocks of .* are known here"), ([linear(0, 1, 1)], "no two linear layers")],
+)
+def test_without_a_known_pair_nothing_is_predicted(layers: Any, sentence: str) -> None:
+    plan = make.plan("tensor-parallel", "1x2", 8, network="mine:net")
+    with pytest.raises(ConfigError, match=sentence):
+        strategy_of("tensor-parallel").step(workload(layers=layers), plan)

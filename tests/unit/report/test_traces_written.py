@@ -12,7 +12,7 @@ from report_factory import result as result_of
 from ddlbench.commands.timeline import timeline
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.result import Result, write_result
-from ddlbench.planning.network_tables import block_costs
+from ddlbench.planning.block_costs import block_costs
 from ddlbench.planning.schedules import StageDurations
 from ddlbench.predict.run_logs import mlperf
 from ddlbench.report.timeline.box import COMPUTING, Box

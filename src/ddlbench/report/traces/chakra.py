@@ -37,8 +37,8 @@ from pathlib import Path
 
 from ddlbench.common.document import json_text
 from ddlbench.common.errors import ConfigError
+from ddlbench.planning.block_costs import block_costs
 from ddlbench.planning.data_parallel import DataParallel
-from ddlbench.planning.network_tables import block_costs
 from ddlbench.planning.pipeline import PlannedSchedule
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.schedules import Action

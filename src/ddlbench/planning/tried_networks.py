@@ -1,0 +1,98 @@
+"""Which networks of users and libraries were tried here before.
+
+A file beside the results holds them. Such a network is tried again when its files, those beside it
+that they import, its library, or what records it (:mod:`ddlbench.networks`) change. Ranks read the
+file, too: blocks that were compared with the network at the plan are not compared at each start.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from sysconfig import get_paths
+from typing import Any
+
+from ddlbench.common.document import read_json
+from ddlbench.experiment.paths import RESULTS
+from ddlbench.experiment.registry import LIBRARIES, known
+
+TRIED = RESULTS / ".networks-tried.json"
+_RECORDERS = sorted((Path(__file__).parents[1] / "networks").glob("record*.py"))
+
+
+def tried_before() -> dict[str, dict[str, Any]]:
+    """What each network told, by :func:`key_of`; the last is the newest."""
+    with suppress(OSError, ValueError):
+        answers = dict(read_json(TRIED)).items()
+        return {key: answer for key, answer in answers if isinstance(answer, dict)}
+    return {}
+
+
+def compared_before(network: str, dataset: str) -> bool:
+    """Whether the network was cut here into blocks that compute what it does."""
+    answer = tried_before().get(key_of(network, dataset), {})
+    traits: dict[str, Any] = answer.get("traits", {"uncut": "it was not tried"})
+    return not traits.get("uncut")
+
+
+def key_of(network: str, dataset: str) -> str:
+    """Network, dataset, and a digest of the files that decide what it is; it imports none."""
+    return f"{network} {dataset} {_state_of(network)}"
+
+
+def _state_of(network: str) -> str:
+    """Names, times and sizes of the files of a network's package, or its library's version."""
+    word, _, name = known("ddlbench.networks").get(network, network).partition(":")
+    state: list[object] = []
+    files = list(_RECORDERS)
+    if word in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            state = [version("transformers" if word == "hf" else word)]
+        files.append(Path(name.partition("?")[0]))  # hf:mine.json
+    else:
+        files += _files_of(word.partition(".")[0])
+    state += [
+        (str(file), file.stat().st_mtime_ns, file.stat().st_size)
+        for file in files
+        if file.is_file()
+    ]
+    return hashlib.blake2b(json.dumps(state).encode(), digest_size=8).hexdigest()
+
+
+def _files_of(module: str) -> list[Path]:
+    """The files of a module or package, and of those beside it that they import."""
+    folders = [str(Path.cwd()), *sys.path]
+    files: dict[str, list[Path]] = {}
+    names = [module]
+    while names:
+        name = names.pop()
+        spec = None if name in files else PathFinder.find_spec(name, folders)
+        if spec is None:
+            continue
+        places = [Path(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
+        files[name] = [
+            file
+            for place in places
+            for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
+        ]
+        folders = [str(places[0].parent)]
+        if folders[0] not in get_paths().values():  # else all that is installed lies beside it
+            names += [imported for file in files[name] for imported in _imports_of(file)]
+    return [file for name in sorted(files) for file in files[name]]
+
+
+def _imports_of(file: Path) -> Iterator[str]:
+    """Names of the modules that a file imports, as far as their first dot."""
+    with suppress(OSError, ValueError, SyntaxError, RecursionError):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
