@@ -37,3 +37,9 @@ def test_a_rank_that_compiles_nothing_imports_no_compiler(family: str) -> None:
     command = [sys.executable, "-c", _RANK.format(family=family)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr
+
+
+def test_a_guard_starts_its_rank_before_it_imports_much() -> None:
+    code = "import sys, ddlbench.runtime.rank_guard; print(len({*sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 200

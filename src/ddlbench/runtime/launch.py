@@ -51,6 +51,7 @@ from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import DeviceKind
+from ddlbench.runtime.rank_guard import LISTEN_FD
 
 if TYPE_CHECKING:
     import torch
@@ -259,8 +260,6 @@ def rendezvous_address(site: Site, nodes: int) -> tuple[str, str | None]:
     return address, site.interface
 
 
-# Environment variable with the file number of the rendezvous socket that rank 0 inherits.
-LISTEN_FD = "DDLBENCH_LISTEN_FD"
 # Environment variable, which only this user's processes can read, with a text that is made anew for
 # every launch. Whoever does not know it is none of its ranks.
 SECRET = "DDLBENCH_SECRET"

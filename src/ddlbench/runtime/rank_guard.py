@@ -23,23 +23,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from ddlbench.experiment.status import Status
-from ddlbench.runtime.job import Job, report_file, stacks_file
-from ddlbench.runtime.launch import LISTEN_FD, own_process
-from ddlbench.runtime.pauses import Pause, PauseMeter, state_of, within
-from ddlbench.runtime.rank_report import (
-    RankFailure,
-    RankReport,
-    read_rank_report,
-    write_rank_report,
-)
+from ddlbench.runtime.pauses import PauseMeter, state_of
 
+LISTEN_FD = "DDLBENCH_LISTEN_FD"
+"""Environment variable with the file number of the rendezvous socket that rank 0 inherits."""
 _DUMP_S = 1.0
 
 
@@ -58,21 +51,20 @@ def main(job_path: str) -> int:
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: child.send_signal(received))
-    signal.signal(signal.SIGUSR1, lambda received, _frame: _dump(job_path, child))
+    signal.signal(signal.SIGUSR1, lambda _received, _frame: _dump(job_path, child))
     with PauseMeter(partial(state_of, child.pid)) as meter:
         code = child.wait()
     if meter.pauses:
-        _add_pauses(job_path, meter.pauses)
+        _ending().add_pauses(job_path, meter.pauses)
     if code < 0:
-        _report_signal(job_path, -code, _oom_kills() > before)
+        _ending().report_signal(job_path, -code, _oom_kills() > before)
         return 128 - code
     return code
 
 
-def _run_of(job_path: str) -> tuple[Path, int]:
-    """The folder of the run, and the rank."""
-    job = Job.load(Path(job_path))
-    return job.run_dir, own_process(job.plan.processes).rank
+def _ending() -> Any:
+    """What few guards need; its imports would keep every rank waiting for half a second."""
+    return import_module("ddlbench.runtime.rank_ending")
 
 
 def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
@@ -80,31 +72,9 @@ def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
     # In one piece: srun would label every small write of the rank as a line of its own.
     child.send_signal(signal.SIGUSR1)
     time.sleep(_DUMP_S)
-    path = stacks_file(*_run_of(job_path))
+    path = _ending().stacks_of(job_path)
     if path.is_file():
         print(path.read_text(encoding="utf-8", errors="replace"), flush=True)
-
-
-def _add_pauses(job_path: str, pauses: Sequence[Pause]) -> None:
-    """Write those of the measured steps into the rank's report, if it measured some."""
-    path = report_file(*_run_of(job_path))
-    report = read_rank_report(path) if path.exists() else None
-    if isinstance(report, RankReport):
-        write_rank_report(path, replace(report, pauses=within(pauses, report.measured_at)))
-
-
-def _report_signal(job_path: str, number: int, for_memory: bool) -> None:
-    folder, rank = _run_of(job_path)
-    status, code = Status.FAILED, "rank_killed"
-    reason = f"killed by signal {number} ({signal.Signals(number).name})"
-    if number == signal.SIGKILL and for_memory:
-        status, code = Status.OUT_OF_MEMORY, "out_of_memory_killed"
-        reason = "the kernel killed the rank because memory ran out"
-    if not (path := report_file(folder, rank)).exists():
-        failure = RankFailure(
-            rank=rank, status=status, reason=reason, reason_code=code, signal=number
-        )
-        write_rank_report(path, failure)
 
 
 def _oom_kills() -> int:
