@@ -88,8 +88,7 @@ def build_with_traits(
     if not callable(factory):
         raise ConfigError(f"network {network!r} is not callable")
     with seeded(seed), unchanged(), torch.device("cpu"):
-        compare = not compared_before(network, spec.name)
-        made = out_of_place(_checked(network, factory(spec), spec, compare=compare))
+        made = out_of_place(_checked(network, factory(spec), spec, compare=True))
     if network in NETWORKS.built_in:
         return made, static_traits(made)
     return made, inspect(made, spec)
@@ -106,7 +105,10 @@ def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
 
 
 def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) -> nn.Sequential:
-    """What a factory has made, with all of its weights; recorded blocks are compared with it."""
+    """What a factory has made, with all of its weights.
+
+    ``compare``: recorded blocks are compared with it, unless that was done before.
+    """
     network = checked(name, made)
     _make_lazy_layers(network, spec)
     network = apart(network)
@@ -114,6 +116,7 @@ def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) 
     if not isinstance(block, Whole):
         return network
     try:
+        compare = compare and not compared_before(name, spec.name)
         return cut_by_recording(block, spec, compare=compare)
     except CannotRecord as error:
         block.why = str(error)
