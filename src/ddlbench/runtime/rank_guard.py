@@ -73,8 +73,8 @@ def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
     child.send_signal(signal.SIGUSR1)
     time.sleep(_DUMP_S)
     path = _ending().stacks_of(job_path)
-    if path.is_file():
-        print(path.read_text(encoding="utf-8", errors="replace"), flush=True)
+    stacks = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    print(stacks or "no stacks: the process is still starting", flush=True)
 
 
 def _oom_kills() -> int:
