@@ -65,12 +65,10 @@ def _count(cell: Cell, rank: int, store: Any) -> RankBytes:
     return RankBytes(counted.sent_bytes, counted.received_bytes, parameter_bytes)
 
 
-def assert_sent(
-    ranks: Sequence[RankBytes], bytes_per_step: Sequence[float], rel: float = 0.02
-) -> None:
+def assert_sent(ranks: Sequence[RankBytes], bytes_per_step: Sequence[float]) -> None:
     """Per step and rank within 2 % of a formula; nothing comes in that nobody sent."""
     per_step = [rank.sent_bytes / STEPS for rank in ranks]
-    assert per_step == pytest.approx(list(bytes_per_step), rel=rel)
+    assert per_step == pytest.approx(list(bytes_per_step), rel=0.02)
     received = sum(rank.received_bytes for rank in ranks)
     # A last acknowledgement of a few bytes may still be on its way.
     assert received == pytest.approx(sum(rank.sent_bytes for rank in ranks), rel=0.001)
