@@ -300,7 +300,7 @@ class _Watch(TorchDispatchMode):
 
 
 class _WatchWithoutCompiler(_Watch):
-    """The same for a process that has not imported torch's compiler, which the other would do."""
+    """The same; the first operation under ``_Watch`` would import torch's compiler."""
 
     __torch_dispatch__ = unwrap(_Watch.__torch_dispatch__)
 

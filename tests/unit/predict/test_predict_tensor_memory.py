@@ -82,7 +82,7 @@ def measure_here(cell: Cell, rank: int, store: Store | None) -> int:
     executor.prepare(plan, process, network, Reader(cell, process, torch.float32), context)
     executor.run(0, 2)
     # A thread of gloo may hold a message a moment longer than a step usually does.
-    peak = median_low(cpu_peak_bytes(executor, number) for number in range(2, 5))
+    peak = median_low(cpu_peak_bytes(executor, number) for number in range(2, 7))
     barrier(store, "done", plan.world_size)  # nobody leaves while another still receives
     executor.close()
     return peak
