@@ -51,7 +51,6 @@ from ddlbench.experiment.paths import expanded
 from ddlbench.experiment.site import Site
 from ddlbench.planning.plan import Process
 from ddlbench.planning.strategy import DeviceKind
-from ddlbench.runtime.rank_guard import LISTEN_FD
 
 if TYPE_CHECKING:
     import torch
@@ -260,6 +259,8 @@ def rendezvous_address(site: Site, nodes: int) -> tuple[str, str | None]:
     return address, site.interface
 
 
+# Environment variable with the file number of the rendezvous socket that rank 0 inherits.
+LISTEN_FD = "DDLBENCH_LISTEN_FD"
 # Environment variable, which only this user's processes can read, with a text that is made anew for
 # every launch. Whoever does not know it is none of its ranks.
 SECRET = "DDLBENCH_SECRET"
@@ -486,7 +487,8 @@ class LocalLaunch(Launch):
             if process.rank == 0 and listener is not None:
                 handed_over = (listener.fileno(),)
                 environment[LISTEN_FD] = str(listener.fileno())
-            self.start(command, environment, f"[{process.rank}] ", handed_over)
+            files = map(str, handed_over)  # which a guard hands on
+            self.start([*command, *files], environment, f"[{process.rank}] ", handed_over)
         self._ranks = [process.rank for process in step.processes]
 
     def killed(self) -> dict[int, int]:

@@ -25,28 +25,24 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from ddlbench.runtime.pauses import PauseMeter, state_of
 
-LISTEN_FD = "DDLBENCH_LISTEN_FD"
-"""Environment variable with the file number of the rendezvous socket that rank 0 inherits."""
 _DUMP_S = 1.0
 
 
-def main(job_path: str) -> int:
-    """Run the rank and return its exit status."""
+def main(job_path: str, *files: str) -> int:
+    """Run the rank and return its exit status; it inherits the files of these numbers."""
     end_with_parent()
     # Until the rank dumps its stacks on it, the signal would end guard or rank.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     before = _oom_kills()
-    inherited = os.environ.get(LISTEN_FD)
     child = subprocess.Popen(
         [sys.executable, "-m", "ddlbench.runtime.worker", job_path],
         stdin=subprocess.DEVNULL,
-        pass_fds=[int(inherited)] if inherited else [],
+        pass_fds=[int(number) for number in files],
         preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs here
     )
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -55,16 +51,18 @@ def main(job_path: str) -> int:
     with PauseMeter(partial(state_of, child.pid)) as meter:
         code = child.wait()
     if meter.pauses:
-        _ending().add_pauses(job_path, meter.pauses)
+        _rank_ending().add_pauses(job_path, meter.pauses)
     if code < 0:
-        _ending().report_signal(job_path, -code, _oom_kills() > before)
+        _rank_ending().report_signal(job_path, -code, _oom_kills() > before)
         return 128 - code
     return code
 
 
-def _ending() -> Any:
+def _rank_ending() -> ModuleType:
     """What few guards need; its imports would keep every rank waiting for half a second."""
-    return import_module("ddlbench.runtime.rank_ending")
+    from ddlbench.runtime import rank_ending as module  # noqa: PLC0415
+
+    return module
 
 
 def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
@@ -72,7 +70,7 @@ def _dump(job_path: str, child: subprocess.Popen[bytes]) -> None:
     # In one piece: srun would label every small write of the rank as a line of its own.
     child.send_signal(signal.SIGUSR1)
     time.sleep(_DUMP_S)
-    path = _ending().stacks_of(job_path)
+    path = _rank_ending().stacks_of(job_path)
     stacks = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     print(stacks or "no stacks: the process is still starting", flush=True)
 
@@ -130,4 +128,4 @@ def _nobody_reads() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))
