@@ -5,9 +5,9 @@ rule cell:
     input:
         # What the plan is made from, before the data: a profile uses the same scratch. Measured again
         # it repeats no cell that is done, as that is shown as stale.
-        measured=ancient(RUN.measured_inputs),
+        ancient(RUN.measured_inputs),
     output:
-        result=str(result_file(SITE.name, "{cell}")),
+        str(result_file(SITE.name, "{cell}")),
     log:
         str(CELL / "supervisor.log"),
     priority: RUN.base_first
@@ -20,7 +20,7 @@ rule cell:
     params:
         program=RUN.program("run_cell.py"),
     shell:
-        "{params.program} {wildcards.cell:q} {output.result:q} {log:q} {resources.attempt}"
+        "{params.program} {wildcards.cell:q} {output:q} {log:q} {resources.attempt}"
 
 
 # All cells of the experiment, without the report.

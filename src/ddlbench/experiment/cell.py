@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from types import NoneType
@@ -259,9 +259,10 @@ class Cell(Form):
     def again(self, repeat: int) -> Cell:
         """The same cell, repeated; nothing that was checked is checked again."""
         other = object.__new__(Cell)
-        for name, value in {**vars(self), "repeat": repeat}.items():
-            if name != "id":
-                object.__setattr__(other, name, value)  # so that cells share the table of names
+        folder, _, _ = self.id.rpartition("/")
+        values = {**vars(self), "repeat": repeat, "id": f"{folder}/rep{repeat}"}
+        for name, value in values.items():
+            object.__setattr__(other, name, value)  # so that cells share the table of names
         return other
 
 
@@ -350,23 +351,24 @@ def _read_field(name: str, text: str, cell_id: str) -> OptionValue | None:
 
 def short_names(cells: Sequence[Cell]) -> list[str]:
     """``mnist vgg11 ddp 1x2 rep1``: what tells cells apart; what they share is left out."""
-    pairs = [dict(cell.variant_pairs) for cell in cells]
-    shared = (
-        set(pairs[0].items()).intersection(*(pairs_of_cell.items() for pairs_of_cell in pairs))
-        if pairs
-        else set()
-    )
-    several = len({cell.repeat for cell in cells}) > 1
-    names = []
-    for cell, pairs_of_cell in zip(cells, pairs, strict=True):
+    return [*map(naming_among(cells), cells)]
+
+
+def naming_among(cells: Iterable[Cell]) -> Callable[[Cell], str]:
+    """What gives one of these cells its short name."""
+    shared: set[tuple[str, str]] | None = None
+    repeats = set()
+    for cell in cells:
+        pairs = cell.variant_pairs
+        shared = set(pairs) if shared is None else shared.intersection(pairs)
+        repeats.add(cell.repeat)
+
+    def name_of(cell: Cell) -> str:
         words = [cell.dataset, cell.network, cell.strategy, cell.geometry]
-        words += [
-            f"{name}={value}"
-            for name, value in pairs_of_cell.items()
-            if (name, value) not in shared
-        ]
-        names.append(" ".join([*words, *([f"rep{cell.repeat}"] if several else [])]))
-    return names
+        words += ["=".join(pair) for pair in cell.variant_pairs if pair not in (shared or ())]
+        return " ".join([*words, *([f"rep{cell.repeat}"] if len(repeats) > 1 else [])])
+
+    return name_of
 
 
 NAMED = ("dataset", "network", "strategy", "geometry")

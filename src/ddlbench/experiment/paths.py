@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -57,20 +57,18 @@ def check_results(site: str, files: Iterable[Path] = ()) -> None:
     Raises:
         ConfigError: a link leads nowhere, or a file lies where a folder should be.
     """
-    is_dir = cache(Path.is_dir)
-    folders = dict.fromkeys(file.parent for file in (result_file(site, "any"), *files))
-    missing = dict.fromkeys(folder for folder in folders if not is_dir(folder))
+
+    @cache
+    def highest_missing(folder: Path) -> Path | None:
+        above = highest_missing(folder.parent) if folder.parent != folder else None
+        return above or (None if folder.is_dir() else folder)
+
     # Of thousands of folders none may be there, and what keeps one from being made is above all.
-    for folder in dict.fromkeys(_highest_missing(folder, is_dir) for folder in missing):
+    folders = dict.fromkeys(file.parent for file in (result_file(site, "any"), *files))
+    for folder in filter(None, dict.fromkeys(map(highest_missing, folders))):
         in_the_way = obstacle(folder / "any file")
         if in_the_way is not None:
             raise ConfigError(in_the_way)
-
-
-def _highest_missing(folder: Path, is_dir: Callable[[Path], bool]) -> Path:
-    while folder.parent != folder and not is_dir(folder.parent):
-        folder = folder.parent
-    return folder
 
 
 def cell_dir(site: str, cell_id: str) -> Path:

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddlbench.common.screen import duration_text, shortened, two_digits
-from ddlbench.experiment.cell import Cell, short_names
+from ddlbench.experiment.cell import Cell, naming_among
 from ddlbench.experiment.paths import result_file
 from ddlbench.experiment.result import InvalidResult, Result, read_result
 from ddlbench.experiment.status import Status
@@ -36,16 +35,43 @@ _WIDTHS = (9, 9, 8, 8)
 _LONGEST_REASON = 300
 
 
-class _Listed(NamedTuple):
-    name: str
-    brief: str  # without the dataset and network that all cells share
-    base: Path | None
+class _Cells:
+    """The cells of a run. Names are made when they are shown, as thousands of cells are planned."""
+
+    def __init__(self, title: str, site: str, rows: Sequence[MatrixRow], links_s: float) -> None:
+        self.title = title
+        self.links_s = links_s  # expected seconds of one fabric's links
+        self._site = site
+        self._rows = {row.cell.id: row for row in rows if row.unsupported is None}
+        cells = [row.cell for row in self._rows.values()]
+        self._name_of = naming_among(cells)
+        first = [{cell.dataset for cell in cells}, {cell.network for cell in cells}]
+        # Dataset and network, where all cells have one, by their place in a name.
+        self._shared = {at: values.pop() for at, values in enumerate(first) if len(values) == 1}
+
+    @property
+    def shared(self) -> str:
+        """The words that brief names lack."""
+        return " ".join(self._shared.values())
+
+    def __contains__(self, cell_id: str) -> bool:
+        return cell_id in self._rows
+
+    def name(self, cell_id: str, *, brief: bool) -> str:
+        words = self._name_of(self._rows[cell_id].cell).split(" ")
+        left_out = self._shared if brief else {}
+        return " ".join(word for at, word in enumerate(words) if at not in left_out)
+
+    def longest_name(self, *, brief: bool) -> int:
+        return max((len(self.name(cell_id, brief=brief)) for cell_id in self._rows), default=0)
+
+    def base(self, cell_id: str) -> Path | None:
+        """The result of the base of a cell's speed-up; None without one."""
+        row = self._rows.get(cell_id)
+        return result_file(self._site, row.base_id) if row and row.base_id else None
 
 
-_title = ""
-_shared = ""  # dataset and network, where all cells have one
-_links_s = 0.0  # expected seconds of one fabric's links
-_cells: dict[str, _Listed] = {}
+_cells = _Cells("", "", (), 0.0)
 
 
 def follow(
@@ -55,20 +81,9 @@ def follow(
 
     ``links_s`` are the expected seconds of the links of each fabric.
     """
-    global _title, _shared, _links_s  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
-    _title = f"{experiment} on {site}"
-    _links_s = sum(links_s) / len(links_s) if links_s else 0.0
-    runnable = [row for row in rows if row.unsupported is None]
-    names = short_names([row.cell for row in runnable])
-    first = [{getattr(row.cell, part) for row in runnable} for part in ("dataset", "network")]
-    shared = [at for at, values in enumerate(first) if len(values) == 1]
-    _shared = " ".join(names[0].split(" ")[at] for at in shared) if names else ""
-    _cells.clear()
-    base_of = cache(lambda cell_id: result_file(site, cell_id))  # a path is large, bases are few
-    for row, name in zip(runnable, names, strict=True):
-        base = base_of(row.base_id) if row.base_id else None
-        words = [word for at, word in enumerate(name.split(" ")) if at not in shared]
-        _cells[row.cell.id] = _Listed(name, " ".join(words), base)
+    global _cells  # noqa: PLW0603 - Snakemake makes the plugin and reads the Snakefile apart
+    mean_s = sum(links_s) / len(links_s) if links_s else 0.0
+    _cells = _Cells(f"{experiment} on {site}", site, rows, mean_s)
 
 
 class _Job(NamedTuple):
@@ -107,18 +122,18 @@ class RunScreen:
         counts = [_counted(self._planned[part], part) for part in _PARTS if self._planned[part]]
         if stats.get(_PAGE):
             counts.append("HTML report")
-        heading = f"cell of {_shared}" if self._brief and _shared else "cell"
+        heading = f"cell of {_cells.shared}" if self._brief and _cells.shared else "cell"
         headings = [self._row("", heading, *_HEADINGS)] if self._planned["cell"] else []
-        return [f"{_title}: {', '.join(counts)}", *headings]
+        return [f"{_cells.title}: {', '.join(counts)}", *headings]
 
     def started(self, job: Mapping[str, Any], at_s: float) -> list[str]:
         """Remember a job; a dry run lists it."""
         part = _part(job["rule_name"])
         wildcards = dict(job["wildcards"])
-        cell = _cells.get(wildcards.get("cell", ""))
+        cell_id = wildcards.get("cell", "")
         name = " ".join(wildcards.values()).replace("/", " ")
-        if cell:
-            name = cell.brief if self._brief else cell.name
+        if cell_id in _cells:
+            name = _cells.name(cell_id, brief=self._brief)
         if part != "cell":
             name = f"{part or job['rule_name']} {name}"
         if self._dry_run:
@@ -127,7 +142,7 @@ class RunScreen:
         if part:
             self._first_s = self._first_s or at_s
         output = Path(job["output"][0]) if part == "cell" else None
-        self._jobs[job["jobid"]] = _Job(part, name, output, cell.base if cell else None, at_s)
+        self._jobs[job["jobid"]] = _Job(part, name, output, _cells.base(cell_id), at_s)
         first = part == _REPORT and not self._reporting
         self._reporting = self._reporting or first
         return [f"{' ' * len(self._count())} tables and figures"] if first else []
@@ -200,7 +215,7 @@ class RunScreen:
         total_s, done = sum(self._took_s.values()), sum(self._done.values())
         mean_s = total_s / done
         # A figure takes seconds, not as long as a cell; links take what is planned for them.
-        planned_s = {_REPORT: 0.0, "links": _links_s or mean_s}
+        planned_s = {_REPORT: 0.0, "links": _cells.links_s or mean_s}
         left_s = 0.0
         for part, planned in self._planned.items():
             unknown_s = planned_s.get(part, mean_s)
@@ -214,9 +229,8 @@ class RunScreen:
         front = 2 * len(str(self._planned["cell"])) + 4
         at_80 = min(self._columns, 80) - front - sum(_WIDTHS)
         most = self._columns - front - sum(_WIDTHS)
-        self._brief = max((len(cell.name) for cell in _cells.values()), default=0) > most
-        names = (cell.brief if self._brief else cell.name for cell in _cells.values())
-        self._room = min(max(at_80, max(map(len, names), default=0)), most)
+        self._brief = _cells.longest_name(brief=False) > most
+        self._room = min(max(at_80, _cells.longest_name(brief=self._brief)), most)
 
     def _row(self, count: str, name: str, *values: str) -> str:
         rate, speedup, took, left = values

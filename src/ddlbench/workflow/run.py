@@ -15,7 +15,7 @@ What fails in a rule is in its log, and the user reads one sentence.
 Snakemake's graph holds an object for each job, file and resource. Two things cost as much as it,
 and are kept off here, so that it plans tens of thousands of cells in about a minute::
 
-    functions of resources   Snakemake inspects the signature of each three times a job
+    functions of a job       Snakemake inspects the signature of each one to three times a job
     garbage collection       each full collection walks all objects, and finds nothing to free
 """
 
@@ -98,7 +98,6 @@ class Run:
         self.predictions = str(predictions_file(site, experiment))
         self.page = html_report_file(site, experiment)
         self.cells = {row.cell.id: row.cell for row in self.rows if row.unsupported is None}
-        self._results = [str(result_file(site, cell)) for cell in self.cells]
         self.fabrics = sorted({cell.fabric for cell in self.cells.values()})
         self.profiles = [str(profile_file(site, key.id)) for key in profiles_of(self.rows)]
         # The folders of the user's own data: jobs read the site's file, but not the experiment's.
@@ -112,8 +111,8 @@ class Run:
     def _begin(self) -> None:
         """Guard the run, and say what is left of earlier ones or is not as it should be."""
         site = self.site
-        written = [self.tables / "any", self.figures / "any", self.page, *map(Path, self._results)]
-        check_results(site.name, written)
+        written = [self.tables / "any", self.figures / "any", self.page]
+        check_results(site.name, [*written, *map(Path, self.results())])
         parts = try_own_parts(site, self.rows)
         _remark(*parts.data, *parts.remarks)
         begin(site)
@@ -138,7 +137,7 @@ class Run:
         """Make tables and figures of the cells that are there; Ctrl-C skips them."""
         if not holds_machine(self.site):
             return
-        there, cells = len(self.existing_results()), len(self._results)
+        there, cells = len(self.existing_results()), len(self.results())
         _say(f"drawing what is there ({there} of {cells} cells); Ctrl-C skips this")
         try:
             from ddlbench.report.products import make_report  # noqa: PLC0415 - see above
@@ -150,8 +149,10 @@ class Run:
 
     # What rules take as input. Snakemake hands over wildcards.
 
-    def results(self, _wildcards: Any) -> list[str]:
-        return self._results
+    def results(self, _wildcards: Any = None) -> list[str]:
+        # Not kept: a path is long, and cells are many.
+        cells = (row.cell for row in self.rows if row.unsupported is None)
+        return [str(result_file(self.site.name, cell.id)) for cell in cells]
 
     def datasets(self, _wildcards: Any) -> list[str]:
         """A report of each dataset, made on the nodes of the largest cell that reads it."""
@@ -160,7 +161,7 @@ class Run:
         return [str(dataset_file(self.site.name, cell.id)) for cell in largest.values()]
 
     def existing_results(self, _wildcards: Any = None) -> list[str]:
-        return [file for file in self._results if Path(file).exists()]
+        return [file for file in self.results() if Path(file).exists()]
 
     def lost_results(self, _wildcards: Any) -> list[str]:
         """Results that the tables were made without, or that were deleted since.
@@ -169,7 +170,7 @@ class Run:
         """
         if not (self.tables / "measurements.csv").exists():
             return []
-        return [file for file in self._results if not Path(file).exists()]
+        return [file for file in self.results() if not Path(file).exists()]
 
     def figure_files(self, _wildcards: Any) -> list[str]:
         """Figures that suit this matrix."""
@@ -331,6 +332,9 @@ def plan_quickly() -> None:
 
         bound = inspect.signature(Resource("nodes", 1).evaluate).parameters
         overwrite_function_params(Resource.evaluate, bound)
+        of_wildcards = inspect.signature(lambda wildcards: wildcards).parameters
+        for function in (Run.measured_inputs, Run.base_first):
+            overwrite_function_params(function, of_wildcards)
     gc.disable()
 
 
