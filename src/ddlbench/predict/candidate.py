@@ -120,8 +120,8 @@ def _assessed(cell: Cell, known: Knowledge) -> Candidate:
             candidate = replace(candidate, beyond=beyond)
     if reason is not None:
         return replace(candidate, reason=Reason(code_of(reason), f"cannot run: {reason}"))
-    candidate = replace(candidate, bound=strategy.most_speedup(cell, site.compute_kind))
     plan = make_plan(cell, known.inputs.block_source(cell), site.accelerator)
+    candidate = replace(candidate, bound=strategy.most_speedup(cell, site.compute_kind))
     if ran_as := strategy.ran_as(cell, plan.details):
         candidate = replace(candidate, label=f"{strategy.label} ({ran_as})")
     if other_update := _other_update(strategy, plan, known):

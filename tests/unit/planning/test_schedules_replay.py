@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from ddlbench.planning.schedules import (
     interleaved_zero_bubble,
     model_parallel,
     one_f_one_b,
+    passes_end_s,
     pipedream,
     replay,
     replicate,
@@ -148,3 +150,28 @@ def test_a_deadlock_is_said() -> None:
     schedule = pipedream((1, 2), 4, warmup_counts=(0, 1))
     with pytest.raises(InvalidSchedule, match="deadlocks"):
         replay(schedule, _equal(2))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        gpipe(4, 6),
+        one_f_one_b(4, 8),
+        interleaved_1f1b(3, 2, 6),
+        interleaved_zero_bubble(3, 2, 6),
+        zero_bubble_v(4, 8),
+        pipedream((2, 1), 6),
+    ],
+    ids=lambda schedule: schedule.name,
+)
+def test_passes_alone_end_as_a_replay_with_free_messages(schedule) -> None:
+    stages = range(schedule.num_stages)
+    durations = StageDurations([0.3 + 0.1 * s for s in stages], [0.7 + 0.3 * s for s in stages])
+    assert passes_end_s(schedule, durations) == replay(schedule, durations).end_s
+
+
+def test_passes_that_wait_for_each_other_are_said() -> None:
+    made = gpipe(2, 2)
+    schedule = replace(made, actions=(made.actions[0][::-1], made.actions[1]))
+    with pytest.raises(InvalidSchedule, match="never gets its input"):
+        passes_end_s(schedule, _equal(2))

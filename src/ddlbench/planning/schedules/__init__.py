@@ -12,6 +12,7 @@ from ddlbench.planning.schedules.events import (
     events_of,
     messaging_of,
     no_links,
+    passes_end_s,
     replay,
 )
 from ddlbench.planning.schedules.orders import (

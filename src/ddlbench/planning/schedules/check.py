@@ -38,6 +38,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from itertools import chain, cycle
+from typing import NamedTuple
 
 from ddlbench.planning.schedules.orders import check_replicas
 from ddlbench.planning.schedules.schedule import (
@@ -52,92 +53,107 @@ from ddlbench.planning.schedules.schedule import (
 
 def blocked(schedule: Schedule, synchronous: bool) -> dict[int, Action]:
     """The ranks that never end, with the action each stops at; empty when all end."""
-    run = _Run(schedule, synchronous)
-    moved, ranks = True, range(schedule.world_size)
-    while moved:
-        moved = False
-        for rank in ranks:
-            while run.step(rank):
-                moved = True
-    return run.unfinished()
+    return _stuck(schedule, _waits(schedule), synchronous)
 
 
-class _Run:
-    def __init__(self, schedule: Schedule, synchronous: bool) -> None:
-        self._schedule, self._synchronous = schedule, synchronous
-        self._ahead = schedule.receives_ahead
-        self._position = [0] * schedule.world_size
-        self._posted_until = [0] * schedule.world_size
-        self._sends: dict[Channel, int] = defaultdict(int)
-        self._receives: dict[Channel, int] = defaultdict(int)
-        self._place: dict[tuple[int, int], int] = {}  # (rank, position) -> number on its channel
-        self._arrived: dict[tuple[int, int], set[int]] = defaultdict(set)
-        self._done: set[tuple[str, int, int]] = set()
+class _Waits(NamedTuple):
+    """What each action of each rank waits for: its sort, a place, a number.
 
-    def unfinished(self) -> dict[int, Action]:
-        return {
-            rank: actions[self._position[rank]]
-            for rank, actions in enumerate(self._schedule.actions)
-            if self._position[rank] < len(actions)
-        }
+    ::
 
-    def step(self, rank: int) -> bool:
-        """Does the next action, or the next messages together; False if it must wait."""
-        start, actions = self._position[rank], self._schedule.actions[rank]
-        if start == len(actions):
-            return False
-        end = start + 1
-        if self._synchronous and actions[start].peer is not None:
-            while end < len(actions) and actions[end].peer is not None:
-                end += 1
-        self._post(rank, end)
-        if not all(self._can(rank, place) for place in range(start, end)):
-            return False
-        for place in range(start, end):
-            action = actions[place]
-            self._done.add((action.kind, action.stage, action.micro_batch))
-        self._position[rank] = end
-        return True
+        send, receive    place: the channel; number: of the message on its channel
+        meet             place: the all-reduce; number: its ranks
+        free             nothing
+        never            its input, which a later pass of the same rank makes
+    """
 
-    def _post(self, rank: int, end: int) -> None:
-        """Announces the messages before ``end`` to the other side."""
-        actions, channels = self._schedule.actions[rank], self._schedule.channels[rank]
-        for place in range(self._posted_until[rank], end):
-            action, channel = actions[place], channels[place]
+    lines: list[list[tuple[str, int, int]]]
+    channels: int
+
+
+_MESSAGES = ("send", "receive")
+_FREE, _NEVER = ("free", 0, 0), ("never", 0, 0)
+
+
+def _waits(schedule: Schedule) -> _Waits:
+    places: dict[Channel, int] = {}
+    meetings: dict[tuple[int, int], int] = {}
+    lines = []
+    for rank, actions in enumerate(schedule.actions):
+        line, done, numbers = [], set(), Counter[Channel]()
+        for action, channel in zip(actions, schedule.channels[rank], strict=True):
             if channel is not None:
-                counts = self._sends if action.kind.startswith("send") else self._receives
-                self._place[rank, place] = counts[channel]
-                counts[channel] += 1
+                sort = "send" if channel[1] == rank else "receive"
+                line.append((sort, places.setdefault(channel, len(places)), numbers[channel]))
+                numbers[channel] += 1
             elif action.kind == "all_reduce":
-                self._arrived[action.stage, action.micro_batch].add(rank)
-        self._posted_until[rank] = max(end, self._posted_until[rank])
+                meeting = meetings.setdefault((action.stage, action.micro_batch), len(meetings))
+                line.append(("meet", meeting, len(schedule.stage_ranks[action.stage])))
+            else:
+                needed = _input_here(schedule, rank, action)
+                line.append(_FREE if needed is None or needed in done else _NEVER)
+                done.add((action.kind, action.stage, action.micro_batch))
+        lines.append(line)
+    return _Waits(lines, len(places))
 
-    def _can(self, rank: int, place: int) -> bool:
-        action, channel = self._schedule.actions[rank][place], self._schedule.channels[rank][place]
-        if channel is not None and action.kind.startswith("receive"):
-            return self._place[rank, place] < self._sends[channel]
-        if channel is not None:
-            posted = self._receives[channel] + self._ahead
-            return not self._synchronous or self._place[rank, place] < posted
-        if action.kind == "all_reduce":
-            here = self._arrived[action.stage, action.micro_batch]
-            return here == set(self._schedule.stage_ranks[action.stage])
-        return self._has_input(rank, action)
 
-    def _has_input(self, rank: int, action: Action) -> bool:
-        """Whether a pass has its input; one from a stage of the same rank must be done."""
-        if action.kind == "forward":
-            neighbour = action.stage - 1
-        elif action.kind in ("backward", "backward_input"):
-            neighbour = action.stage + 1
-        else:
-            return True
-        if not 0 <= neighbour < len(self._schedule.stage_ranks):
-            return True
-        ranks = self._schedule.stage_ranks[neighbour]
-        if ranks[action.micro_batch % len(ranks)] != rank:
-            return True
-        return (action.kind, neighbour, action.micro_batch) in self._done
+_INPUT_FROM = {"forward": -1, "backward": 1, "backward_input": 1}
+
+
+def _input_here(schedule: Schedule, rank: int, action: Action) -> tuple[str, int, int] | None:
+    """The pass that makes the input of a pass, if it is of the same rank."""
+    neighbour = action.stage + _INPUT_FROM.get(action.kind, schedule.num_stages)
+    if not 0 <= neighbour < schedule.num_stages:
+        return None
+    ranks = schedule.stage_ranks[neighbour]
+    if ranks[action.micro_batch % len(ranks)] != rank:
+        return None
+    return action.kind, neighbour, action.micro_batch
+
+
+def _stuck(schedule: Schedule, waits: _Waits, synchronous: bool) -> dict[int, Action]:
+    begun, done = [0] * schedule.world_size, [0] * schedule.world_size  # actions of each rank
+    sends = [0] * waits.channels  # begun on each channel
+    receives = [schedule.receives_ahead if synchronous else math.inf] * waits.channels
+    arrived: Counter[int] = Counter()  # ranks at each all-reduce
+
+    def advance(rank: int) -> None:
+        line, start = waits.lines[rank], done[rank]
+        while start < len(line):
+            end = start + 1
+            if synchronous and line[start][0] in _MESSAGES:
+                while end < len(line) and line[end][0] in _MESSAGES:
+                    end += 1
+            for sort, place, _ in line[max(start, begun[rank]) : end]:
+                if sort == "send":
+                    sends[place] += 1
+                elif sort == "receive":
+                    receives[place] += 1
+                elif sort == "meet":
+                    arrived[place] += 1
+            begun[rank] = max(end, begun[rank])
+            for sort, place, number in line[start:end]:
+                if (
+                    (sort == "send" and number >= receives[place])
+                    or (sort == "receive" and number >= sends[place])
+                    or (sort == "meet" and number > arrived[place])
+                    or sort == "never"
+                ):
+                    done[rank] = start
+                    return
+            start = end
+        done[rank] = start
+
+    before: list[int] = []
+    while before != done:
+        before = list(done)
+        for rank in range(schedule.world_size):
+            advance(rank)
+    return {
+        rank: actions[done[rank]]
+        for rank, actions in enumerate(schedule.actions)
+        if done[rank] < len(actions)
+    }
 
 
 def check(schedule: Schedule) -> None:
@@ -156,8 +172,9 @@ def check(schedule: Schedule) -> None:
     _check_updates(schedule)
     _check_messages(schedule)
     _check_in_flight(schedule)
+    waits = _waits(schedule)
     for sends in ("buffered", "synchronous"):
-        stuck = blocked(schedule, synchronous=sends == "synchronous")
+        stuck = _stuck(schedule, waits, synchronous=sends == "synchronous")
         if stuck:
             places = ", ".join(f"rank {rank} at {action}" for rank, action in stuck.items())
             raise _invalid(schedule, f"deadlock with {sends} sends: {places}")

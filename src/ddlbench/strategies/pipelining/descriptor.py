@@ -62,7 +62,7 @@ from ddlbench.planning.schedules import (
     interleaved_1f1b,
     interleaved_zero_bubble,
     one_f_one_b,
-    replay,
+    passes_end_s,
     replicate,
     zero_bubble_v,
 )
@@ -152,12 +152,12 @@ class SynchronousPipeline(Strategy):
         return replicate(self.pipeline_schedule(cell), PipeliningOptions.of_cell(cell).replicas)
 
     def most_speedup(self, cell: Cell, compute_kind: ComputeKind = "cuda") -> float:
-        """That of the schedule, replayed; p m / (m + p - 1) with a flush and one stage a device."""
+        """That of its passes, replayed; p m / (m + p - 1) with a flush and one stage a device."""
         schedule = self.pipeline_schedule(cell)
         stages = schedule.num_stages
         passes = StageDurations(forward_s=[1 / stages] * stages, backward_s=[2 / stages] * stages)
         alone_s = 3 * schedule.micro_batches
-        return PipeliningOptions.of_cell(cell).replicas * alone_s / replay(schedule, passes).end_s
+        return PipeliningOptions.of_cell(cell).replicas * alone_s / passes_end_s(schedule, passes)
 
     def supports(self, cell: Cell) -> str | None:
         options = PipeliningOptions.of_cell(cell)
