@@ -101,7 +101,9 @@ def _equal(table: DeviceTable) -> DeviceTable:
     repeated = [block for block in table.blocks if block.name.startswith("block_")]
     sizes = table.batch_sizes
     forward, backward = (
-        Timing.through([(size, fmean(one.at(size) for one in timings)) for size in sizes], "stack")
+        Timing.through(
+            [(size, fmean(timing.at(size) for timing in timings)) for size in sizes], "stack"
+        )
         for timings in (
             [block.forward for block in repeated],
             [block.backward for block in repeated],

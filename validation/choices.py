@@ -81,14 +81,14 @@ def main() -> None:
     tables = []
     for name, lists in studies().items():
         try:
-            found = [{"study": name, **row} for parts in lists for row in replayed(parts)]
+            replays = [{"study": name, **row} for parts in lists for row in replayed(parts)]
         except InvalidProfile as error:
             print(f"{name} was not measured here, its rows stay: {error}")
-            found = []
-        if found:
-            drawn = pd.DataFrame(found)
+            replays = []
+        if replays:
+            drawn = pd.DataFrame(replays)
             draw_figure("ways_to_choose", figures / f"ways_to_choose_{name}.png", drawn)
-        tables.append(drawn if found else kept[kept["study"] == name])
+        tables.append(drawn if replays else kept[kept["study"] == name])
     table = pd.concat(tables)
     table.to_csv(OUT / "choices.csv", index=False, float_format="%.6g")
     devices = {"emulated": device_of_site(ROOT, emulated.SITE), "test-bed": "cpu"}
@@ -157,15 +157,15 @@ def _cases(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]
 
 def _alone(frame: pd.DataFrame, key: Mapping[str, Any]) -> pd.DataFrame:
     """The row of one device with the network and the batch of a case."""
-    own = frame[(frame["strategy"] == BASE) & (frame["network"] == key["network"])]
-    return own[own["batch_size"] == key["batch_size"]]
+    alone = frame[(frame["strategy"] == BASE) & (frame["network"] == key["network"])]
+    return alone[alone["batch_size"] == key["batch_size"]]
 
 
 def replayed(parts: list[Part]) -> Iterator[dict[str, Any]]:
     """A row for each complete case of the parts and way to choose."""
     folders = [folder().folder for folder, _ in parts]
     configs = [parse_experiment(experiment, "the study") for _, experiment in parts]
-    frames = [_predicted(*one) for one in zip(folders, configs, strict=True)]
+    frames = [_predicted(*pair) for pair in zip(folders, configs, strict=True)]
     known = pd.concat(frames) if frames else pd.DataFrame()
     for folder, config, every in zip(folders, configs, frames, strict=True):
         os.chdir(folder)
@@ -286,12 +286,12 @@ class _Case:
         self, rows: pd.DataFrame, predictor: str, device_s: float | None
     ) -> dict[str, Any] | None:
         """The least predicted step; None where fewer than two candidates have one."""
-        own = {str(row["strategy"]): row for row in rows.to_dict("records")}
-        if len(own) < 2 or device_s is None:
+        by_strategy = {str(row["strategy"]): row for row in rows.to_dict("records")}
+        if len(by_strategy) < 2 or device_s is None:
             return None
-        picked = min(own.values(), key=lambda row: float(row["predicted_step_s"]))
-        measured = len(own) if predictor == _DATA else 0
-        return self._row(predictor.replace("-", " "), own, picked, device_s, measured)
+        picked = min(by_strategy.values(), key=lambda row: float(row["predicted_step_s"]))
+        measured = len(by_strategy) if predictor == _DATA else 0
+        return self._row(predictor.replace("-", " "), by_strategy, picked, device_s, measured)
 
     def _row(
         self,
@@ -327,8 +327,10 @@ class _Case:
     def _runs(self, row: Mapping[str, Any]) -> list[float]:
         """Median step of each finished run of a candidate."""
         cell = Cell.from_id(row["cell_id"])
-        found = (result_of(cell.with_(repeat=number), self._site) for number in range(RUNS))
-        return [one.step_s for one in found if one is not None and one.step_s is not None]
+        repeats = (result_of(cell.with_(repeat=number), self._site) for number in range(RUNS))
+        return [
+            result.step_s for result in repeats if result is not None and result.step_s is not None
+        ]
 
     @staticmethod
     def _best(rows: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -370,9 +372,9 @@ class _Case:
         """Seconds of the row's cell, its first repeat."""
         if self._elapsed_s is not None:
             return self._elapsed_s(row)
-        found = result_of(Cell.from_id(row["cell_id"]), self._site)
-        assert found is not None
-        return found.elapsed_s
+        result = result_of(Cell.from_id(row["cell_id"]), self._site)
+        assert result is not None
+        return result.elapsed_s
 
 
 if __name__ == "__main__":

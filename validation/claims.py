@@ -45,7 +45,8 @@ def main() -> None:
     rows = rows_of_tables([path for name in TABLES for path in sorted(DOCS.glob(name))])
     judged = judge(read_claims(), rows)
     write_csv(judged, DOCS / "papers" / "claims.csv")
-    for (bed, verdict), count in sorted(Counter((j.bed, j.found.verdict) for j in judged).items()):
+    verdicts = Counter((each.bed, each.finding.verdict) for each in judged)
+    for (bed, verdict), count in sorted(verdicts.items()):
         print(f"{bed}: {count} {verdict}")
     if "--repeats" in sys.argv[1:]:
         repeats = repeats_of(rows[(rows["bed"] == ACCELERATOR) & (rows["kind"] == "speed")])
@@ -55,15 +56,15 @@ def main() -> None:
 
 def repeats_of(rows: pd.DataFrame) -> pd.DataFrame:
     """How far apart the steps of two runs of a configuration are, on average, of each strategy."""
-    found: dict[str, list[float]] = {}
+    deviations: dict[str, list[float]] = {}
     for _, runs in rows.groupby(list(CONFIGURATION), dropna=False):
         steps = runs["step_s"].dropna().round(6).unique()  # a run that two tables keep is one
-        pairs = [abs(one / other - 1) for one, other in combinations(steps, 2)]
+        pairs = [abs(first / other - 1) for first, other in combinations(steps, 2)]
         if pairs:
-            found.setdefault(str(runs["strategy"].iloc[0]), []).append(mean(pairs))
+            deviations.setdefault(str(runs["strategy"].iloc[0]), []).append(mean(pairs))
     table = [
         {"strategy": name, "difference": mean(shares), "cells": len(shares)}
-        for name, shares in sorted(found.items())
+        for name, shares in sorted(deviations.items())
     ]
     return pd.DataFrame(table)
 

@@ -48,8 +48,11 @@ STALE: dict[str, Any] = {
         "validate": True,
     },
     "overrides": [
-        {"when": {"momentum": [one]}, "set": {"learning_rate": round(RATE * (1 - one), 6)}}
-        for one in MOMENTA
+        {
+            "when": {"momentum": [momentum]},
+            "set": {"learning_rate": round(RATE * (1 - momentum), 6)},
+        }
+        for momentum in MOMENTA
     ],
 }
 LOCAL_SGD: dict[str, Any] = {

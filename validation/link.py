@@ -39,8 +39,8 @@ def row(wanted: dict[str, Any], repeat: int) -> dict[str, Any]:
     """Make links of a condition, probe them."""
     others = psutil.cpu_percent(1.0) * os.cpu_count() / 100
     with EmulatedNodes(LinkCondition.from_mapping(wanted, "validation"), 2) as nodes:
-        found = nodes.probe()
-    setting, measured = found["setting"], found["measured"]
+        probe = nodes.probe()
+    setting, measured = probe["setting"], probe["measured"]
     links, loss, used = measured["links"], measured["loss"], measured["usage"]
     rate = setting["bandwidth_bits_per_s"]
     return {
@@ -64,13 +64,13 @@ def row(wanted: dict[str, Any], repeat: int) -> dict[str, Any]:
         "tcp_goodput_bits_per_s": measured["tcp"][0]["goodput_bits_per_s"],
         "relay_busiest_second_share": used.get("busiest_second_share"),
         "cores_busy_before": others,
-        "ok": found["ok"],
-        "misses": "; ".join(found["misses"]),
+        "ok": probe["ok"],
+        "misses": "; ".join(probe["misses"]),
     }
 
 
-def _error(found: float | None, wanted: float) -> float | None:
-    return None if found is None else (found - wanted) / wanted
+def _error(measured: float | None, wanted: float) -> float | None:
+    return None if measured is None else (measured - wanted) / wanted
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def main() -> None:
         print(wanted, "ok" if rows[-1]["ok"] else rows[-1]["misses"], flush=True)
     OUT.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(OUT, index=False, float_format="%.6g")
-    print(f"{OUT}: {sum(found['ok'] for found in rows)} of {len(rows)} links as set")
+    print(f"{OUT}: {sum(row['ok'] for row in rows)} of {len(rows)} links as set")
 
 
 if __name__ == "__main__":

@@ -113,8 +113,8 @@ def _three_workers(summary: pd.DataFrame) -> pd.DataFrame:
     At the same batch of a worker, or of all workers; both batches of a worker stand beside.
     """
     served = summary[(summary["strategy"] == "parameter-server") & (summary["status"] == "ok")]
-    one, three = (served[served["geometry"] == geometry] for geometry in ("2x1", "4x1"))
-    both = one.merge(three, on=["dataset", "network", "fabric"], suffixes=("_one", "_three"))
+    single, three = (served[served["geometry"] == geometry] for geometry in ("2x1", "4x1"))
+    both = single.merge(three, on=["dataset", "network", "fabric"], suffixes=("_one", "_three"))
     both = both.assign(
         batch_of_a_worker_one=both["batch_size_one"],
         batch_of_a_worker_three=both["batch_size_three"] / 3,

@@ -140,16 +140,16 @@ def keep(file: PaperFile, folder: Path, scale: str) -> None:
     experiment = f"{file.values['experiment']}-{scale}"
     cells = []
     for source in sorted((folder / "results").glob(f"*/{experiment}")):
-        found = [
+        paths = [
             path
             for name in file.paper.draws
             for path in sorted(source.rglob(f"{name}.*"))
             if path.suffix in (".png", ".csv")
         ]
-        if not (found or file.paper.also_site):
+        if not (paths or file.paper.also_site):
             continue
         out.mkdir(parents=True, exist_ok=True)
-        for path in found:
+        for path in paths:
             shutil.copy(path, out / path.name)
         # As text: a column that one site lacks would turn whole numbers into others.
         table = source / "tables" / "measurements.csv"
@@ -165,7 +165,7 @@ def redraw(file: PaperFile, scale: str) -> None:
     if not (out / "cells.csv").is_file():
         return
     cells = read_table(out / "cells.csv", MEASUREMENTS)
-    parts = {str(site): _tables(own) for site, own in cells.groupby("site", sort=False)}
+    parts = {str(site): _tables(of_site) for site, of_site in cells.groupby("site", sort=False)}
     contexts = {name: Context(load_site(name).description, paper=file.paper) for name in parts}
     first = next(iter(parts))
     for name in file.paper.draws:

@@ -118,7 +118,7 @@ def main() -> None:
     ]
     order = (
         *PARTS[:1],
-        *(one.experiment() for one in promises),
+        *(promise.experiment() for promise in promises),
         PARTS[1],
         LOSS,
         SLOWER,
@@ -159,9 +159,9 @@ def _promise(study: Study, network: str, geometry: str, repeats: int) -> Promise
     links = results / "links" / "default" / "links.json"
     bandwidth = bandwidth_bytes_per_s(links, "network" if geometry == "4x1" else "node")
     chain = read_chain(profile, SETTINGS["batch_size"])
-    found = partition(chain, [Level(4, bandwidth)], "paper", True, None)
-    sizes = tuple(stage.last - stage.first for stage in found.stages)
-    return Promise(network, geometry, repeats, bandwidth, sizes, found.period_s)
+    cut = partition(chain, [Level(4, bandwidth)], "paper", True, None)
+    sizes = tuple(stage.last - stage.first for stage in cut.stages)
+    return Promise(network, geometry, repeats, bandwidth, sizes, cut.period_s)
 
 
 def _keep_promises(promises: list[Promise]) -> None:

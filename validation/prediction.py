@@ -175,7 +175,7 @@ def _repeats(name: str) -> pd.DataFrame:
         ``cells`` with more than one run, by how much these differ, what a perfect model would score
         with so much noise, and the error of a few steps of the first run (``first_run_error``).
     """
-    found = []
+    tables = []
     for folder in sorted(OUT.glob(f"*/{name}")):
         cells = pd.read_csv(folder / "cells.csv")
         ours = cells[(cells["predictor"] == DEFAULT_PREDICTOR) & (cells["repeats"] > 1)]
@@ -184,11 +184,11 @@ def _repeats(name: str) -> pd.DataFrame:
         counts["all"] = len(ours)
         noise = table.loc[DEFAULT_PREDICTOR][["repeat_spread", "noise_floor"]]
         first = table.loc["data-extrapolation"]["mean_absolute_error"].rename("first_run_error")
-        found.append(noise.join(first).loc[counts.index].assign(cells=counts))
-    every = pd.concat(found).reset_index()
+        tables.append(noise.join(first).loc[counts.index].assign(cells=counts))
+    every = pd.concat(tables).reset_index()
     means = every.groupby("strategy", sort=False).apply(
-        lambda one: pd.Series(
-            {key: np.average(one[key], weights=one["cells"]) for key in every.columns[1:-1]}
+        lambda group: pd.Series(
+            {key: np.average(group[key], weights=group["cells"]) for key in every.columns[1:-1]}
         ),
         include_groups=False,
     )
@@ -197,13 +197,15 @@ def _repeats(name: str) -> pd.DataFrame:
 
 def _to_calibrate(experiment_of: ExperimentOf) -> list[CalibrationCell]:
     """The measured cells of all batches, which teach each other constants."""
-    found: list[CalibrationCell] = []
+    calibration: list[CalibrationCell] = []
     for folder, experiment in parts(experiment_of):
         os.chdir(folder().folder)
         site = load_site(SITE)
         rows = expand(parse_experiment(experiment, "the study"), site)
-        found += cells_of(predictions(rows, site, names=[DEFAULT_PREDICTOR]), DEFAULT_PREDICTOR)
-    return found
+        calibration += cells_of(
+            predictions(rows, site, names=[DEFAULT_PREDICTOR]), DEFAULT_PREDICTOR
+        )
+    return calibration
 
 
 def archive_of(batch: str) -> Path:

@@ -68,9 +68,9 @@ def experiment(
             "max_steps": 5,
         },
         "overrides": [
-            {"when": {"geometry": [one]}, "set": {"fabric": fabric}}
-            for one in geometry
-            if not one.startswith("1x") and fabric != "default"
+            {"when": {"geometry": [shape]}, "set": {"fabric": fabric}}
+            for shape in geometry
+            if not shape.startswith("1x") and fabric != "default"
         ],
         "exclude": [
             {"dataset": "cifar10", "network": "gpt-tiny"},
@@ -143,10 +143,10 @@ def _delays(study: Study, content: dict[str, Any]) -> pd.DataFrame:
     for path in sorted((study.folder / "results" / content["site"] / "links").glob("*/links.json")):
         links = read_links(path)
         table = LinkTable(links, str(path))
-        for one in links.delays:
-            shape = (one.nodes, one.devices_per_node)
-            added_s = table.delay_s(one.operation, one.transport, *shape)
-            rows.append({"fabric": links.fabric, **one.to_dict(), "added_s": added_s})
+        for delay in links.delays:
+            shape = (delay.nodes, delay.devices_per_node)
+            added_s = table.delay_s(delay.operation, delay.transport, *shape)
+            rows.append({"fabric": links.fabric, **delay.to_dict(), "added_s": added_s})
     columns = ["fabric", "operation", "transport", "nodes", "devices_per_node", "ranks"]
     return pd.DataFrame(rows, columns=[*columns, "message_bytes", "after_s", "added_s"])
 

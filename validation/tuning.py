@@ -57,7 +57,7 @@ class Search:
             *("recommend", "tune", "--site", self.site, "--strategy", self.strategy),
             *("--network", self.network, "--dataset", "cifar10", "--geometry", self.geometry),
             *("--fabric", self.fabric, "--batch-size", str(self.vary["batch_size"][0])),
-            *(word for one in varied for word in ("--vary", one)),
+            *(word for name in varied for word in ("--vary", name)),
             *("--sampler", sampler, "--trials", str(trials), "--json"),
         ]
 
@@ -106,54 +106,54 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     searches: list[dict[str, Any]] = []
     for search in SEARCHES:
-        found, swept = _searched(search)
-        order = [trial["cell_id"] for trial in found["trials"]]
-        best = found["best"]["samples_per_s"]
-        most = max(one["samples_per_s"] for one in swept["configurations"])
-        device_s, all_s = found["device_s"], swept["device_s"]
+        searched, swept = _searched(search)
+        order = [trial["cell_id"] for trial in searched["trials"]]
+        best = searched["best"]["samples_per_s"]
+        most = max(configuration["samples_per_s"] for configuration in swept["configurations"])
+        device_s, all_s = searched["device_s"], swept["device_s"]
         searches.append(
             {
                 "search": search.name,
                 "configurations": len(swept["configurations"]),
                 "trials": len(order),
-                "found": json.dumps(found["best"]["values"]),
+                "found": json.dumps(searched["best"]["values"]),
                 "samples_per_s": best,
                 "best_samples_per_s": most,
                 "slower_than_best": 1 - best / most,
                 "device_s": device_s,
                 "device_s_all": all_s,
                 "device_share": device_s / all_s,
-                "stopped": found["stopped"],
+                "stopped": searched["stopped"],
             }
         )
-        rows += [_row(search, one, order) for one in swept["configurations"]]
+        rows += [_row(search, configuration, order) for configuration in swept["configurations"]]
     pd.DataFrame(rows).to_csv(OUT / "tuning.csv", index=False, float_format="%.5g")
     pd.DataFrame(searches).to_csv(OUT / "tuning_searches.csv", index=False, float_format="%.4g")
 
 
-def _row(search: Search, one: dict[str, Any], order: list[str]) -> dict[str, Any]:
+def _row(search: Search, configuration: dict[str, Any], order: list[str]) -> dict[str, Any]:
     """One configuration; ``trial`` is its place in the search, empty if only the sweep ran it."""
-    short = [place for place, cell_id in enumerate(order, 1) if _same(cell_id, one)]
+    short = [place for place, cell_id in enumerate(order, 1) if _same(cell_id, configuration)]
     return {
         "search": search.name,
-        **one["values"],
-        "predicted_samples_per_s": one["predicted_samples_per_s"],
-        "samples_per_s": one["samples_per_s"],
-        "basis": one["basis"],
+        **configuration["values"],
+        "predicted_samples_per_s": configuration["predicted_samples_per_s"],
+        "samples_per_s": configuration["samples_per_s"],
+        "basis": configuration["basis"],
         "trial": short[0] if short else "",
     }
 
 
-def _same(trial_id: str, one: dict[str, Any]) -> bool:
+def _same(trial_id: str, configuration: dict[str, Any]) -> bool:
     """Whether a short cell measured this configuration: what is not of length is the same."""
-    return _settings(trial_id) == _settings(one["cell_id"])
+    return _settings(trial_id) == _settings(configuration["cell_id"])
 
 
 def _settings(cell_id: str) -> set[str]:
     """Settings and options of a cell's id, but for how long it is."""
     length = ("epochs=", "warmup_steps=", "max_steps=", "data_scale=")
     written = next(part for part in cell_id.split("/") if "batch_size=" in part)
-    return {one for one in written.split("+") if not one.startswith(length)}
+    return {pair for pair in written.split("+") if not pair.startswith(length)}
 
 
 def _searched(search: Search) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -166,12 +166,12 @@ def _searched(search: Search) -> tuple[dict[str, Any], dict[str, Any]]:
     if "--report" not in sys.argv[1:] and not kept.exists():
         study.run_here("links", "profiles")
         trials = int(TRIALS_SHARE * search.configurations)
-        found = study.ddlbench(*search.command("predictor", trials))
+        searched = study.ddlbench(*search.command("predictor", trials))
         swept = study.ddlbench(*search.command("random", search.configurations))
         kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps([json.loads(found), json.loads(swept)]), encoding="utf-8")
-    found, swept = json.loads(kept.read_text(encoding="utf-8"))
-    return found, swept
+        kept.write_text(json.dumps([json.loads(searched), json.loads(swept)]), encoding="utf-8")
+    searched, swept = json.loads(kept.read_text(encoding="utf-8"))
+    return searched, swept
 
 
 if __name__ == "__main__":

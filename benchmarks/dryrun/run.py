@@ -127,12 +127,12 @@ def count_jobs(command: list[str]) -> int:
 
 def measure(commands: dict[str, list[str]], rounds: int) -> list[dict[str, dict[str, float]]]:
     """Time every workflow once a round."""
-    found = []
+    rounds_s = []
     for number in range(rounds):
         names = list(commands) if number % 2 == 0 else list(reversed(commands))
         times = {name: run(commands[name]) for name in names}
-        found.append({name: times[name] for name in commands})
-    return found
+        rounds_s.append({name: times[name] for name in commands})
+    return rounds_s
 
 
 def run(command: list[str]) -> dict[str, float]:
@@ -153,24 +153,24 @@ def run(command: list[str]) -> dict[str, float]:
 
 def ratios(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     """Median, smallest and largest ratio of ours to the minimal one in the same round."""
-    found = {}
+    ratios_of = {}
     for kind in ("wall_s", "cpu_s"):
         values = [each["ours"][kind] / each["minimal"][kind] for each in rounds]
-        found[kind] = {
+        ratios_of[kind] = {
             "median": statistics.median(values),
             "low": min(values),
             "high": max(values),
         }
-    return found
+    return ratios_of
 
 
 def processor() -> str:
     """Name the processor."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
     except OSError:
-        found = None
-    return found[1] if found else platform.machine()
+        match = None
+    return match[1] if match else platform.machine()
 
 
 def text(report: dict[str, Any]) -> str:

@@ -85,15 +85,15 @@ def compare(case: Case, scratch: Path, device: torch.device) -> dict[str, float]
             loops[name](block * case.steps)
             if block > 0:  # the first turn warms up
                 times[name].append((time.perf_counter() - begin) / case.steps)
-    found: dict[str, float] = {"steps": case.blocks * case.steps}
+    row: dict[str, float] = {"steps": case.blocks * case.steps}
     for name, seconds in times.items():
-        found[f"{name}_step_s"] = statistics.median(seconds)
+        row[f"{name}_step_s"] = statistics.median(seconds)
     # The whole harness, and of it the loop alone: clock, progress, record.
     for name, prefix in (("harness", ""), ("resident", "loop_")):
         pairs = list(zip(times[name], times["bare"], strict=True))
-        found |= _quartiles(f"{prefix}overhead", [own - bare for own, bare in pairs], "_s")
-        found |= _quartiles(f"{prefix}ratio", [own / bare for own, bare in pairs], "")
-    return found
+        row |= _quartiles(f"{prefix}overhead", [ours_s - bare for ours_s, bare in pairs], "_s")
+        row |= _quartiles(f"{prefix}ratio", [ours_s / bare for ours_s, bare in pairs], "")
+    return row
 
 
 def _loops(case: Case, scratch: Path, device: torch.device) -> dict[str, Callable[[int], None]]:
@@ -156,11 +156,11 @@ def main() -> None:
         Path(os.devnull).open("w") as nowhere,
         contextlib.redirect_stdout(nowhere),
     ):
-        found = {case.name: compare(case, Path(scratch), device) for case in cases}
+        compared = {case.name: compare(case, Path(scratch), device) for case in cases}
     if chosen.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(compared, indent=1))
         return
-    for name, row in found.items():
+    for name, row in compared.items():
         print(
             f"{name}: {row['steps']:.0f} steps of each, harness {row['harness_step_s'] * 1e6:.1f} "
             f"and bare loop {row['bare_step_s'] * 1e6:.1f} microseconds a step; overhead "

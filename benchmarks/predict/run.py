@@ -84,11 +84,11 @@ def measure(folder: Path) -> dict[str, Any]:
         for geometry in geometries
         if strategy in (predictor_of(name).strategies or GEOMETRIES)
     ]
-    asked = 0
+    count = 0
     spent: dict[str, list[float]] = {}
     begin = time.perf_counter()
     for predictor, wanted in itertools.cycle(questions):
-        if asked == 1000:
+        if count == 1000:
             break
         before = time.perf_counter()
         try:
@@ -96,7 +96,7 @@ def measure(folder: Path) -> dict[str, Any]:
         except NotPredictable:  # no history for this strategy: no prediction, so not counted
             continue
         spent.setdefault(predictor.name, []).append(time.perf_counter() - before)
-        asked += 1
+        count += 1
     thousand_s = time.perf_counter() - begin
     each_s = {name: sum(times) / len(times) for name, times in spent.items()}
     ours = predictor_of("ddlbench")

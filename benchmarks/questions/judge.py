@@ -66,18 +66,18 @@ def faults_of(question: Question, screen: Output, as_json: Output) -> list[Fault
     crashes = dict.fromkeys(output.crash for output in (screen, as_json) if output.crash)
     if crashes:
         return [("crash", crash) for crash in crashes]
-    found = list(_width(screen))
+    faults = list(_width(screen))
     refused = [output for output in (screen, as_json) if output.code != 0]
     if question.wrong or (question.may_be_refused and refused):
-        return [*_refusal(screen), *_refusal(as_json), *found]
+        return [*_refusal(screen), *_refusal(as_json), *faults]
     if refused:
-        return [("refused", f"status {refused[0].code}: {refused[0].err.strip()}"), *found]
-    found += [("warns", output.err.strip()) for output in (screen, as_json) if output.err.strip()]
+        return [("refused", f"status {refused[0].code}: {refused[0].err.strip()}"), *faults]
+    faults += [("warns", output.err.strip()) for output in (screen, as_json) if output.err.strip()]
     try:
-        told = json.loads(as_json.out)
-        return [*_of_content(question, told, screen.out), *found]
+        answer = json.loads(as_json.out)
+        return [*_of_content(question, answer, screen.out), *faults]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return [("form", f"{type(error).__name__}: {error}"), *found]
+        return [("form", f"{type(error).__name__}: {error}"), *faults]
 
 
 def _width(screen: Output) -> Iterator[Fault]:
@@ -106,28 +106,28 @@ def _refusal(output: Output) -> Iterator[Fault]:
         yield "accepted", f"not one sentence: {' / '.join((*lines, *output.out.splitlines()))}"
 
 
-def _of_content(question: Question, told: dict[str, Any], screen: str) -> Iterator[Fault]:
-    candidates = told["candidates"]
-    for one in candidates:
-        yield from _of_candidate(one)
+def _of_content(question: Question, answer: dict[str, Any], screen: str) -> Iterator[Fault]:
+    candidates = answer["candidates"]
+    for candidate in candidates:
+        yield from _of_candidate(candidate)
     yield from _chances(candidates)
-    yield from _winner(told)
-    yield from _on_screen(told, screen)
-    yield from _complete(told)
+    yield from _winner(answer)
+    yield from _on_screen(answer, screen)
+    yield from _complete(answer)
 
 
-def _of_candidate(one: dict[str, Any]) -> Iterator[Fault]:
-    name, step_s = one["strategy"], one["step_s"]
-    if one["basis"] not in ("measured", "predicted"):
-        yield "form", f"{name}: basis {one['basis']!r}"
+def _of_candidate(candidate: dict[str, Any]) -> Iterator[Fault]:
+    name, step_s = candidate["strategy"], candidate["step_s"]
+    if candidate["basis"] not in ("measured", "predicted"):
+        yield "form", f"{name}: basis {candidate['basis']!r}"
     if not _is_time(step_s):
         yield "interval", f"{name}: a step of {step_s!r} s"
         return
-    low, high = one["interval_s"]
+    low, high = candidate["interval_s"]
     if not low * (1 - _ROUNDING) <= step_s <= high * (1 + _ROUNDING):
         yield "interval", f"{name}: a step of {step_s:.6g} s, from {low:.6g} to {high:.6g} s"
-    speedup, bound = one["speedup"], one["bound"]
-    bounded = one["basis"] == "predicted" and speedup is not None and bound is not None
+    speedup, bound = candidate["speedup"], candidate["bound"]
+    bounded = candidate["basis"] == "predicted" and speedup is not None and bound is not None
     if bounded and speedup > bound * (1 + _ROUNDING):
         yield "bound", f"{name}: a speed-up of {speedup:.6g}, at most {bound:.6g} is possible"
 
@@ -137,34 +137,34 @@ def _is_time(value: Any) -> bool:
 
 
 def _chances(candidates: list[dict[str, Any]]) -> Iterator[Fault]:
-    ranked = [one for one in candidates if one["fits"] is not False]
-    total = sum(one["chance"] or 0.0 for one in ranked)
+    ranked = [each for each in candidates if each["fits"] is not False]
+    total = sum(each["chance"] or 0.0 for each in ranked)
     if ranked and abs(total - 1) > _CHANCES_OFF:
         yield "chances", f"{total:.3f} over {len(ranked)} that are ranked"
 
 
-def _winner(told: dict[str, Any]) -> Iterator[Fault]:
-    winner, candidates = told["recommended"], told["candidates"]
+def _winner(answer: dict[str, Any]) -> Iterator[Fault]:
+    winner, candidates = answer["recommended"], answer["candidates"]
     if winner is None:
         # With one device alone, or beside strategies that can gain nothing, nothing is compared.
-        gaining = [one for one in candidates if one["bound"] is None or one["bound"] > 1]
-        able = [one["strategy"] for one in gaining if one["fits"] is not False]
+        gaining = [each for each in candidates if each["bound"] is None or each["bound"] > 1]
+        able = [each["strategy"] for each in gaining if each["fits"] is not False]
         if set(able) - {BASE}:
             yield "winner", f"none is recommended, but {', '.join(able)} may run"
         return
-    of_it = [one for one in candidates if one["strategy"] == winner]
+    of_it = [each for each in candidates if each["strategy"] == winner]
     if not of_it:
         yield "winner", f"{winner} is recommended and no candidate"
-    elif all(one["fits"] is False for one in of_it):
+    elif all(each["fits"] is False for each in of_it):
         yield "winner", f"{winner} is recommended and does not fit"
 
 
-def _on_screen(told: dict[str, Any], screen: str) -> Iterator[Fault]:
+def _on_screen(answer: dict[str, Any], screen: str) -> Iterator[Fault]:
     shown = joined(screen)
-    for sentence in told["advice"]:
+    for sentence in answer["advice"]:
         if joined(sentence) not in shown:
             yield "screen", f"not on the screen: {sentence}"
-    winner = told["recommended"]
+    winner = answer["recommended"]
     if winner is not None and not names(winner, shown):
         yield "screen", f"{winner} is recommended and not named on the screen"
 
@@ -182,8 +182,8 @@ def names(strategy: str, shown: str) -> bool:
     return any(name in shown for name in called)
 
 
-def _complete(told: dict[str, Any]) -> Iterator[Fault]:
-    placed = [one["strategy"] for one in (*told["candidates"], *told["not_ranked"])]
+def _complete(answer: dict[str, Any]) -> Iterator[Fault]:
+    placed = [each["strategy"] for each in (*answer["candidates"], *answer["not_ranked"])]
     everyone = known("ddlbench.strategies")
     missing = [name for name in everyone if name not in placed]
     twice = [name for name in dict.fromkeys(placed) if placed.count(name) > 1]
@@ -191,6 +191,6 @@ def _complete(told: dict[str, Any]) -> Iterator[Fault]:
     for what, those in (("left out", missing), ("twice", twice), ("unknown", strange)):
         if those:
             yield "complete", f"{what}: {', '.join(those)}"
-    for one in told["not_ranked"]:
-        if not one["reason"]:
-            yield "form", f"{one['strategy']}: not ranked without a reason"
+    for each in answer["not_ranked"]:
+        if not each["reason"]:
+            yield "form", f"{each['strategy']}: not ranked without a reason"

@@ -37,8 +37,8 @@ MEASURED_BATCH = 32
 
 _CHECKED_IN = (("one-core", "cifar10/*"), ("one-core", "tokens/*"), ("pipedream", "imagenet/*"))
 # The user's network, and the built-in one whose blocks it has.
-_OWN = {"ownnets.models:tower": "stack", "ownnets.models:patches": "vit-tiny"}
-_OWN_MODULE = '''"""Networks of a user, each cut into a Sequential of blocks."""
+_USERS = {"ownnets.models:tower": "stack", "ownnets.models:patches": "vit-tiny"}
+_USERS_MODULE = '''"""Networks of a user, each cut into a Sequential of blocks."""
 
 from torch import nn
 
@@ -106,7 +106,7 @@ def make_project(folder: Path, source: Path) -> None:
     profiles = folder / "config" / "accelerators"
     (folder / "ownnets").mkdir()
     (folder / "ownnets" / "__init__.py").touch()
-    (folder / "ownnets" / "models.py").write_text(_OWN_MODULE, encoding="utf-8")
+    (folder / "ownnets" / "models.py").write_text(_USERS_MODULE, encoding="utf-8")
     _write_sites(folder / "config" / "sites")
     for values in list(_profiles(profiles)):
         # Emulated accelerators take their times from here, so all are there.
@@ -117,8 +117,8 @@ def make_project(folder: Path, source: Path) -> None:
         site = load_site(name)
         for values in _profiles(profiles):
             key = ProfileKey(values["dataset"], values["network"])
-            found = Profile.from_dict(at_site(values, site))
-            write_profile(folder / profile_file(name, key.id), found)
+            profile = Profile.from_dict(at_site(values, site))
+            write_profile(folder / profile_file(name, key.id), profile)
         path = folder / links_file(name, "default")
         if site.interconnect.links:
             measure_links(site, "default", path)
@@ -148,22 +148,24 @@ def _profiles(folder: Path) -> Iterator[dict[str, Any]]:
             if ":" in values["network"]:
                 continue
             yield values
-            for own in (own for own, like in _OWN.items() if like == values["network"]):
-                key = ProfileKey(values["dataset"], own)
-                yield {**values, "network": own, "profile_id": key.id}
+            for network in (
+                network for network, like in _USERS.items() if like == values["network"]
+            ):
+                key = ProfileKey(values["dataset"], network)
+                yield {**values, "network": network, "profile_id": key.id}
 
 
 def at_site(values: dict[str, Any], site: Site) -> dict[str, Any]:
     """A profile as if it had been measured at a site: longer times, and whole steps."""
-    found = copy.deepcopy(values)
-    for part in (*found["layers"], *found["blocks"]):
+    scaled = copy.deepcopy(values)
+    for part in (*scaled["layers"], *scaled["blocks"]):
         for timing in (t for key in _PASSES for t in part.get(key, ())):
             timing["time_s"] *= _TIMES[site.name]
-    parameters = sum(tensor["bytes"] for tensor in found["tensors"])
-    saved = sum(block["saved_bytes_per_sample"] for block in found["blocks"])
+    parameters = sum(tensor["bytes"] for tensor in scaled["tensors"])
+    saved = sum(block["saved_bytes_per_sample"] for block in scaled["blocks"])
     steps = []
-    for batch_size in found["batch_sizes"]:
-        forward_s, backward_s = (_sum_s(found["blocks"], key, batch_size) for key in _PASSES[:2])
+    for batch_size in scaled["batch_sizes"]:
+        forward_s, backward_s = (_sum_s(scaled["blocks"], key, batch_size) for key in _PASSES[:2])
         optimizer_s = 5e-10 * parameters * _TIMES[site.name]
         step_s = 1.02 * (forward_s + backward_s + optimizer_s)
         step = {"batch_size": batch_size, "count": 20, "step_s": step_s}
@@ -173,7 +175,7 @@ def at_site(values: dict[str, Any], site: Site) -> dict[str, Any]:
         step["peak_bytes"] = int(3 * parameters + batch_size * saved)
         steps.append(step)
     slowdowns = [(1, 1.0)] if site.device == "cuda" or site.accelerator else [(1, 1.0), (8, 1.4)]
-    return found | {
+    return scaled | {
         "site": site.name,
         "device_kind": site.device,
         "steps": steps,

@@ -21,7 +21,7 @@ _NETWORKS = (
     ("vgg11", "cifar10"), ("resnet18", "cifar10"), ("mobilenetv2", "cifar10"),
     ("stack", "cifar10"), ("vit-tiny", "cifar10"), ("gpt-tiny", "tokens"), ("vgg16", "imagenet"),
 )  # fmt: skip
-_OWN = (("ownnets.models:tower", "cifar10"), ("ownnets.models:patches", "cifar10"))
+_USERS = (("ownnets.models:tower", "cifar10"), ("ownnets.models:patches", "cifar10"))
 _KINDS = (  # of a right question, with its weight
     ("local", 28), ("accelerators", 26), ("slurm", 26), ("own network", 9), ("measured", 6),
     ("too few devices", 5),
@@ -78,24 +78,24 @@ def draw(count: int, seed: int) -> list[Question]:
 def _draw_one(number: int, chance: random.Random) -> Question:
     wrong = chance.random() < WRONG_SHARE
     kind = chance.choices([name for name, _ in _KINDS], [weight for _, weight in _KINDS])[0]
-    asked = _case(kind, chance)
-    further = [] if kind == "measured" else _further(asked, chance)
+    words = _case(kind, chance)
+    further = [] if kind == "measured" else _further(words, chance)
     if wrong:
         what, changes = chance.choice(_WRONG)
-        asked |= {name: value for name, value in changes.items() if name != "--option"}
+        words |= {name: value for name, value in changes.items() if name != "--option"}
         further = [part for name, value in changes.items() if name == "--option"
                    for part in (name, value)]  # fmt: skip
-        return Question(number, "wrong", (*_words(asked), *further), what)
-    return Question(number, kind, (*_words(asked), *further))
+        return Question(number, "wrong", (*_words(words), *further), what)
+    return Question(number, kind, (*_words(words), *further))
 
 
-def _words(asked: dict[str, str]) -> list[str]:
-    return [word for pair in asked.items() for word in pair]
+def _words(options: dict[str, str]) -> list[str]:
+    return [word for pair in options.items() for word in pair]
 
 
 def _case(kind: str, chance: random.Random) -> dict[str, str]:
     """Site, network, dataset, geometry and batch."""
-    networks = _OWN if kind == "own network" else _NETWORKS
+    networks = _USERS if kind == "own network" else _NETWORKS
     network, dataset = chance.choice(networks)
     nodes, devices = chance.choice(NODES), chance.choice(DEVICES)
     site = _SITE.get(kind) or chance.choice(tuple(_SITE.values()))
@@ -133,13 +133,13 @@ def _is_prime(number: int) -> bool:
     return number > 1 and all(number % part for part in range(2, math.isqrt(number) + 1))
 
 
-def _further(asked: dict[str, str], chance: random.Random) -> list[str]:
+def _further(options: dict[str, str], chance: random.Random) -> list[str]:
     """Now and then an option, another fabric, a device's memory, old weights."""
     words: list[str] = []
     if chance.random() < 0.15:
         for option in chance.sample(_OPTIONS, chance.choice((1, 1, 2))):
             words += ["--option", option]
-    if asked["--site"] in ("accelerators", "as-shipped") and chance.random() < 0.4:
+    if options["--site"] in ("accelerators", "as-shipped") and chance.random() < 0.4:
         words += ["--fabric", chance.choice(("gigabit", "office"))]
     if chance.random() < 0.2:
         size = round(10 ** chance.uniform(7.5, 11))

@@ -115,8 +115,8 @@ def _run(
     chosen = random.Random(arguments.seed).sample(right, min(arguments.processes, len(right)))
     took: list[Took] = []
     for place in sorted(chosen):
-        answers[place], one = _ask_again(answers[place])
-        took.append(one)
+        answers[place], took_s = _ask_again(answers[place])
+        took.append(took_s)
         _say(f"\r{len(took)} of {len(chosen)} processes      ")
     _say("\r" + " " * 40 + "\r")
     return answers, took
@@ -196,16 +196,18 @@ def report(
     from judge import FAULTS  # noqa: PLC0415 - imports ddlbench
 
     kinds = Counter(answer.question.kind for answer in answers)
-    asked = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     faulty = sum(bool(answer.faults) for answer in answers)
     counted = Counter(name for answer in answers for name in {name for name, _ in answer.faults})
-    lines = textwrap.wrap(f"{len(answers)} questions, seed {arguments.seed}: {asked}", int(COLUMNS))
+    lines = textwrap.wrap(
+        f"{len(answers)} questions, seed {arguments.seed}: {counts}", int(COLUMNS)
+    )
     lines += ["", f"{len(answers) - faulty:6} right", f"{faulty:6} with a fault"]
     lines += [f"{counted[name]:10} {name:9} {what}" for name, what in FAULTS.items()]
     others = {name for name in counted if name not in FAULTS}
     lines += [f"{counted[name]:10} {name}" for name in sorted(others)]
     answered = [answer for answer in answers if answer.screen.code == 0]
-    nothing = sum(_told(answer).get("recommended") is None for answer in answered)
+    nothing = sum(_document(answer).get("recommended") is None for answer in answered)
     lines += ["", f"{nothing} of {len(answered)} answers recommend nothing, which is no fault"]
     lines += ["", *times(answers, took)]
     if faulty:
@@ -251,9 +253,9 @@ def _examples(
         # Those that differ in more than numbers.
         distinct = {re.sub(r"\d+", "", sight): (sight, question) for question, sight in of_it[::-1]}
         for sight, question in list(reversed(distinct.values()))[: arguments.examples]:
-            told = sight if len(sight) <= _LONGEST_SIGHT else f"{sight[:_LONGEST_SIGHT]}..."
+            words = sight if len(sight) <= _LONGEST_SIGHT else f"{sight[:_LONGEST_SIGHT]}..."
             yield ""
-            first = f"{name} (question {question.number}): {told}"
+            first = f"{name} (question {question.number}): {words}"
             yield from textwrap.wrap(first, int(COLUMNS), subsequent_indent="  ")
             yield from command_lines(question)
 
@@ -278,23 +280,23 @@ def write(path: Path, answers: Sequence[Answer]) -> None:
              "not_ranked", "faults", "first_fault")
         )  # fmt: skip
         for answer in answers:
-            told = _told(answer)
+            document = _document(answer)
             question = answer.question
             writer.writerow((
                 question.text, question.kind, question.wrong, answer.screen.code,
-                f"{answer.screen.seconds:.4f}", told.get("recommended") or "",
-                len(told.get("candidates", ())), len(told.get("not_ranked", ())),
+                f"{answer.screen.seconds:.4f}", document.get("recommended") or "",
+                len(document.get("candidates", ())), len(document.get("not_ranked", ())),
                 " ".join(dict.fromkeys(name for name, _ in answer.faults)),
                 answer.faults[0][1] if answer.faults else "",
             ))  # fmt: skip
 
 
-def _told(answer: Answer) -> dict[str, Any]:
+def _document(answer: Answer) -> dict[str, Any]:
     try:
-        told = json.loads(answer.as_json.out)
+        document = json.loads(answer.as_json.out)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 if __name__ == "__main__":

@@ -146,8 +146,8 @@ def text(report: dict[str, Any]) -> str:
         "          wall s    CPU s     MB",
     ]
     lines += [
-        f"{name:8}{one['wall_s']:>8.1f}{one['cpu_s']:>9.1f}{one['peak_rss_bytes'] / 1e6:>7.0f}"
-        for name, one in report["seen"].items()
+        f"{name:8}{seen['wall_s']:>8.1f}{seen['cpu_s']:>9.1f}{seen['peak_rss_bytes'] / 1e6:>7.0f}"
+        for name, seen in report["seen"].items()
     ]
     return "\n".join(lines)
 

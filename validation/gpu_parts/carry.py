@@ -153,24 +153,24 @@ def on_path(site: Path) -> None:
 
 def _needed() -> dict[str, str]:
     """What must be carried: ``==`` and the version that is installed here, by name."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     waiting = list(_WANTED)
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name in found or name in _THERE:
+        if name in files or name in _THERE:
             continue
         try:
-            found[name] = f"=={version(name)}"
+            files[name] = f"=={version(name)}"
         except PackageNotFoundError:
-            found[name] = _DEEPSPEED if name == "deepspeed" else ""
+            files[name] = _DEEPSPEED if name == "deepspeed" else ""
             continue
         for line in requires(name) or ():
             need = Requirement(line)
             target = {"extra": "", "python_version": _GPU_PYTHON}
             if need.marker is None or need.marker.evaluate(target):
                 waiting.append(need.name)
-    del found["ddlbench"]
-    return found
+    del files["ddlbench"]
+    return files
 
 
 def _is_installed(wheel: Path) -> bool:

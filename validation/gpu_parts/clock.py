@@ -91,25 +91,25 @@ def _clock(study: Study, network: str) -> Verdict:
     request = request_of(cell, site)
     stage(request, scratch_dir(site.scratch))
     cells = [cell.with_(precision=name).to_dict() for name in precisions]
-    found = in_process(
+    runs_timed = in_process(
         *(_timed_runs, cells, vars(request), site.scratch, study.device, (runs, steps)),
         limit_s=180,
     )
     apart: dict[str, list[float]] = {name: [] for name in precisions}
-    for one in found:
-        apart[one["precision"]].append(abs(sum(one["step_s"]) / one["wall_s"] - 1))
+    for run in runs_timed:
+        apart[run["precision"]].append(abs(sum(run["step_s"]) / run["wall_s"] - 1))
     worst = max(map(max, apart.values()))
     # A wrong clock is wrong in every run; beside other tests a run of milliseconds is disturbed.
     judged = max(map(min, apart.values())) if study.small else worst
     limit = _CLOCK_LIMIT if study.device == "cuda" else _CLOCK_LIMIT_CPU
     figures: dict[str, Any] = {"worst_deviation": worst, "steps": runs * steps}
     for name in precisions:
-        own = [one for one in found if one["precision"] == name]
-        step_s = [seconds for one in own for seconds in one["step_s"]]
-        load_s = [seconds for one in own for seconds in one["load_s"]]
+        of_precision = [run for run in runs_timed if run["precision"] == name]
+        step_s = [seconds for run in of_precision for seconds in run["step_s"]]
+        load_s = [seconds for run in of_precision for seconds in run["load_s"]]
         figures |= {
             f"{name}_events_over_wall": statistics.median(
-                sum(one["step_s"]) / one["wall_s"] for one in own
+                sum(run["step_s"]) / run["wall_s"] for run in of_precision
             ),
             f"{name}_step_s": statistics.median(step_s),
             f"{name}_load_share": sum(load_s) / sum(step_s),
@@ -118,7 +118,7 @@ def _clock(study: Study, network: str) -> Verdict:
         judged <= limit,
         figures,
         "" if judged <= limit else f"{judged:.1%} apart, the limit is {limit:.0%}",
-        rows=tuple(found),
+        rows=tuple(runs_timed),
     )
 
 
@@ -142,7 +142,7 @@ def _timed_runs(
     wanted = DataRequest(**request)
     dataset = open_split(stage(wanted, scratch_dir(scratch)).path, wanted, "train")
     runs, steps = extent
-    found = []
+    collected = []
     for values in cells:
         cell = Cell.from_dict(values)
         runner = StepRunner(cell, dataset, torch.device(device))
@@ -154,7 +154,7 @@ def _timed_runs(
                 if device == "cuda":
                     torch.cuda.synchronize()
                 wall_s = time.perf_counter() - began
-                found.append(
+                collected.append(
                     {
                         "precision": cell.precision,
                         "step_s": step_s,
@@ -164,7 +164,7 @@ def _timed_runs(
                 )
         finally:
             runner.close()
-    return found
+    return collected
 
 
 def _overhead(study: Study) -> Verdict:
@@ -178,20 +178,20 @@ def _overhead(study: Study) -> Verdict:
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr else "no output")
-    found = json.loads(done.stdout)
-    overhead_s, ratio = found["null"]["overhead_s"], found["resnet18"]["ratio"]
+    overheads = json.loads(done.stdout)
+    overhead_s, ratio = overheads["null"]["overhead_s"], overheads["resnet18"]["ratio"]
     return Verdict(
         overhead_s <= _OVERHEAD_LIMIT_S and ratio <= 1 + _CLOCK_LIMIT,
         {
             "overhead_s": overhead_s,
-            "overhead_without_feed_s": found["null"]["loop_overhead_s"],
+            "overhead_without_feed_s": overheads["null"]["loop_overhead_s"],
             "resnet18_ratio": ratio,
-            "resnet18_ratio_p25": found["resnet18"]["ratio_p25"],
-            "resnet18_ratio_p75": found["resnet18"]["ratio_p75"],
-            "resnet18_ratio_without_feed": found["resnet18"]["loop_ratio"],
+            "resnet18_ratio_p25": overheads["resnet18"]["ratio_p25"],
+            "resnet18_ratio_p75": overheads["resnet18"]["ratio_p75"],
+            "resnet18_ratio_without_feed": overheads["resnet18"]["loop_ratio"],
         },
         f"limits: {_OVERHEAD_LIMIT_S * 1e6:.0f} us a step, {_CLOCK_LIMIT:.0%} of ResNet-18's",
-        rows=tuple({"network": name, **row} for name, row in found.items()),
+        rows=tuple({"network": name, **row} for name, row in overheads.items()),
     )
 
 
@@ -214,22 +214,22 @@ def losses_of(folder: Path) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(opened)]
 
 
-def furthest(found: list[float], wanted: list[float]) -> float:
+def furthest(losses: list[float], wanted: list[float]) -> float:
     """The largest relative deviation between two series of losses."""
-    pairs = zip(found, wanted, strict=True)
-    return max(abs(one - other) / max(abs(other), 1e-12) for one, other in pairs)
+    pairs = zip(losses, wanted, strict=True)
+    return max(abs(loss - other) / max(abs(other), 1e-12) for loss, other in pairs)
 
 
 def _losses(study: Study) -> Verdict:
     """The same cell on this device and on a CPU; a network that amplifies no rounding."""
     network, steps = ("mlp", 4) if study.small else ("stack", 20)
-    own, reference = _on_both(study, _training_cell(network, steps))
-    apart = furthest(own, reference)
+    here, reference = _on_both(study, _training_cell(network, steps))
+    apart = furthest(here, reference)
     return Verdict(
         apart <= _LOSS_LIMIT,
-        {"largest_relative_deviation": apart, "steps": len(own), "network": network},
+        {"largest_relative_deviation": apart, "steps": len(here), "network": network},
         f"the limit is {_LOSS_LIMIT:g}",
-        rows=({"device": own, "cpu": reference},),
+        rows=({"device": here, "cpu": reference},),
     )
 
 
@@ -238,16 +238,16 @@ def _losses_with_norm(study: Study) -> Verdict:
 
     Its first steps must agree; how far the last are apart is a figure.
     """
-    own, reference = _on_both(study, _training_cell("resnet18", 20))
-    first = furthest(own[:_FIRST_STEPS], reference[:_FIRST_STEPS])
+    here, reference = _on_both(study, _training_cell("resnet18", 20))
+    first = furthest(here[:_FIRST_STEPS], reference[:_FIRST_STEPS])
     return Verdict(
         first <= _LOSS_LIMIT,
         {
             f"deviation_in_{_FIRST_STEPS}_steps": first,
-            f"deviation_in_{len(own)}_steps": furthest(own, reference),
+            f"deviation_in_{len(here)}_steps": furthest(here, reference),
         },
         f"the limit is {_LOSS_LIMIT:g}",
-        rows=({"device": own, "cpu": reference},),
+        rows=({"device": here, "cpu": reference},),
     )
 
 
@@ -303,10 +303,10 @@ def _noise(study: Study) -> Verdict:
 
 def _meters(study: Study) -> Verdict:
     """What the result says of utilisation and memory; needs the noise floor's first cell."""
-    found = list((study.work / "noise").rglob("result.json"))
-    if not found:
+    files = list((study.work / "noise").rglob("result.json"))
+    if not files:
         return Verdict(False, {}, "no cell was measured before")
-    result = json.loads(sorted(found)[0].read_text(encoding="utf-8"))
+    result = json.loads(sorted(files)[0].read_text(encoding="utf-8"))
     rank = result["ranks"][0]
     memory = rank["memory"][0]
     figures = {

@@ -32,11 +32,11 @@ def work(here: RankContext) -> dict[str, Any]:
     dataset = open_split(hold(request, scratch_dir(here.scratch)), request, "train")
     runner = StepRunner(cell, dataset, device)
     try:
-        found = run_rounds(runner, store, rank, replicas, here.settings["budget_s"])
+        rounds = run_rounds(runner, store, rank, replicas, here.settings["budget_s"])
     finally:
         runner.close()
     leave(store, rank, replicas)
-    return {"seconds": found}
+    return {"seconds": rounds}
 
 
 if __name__ == "__main__":

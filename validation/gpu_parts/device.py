@@ -203,9 +203,9 @@ def _measured(
         try:
             profile = profile_of_device(needs, site, dataset, device)
             write_profile(path, profile)
-            found = _held_out(group, needs.cell, profile, dataset, device)
-            write_json(kept, {"steps": found})
-            rows += found
+            steps = _held_out(group, needs.cell, profile, dataset, device)
+            write_json(kept, {"steps": steps})
+            rows += steps
         except Exception as error:  # a row of the table, and the next network is tried
             rows.append({"network": network, "reason": f"{type(error).__name__}: {error}"[:300]})
         if device.type == "cuda":

@@ -42,8 +42,8 @@ def work(here: RankContext) -> dict[str, Any]:
         sharded_parameters: list[Any] = list(network.parameters())
         own_bytes = sum(each.to_local().nbytes for each in sharded_parameters)
         part = _BATCH // ranks
-        own = slice(rank * part, (rank + 1) * part)
-        sharded = _train(network, device, steps, own, _mean_of_ranks)
+        rows = slice(rank * part, (rank + 1) * part)
+        sharded = _train(network, device, steps, rows, _mean_of_ranks)
     leave(store, rank, ranks)
     whole_bytes = sum(p.nbytes for p in _network(device).parameters())
     return {

@@ -75,13 +75,13 @@ def _timed_halves(
     spec = DATASETS[wanted.dataset]
     network = build(wanted.network, spec, wanted.seed).to(device).train()
     inputs = torch.randn(batch, *spec.shape, device=device)
-    found = []
+    halves = []
     for block in blocks_of(network, wanted.precision, device, resident=True):
         # A stage's input wants a gradient, and so has a half of its own: the first block's not.
         if inputs.requires_grad:
-            found.append(_halves_of(block, inputs, passes))
+            halves.append(_halves_of(block, inputs, passes))
         inputs = next_input(block.forward(inputs))
-    return [entry for entry in found if entry is not None]
+    return [entry for entry in halves if entry is not None]
 
 
 def _halves_of(block: Block, inputs: torch.Tensor, passes: int) -> dict[str, Any] | None:
@@ -104,18 +104,18 @@ def _one_pass(
     """A whole backward, then one in halves as torch's zero-bubble schedules have them."""
     from torch.distributed.pipelining import _backward  # noqa: PLC0415 - torch may rename it
 
-    own = inputs.detach().requires_grad_()
+    leaf = inputs.detach().requires_grad_()
     clear_gradients(module)
-    outputs = module(own)
+    outputs = module(leaf)
     gradient = torch.randn_like(outputs)
     begin = marks.mark()
     torch.autograd.backward(outputs, gradient)
     whole = begin, marks.mark()
-    own = inputs.detach().requires_grad_()
+    leaf = inputs.detach().requires_grad_()
     clear_gradients(module)
-    outputs = module(own)
+    outputs = module(leaf)
     begin = marks.mark()
-    _, groups = _backward.stage_backward_input([outputs], [gradient], [own], module.parameters())
+    _, groups = _backward.stage_backward_input([outputs], [gradient], [leaf], module.parameters())
     between = marks.mark()
     _backward.stage_backward_weight(module.parameters(), groups)
     end = marks.mark()

@@ -82,12 +82,12 @@ def where_installed() -> Path | None:
     One that was compiled for another torch is there and cannot be loaded: then None, too.
     """
     importlib.invalidate_caches()
-    found = importlib.util.find_spec("horovod")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("horovod")
+    if spec is None or spec.origin is None:
         return None
     command = [sys.executable, "-W", "ignore", "-c", "import horovod.torch"]
     done = subprocess.run(command, capture_output=True, check=False, env=own_environment())
-    return None if done.returncode else Path(found.origin).parents[1]
+    return None if done.returncode else Path(spec.origin).parents[1]
 
 
 class Build:
@@ -168,10 +168,10 @@ def _mended(archive: Path, work: Path) -> Path:
 def _places(work: Path) -> dict[str, str]:
     """Where CUDA and NCCL are."""
     home = cuda_home()
-    found = {"CUDA_HOME": str(home), "HOROVOD_CUDA_HOME": str(home)}
+    variables = {"CUDA_HOME": str(home), "HOROVOD_CUDA_HOME": str(home)}
     wheel = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
     if wheel is None or not wheel.submodule_search_locations:
-        return found  # then CMake looks where a system has it
+        return variables  # then CMake looks where a system has it
     folder = Path(next(iter(wheel.submodule_search_locations)))
     # The wheel has the library under its full name only, and the linker asks for the short one.
     links = work / "nccl"
@@ -179,7 +179,7 @@ def _places(work: Path) -> dict[str, str]:
     (links / "libnccl.so").unlink(missing_ok=True)
     (links / "libnccl.so").symlink_to(folder / "lib" / "libnccl.so.2")
     return {
-        **found,
+        **variables,
         "HOROVOD_NCCL_INCLUDE": str(folder / "include"),
         "HOROVOD_NCCL_LIB": str(links),
     }
@@ -200,13 +200,13 @@ def cuda_home() -> Path:
 
 def _speed() -> dict[str, str]:
     """All cores, and code for the GPUs that are here only."""
-    found = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    variables = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     models = in_process(_models)
     if models:
-        found["HOROVOD_BUILD_CUDA_CC_LIST"] = ",".join(models)
+        variables["HOROVOD_BUILD_CUDA_CC_LIST"] = ",".join(models)
     if shutil.which("make") is None and shutil.which("ninja") is not None:
-        return {**found, "CMAKE_GENERATOR": "Ninja"}
-    return {**found, "MAKEFLAGS": f"-j{os.cpu_count()}"}
+        return {**variables, "CMAKE_GENERATOR": "Ninja"}
+    return {**variables, "MAKEFLAGS": f"-j{os.cpu_count()}"}
 
 
 def _models() -> list[str]:
@@ -214,8 +214,8 @@ def _models() -> list[str]:
     import torch  # noqa: PLC0415 - see above
 
     count = torch.cuda.device_count()
-    found = {torch.cuda.get_device_capability(index) for index in range(count)}
-    return [f"{major}{minor}" for major, minor in sorted(found)]
+    capabilities = {torch.cuda.get_device_capability(index) for index in range(count)}
+    return [f"{major}{minor}" for major, minor in sorted(capabilities)]
 
 
 # As compilers, linkers, CMake and make say it; not names of files, as error.cc.

@@ -180,8 +180,8 @@ def _attention(device: torch.device, precision: str, small: bool) -> Iterator[_T
             for _ in range(min(_sets(needs), 4))
         ]
         gradient = torch.randn(shape, device=device, dtype=dtype)
-        forward = [_attended(*one) for one in inputs]
-        both = [_with_backward(attend, gradient, one) for attend, one in zip(forward, inputs,
+        forward = [_attended(*triple) for triple in inputs]
+        both = [_with_backward(attend, gradient, triple) for attend, triple in zip(forward, inputs,
                 strict=True)]  # fmt: skip
         named = dict(zip(("batch", "heads", "sequence", "head_size"), shape, strict=True))
         yield (

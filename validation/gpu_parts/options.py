@@ -148,7 +148,7 @@ def _contention(study: Study) -> Verdict:
             "batch_size": batch,
         },
         "" if passed else f"two replicas at once are faster than one: {slowdown:.3f}",
-        rows=tuple({"rank": rank, **found} for rank, found in enumerate(seconds)),
+        rows=tuple({"rank": rank, **values} for rank, values in enumerate(seconds)),
     )
 
 
@@ -164,9 +164,9 @@ def _bf16(study: Study) -> Verdict:
     )  # fmt: skip
     mean_loss, last_loss, step_s = {}, {}, {}
     for precision in ("fp32", "bf16"):
-        one = cell.with_(precision=precision)
-        step_s[precision] = median_step_s(_ok(study, one, study.site()))
-        losses = losses_of(study.folder_of(one))
+        other = cell.with_(precision=precision)
+        step_s[precision] = median_step_s(_ok(study, other, study.site()))
+        losses = losses_of(study.folder_of(other))
         mean_loss[precision] = statistics.fmean(losses)
         last_loss[precision] = statistics.fmean(losses[-_LAST_LOSSES:])
     apart = abs(mean_loss["bf16"] / mean_loss["fp32"] - 1)
@@ -211,18 +211,18 @@ def _compile(study: Study) -> Verdict:
         raise NotHere(lacking)
     network = "mlp" if study.small else "resnet18"
     limit_s = max(min(150.0, study.left_s - 10), 1.0)
-    found = in_process(_compiled, network, study.device, limit_s=limit_s)
-    apart = furthest(found["compiled"], found["eager"])
+    losses = in_process(_compiled, network, study.device, limit_s=limit_s)
+    apart = furthest(losses["compiled"], losses["eager"])
     return Verdict(
         apart <= _LOSS_LIMIT,
         {
             "largest_relative_deviation": apart,
             "network": network,
-            "compile_s": found["first_s"],
-            "graphs": found["graphs"],
+            "compile_s": losses["first_s"],
+            "graphs": losses["graphs"],
         },
         "" if apart <= _LOSS_LIMIT else f"the limit is {_LOSS_LIMIT:g}",
-        rows=(found,),
+        rows=(losses,),
     )
 
 
@@ -255,11 +255,11 @@ def _compiled(network: str, device: str) -> dict[str, Any]:
         return torch._inductor.compile(graph, inputs)
 
     def losses(compiled: bool) -> tuple[list[float], float]:
-        own: Any = build(network, DATASETS["cifar10"], 0).to(device)
-        called = torch.compile(own, backend=counted) if compiled else own
-        optimizer = torch.optim.SGD(own.parameters(), lr=0.01, momentum=0.9)
+        network_here: Any = build(network, DATASETS["cifar10"], 0).to(device)
+        called = torch.compile(network_here, backend=counted) if compiled else network_here
+        optimizer = torch.optim.SGD(network_here.parameters(), lr=0.01, momentum=0.9)
         made = torch.Generator().manual_seed(0)
-        found, first_s = [], math.nan
+        losses, first_s = [], math.nan
         for _ in range(_COMPILE_STEPS):
             began = time.perf_counter()
             images = torch.randn(32, 3, 32, 32, generator=made).to(device)
@@ -268,9 +268,9 @@ def _compiled(network: str, device: str) -> dict[str, Any]:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append(float(loss.detach()))
-            first_s = first_s if found[1:] else time.perf_counter() - began
-        return found, first_s
+            losses.append(float(loss.detach()))
+            first_s = first_s if losses[1:] else time.perf_counter() - began
+        return losses, first_s
 
     torch.backends.cudnn.allow_tf32 = False
     eager, _ = losses(compiled=False)
@@ -366,8 +366,8 @@ def _horovod(study: Study, building: _Building) -> Verdict:
     alone = cell.with_(strategy="sequential", devices_per_node=1)
     _ok(study, alone, study.site())
     result = _ok(study, cell, study.site(2))
-    own, reference = (losses_of(study.folder_of(one)) for one in (cell, alone))
-    apart = furthest(own, reference)
+    here, reference = (losses_of(study.folder_of(each)) for each in (cell, alone))
+    apart = furthest(here, reference)
     built_with = _built_with(result)
     has_nccl = study.device == "cpu" or "nccl" in built_with
     return Verdict(
@@ -380,11 +380,11 @@ def _horovod(study: Study, building: _Building) -> Verdict:
             "step_s": median_step_s(result),
         },
         "" if apart <= _LOSS_LIMIT else f"the limit is {_LOSS_LIMIT:g}",
-        rows=({"horovod": own, "sequential": reference},),
+        rows=({"horovod": here, "sequential": reference},),
     )
 
 
 def _built_with(result: Result) -> list[str]:
     """The operations of this build of Horovod, as the cell's first rank found them."""
-    found = result.plan_details.get("horovod_built_with") or {}
-    return [name for name, is_built in sorted(found.items()) if is_built]
+    built = result.plan_details.get("horovod_built_with") or {}
+    return [name for name, is_built in sorted(built.items()) if is_built]

@@ -101,22 +101,22 @@ def _name(cell: Cell) -> str:
 
 def _measure(study: Study, cells: Sequence[Cell]) -> dict[str, Outcome]:
     """Every cell that can run here, some at the same time; by the cell's path."""
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
 
     def measure(cell: Cell) -> None:
         if study.left_s < 60:
-            found[cell.id] = Outcome(None, "no time was left")
+            outcomes[cell.id] = Outcome(None, "no time was left")
             return
         try:
-            found[cell.id] = Outcome(study.run(cell, study.site(cell.devices)), "")
+            outcomes[cell.id] = Outcome(study.run(cell, study.site(cell.devices)), "")
         except CellFailed as error:
-            found[cell.id] = Outcome(None, str(error))
+            outcomes[cell.id] = Outcome(None, str(error))
 
     able = [cell for cell in cells if strategy_of(cell.strategy).supports(cell) is None]
     at_once = 5 if study.device == "cuda" else 1
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(measure, able))
-    return found
+    return outcomes
 
 
 def _as_sequential(study: Study, cell: Cell, outcomes: dict[str, Outcome]) -> Verdict:
@@ -195,9 +195,9 @@ def _resume(study: Study, strategy: str) -> Verdict:
     resumed = study.run(cell, site, "killed")
     if resumed.checkpointing is None or saved.timing is None:
         raise RuntimeError(f"{resumed.status}: {resumed.reason}")
-    own = losses_of(study.folder_of(cell, "killed"))[cell.warmup_steps :]
+    killed = losses_of(study.folder_of(cell, "killed"))[cell.warmup_steps :]
     other = losses_of(study.folder_of(cell, "saved"))[cell.warmup_steps :]
-    equal = own == other and resumed.loss == saved.loss
+    equal = killed == other and resumed.loss == saved.loss
     gone_s = killing.gone_s
     lacking = []
     if not crashed or gone_s is None:
@@ -205,7 +205,7 @@ def _resume(study: Study, strategy: str) -> Verdict:
     elif gone_s > _GONE_LIMIT_S:
         lacking.append(f"ranks were there {gone_s:.1f} s after the kill")
     if not equal:
-        lacking.append(f"losses differ by up to {furthest(own, other):.2g}")
+        lacking.append(f"losses differ by up to {furthest(killed, other):.2g}")
     return Verdict(
         not lacking,
         {
@@ -257,12 +257,12 @@ class _Killer(threading.Thread):
 
 def _workers() -> dict[int, int]:
     """Processes of ranks below this one, by local rank."""
-    found = {}
+    processes = {}
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, KeyError):
             if "ddlbench.runtime.worker" in child.cmdline() and child.status() != "zombie":
-                found[int(child.environ()["DDLBENCH_LOCAL_RANK"])] = child.pid
-    return found
+                processes[int(child.environ()["DDLBENCH_LOCAL_RANK"])] = child.pid
+    return processes
 
 
 def _sweeps(study: Study) -> Verdict:
@@ -271,22 +271,24 @@ def _sweeps(study: Study) -> Verdict:
     site = study.site(2, interconnect=Interconnect(largest_bytes=largest_bytes, sweep_budget_s=1.0))
     links = measure_links(site, "default", study.work / "links" / "links.json")
     transport = "nccl" if study.device == "cuda" else "gloo"
-    own = {sweep.operation: sweep for sweep in links.sweeps if sweep.transport == transport}
-    figures: dict[str, Any] = {"operations": " ".join(sorted(own))}
-    if "all_reduce" in own:
-        points = own["all_reduce"].points
+    by_operation = {
+        sweep.operation: sweep for sweep in links.sweeps if sweep.transport == transport
+    }
+    figures: dict[str, Any] = {"operations": " ".join(sorted(by_operation))}
+    if "all_reduce" in by_operation:
+        points = by_operation["all_reduce"].points
         largest = points[-1]
         figures |= {
             "all_reduce_smallest_s": points[0].time_s,
             "all_reduce_bytes_per_s": largest.message_bytes / largest.time_s,
             "all_reduce_points": len(points),
-            "fit_median_residual": own["all_reduce"].fit.median_relative_residual,
+            "fit_median_residual": by_operation["all_reduce"].fit.median_relative_residual,
         }
     world = [pair for pair in links.pairs if pair.scope == "world"]
     figures["pairs_of_ranks"] = len(world)
     figures["notes"] = "; ".join(links.notes)
     wanted = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "p2p"}
-    lacking = sorted(wanted - set(own)) + ([] if world else ["pairs of ranks"])
+    lacking = sorted(wanted - set(by_operation)) + ([] if world else ["pairs of ranks"])
     return Verdict(not lacking, figures, f"not measured: {', '.join(lacking)}" if lacking else "")
 
 

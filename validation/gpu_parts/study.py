@@ -246,8 +246,8 @@ def in_process(function: Callable[..., Any], *arguments: Any, limit_s: float = 1
             for pid in list(pool._processes):
                 with suppress(psutil.Error):
                     root = psutil.Process(pid)
-                    for one in (*root.children(recursive=True), root):
-                        one.kill()
+                    for process in (*root.children(recursive=True), root):
+                        process.kill()
             raise TimeoutError(f"not done within {limit_s:.0f} s") from None
         except BrokenProcessPool:
             raise RuntimeError("its process ended without an answer") from None
@@ -262,10 +262,10 @@ def machine(device: str) -> dict[str, Any]:
     """What the numbers were measured on."""
     from ddlbench.runtime.environment import driver_provenance  # noqa: PLC0415 - after the wheels
 
-    found: dict[str, Any] = dict(driver_provenance(seed=0))
+    provenance: dict[str, Any] = dict(driver_provenance(seed=0))
     if device == "cuda" and "gpu" not in _MACHINE:
         _MACHINE.update(in_process(_gpu, limit_s=60))
-    return {**found, **_MACHINE}
+    return {**provenance, **_MACHINE}
 
 
 _MACHINE: dict[str, Any] = {}

@@ -93,10 +93,12 @@ def _machine_of(parts: Iterable[Mapping[str, Any]]) -> str:
     machines = [part["machine"] for part in parts]
     lines = []
     for key, label in _MACHINE.items():
-        known = dict.fromkeys(str(one[key]) for one in machines if one.get(key) is not None)
+        known = dict.fromkeys(
+            str(machine[key]) for machine in machines if machine.get(key) is not None
+        )
         if known:
             lines.append(f"* {label}: {', '.join(known)}")
-    if any(one.get("git_dirty") for one in machines):
+    if any(machine.get("git_dirty") for machine in machines):
         lines.append("* the checkout had changes that are in no commit")
     return "\n".join(lines)
 

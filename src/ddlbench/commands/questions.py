@@ -64,7 +64,7 @@ class Questions:
     configfile: Path | None = None
 
     @property
-    def one(self) -> Question:
+    def only(self) -> Question:
         """The only question.
 
         Raises:
@@ -185,14 +185,14 @@ def completed(
         del axes["batch_size"]
     for name, value_of in axes.items():
         if not whole[name]:
-            found = sorted({value_of(cell) for cell in several})
-            if len(found) > 1:
+            choices = sorted({value_of(cell) for cell in several})
+            if len(choices) > 1:
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigError(
                     f"{experiment.where} has several values; write one: {option} "
-                    f"{' | '.join(map(str, found))}"
+                    f"{' | '.join(map(str, choices))}"
                 )
-            whole[name] = found[0]
+            whole[name] = choices[0]
         several = [c for c in several if str(value_of(c)) == str(whole[name])] or several
     return whole
 

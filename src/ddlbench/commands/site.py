@@ -156,7 +156,9 @@ def _graph_file(graph: str) -> tuple[str, str, Path]:
 
 def _of_site(site: str, precision: str, networks: tuple[str, ...]) -> tuple[Device, Tables]:
     profiles = measured_profiles(site, precision)
-    chosen = {pair: one for pair, one in profiles.items() if not networks or pair[1] in networks}
+    chosen = {
+        pair: profile for pair, profile in profiles.items() if not networks or pair[1] in networks
+    }
     lacking = [name for name in networks if name not in {network for _, network in chosen}]
     if lacking or not chosen:
         what = f" of {lacking[0]}" if lacking else ""

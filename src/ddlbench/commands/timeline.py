@@ -158,7 +158,11 @@ def timeline(
     if _are_traces(paths):
         _only("a cell", given({**_OF_CELLS, "out": "--out", "steps": "--steps"}))
         breakdowns = breakdowns_of(paths, last_step=last_step, exact=exact)
-        show([values_of(one) for one in breakdowns], lines_of(breakdowns), as_json=as_json)
+        show(
+            [values_of(breakdown) for breakdown in breakdowns],
+            lines_of(breakdowns),
+            as_json=as_json,
+        )
         return
     _only("traces", given(_OF_TRACES))
     if len(paths) > 1:

@@ -91,7 +91,7 @@ def tune(
 ) -> None:
     """Search a strategy's options for the most samples a second."""
     questions = questions_of(options)
-    question, site = questions.one, questions.site
+    question, site = questions.only, questions.site
     here = questions.knowledge(device_memory_bytes=device_memory_bytes, allow_stale=True)
     values = varied(strategy, _varied(varied_texts), question.written_options(strategy))
     candidates = configurations(question, strategy, values, here)
@@ -164,7 +164,7 @@ def tuning_lines(
         lines += _table(known, every_row=every_row)
         lines += _verdict(tuning)
     else:
-        kinds = Counter(configuration.why for configuration in tuning.found)
+        kinds = Counter(configuration.why for configuration in tuning.configurations)
         lines += paragraph(f"No configuration can run: {kinds.most_common(1)[0][0]}.")
     return lines + _left_out(tuning, every_row=every_row)
 
@@ -245,7 +245,7 @@ def _hours(budget: Budget) -> str:
 def _left_out(tuning: Tuning, *, every_row: bool) -> list[str]:
     out = [
         (configuration.label, configuration.why)
-        for configuration in tuning.found
+        for configuration in tuning.configurations
         if configuration.why
     ]
     kinds = Counter(why.partition(":")[0] for _, why in out)

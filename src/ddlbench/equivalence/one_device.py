@@ -134,7 +134,7 @@ def train_in_parts(
         for group in optimizer.param_groups:
             group["lr"] = rate_of(cell, step)
         optimizer.step()
-    return Trained([one.state_dict() for one in of_shards], losses)
+    return Trained([optimizer.state_dict() for optimizer in of_shards], losses)
 
 
 def global_batch(cell: Cell, number: int) -> dict[str, Tensor]:

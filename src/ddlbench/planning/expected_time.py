@@ -80,7 +80,7 @@ class ExpectedTime:
     def __init__(
         self, finished: Iterable[Glance], site: Site, results_root: Path, own_parts: OwnParts
     ) -> None:
-        self._site, self._results_root, self._own = site.name, results_root, own_parts
+        self._site, self._results_root, self._own_parts = site.name, results_root, own_parts
         self._accelerator = site.accelerator
         self._finished = [result for result in finished if result.status == Status.OK]
         self._elapsed_s = medians(
@@ -163,7 +163,7 @@ class ExpectedTime:
 
     def _operations(self, cell: Cell) -> float | None:
         """Of a step; a backward pass takes about twice those of a forward pass."""
-        forward: float | None = self._own.operations.get((cell.network, cell.dataset))
+        forward: float | None = self._own_parts.operations.get((cell.network, cell.dataset))
         if forward is None:
             blocks = block_costs(cell.network, cell.dataset)
             forward = sum(block.work for block in blocks) if blocks else None
@@ -187,7 +187,7 @@ class ExpectedTime:
             return None
 
     def _steps(self, cell: Cell) -> int:
-        known = self._own.images if cell.data_source == "real" else {}
+        known = self._own_parts.images if cell.data_source == "real" else {}
         images = known.get(
             (cell.dataset, cell.data_scale),
             DATASETS[cell.dataset].num_images("train", cell.data_scale),

@@ -106,10 +106,10 @@ def layers_of(network: str, dataset: str) -> tuple[LayerBlock, ...]:
     built_in = built_in_layers(network, dataset)
     if built_in is not None:
         return built_in
-    found = _counted(network, dataset)
-    if isinstance(found, str):
-        raise ConfigError(found)
-    return found
+    layers = _counted(network, dataset)
+    if isinstance(layers, str):
+        raise ConfigError(layers)
+    return layers
 
 
 def training_operations(network: str, dataset: str) -> int | None:

@@ -192,11 +192,16 @@ def _reasons(ranking: Ranking) -> str:
 
 def _why_not(ranking: Ranking, recommended: Candidate) -> dict[str, str]:
     """Why each candidate is not advised whose speed-up is higher than that of the advised one."""
-    own = ranking.speedup(recommended)
+    advised = ranking.speedup(recommended)
     reasons = {}
     for candidate in ranking.ranked:
         speedup = ranking.speedup(candidate)
-        if candidate is recommended or speedup is None or own is None or speedup.ratio <= own.ratio:
+        if (
+            candidate is recommended
+            or speedup is None
+            or advised is None
+            or speedup.ratio <= advised.ratio
+        ):
             continue
         reasons[candidate.strategy] = _reason_not(ranking, candidate, recommended)
     return reasons

@@ -499,10 +499,10 @@ def _scored(points: Points, errors: Array, inside: Array, own_s: Array | None) -
         },
     }
     if own_s is not None:
-        own = np.abs(own_s / points.measured_s - 1)
-        known = counted & np.isfinite(own)
+        error = np.abs(own_s / points.measured_s - 1)
+        known = counted & np.isfinite(error)
         if known.any():
-            by["known"] = {"16 MB and 1 GB of the sweep": _means(own, None, known)}
+            by["known"] = {"16 MB and 1 GB of the sweep": _means(error, None, known)}
     values = _means(errors, inside, counted)
     return {**values, "all_rows": len(points), "fit": None, "choice": None, "by": by}
 

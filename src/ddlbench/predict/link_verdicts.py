@@ -154,7 +154,7 @@ def overall(judged: Sequence[Judged]) -> tuple[Verdict, list[Judged]]:
     A third of them outside their interval decide, as one in ten lies outside by chance.
     """
     for counted in _counted(judged):
-        verdicts = Counter(one.verdict for one in counted)
+        verdicts = Counter(each.verdict for each in counted)
         known = sum(verdicts.values()) - verdicts["cannot tell"]
         if known == 0:
             continue

@@ -301,7 +301,9 @@ class LinkTable:
 
         Where it was not measured, computation hides nothing on CPUs and all on GPUs.
         """
-        overlaps = [one for one in self.links.overlaps if (one.nodes > 1) == (nodes > 1)]
+        overlaps = [
+            overlap for overlap in self.links.overlaps if (overlap.nodes > 1) == (nodes > 1)
+        ]
         if not overlaps and self.within_node is not None and nodes == 1:
             return self.within_node.contention(nodes, devices_per_node, transport)
         if not overlaps:

@@ -343,20 +343,20 @@ def predictor_for(recommender: str, strategy: str, compute_kind: ComputeKind) ->
     Raises:
         ConfigError: there is no such recommender.
     """
-    own = recommender if recommender in known("ddlbench.predictors") else None
-    if own is None and recommender not in RECOMMENDERS:
+    named = recommender if recommender in known("ddlbench.predictors") else None
+    if named is None and recommender not in RECOMMENDERS:
         names = [*RECOMMENDERS, UNLESS_OOM, *known("ddlbench.predictors")]
         remark = nearest(recommender, names)
         raise ConfigError(f"unknown recommender {recommender!r}; {remark}")
-    if own is not None and own != DEFAULT_RECOMMENDER:
-        return own
-    predictor = None if own else _named_predictor(recommender, strategy, compute_kind)
+    if named is not None and named != DEFAULT_RECOMMENDER:
+        return named
+    predictor = None if named else _named_predictor(recommender, strategy, compute_kind)
     if predictor is not None or strategy in STRATEGIES:
-        return predictor or own
+        return predictor or named
     for name in known("ddlbench.predictors"):
         if name not in PREDICTORS and strategy in (predictor_of(name).strategies or ()):
             return name
-    return own
+    return named
 
 
 def recommenders_on(compute_kind: ComputeKind) -> list[str]:

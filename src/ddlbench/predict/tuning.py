@@ -182,15 +182,16 @@ def _cell(question: Question, strategy: str, values: Values) -> Cell:
     return replace(question, batch_size=batch_size, options=written).cell(strategy)
 
 
-def alike(found: Sequence[Configuration]) -> np.ndarray:
+def alike(configurations: Sequence[Configuration]) -> np.ndarray:
     """Correlation of the errors of their predictions, by how many options differ."""
-    names = list(found[0].values) if found else []
+    names = list(configurations[0].values) if configurations else []
     columns = [
-        np.array([str(configuration.values[name]) for configuration in found]) for name in names
+        np.array([str(configuration.values[name]) for configuration in configurations])
+        for name in names
     ]
     differing = sum(
         ((column[:, None] != column[None, :]).astype(float) for column in columns),
-        start=np.zeros((len(found), len(found))),
+        start=np.zeros((len(configurations), len(configurations))),
     )
     matrix: np.ndarray = _ONE_OPTION**differing
     return matrix
@@ -214,7 +215,7 @@ _DOCUMENT = Document(TuningFile, VERSION, "tuning", InvalidTuning)
 class Tuning:
     """What was searched, and what was found."""
 
-    found: Sequence[Configuration]
+    configurations: Sequence[Configuration]
     history: History
     trials: list[Trial] = field(default_factory=list)
     stopped: str = ""
@@ -227,7 +228,7 @@ class Tuning:
         sizes = self._sizes_that_failed(failed)
         return [
             configuration
-            for configuration in self.found
+            for configuration in self.configurations
             if configuration.expected is not None
             and not configuration.why
             and short_cell(configuration.cell).id not in out
@@ -240,7 +241,7 @@ class Tuning:
         return min(
             (
                 configuration.memory_bytes
-                for configuration in self.found
+                for configuration in self.configurations
                 if configuration.memory_bytes is not None
                 and short_cell(configuration.cell).id in out
             ),
@@ -282,7 +283,9 @@ class Tuning:
             for configuration, belief in self.beliefs()
             if short_cell(configuration.cell).id not in tried
         ]
-        devices = max((configuration.cell.devices for configuration in self.found), default=0)
+        devices = max(
+            (configuration.cell.devices for configuration in self.configurations), default=0
+        )
         return device_s_all(self.trials, others, devices)
 
     def to_dict(self, site: str, case: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,7 +302,7 @@ class Tuning:
             ],
             "left_out": [
                 {"values": dict(configuration.values), "why": configuration.why}
-                for configuration in self.found
+                for configuration in self.configurations
                 if configuration.why
             ],
             "device_s": self.device_s,
@@ -351,7 +354,7 @@ def next_of(tuning: Tuning) -> tuple[Configuration, float] | None:
 
 
 def tune(
-    found: Sequence[Configuration],
+    configurations: Sequence[Configuration],
     history: Callable[[], History],
     measure: Callable[[Cell], Glance | None],
     limits: Limits,
@@ -362,7 +365,7 @@ def tune(
     """Measure configurations until none is worth it, or a limit is reached.
 
     Args:
-        found: the configurations.
+        configurations: the configurations.
         history: the measured cells of the site now.
         measure: measures a cell.
         limits: when to stop.
@@ -370,7 +373,7 @@ def tune(
             killed; it counts as one of this search.
         sampler: one of :data:`SAMPLERS`; but for the first, only limits end the search.
     """
-    tuning, study = Tuning(found, history()), _Study(found, sampler)
+    tuning, study = Tuning(configurations, history()), _Study(configurations, sampler)
     for configuration in tuning.open:
         if (before := done(short_cell(configuration.cell))) is not None:
             tuning.trials.append(Trial.of(before.cell, before))
@@ -412,19 +415,19 @@ def _reason(
 class _Study:
     """Trials as Optuna keeps them: values of what varies, and samples a second or failure."""
 
-    def __init__(self, found: Sequence[Configuration], sampler: str) -> None:
+    def __init__(self, configurations: Sequence[Configuration], sampler: str) -> None:
         import optuna  # noqa: PLC0415 - slow to import
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._failed = optuna.trial.TrialState.FAIL
         self._own_rule = sampler == BY_PREDICTOR
         self._by_values = {
-            tuple(configuration.values.items()): configuration for configuration in found
+            tuple(configuration.values.items()): configuration for configuration in configurations
         }
-        names = list(found[0].values) if found else []
+        names = list(configurations[0].values) if configurations else []
         self._space = {
             name: optuna.distributions.CategoricalDistribution(
-                list(dict.fromkeys(configuration.values[name] for configuration in found))
+                list(dict.fromkeys(configuration.values[name] for configuration in configurations))
             )
             for name in names
         }

@@ -78,7 +78,7 @@ class StatusDocument(Form):
 
 def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellStatus]:
     """State of every cell of the matrix, in its order."""
-    found = []
+    states = []
     queued = _queued(site, rows)
     for row, record in zip(rows, records_of(experiment, site, rows, stale=False), strict=True):
         cell, state, finished = row.cell, Status(record["status"]), None
@@ -94,7 +94,7 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellStatus
         elif not state.is_result or state == Status.UNSUPPORTED:
             held = _of_lease(cell_dir(site, cell.id), state) or queued.get(cell.id)
             state, reason, code = held or (state, reason, code)
-        found.append(
+        states.append(
             CellStatus(
                 cell_id=cell.id,
                 dataset=cell.dataset,
@@ -111,7 +111,7 @@ def states(experiment: str, site: str, rows: list[MatrixRow]) -> list[CellStatus
                 result=str(result),
             )
         )
-    return found
+    return states
 
 
 def status_document(experiment: str, site: str, cells: Sequence[CellStatus]) -> StatusDocument:

@@ -217,21 +217,21 @@ class PageFigures:
     ) -> None:
         self._folder = folder
         self._measured = figures_for(rows)
-        self._own = results / figures_dir(site, experiment).relative_to(RESULTS)
+        self._figures_dir = results / figures_dir(site, experiment).relative_to(RESULTS)
         beside = results / prediction_figures_dir(site, experiment).relative_to(RESULTS)
         advice = results / advice_file(site, experiment).relative_to(RESULTS)
         of_advice = names_of("choice") if advice.is_file() else []
         self._groups: dict[str, tuple[Path, list[ReportFigure]]] = {
-            name: (self._own, [ReportFigure(name, FIGURES[name])]) for name in of_advice
+            name: (self._figures_dir, [ReportFigure(name, FIGURES[name])]) for name in of_advice
         }
-        self._groups |= {name: (self._own, [one]) for name, one in self._measured.items()}
+        self._groups |= {name: (self._figures_dir, [each]) for name, each in self._measured.items()}
         for figure in prediction_figures_for(rows).values():
             name = next(n for n, entry in FIGURES.items() if entry == figure.entry)
             self._groups.setdefault(name, (beside, []))[1].append(figure)
 
     def of(self, section: PageSection) -> Iterator[Captioned]:
         """The figures of a section that are drawn."""
-        named = {name for one in SECTIONS for name in one.figures}
+        named = {name for each in SECTIONS for name in each.figures}
         rest = [name for kind in section.rest_of for name in names_of(kind) if name not in named]
         for name in (*section.figures, *rest):
             if name in self._groups and (shown := self._captioned(*self._groups[name])):
@@ -239,7 +239,9 @@ class PageFigures:
 
     def lacking(self) -> list[str]:
         """Names of the figures that the matrix has and the folder has not."""
-        return [name for name in self._measured if not (self._own / f"{name}.png").is_file()]
+        return [
+            name for name in self._measured if not (self._figures_dir / f"{name}.png").is_file()
+        ]
 
     def _captioned(self, place: Path, figures: Sequence[ReportFigure]) -> Captioned | None:
         paths = {figure.name: place / f"{figure.name}.png" for figure in figures}
@@ -248,7 +250,9 @@ class PageFigures:
             for name, path in paths.items()
             if path.is_file() and path.stat().st_size > _MOST_BYTES
         ]
-        shown = [self._picture(paths[one.name], one) for one in figures if one.name not in large]
+        shown = [
+            self._picture(paths[each.name], each) for each in figures if each.name not in large
+        ]
         there = tuple(picture for picture in shown if picture is not None)
         linked = tuple((name, self._address(paths[name])) for name in large)
         if not there and not linked:

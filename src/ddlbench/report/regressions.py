@@ -293,9 +293,9 @@ def _names(
 ) -> tuple[str, list[list[str]]]:
     """What all names would begin with, and the rest of each: what tells configurations apart."""
     every = [configuration for group in groups for configuration in group]
-    words = [name.split(" ") for name in short_names([one.cell for one in every])]
+    words = [name.split(" ") for name in short_names([each.cell for each in every])]
     if with_sites:
-        words = [[*name, one.site] for name, one in zip(words, every, strict=True)]
+        words = [[*name, each.site] for name, each in zip(words, every, strict=True)]
     shared = 0
     if len(set(map(tuple, words))) > 1:
         while shared < _PLACED and len({name[shared] for name in words}) == 1:

@@ -96,12 +96,12 @@ def read_columns(lines: Iterable[str], columns: Sequence[Column]) -> dict[str, l
     fields = list(zip(*rows, strict=True)) or [()] * len(header)
     if len(fields) != len(header):
         raise ValueError(f"{len(fields)} fields below {len(header)} columns")
-    found = {}
+    columns_read = {}
     for column in columns:
         _, unknown, read = _READERS[column.kind]
         texts = fields[header.index(column.name)]
-        found[column.name] = [read(text) if text else unknown for text in texts]
-    return found
+        columns_read[column.name] = [read(text) if text else unknown for text in texts]
+    return columns_read
 
 
 def read_steps(folder: Path, columns: Sequence[Column]) -> dict[str, list[Any]]:

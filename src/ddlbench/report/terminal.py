@@ -119,7 +119,7 @@ def speedup_table(
     kept = [name for name in differing if name != "geometry"]
     names = list(dict.fromkeys(_column_name(row) for row in rows if row["strategy"] != BASE))
     groups: dict[tuple[str, ...], dict[str, dict[Hashable, Any]]] = {}
-    geometries = {str(one["geometry"]) for one in rows if one["strategy"] != BASE}
+    geometries = {str(cell["geometry"]) for cell in rows if cell["strategy"] != BASE}
     for row in rows:
         key = (
             dataset_label(str(row["dataset"])),
@@ -229,7 +229,11 @@ def _old_bases(tables_dir: Path) -> list[str]:
         (made_s(row.site, row.cell_id), made_s(row.site, row.base_cell_id))
         for row in rows_of(compared)
     ]
-    gaps_s = [abs(own - base) for own, base in pairs if own is not None and base is not None]
+    gaps_s = [
+        abs(measured_s - base)
+        for measured_s, base in pairs
+        if measured_s is not None and base is not None
+    ]
     old = [gap_s for gap_s in gaps_s if gap_s > _OLD_BASE_S]
     if not old:
         return []

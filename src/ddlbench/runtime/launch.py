@@ -277,8 +277,8 @@ def listen(address: str, port: int = 0) -> socket.socket:
 
 def free_port(address: str) -> int:
     """A port of ``address`` that nobody listens on now."""
-    with socket.create_server((address, 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server((address, 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def keep_port(listener: socket.socket) -> socket.socket | None:

@@ -103,21 +103,21 @@ def ledger_lines(judged: Sequence[Judged], *, every_claim: bool) -> list[str]:
 def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
     bed = judged[0].bed
     headings = "claim | verdict | > true | > value | > runs"
-    shown = [each for each in judged if every_claim or each.found.verdict in DECIDED]
+    shown = [each for each in judged if every_claim or each.finding.verdict in DECIDED]
     rows = [
         (
             each.claim.id,
-            each.found.verdict,
+            each.finding.verdict,
             _cases(each),
-            "" if each.found.value is None else two_digits(each.found.value),
+            "" if each.finding.value is None else two_digits(each.finding.value),
             _runs(each),
         )
         for each in shown
     ]
-    counts = Counter(each.found.verdict for each in judged)
+    counts = Counter(each.finding.verdict for each in judged)
     counted_verdicts = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
     head = f"{bed}: one run is known to {KNOWN_TO[bed]:.1%}" if bed else "Nothing is measured"
-    decided = [each.found for each in judged if each.found.verdict in DECIDED]
+    decided = [each.finding for each in judged if each.finding.verdict in DECIDED]
     single = [finding for finding in decided if min(finding.n, finding.runs_least) <= 1]
     lacking = Counter(words for each in judged for words in each.lacks)
     lines = [head, *table(headings, rows), *paragraph(f"{counted_verdicts}.")]
@@ -131,7 +131,7 @@ def _bed_lines(judged: Sequence[Judged], every_claim: bool) -> list[str]:
 
 def _cases(judged: Judged) -> str:
     """``3 of 4`` cases, or ``mean of 8``."""
-    finding, of = judged.found, judged.claim.test.of
+    finding, of = judged.finding, judged.claim.test.of
     if not finding.n:
         return ""
     return (
@@ -142,7 +142,7 @@ def _cases(judged: Judged) -> str:
 
 
 def _runs(judged: Judged) -> str:
-    finding = judged.found
+    finding = judged.finding
     if not finding.n:
         return ""
     least, most = finding.runs_least, finding.runs_most
@@ -193,7 +193,7 @@ def _test_words(claim: Claim) -> str:
 
 
 def _of_bed(judged: Judged) -> list[tuple[str, str]]:
-    finding = judged.found
+    finding = judged.finding
     numbers, several = "", ""
     if finding.value is not None:
         numbers = f"{finding.value:.3g} ({finding.low:.3g} to {finding.high:.3g})"

@@ -16,7 +16,7 @@ from ddlbench.report.kept_verdicts import KNOWN_TO
 from ddlbench_claims.evidence import COLUMNS, METRICS
 from ddlbench_claims.needs import Needs
 from ddlbench_claims.pooling import pooled
-from ddlbench_claims.predicate import ENDED, Found, Predicate, Verdict
+from ddlbench_claims.predicate import ENDED, Finding, Predicate, Verdict
 
 VERDICTS: tuple[Verdict, ...] = (
     "holds",
@@ -101,45 +101,45 @@ class Judged:
         claim: of the ledger.
         bed: a key of :data:`ddlbench.report.papers_page.KNOWN_TO`; empty where nothing was
             measured.
-        found: the verdict and its numbers.
+        finding: the verdict and its numbers.
         lacks: of a claim that is not testable here: what is missing, in words.
     """
 
     claim: Claim
     bed: str
-    found: Found
+    finding: Finding
     lacks: tuple[str, ...] = ()
 
     @property
     def rests_on(self) -> str:
         """``3 cases, one run a cell``; empty where nothing is decided."""
-        found = self.found
-        if found.verdict not in DECIDED:
+        finding = self.finding
+        if finding.verdict not in DECIDED:
             return ""
-        cases = "one case" if found.n == 1 else f"{found.n} cases"
-        least, most = found.runs_least, found.runs_most
+        cases = "one case" if finding.n == 1 else f"{finding.n} cases"
+        least, most = finding.runs_least, finding.runs_most
         count = str(most) if least == most else f"{least} to {most}"
         return f"{cases}, {'one run' if most == 1 else f'{count} runs'} a cell"
 
     def to_dict(self) -> dict[str, Any]:
-        found, claim = self.found, self.claim
+        finding, claim = self.finding, self.claim
         return {
             "id": claim.id,
             "claim": claim.claim,
             "source": claim.source,
             "bed": self.bed,
-            "verdict": found.verdict,
+            "verdict": finding.verdict,
             "lacks": list(self.lacks),
             "rests_on": self.rests_on,
-            "cases": found.n,
-            "runs_least": found.runs_least,
-            "runs_most": found.runs_most,
-            "share": found.share,
-            "unsure": found.unsure,
-            "ambiguous": found.ambiguous,
+            "cases": finding.n,
+            "runs_least": finding.runs_least,
+            "runs_most": finding.runs_most,
+            "share": finding.share,
+            "unsure": finding.unsure,
+            "ambiguous": finding.ambiguous,
             "needed_share": claim.test.share,
-            "value": found.value,
-            "range": None if found.low is None else [found.low, found.high],
+            "value": finding.value,
+            "range": None if finding.low is None else [finding.low, finding.high],
             "on": claim.hardware,
             "experiment": claim.experiment,
             "remark": claim.remark,
@@ -161,9 +161,9 @@ def judge(claims: Iterable[Claim], rows: pd.DataFrame) -> list[Judged]:
 def _judged(claim: Claim, bed: str, rows: pd.DataFrame) -> Judged:
     of_bed = claim.needs.of_bed(bed) if bed else []
     if of_bed:
-        return Judged(claim, bed, Found("not testable here"), tuple(of_bed))
+        return Judged(claim, bed, Finding("not testable here"), tuple(of_bed))
     met, lacks = claim.needs.met(claim.test.select(rows))
-    found = claim.test.test(met)
-    if found.verdict == "not measured" and lacks and claim.test.test(rows).n > found.n:
-        return Judged(claim, bed, Found("not testable here"), tuple(lacks))
-    return Judged(claim, bed, found)
+    finding = claim.test.test(met)
+    if finding.verdict == "not measured" and lacks and claim.test.test(rows).n > finding.n:
+        return Judged(claim, bed, Finding("not testable here"), tuple(lacks))
+    return Judged(claim, bed, finding)

@@ -92,7 +92,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """What the rows say.
 
     Args:
@@ -167,7 +167,7 @@ class Predicate(Form):
             rows = rows.loc[rows.index.isin(sides[0].union(sides[1]))]
         return rows
 
-    def test(self, rows: pd.DataFrame) -> Found:
+    def test(self, rows: pd.DataFrame) -> Finding:
         """The verdict of the rows of one bed.
 
         Args:
@@ -175,7 +175,7 @@ class Predicate(Form):
         """
         cases = list(_CASES[self.kind](self, self.select(rows)))
         if len(cases) < self.fewest:
-            return Found("not measured", len(cases))
+            return Finding("not measured", len(cases))
         numbers = [case.number for case in cases if case.number is not None]
         values = [number.value for number in numbers]
         if self.of == "each":
@@ -186,7 +186,7 @@ class Predicate(Form):
             truths, value = [whole.inside(self.least, self.most)], whole.value
         sure, unsure = truths.count(True), truths.count(None)
         runs = [count for case in cases for count in case.runs]
-        return Found(
+        return Finding(
             verdict=_verdict(sure, unsure, len(truths), self.share),
             n=len(cases),
             share=sure / len(truths),
@@ -246,7 +246,7 @@ def value_text(value: Any) -> str:
 def _ratio_case(pairs: Iterable[tuple[Row, Row]], metric: str, truth_of: Truth) -> Outcome:
     """Each pair's first over its second."""
     rows = list(pairs)
-    ratios = [Interval.of(one, metric).over(Interval.of(other, metric)) for one, other in rows]
+    ratios = [Interval.of(first, metric).over(Interval.of(other, metric)) for first, other in rows]
     truths = {truth_of(ratio) for ratio in ratios}
     return Outcome(
         truths.pop() if len(truths) == 1 else None,

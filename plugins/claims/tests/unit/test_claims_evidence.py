@@ -193,7 +193,7 @@ FAST = Predicate(kind="bound", metric="speedup", least=2.0)
 
 def test_beds_are_never_pooled() -> None:
     made = rows(exact("a", 3.0), exact("a", 1.0, bed=EMULATED_GPU, device="x"))
-    verdicts = {one.bed: (one.found.verdict, one.found.n) for one in judge([claim(FAST)], made)}
+    verdicts = {one.bed: (one.finding.verdict, one.finding.n) for one in judge([claim(FAST)], made)}
     assert verdicts == {CPU: ("holds", 1), EMULATED_GPU: ("refuted", 1)}
 
 
@@ -220,15 +220,15 @@ def test_beds_are_never_pooled() -> None:
 def test_rows_without_what_a_claim_needs_do_not_test_it(needs, has, lacks, missing) -> None:
     one = claim(FAST, **needs)
     (told,) = judge([one], rows(exact("a", 3.0, **has)))
-    assert (told.found.verdict, told.lacks) == ("holds", ())
+    assert (told.finding.verdict, told.lacks) == ("holds", ())
     (told,) = judge([one], rows(exact("a", 3.0, **lacks)))
-    assert (told.found.verdict, told.lacks) == ("not testable here", (missing,))
+    assert (told.finding.verdict, told.lacks) == ("not testable here", (missing,))
     assert missing in one.needs.in_words()
     # A row beside it that lacks the need does not count.
     other = exact("a", 1.0, batch_size=7, **lacks)
     if "each" not in needs:
         (told,) = judge([one], rows(exact("a", 3.0, **has), other))
-        assert (told.found.verdict, told.found.n) == ("holds", 1)
+        assert (told.finding.verdict, told.finding.n) == ("holds", 1)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_a_bed_lacks_is_known_without_a_row(needs, beds) -> None:
     for bed in KNOWN_TO:
         (told,) = judge([claim(FAST, **needs)], rows({"bed": bed, "step_s": 1.0}))
         wanted = "not measured" if bed in beds else "not testable here"
-        assert (bed, told.found.verdict) == (bed, wanted)
+        assert (bed, told.finding.verdict) == (bed, wanted)
         assert bool(told.lacks) is (bed not in beds)
 
 

@@ -65,7 +65,7 @@ def test_a_wrong_claim_is_a_sentence(changes, sentence, monkeypatch) -> None:
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, str]:
     rows = rows_of_tables([EMULATED])
-    return {one.claim.id: one.found.verdict for one in judge(LEDGER, rows)}
+    return {one.claim.id: one.finding.verdict for one in judge(LEDGER, rows)}
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ def corrected_bytes(workload: Workload, platform: Platform, config: Configuratio
     if config.strategy in ("spatial", "data+spatial"):
         count = workload.spatial_layers
         shares = [1 / p if index < count else 1.0 for index in range(len(layers))]
-        if config.own is not None:
-            shares = list(config.own.shares)
+        if config.split_here is not None:
+            shares = list(config.split_here.shares)
     elif config.strategy in ("filter", "channel", "data+filter"):
         parts = zip(layers, weight_shares(workload, config), strict=True)
         weights = sum(layer.weights * share for layer, share in parts)
@@ -98,7 +98,9 @@ def published_limit(workload: Workload, config: Configuration) -> Limit:
 def corrected_limit(workload: Workload, config: Configuration) -> Limit:
     """Most devices, and the layer or other thing that limits them."""
     divided = (
-        _of_kinds(workload, "conv") if config.own is None else _of_kinds(workload, *_WITH_WEIGHTS)
+        _of_kinds(workload, "conv")
+        if config.split_here is None
+        else _of_kinds(workload, *_WITH_WEIGHTS)
     )
     if config.strategy == "channel":
         divided = divided[1:] or divided

@@ -170,7 +170,7 @@ class PipelineLinks:
         if any(count > 1 for count in users.values()):
             return Kinds(tuple(range(pipelines)), (1,) * pipelines, ranks)
         members = members_of_kind.values()
-        return Kinds(tuple(one[0] for one in members), tuple(map(len, members)), ranks)
+        return Kinds(tuple(alike[0] for alike in members), tuple(map(len, members)), ranks)
 
     def held(self, event: Event) -> Held | None:
         """The links of two nodes that a message holds, out of the one and into the other.

@@ -449,11 +449,11 @@ def _factors(
     pipeline.check_blocks(len(workload.blocks))
     forward, backward = [1.0] * pipeline.blocks, [1.0] * pipeline.blocks
     for number, stage in enumerate(pipeline.stages):
-        own = range(stage.first, stage.last)
-        blocks = [workload.blocks[index] for index in own]
+        places = range(stage.first, stage.last)
+        blocks = [workload.blocks[index] for index in places]
         ahead_s = sum(block.forward.at(pipeline.samples) for block in blocks)
         back_s = sum(block.backward.at(pipeline.samples) for block in blocks)
-        for index in own:
+        for index in places:
             if ahead_s and back_s:
                 forward[index] = passes_s["forward", number] / ahead_s
                 backward[index] = passes_s["backward", number] / back_s
@@ -478,8 +478,8 @@ def _spans(trace: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
     try:
         for span in spans_in(trace.read_text(encoding="utf-8")):
             if span.kind in _PASSES:
-                own = plan.processes[span.rank].stage
-                stage = own if span.stage is None else span.stage
+                of_rank = plan.processes[span.rank].stage
+                stage = of_rank if span.stage is None else span.stage
                 yield span.kind, stage, span.length_s
     # The report says what is wrong with the file.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):

@@ -283,11 +283,11 @@ def load_shape(name: str) -> Shape:
     known = published_shapes()
     if name in known:
         return known[name]
-    own: Mapping[str, Any] | None = None
+    values: Mapping[str, Any] | None = None
     if ":" in name:
-        own = transformer_shape(*name.split(":", 1))
-    if own is not None:
-        return Shape(**own)
+        values = transformer_shape(*name.split(":", 1))
+    if values is not None:
+        return Shape(**values)
     if not name.endswith(_FILES):
         raise ConfigError(
             f"transformer {name!r} is unknown; {nearest(name, known)}; or write one of our "

@@ -111,10 +111,10 @@ def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
         return _of_own_rows(scored, software, own_rows)
     is_of_platform = not (question.software or question.device or question.fabric)
     if runs.origin == ORIGINS["megatron"] and is_of_platform:
-        own = question.platform not in (None, PLATFORM)
+        calibrated = question.platform not in (None, PLATFORM)
         seconds = held_out_s(
             scored,
-            runs if own else with_shipped(runs),
+            runs if calibrated else with_shipped(runs),
             Accelerators.load(question.platform or PLATFORM),
             question.hold_out,
         )

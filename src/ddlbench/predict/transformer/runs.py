@@ -166,7 +166,7 @@ def own_rows(
         site: that the cells ran on.
         results_root: the folder that holds ``<site>/cells``.
     """
-    found = []
+    runs = []
     accelerator = rows[0].accelerator if rows else None
     for outcome in measure(rows, site, results_root):
         cell = outcome.cell
@@ -176,7 +176,7 @@ def own_rows(
         cut = cut_of(plan_at(cell, site, results_root, accelerator)) if shape else None
         if shape is None or cut is None:
             continue
-        found.append(
+        runs.append(
             {
                 "cell_id": cell.id,
                 "repeats": len(outcome.step_s),
@@ -196,7 +196,7 @@ def own_rows(
                 "step_s": median(outcome.step_s.values()),
             }
         )
-    return found
+    return runs
 
 
 def cut_of(plan: StrategyPlan) -> Cut | None:

@@ -136,10 +136,10 @@ def _draw(name: str, tables: Tables, context: Context) -> tuple[Figure, pd.DataF
         good = measured[measured["mark"] == ""]
         ends = [good[f"samples_{end}per_s"].dropna() for end in ("", "low_", "high_")]
         limits = log_limits(pd.concat([*ends, printed["samples_per_s"]]), 2.5, _ABOVE)
-        for axes, (own, theirs) in zip(axes_row, content, strict=True):
+        for axes, (here, theirs) in zip(axes_row, content, strict=True):
             _frame(axes, quantity, ticks, limits)
-            _draw_lines(axes, own, looks, batches)
-            for x in set(ticks) - set(own["x"]):
+            _draw_lines(axes, here, looks, batches)
+            for x in set(ticks) - set(here["x"]):
                 write_instead(axes, x, Status.NOT_RUN.value, gid=Status.NOT_RUN.value)
             for row in rows_of(theirs):
                 draw_published(axes, (row.value, row.samples_per_s), hollow(of_server, "o"))

@@ -60,7 +60,7 @@ class Picture:
     everyone: str = "every device, the same values"
 
 
-def one(device: int, *_: int) -> Owners:
+def alone(device: int, *_: int) -> Owners:
     """That device alone, for any place."""
     return frozenset((device,))
 
@@ -68,14 +68,14 @@ def one(device: int, *_: int) -> Owners:
 # By its name in sharding.yaml: who holds (sample, row or filter, channel or filter).
 _HELD: dict[str, Held] = {
     "all": lambda *_: ALL,
-    "first": lambda *_: one(0),
-    "sample": lambda n, *_: one(n),
-    "second": lambda _n, row, _c: one(row),
-    "third": lambda _n, _r, column: one(column),
+    "first": lambda *_: alone(0),
+    "sample": lambda n, *_: alone(n),
+    "second": lambda _n, row, _c: alone(row),
+    "third": lambda _n, _r, column: alone(column),
     "group": lambda n, *_: frozenset((2 * (n // 2), 2 * (n // 2) + 1)),
     "half of second": lambda _n, row, _c: frozenset((row // 2, 2 + row // 2)),
-    "group and second": lambda n, row, _c: one(2 * (n // 2) + row // 2),
-    "group and third": lambda n, _r, column: one(2 * (n // 2) + column // 2),
+    "group and second": lambda n, row, _c: alone(2 * (n // 2) + row // 2),
+    "group and third": lambda n, _r, column: alone(2 * (n // 2) + column // 2),
 }
 
 
@@ -227,7 +227,7 @@ def _pipeline(axes: Axes, foot: float) -> None:
     left, pitch, side = 14.0, 38.0, 14.0
     for stage in range(DEVICES):
         x = left + stage * pitch
-        _grid(axes, x, foot + 3.0, side, partial(one, stage))
+        _grid(axes, x, foot + 3.0, side, partial(alone, stage))
         axes.text(
             x + side / 2, foot + 20.5, f"layers of stage {stage}", ha="center", fontsize=MIN_PT
         )

@@ -91,8 +91,8 @@ def draw(tables: Tables, context: Context) -> tuple[Figure, pd.DataFrame]:
         workers = workers_label(int(part["workers"].max()))
         heading = f"{workers} ({geometry})" if len(geometries) > 1 else ""
         if len(networks) == 1:
-            own = {name: strategy_label(*name) for name in unique(part["group"])}
-            groups = bar_groups(part, own, looks, _values, group="group")
+            label_of = {name: strategy_label(*name) for name in unique(part["group"])}
+            groups = bar_groups(part, label_of, looks, _values, group="group")
             names = list(dict.fromkeys(part["strategy"]))
             beside = theirs.assign(place=theirs["strategy"].map(names.index))
             if part["variant"].nunique() > 1:  # a group is a strategy and a variant

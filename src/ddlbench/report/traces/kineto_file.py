@@ -141,7 +141,7 @@ class TraceFile:
             return True
         if self._listed_events or not text.find(_FIRST_EVENT):
             return False  # what else the file says is lost, and no event
-        text.at = text.found.start()
+        text.at = text.match.start()
         return True
 
     def _listed(self, text: _Window) -> Iterator[dict[str, Any]]:
@@ -165,7 +165,7 @@ class TraceFile:
         """Go to the event after one that cannot be read; False at the end of the file."""
         if text.find(_NEXT_EVENT):
             self.unreadable += 1
-            text.at = text.found.start(1)
+            text.at = text.match.start(1)
             return True
         self.truncated = True
         text.at = len(text.text)
@@ -206,7 +206,7 @@ class _Window:
         self._ended = False
         self._characters = 0
         self.text, self.at = "", 0
-        self.found: re.Match[str]
+        self.match: re.Match[str]
 
     def more(self) -> bool:
         """Append a chunk and drop what was read; False at the end of the file."""
@@ -276,7 +276,7 @@ class _Window:
         while True:
             match = pattern.search(self.text, self.at)
             if match is not None:
-                self.found = match
+                self.match = match
                 return True
             self.at = max(self.at, len(self.text) - 4096)
             if not self.more():

@@ -150,10 +150,10 @@ def halo_of(window: Window, inputs: Parts, outputs: Parts) -> Halo:
     return Halo(inputs, tuple(wanted), tuple(padding))
 
 
-def overlap(one: Interval, other: Interval) -> Interval:
+def overlap(interval: Interval, other: Interval) -> Interval:
     """Intersection of two intervals; an empty one begins where it ends."""
-    first = max(one[0], other[0])
-    return first, max(first, min(one[1], other[1]))
+    first = max(interval[0], other[0])
+    return first, max(first, min(interval[1], other[1]))
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def _rows_end(workload: Workload, grid: Mapping[int, int], until: str) -> int:
             for extents in (shape["input"], shape["output"])
             for dim, size in grid.items()
         )
-        if named or thin or any(_is_head(one) for one in layers):
+        if named or thin or any(_is_head(layer) for layer in layers):
             return index
     return len(blocks)
 
@@ -166,8 +166,8 @@ def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Bloc
             entering = rows_share(shapes[0]["input"], grid)
             share = rows_share(shapes[1]["output"], grid)
         whole = sum(float(e["saved_bytes_per_sample"]) for e in layers_of_block)
-        own = sum(_saved_rows(entry, grid, workload.network) for entry in layers_of_block)
-        saved = own + share * (block.saved_bytes - whole)
+        saved_here = sum(_saved_rows(entry, grid, workload.network) for entry in layers_of_block)
+        saved = saved_here + share * (block.saved_bytes - whole)
         blocks.append(
             replace(
                 block,
