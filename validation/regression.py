@@ -77,7 +77,7 @@ def tree(name: str) -> Tree:
 def measure(name: str, slower: float) -> None:
     """Measure the cells of a tree that have no result, on a device so many times slower."""
     for repeat in range(REPEATS):
-        for cell in (cell_of_pair.with_(repeat=repeat) for cell_of_pair in CELLS):
+        for cell in (each.with_(repeat=repeat) for each in CELLS):
             folder = TREES / name / "accelerators" / "cells" / cell.id
             if not (folder / "result.json").is_file():
                 where = site(slower)

@@ -57,7 +57,7 @@ class Search:
             *("recommend", "tune", "--site", self.site, "--strategy", self.strategy),
             *("--network", self.network, "--dataset", "cifar10", "--geometry", self.geometry),
             *("--fabric", self.fabric, "--batch-size", str(self.vary["batch_size"][0])),
-            *(word for name in varied for word in ("--vary", name)),
+            *(word for option in varied for word in ("--vary", option)),
             *("--sampler", sampler, "--trials", str(trials), "--json"),
         ]
 

@@ -127,12 +127,12 @@ def count_jobs(command: list[str]) -> int:
 
 def measure(commands: dict[str, list[str]], rounds: int) -> list[dict[str, dict[str, float]]]:
     """Time every workflow once a round."""
-    rounds_s = []
+    measured = []
     for number in range(rounds):
         names = list(commands) if number % 2 == 0 else list(reversed(commands))
         times = {name: run(commands[name]) for name in names}
-        rounds_s.append({name: times[name] for name in commands})
-    return rounds_s
+        measured.append({name: times[name] for name in commands})
+    return measured
 
 
 def run(command: list[str]) -> dict[str, float]:

@@ -37,8 +37,8 @@ MEASURED_BATCH = 32
 
 _CHECKED_IN = (("one-core", "cifar10/*"), ("one-core", "tokens/*"), ("pipedream", "imagenet/*"))
 # The user's network, and the built-in one whose blocks it has.
-_USERS = {"ownnets.models:tower": "stack", "ownnets.models:patches": "vit-tiny"}
-_USERS_MODULE = '''"""Networks of a user, each cut into a Sequential of blocks."""
+_USER_NETWORKS = {"ownnets.models:tower": "stack", "ownnets.models:patches": "vit-tiny"}
+_USER_MODULE = '''"""Networks of a user, each cut into a Sequential of blocks."""
 
 from torch import nn
 
@@ -106,7 +106,7 @@ def make_project(folder: Path, source: Path) -> None:
     profiles = folder / "config" / "accelerators"
     (folder / "ownnets").mkdir()
     (folder / "ownnets" / "__init__.py").touch()
-    (folder / "ownnets" / "models.py").write_text(_USERS_MODULE, encoding="utf-8")
+    (folder / "ownnets" / "models.py").write_text(_USER_MODULE, encoding="utf-8")
     _write_sites(folder / "config" / "sites")
     for values in list(_profiles(profiles)):
         # Emulated accelerators take their times from here, so all are there.
@@ -149,7 +149,7 @@ def _profiles(folder: Path) -> Iterator[dict[str, Any]]:
                 continue
             yield values
             for network in (
-                network for network, like in _USERS.items() if like == values["network"]
+                network for network, like in _USER_NETWORKS.items() if like == values["network"]
             ):
                 key = ProfileKey(values["dataset"], network)
                 yield {**values, "network": network, "profile_id": key.id}

@@ -21,7 +21,7 @@ _NETWORKS = (
     ("vgg11", "cifar10"), ("resnet18", "cifar10"), ("mobilenetv2", "cifar10"),
     ("stack", "cifar10"), ("vit-tiny", "cifar10"), ("gpt-tiny", "tokens"), ("vgg16", "imagenet"),
 )  # fmt: skip
-_USERS = (("ownnets.models:tower", "cifar10"), ("ownnets.models:patches", "cifar10"))
+_USER_NETWORKS = (("ownnets.models:tower", "cifar10"), ("ownnets.models:patches", "cifar10"))
 _KINDS = (  # of a right question, with its weight
     ("local", 28), ("accelerators", 26), ("slurm", 26), ("own network", 9), ("measured", 6),
     ("too few devices", 5),
@@ -78,15 +78,15 @@ def draw(count: int, seed: int) -> list[Question]:
 def _draw_one(number: int, chance: random.Random) -> Question:
     wrong = chance.random() < WRONG_SHARE
     kind = chance.choices([name for name, _ in _KINDS], [weight for _, weight in _KINDS])[0]
-    words = _case(kind, chance)
-    further = [] if kind == "measured" else _further(words, chance)
+    options = _case(kind, chance)
+    further = [] if kind == "measured" else _further(options, chance)
     if wrong:
         what, changes = chance.choice(_WRONG)
-        words |= {name: value for name, value in changes.items() if name != "--option"}
+        options |= {name: value for name, value in changes.items() if name != "--option"}
         further = [part for name, value in changes.items() if name == "--option"
                    for part in (name, value)]  # fmt: skip
-        return Question(number, "wrong", (*_words(words), *further), what)
-    return Question(number, kind, (*_words(words), *further))
+        return Question(number, "wrong", (*_words(options), *further), what)
+    return Question(number, kind, (*_words(options), *further))
 
 
 def _words(options: dict[str, str]) -> list[str]:
@@ -95,7 +95,7 @@ def _words(options: dict[str, str]) -> list[str]:
 
 def _case(kind: str, chance: random.Random) -> dict[str, str]:
     """Site, network, dataset, geometry and batch."""
-    networks = _USERS if kind == "own network" else _NETWORKS
+    networks = _USER_NETWORKS if kind == "own network" else _NETWORKS
     network, dataset = chance.choice(networks)
     nodes, devices = chance.choice(NODES), chance.choice(DEVICES)
     site = _SITE.get(kind) or chance.choice(tuple(_SITE.values()))

@@ -253,9 +253,9 @@ def _examples(
         # Those that differ in more than numbers.
         distinct = {re.sub(r"\d+", "", sight): (sight, question) for question, sight in of_it[::-1]}
         for sight, question in list(reversed(distinct.values()))[: arguments.examples]:
-            words = sight if len(sight) <= _LONGEST_SIGHT else f"{sight[:_LONGEST_SIGHT]}..."
+            text = sight if len(sight) <= _LONGEST_SIGHT else f"{sight[:_LONGEST_SIGHT]}..."
             yield ""
-            first = f"{name} (question {question.number}): {words}"
+            first = f"{name} (question {question.number}): {text}"
             yield from textwrap.wrap(first, int(COLUMNS), subsequent_indent="  ")
             yield from command_lines(question)
 

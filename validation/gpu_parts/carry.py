@@ -153,24 +153,24 @@ def on_path(site: Path) -> None:
 
 def _needed() -> dict[str, str]:
     """What must be carried: ``==`` and the version that is installed here, by name."""
-    files: dict[str, str] = {}
+    versions: dict[str, str] = {}
     waiting = list(_WANTED)
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name in files or name in _THERE:
+        if name in versions or name in _THERE:
             continue
         try:
-            files[name] = f"=={version(name)}"
+            versions[name] = f"=={version(name)}"
         except PackageNotFoundError:
-            files[name] = _DEEPSPEED if name == "deepspeed" else ""
+            versions[name] = _DEEPSPEED if name == "deepspeed" else ""
             continue
         for line in requires(name) or ():
             need = Requirement(line)
             target = {"extra": "", "python_version": _GPU_PYTHON}
             if need.marker is None or need.marker.evaluate(target):
                 waiting.append(need.name)
-    del files["ddlbench"]
-    return files
+    del versions["ddlbench"]
+    return versions
 
 
 def _is_installed(wheel: Path) -> bool:

@@ -164,9 +164,9 @@ def _bf16(study: Study) -> Verdict:
     )  # fmt: skip
     mean_loss, last_loss, step_s = {}, {}, {}
     for precision in ("fp32", "bf16"):
-        other = cell.with_(precision=precision)
-        step_s[precision] = median_step_s(_ok(study, other, study.site()))
-        losses = losses_of(study.folder_of(other))
+        variant = cell.with_(precision=precision)
+        step_s[precision] = median_step_s(_ok(study, variant, study.site()))
+        losses = losses_of(study.folder_of(variant))
         mean_loss[precision] = statistics.fmean(losses)
         last_loss[precision] = statistics.fmean(losses[-_LAST_LOSSES:])
     apart = abs(mean_loss["bf16"] / mean_loss["fp32"] - 1)
@@ -211,18 +211,18 @@ def _compile(study: Study) -> Verdict:
         raise NotHere(lacking)
     network = "mlp" if study.small else "resnet18"
     limit_s = max(min(150.0, study.left_s - 10), 1.0)
-    losses = in_process(_compiled, network, study.device, limit_s=limit_s)
-    apart = furthest(losses["compiled"], losses["eager"])
+    compared = in_process(_compiled, network, study.device, limit_s=limit_s)
+    apart = furthest(compared["compiled"], compared["eager"])
     return Verdict(
         apart <= _LOSS_LIMIT,
         {
             "largest_relative_deviation": apart,
             "network": network,
-            "compile_s": losses["first_s"],
-            "graphs": losses["graphs"],
+            "compile_s": compared["first_s"],
+            "graphs": compared["graphs"],
         },
         "" if apart <= _LOSS_LIMIT else f"the limit is {_LOSS_LIMIT:g}",
-        rows=(losses,),
+        rows=(compared,),
     )
 
 

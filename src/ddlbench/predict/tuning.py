@@ -365,7 +365,7 @@ def tune(
     """Measure configurations until none is worth it, or a limit is reached.
 
     Args:
-        configurations: the configurations.
+        configurations: those to choose from.
         history: the measured cells of the site now.
         measure: measures a cell.
         limits: when to stop.

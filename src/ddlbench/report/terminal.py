@@ -230,9 +230,9 @@ def _old_bases(tables_dir: Path) -> list[str]:
         for row in rows_of(compared)
     ]
     gaps_s = [
-        abs(measured_s - base)
-        for measured_s, base in pairs
-        if measured_s is not None and base is not None
+        abs(cell_made_s - base_made_s)
+        for cell_made_s, base_made_s in pairs
+        if cell_made_s is not None and base_made_s is not None
     ]
     old = [gap_s for gap_s in gaps_s if gap_s > _OLD_BASE_S]
     if not old:

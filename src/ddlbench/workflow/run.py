@@ -15,7 +15,7 @@ What fails in a rule is in its log, and the user reads one sentence.
 Snakemake's graph holds an object for each job, file and resource. Two things cost as much as it,
 and are kept off here, so that it plans tens of thousands of cells in about a minute::
 
-    functions of a job       Snakemake inspects the signature of each one to three times a job
+    functions of a job       Snakemake inspects the signature of each, up to three times a job
     garbage collection       each full collection walks all objects, and finds nothing to free
 """
 

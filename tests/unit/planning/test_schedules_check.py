@@ -176,3 +176,11 @@ def test_sends_that_wait_need_receives_ahead() -> None:
     check(schedule)
     with pytest.raises(InvalidSchedule, match="deadlock with synchronous sends"):
         check(replace(schedule, receives_ahead=0))
+
+
+def test_an_all_reduce_of_a_stage_that_the_rank_does_not_hold_is_refused() -> None:
+    schedule = pipedream((2, 1), 4)
+    first, second, third = schedule.actions
+    foreign = (*third[:-1], Action("all_reduce", 0, 0), third[-1])
+    with pytest.raises(InvalidSchedule, match="deadlock with buffered sends"):
+        check(replace(schedule, actions=(first, second, foreign)))

@@ -160,7 +160,7 @@ def test_a_deadlock_is_said() -> None:
         interleaved_1f1b(3, 2, 6),
         interleaved_zero_bubble(3, 2, 6),
         zero_bubble_v(4, 8),
-        pipedream((2, 1), 6),
+        model_parallel(4, 6),
     ],
     ids=lambda schedule: schedule.name,
 )

@@ -32,7 +32,7 @@ _HALVINGS = 8  # of the range of periods, before the next lower float is tried
 class _Replicas:
     """With how many replicas each stage keeps to a period; shapes (N, N).
 
-    ``one`` says whether one replica does; none between ``low`` and ``high`` if low > high.
+    ``enough`` says whether one replica does; none between ``low`` and ``high`` if low > high.
     """
 
     enough: NDArray[np.bool_]

@@ -64,7 +64,8 @@ class _Waits(NamedTuple):
         send, receive    place: the channel; number: of the message on its channel
         meet             place: the all-reduce; number: its ranks
         free             nothing
-        never            its input, which a later pass of the same rank makes
+        never            its input, which no earlier pass of the same rank makes, or the
+                         all-reduce of a stage that the rank does not hold
     """
 
     lines: list[list[tuple[str, int, int]]]
@@ -88,7 +89,8 @@ def _waits(schedule: Schedule) -> _Waits:
                 numbers[channel] += 1
             elif action.kind == "all_reduce":
                 meeting = meetings.setdefault((action.stage, action.micro_batch), len(meetings))
-                line.append(("meet", meeting, len(schedule.stage_ranks[action.stage])))
+                ranks = schedule.stage_ranks[action.stage]
+                line.append(("meet", meeting, len(ranks)) if rank in ranks else _NEVER)
             else:
                 needed = _input_here(schedule, rank, action)
                 line.append(_FREE if needed is None or needed in done else _NEVER)

@@ -503,9 +503,10 @@ def replay(
 
 
 def passes_end_s(schedule: Schedule, durations: Durations) -> float:
-    """When the last pass ends if messages take no time: the end of :func:`replay` without links.
+    """When the last pass ends if messages take no time.
 
-    No message is followed, so that it takes a fraction of the time of a replay.
+    The end of :func:`replay` without links, if no stage has replicas and updates take no time. No
+    message is followed, so that it takes a fraction of the time of a replay.
 
     Raises:
         InvalidSchedule: a pass never gets its input.

@@ -274,7 +274,9 @@ def draw_tuning(tuning: Mapping[str, Any]) -> tuple[Figure, pd.DataFrame]:
 
 def _shown(configurations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """All that were measured, and the fastest others until the figure is full; in their order."""
-    first = sorted(configurations, key=lambda trial: trial["basis"] != "measured")[:_MOST_TRIALS]
+    first = sorted(configurations, key=lambda configuration: configuration["basis"] != "measured")[
+        :_MOST_TRIALS
+    ]
     kept = {configuration["cell_id"] for configuration in first}
     return [configuration for configuration in configurations if configuration["cell_id"] in kept]
 
