@@ -1,4 +1,4 @@
-"""Names are nouns and verbs of the field: CONTRIBUTING, "Names"."""
+"""A name says what it holds: CONTRIBUTING lists words that say nothing."""
 
 import ast
 from pathlib import Path
@@ -27,5 +27,9 @@ def _names(tree: ast.Module):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield node.lineno, name
-            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
                 yield node.lineno, name

@@ -223,13 +223,13 @@ def furthest(losses: list[float], wanted: list[float]) -> float:
 def _losses(study: Study) -> Verdict:
     """The same cell on this device and on a CPU; a network that amplifies no rounding."""
     network, steps = ("mlp", 4) if study.small else ("stack", 20)
-    here, reference = _on_both(study, _training_cell(network, steps))
-    apart = furthest(here, reference)
+    on_device, on_cpu = _on_both(study, _training_cell(network, steps))
+    apart = furthest(on_device, on_cpu)
     return Verdict(
         apart <= _LOSS_LIMIT,
-        {"largest_relative_deviation": apart, "steps": len(here), "network": network},
+        {"largest_relative_deviation": apart, "steps": len(on_device), "network": network},
         f"the limit is {_LOSS_LIMIT:g}",
-        rows=({"device": here, "cpu": reference},),
+        rows=({"device": on_device, "cpu": on_cpu},),
     )
 
 
@@ -238,16 +238,16 @@ def _losses_with_norm(study: Study) -> Verdict:
 
     Its first steps must agree; how far the last are apart is a figure.
     """
-    here, reference = _on_both(study, _training_cell("resnet18", 20))
-    first = furthest(here[:_FIRST_STEPS], reference[:_FIRST_STEPS])
+    on_device, on_cpu = _on_both(study, _training_cell("resnet18", 20))
+    first = furthest(on_device[:_FIRST_STEPS], on_cpu[:_FIRST_STEPS])
     return Verdict(
         first <= _LOSS_LIMIT,
         {
             f"deviation_in_{_FIRST_STEPS}_steps": first,
-            f"deviation_in_{len(here)}_steps": furthest(here, reference),
+            f"deviation_in_{len(on_device)}_steps": furthest(on_device, on_cpu),
         },
         f"the limit is {_LOSS_LIMIT:g}",
-        rows=({"device": here, "cpu": reference},),
+        rows=({"device": on_device, "cpu": on_cpu},),
     )
 
 

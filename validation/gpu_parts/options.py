@@ -255,9 +255,9 @@ def _compiled(network: str, device: str) -> dict[str, Any]:
         return torch._inductor.compile(graph, inputs)
 
     def losses(compiled: bool) -> tuple[list[float], float]:
-        network_here: Any = build(network, DATASETS["cifar10"], 0).to(device)
-        called = torch.compile(network_here, backend=counted) if compiled else network_here
-        optimizer = torch.optim.SGD(network_here.parameters(), lr=0.01, momentum=0.9)
+        built_network: Any = build(network, DATASETS["cifar10"], 0).to(device)
+        called = torch.compile(built_network, backend=counted) if compiled else built_network
+        optimizer = torch.optim.SGD(built_network.parameters(), lr=0.01, momentum=0.9)
         made = torch.Generator().manual_seed(0)
         losses, first_s = [], math.nan
         for _ in range(_COMPILE_STEPS):
@@ -366,8 +366,8 @@ def _horovod(study: Study, building: _Building) -> Verdict:
     alone = cell.with_(strategy="sequential", devices_per_node=1)
     _ok(study, alone, study.site())
     result = _ok(study, cell, study.site(2))
-    here, reference = (losses_of(study.folder_of(each)) for each in (cell, alone))
-    apart = furthest(here, reference)
+    by_horovod, reference = (losses_of(study.folder_of(each)) for each in (cell, alone))
+    apart = furthest(by_horovod, reference)
     built_with = _built_with(result)
     has_nccl = study.device == "cpu" or "nccl" in built_with
     return Verdict(
@@ -380,7 +380,7 @@ def _horovod(study: Study, building: _Building) -> Verdict:
             "step_s": median_step_s(result),
         },
         "" if apart <= _LOSS_LIMIT else f"the limit is {_LOSS_LIMIT:g}",
-        rows=({"horovod": here, "sequential": reference},),
+        rows=({"horovod": by_horovod, "sequential": reference},),
     )
 
 

@@ -64,7 +64,7 @@ class Questions:
     configfile: Path | None = None
 
     @property
-    def only(self) -> Question:
+    def single(self) -> Question:
         """The only question.
 
         Raises:

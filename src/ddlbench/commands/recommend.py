@@ -170,7 +170,7 @@ def _answer(
     as_json: bool,
     why: bool,
 ) -> None:
-    question = questions.only
+    question = questions.single
     cost: list[str] = []
     if measure is None:
         here = questions.knowledge(**fixed)
@@ -191,7 +191,7 @@ def _answer(
 def _measured(
     questions: Questions, fixed: dict[str, Any], cells: int, device_hours: float | None
 ) -> tuple[Choice, Advice]:
-    question, site = questions.only, questions.site
+    question, site = questions.single, questions.site
     choice = choose(
         lambda: ranked(question, questions.knowledge(**fixed)),
         by_workflow(questions, lambda cell: cell.strategy),

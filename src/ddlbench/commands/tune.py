@@ -91,7 +91,7 @@ def tune(
 ) -> None:
     """Search a strategy's options for the most samples a second."""
     questions = questions_of(options)
-    question, site = questions.only, questions.site
+    question, site = questions.single, questions.site
     here = questions.knowledge(device_memory_bytes=device_memory_bytes, allow_stale=True)
     values = varied(strategy, _varied(varied_texts), question.written_options(strategy))
     candidates = configurations(question, strategy, values, here)

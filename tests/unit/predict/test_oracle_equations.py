@@ -126,12 +126,12 @@ def test_own_splits_are_limited_by_linear_layers_and_by_their_dimension():
     shares = (1 / 4, 1 / 4, 3 / 10)
     narrow = Layer("fc", "linear", (128,), (3,), 387)
     workload = make.workload(layers=(*make.LAYERS[:2], narrow))
-    asked = replace(make.ask("filter", 4, 8), split_here=OwnSplit(shares))
+    asked = replace(make.ask("filter", 4, 8), project_split=OwnSplit(shares))
     found = project("corrected", workload, make.platform(), asked)
     assert (found.max_devices, found.limiting_layer) == (3, "fc")
     assert found.communication["gradients"] == 0
     grid = OwnSplit((1 / 4, 1 / 4, 1.0), ((-2, 2), (-1, 2)))
-    asked = replace(make.ask("spatial", 4, 8), split_here=grid)
+    asked = replace(make.ask("spatial", 4, 8), project_split=grid)
     found = project("corrected", make.workload(), make.platform(), asked)
     assert (found.max_devices, found.limiting_layer) == (4 * 4, "c2")
     kept, going = (192 + 256 + 128) / 4 + 10, 128 + 10

@@ -62,7 +62,7 @@ def asked(**changes):
 
 def test_options_make_a_question():
     found = asked(precision="bf16", threads=2, options=("gpipe.chunks=8", "ddp.hook=fp16"))
-    question = found.only
+    question = found.single
     assert (question.network, question.dataset, question.geometry) == ("vgg11", "mnist", "1x2")
     assert question.settings == {"precision": "bf16", "threads_per_device": 2}
     assert question.options == {"gpipe": {"chunks": 8}, "ddp": {"hook": "fp16"}}
@@ -80,8 +80,8 @@ def test_a_precision_that_no_cell_has_is_refused():
 
 
 def test_what_nobody_writes_is_no_setting():
-    assert asked().only.settings == {}
-    assert case_id(asked().only) == "mnist/vgg11/1x2/batch_size=16"
+    assert asked().single.settings == {}
+    assert case_id(asked().single) == "mnist/vgg11/1x2/batch_size=16"
 
 
 @pytest.mark.parametrize("name", sorted(NOTHING))
@@ -100,7 +100,7 @@ def test_several_geometries_are_several_questions():
     found = asked(geometry="1x2, 1x4,2x2")
     assert [question.geometry for question in found.each] == ["1x2", "1x4", "2x2"]
     with pytest.raises(ConfigError, match="takes one geometry"):
-        _ = found.only
+        _ = found.single
     with pytest.raises(ConfigError, match="--geometry"):
         asked(geometry="1x2,four")
 
@@ -114,7 +114,7 @@ def test_names_are_checked():
 
 def test_an_experiment_says_what_is_not_written(configfile):
     found = asked(configfile=configfile(), **NOTHING)
-    question = found.only
+    question = found.single
     assert (question.network, question.dataset, question.geometry) == ("vgg11", "mnist", "1x2")
     assert question.batch_size == 16
     assert found.configfile is not None
@@ -131,7 +131,7 @@ def test_choices_of_differing_experiments_lie_apart(configfile):
             settings=f"{{batch_size: 16, precision: {settings}}}",
             strategies=f"{{gpipe: {{chunks: {options}}}}}",
         )
-        questions.append(asked(configfile=path, **NOTHING).only)
+        questions.append(asked(configfile=path, **NOTHING).single)
     cells = {question.cell("gpipe").id for question in questions}
     assert len(cells) == 3
     assert len({case_id(question) for question in questions}) == 3
@@ -143,7 +143,7 @@ def test_what_is_written_goes_before_the_experiment(configfile):
     found = asked(
         configfile=path, network="resnet18", dataset="cifar10", geometry="1x4", batch_size=64,
         options=("gpipe.chunks=4",),
-    ).only  # fmt: skip
+    ).single  # fmt: skip
     assert (found.network, found.dataset, found.geometry, found.batch_size) == (
         "resnet18", "cifar10", "1x4", 64,
     )  # fmt: skip
@@ -167,7 +167,7 @@ def test_of_several_values_one_must_be_written(configfile, line, value, option, 
     assert all(choice in str(error.value) for choice in choices)
     assert "\n" not in str(error.value)
     for choice in choices:
-        found = asked(configfile=path, **{**NOTHING, option: choice}).only
+        found = asked(configfile=path, **{**NOTHING, option: choice}).single
         assert getattr(found, option) == choice
 
 
@@ -175,14 +175,14 @@ def test_several_batches_want_one(configfile):
     path = configfile(geometry="[1x2]\n  batch_size: [16, 32]", settings="{loader_workers: 1}")
     with pytest.raises(ConfigError, match=r"--batch-size 16 \| 32"):
         asked(configfile=path, **NOTHING)
-    assert asked(configfile=path, **{**NOTHING, "batch_size": 32}).only.batch_size == 32
+    assert asked(configfile=path, **{**NOTHING, "batch_size": 32}).single.batch_size == 32
 
 
 def test_a_written_value_leaves_what_the_experiment_has_with_it(configfile):
     """VGG-11 has one geometry here, so it need not be written."""
     path = configfile(network="[vgg11, resnet18]", geometry="[1x2, 1x4]")
     path.write_text(path.read_text() + "exclude:\n  - {network: vgg11, geometry: 1x4}\n")
-    assert asked(configfile=path, **{**NOTHING, "network": "vgg11"}).only.geometry == "1x2"
+    assert asked(configfile=path, **{**NOTHING, "network": "vgg11"}).single.geometry == "1x2"
 
 
 def test_the_same_question_by_options_and_by_an_experiment_has_the_same_answer(configfile):

@@ -32,10 +32,10 @@ _HALVINGS = 8  # of the range of periods, before the next lower float is tried
 class _Replicas:
     """With how many replicas each stage keeps to a period; shapes (N, N).
 
-    ``enough`` says whether one replica does; none between ``low`` and ``high`` if low > high.
+    ``one_suffices`` says whether one replica does; none between ``low`` and ``high`` if low > high.
     """
 
-    enough: NDArray[np.bool_]
+    one_suffices: NDArray[np.bool_]
     low: Integers
     high: Integers
 
@@ -133,7 +133,7 @@ class Thresholds:
         for cut in range(last):
             low, high = counts.of(cut)
             stage = (cut + 1, last)
-            within = [(1, 1)] if replicas.enough[stage] else []
+            within = [(1, 1)] if replicas.one_suffices[stage] else []
             within.append((int(replicas.low[stage]), int(replicas.high[stage])))
             for first, most in within:
                 fewest = np.maximum(first, machines - high)
@@ -149,24 +149,24 @@ class Thresholds:
         after = _first(lambda r: ~(times(r) <= period_s), shortest, most)
         high = np.where(times(after) <= period_s, after, after - 1)
         none = ~(times(shortest) <= period_s)
-        enough = times(np.ones_like(shortest)) <= period_s
-        return _Replicas(enough, np.where(none, 1, low), np.where(none, 0, high))
+        one_suffices = times(np.ones_like(shortest)) <= period_s
+        return _Replicas(one_suffices, np.where(none, 1, low), np.where(none, 0, high))
 
     def _counts(self, period_s: float, last: int) -> _Counts:
         replicas, limit = self._replicas(period_s), self._machines
         lasts, lows, highs = (np.zeros(0, dtype=np.int64) for _ in range(3))
         for end in range(last + 1):
             stage, whole = (lasts + 1, end), (np.zeros(1, dtype=np.int64), end)
-            enough = replicas.enough[stage]
+            one_suffices = replicas.one_suffices[stage]
             low = np.concatenate(
-                (lows + replicas.low[stage], lows[enough] + 1, replicas.low[whole], [1])
+                (lows + replicas.low[stage], lows[one_suffices] + 1, replicas.low[whole], [1])
             )
             high = np.concatenate(
-                (highs + replicas.high[stage], highs[enough] + 1, replicas.high[whole], [1])
+                (highs + replicas.high[stage], highs[one_suffices] + 1, replicas.high[whole], [1])
             )
             kept = low <= np.minimum(high, limit)
             kept[: len(lows)] &= replicas.low[stage] <= replicas.high[stage]
-            kept[-1] = replicas.enough[0, end]
+            kept[-1] = replicas.one_suffices[0, end]
             low, high = _merged(low[kept], np.minimum(high[kept], limit))
             lasts = np.concatenate((lasts, np.full(len(low), end)))
             lows, highs = np.concatenate((lows, low)), np.concatenate((highs, high))

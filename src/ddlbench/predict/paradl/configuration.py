@@ -38,7 +38,7 @@ class Configuration:
         groups: p1, replicas that share no layer: devices for ``data``, nodes for the hybrids.
         group_batch: samples of one group's iteration, B / p1.
         segments: S, micro-batches of a pipeline.
-        split_here: how this project's strategy splits; None for the strategies that ParaDL ran.
+        project_split: how this project's strategy splits; None for the strategies that ParaDL ran.
     """
 
     strategy: str
@@ -46,7 +46,7 @@ class Configuration:
     groups: int
     group_batch: float
     segments: int
-    split_here: OwnSplit | None = None
+    project_split: OwnSplit | None = None
 
     @property
     def inside(self) -> int:
@@ -61,9 +61,9 @@ class Configuration:
     @property
     def split_dims(self) -> tuple[int, ...]:
         """Dimensions of a layer's shape that a spatial split divides."""
-        if self.split_here is None or not self.split_here.grid:
+        if self.project_split is None or not self.project_split.grid:
             return (1,)
-        return tuple(dim for dim, _ in self.split_here.grid)
+        return tuple(dim for dim, _ in self.project_split.grid)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ every parameter of a communicator):
     spatial       |w|                        over p
     data+spatial  |w|  in the node, then     over p1 leaders
 
-These are the strategies that ParaDL ran. A configuration with ``split_here`` is of this project's
-strategies: they also split linear layers, by the fullest device's share (gathers are padded to it),
-and send no gradient that all devices of a group compute alike.
+These are the strategies that ParaDL ran. A configuration with ``project_split`` is of a strategy
+of this project. Those also split linear layers, by the fullest device's share (gathers are padded to
+it), and send no gradient that all devices of a group compute alike.
 
 A *direct* ring gets ``ring_efficiency`` of a link. f flows on a node's L links slow each other down
 by 1 + ``contention`` (f / L - 1). A *staged* ring goes through host memory at
@@ -135,21 +135,21 @@ def row_link(platform: Platform, ranks: int) -> Link:
 
 
 def own_rows(
-    workload: Workload, platform: Platform, config: Configuration, split_here: OwnSplit
+    workload: Workload, platform: Platform, config: Configuration, project_split: OwnSplit
 ) -> Terms:
     """Seconds of computation and of communication, by term."""
     p, batch = config.inside, config.group_batch
     times = layer_times(workload, platform)
-    shared = [time * share for time, share in zip(times, split_here.shares, strict=True)]
+    shared = [time * share for time, share in zip(times, project_split.shares, strict=True)]
     compute = computation(platform, batch, shared, workload.weights)
     link = row_link(platform, p)
     split = workload.layers[: workload.spatial_layers]
-    halo = sum(_halo_s(layer, split_here, batch, link) for layer in split)
-    halo += sum(_halo_s(layer, split_here, batch, link) for layer in split[1:])  # backward
+    halo = sum(_halo_s(layer, project_split, batch, link) for layer in split)
+    halo += sum(_halo_s(layer, project_split, batch, link) for layer in split[1:])  # backward
     communication = {
         "halo": halo,
         "statistics": sum(_statistics_s(layer, p, link) for layer in split),
-        "gather": _gather_s(split[-1], split_here, batch, link),
+        "gather": _gather_s(split[-1], project_split, batch, link),
         "gradients": _gradients_s(workload, platform, config),
     }
     return compute, communication
@@ -207,8 +207,8 @@ def _parts(split: OwnSplit) -> int:
 
 def weight_shares(workload: Workload, config: Configuration) -> list[float]:
     """A device's share of each layer's filters or channels; 1 if the layer is whole."""
-    if config.split_here is not None:
-        return list(config.split_here.shares)
+    if config.project_split is not None:
+        return list(config.project_split.shares)
     width = "channels" if config.strategy == "channel" else "filters"
     return [
         1 / config.inside
@@ -248,7 +248,7 @@ def _layer_split(workload: Workload, platform: Platform, config: Configuration) 
         rings = min(p, platform.devices_per_node)
         gradients = gradients_s(platform, config, config.groups, split + kept, flows=rings)
     else:
-        gradients = gradients_s(platform, config, p, kept) if config.split_here is None else 0.0
+        gradients = gradients_s(platform, config, p, kept) if config.project_split is None else 0.0
     return compute, {"activations": activations, "gradients": gradients}
 
 
@@ -272,8 +272,8 @@ def _exchange_s(
 
 def _spatial(workload: Workload, platform: Platform, config: Configuration) -> Terms:
     """Spatial, and data+spatial with its two all-reduces one after the other."""
-    if config.split_here is not None:
-        return own_rows(workload, platform, config, config.split_here)
+    if config.project_split is not None:
+        return own_rows(workload, platform, config, config.project_split)
     p, batch = config.inside, config.group_batch
     link = row_link(platform, p)
     shared = [

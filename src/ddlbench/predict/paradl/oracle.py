@@ -62,8 +62,8 @@ def corrected_bytes(workload: Workload, platform: Platform, config: Configuratio
     if config.strategy in ("spatial", "data+spatial"):
         count = workload.spatial_layers
         shares = [1 / p if index < count else 1.0 for index in range(len(layers))]
-        if config.split_here is not None:
-            shares = list(config.split_here.shares)
+        if config.project_split is not None:
+            shares = list(config.project_split.shares)
     elif config.strategy in ("filter", "channel", "data+filter"):
         parts = zip(layers, weight_shares(workload, config), strict=True)
         weights = sum(layer.weights * share for layer, share in parts)
@@ -99,7 +99,7 @@ def corrected_limit(workload: Workload, config: Configuration) -> Limit:
     """Most devices, and the layer or other thing that limits them."""
     divided = (
         _of_kinds(workload, "conv")
-        if config.split_here is None
+        if config.project_split is None
         else _of_kinds(workload, *_WITH_WEIGHTS)
     )
     if config.strategy == "channel":

@@ -110,7 +110,7 @@ class _Paradl(BuiltInPredictor):
             groups=groups,
             group_batch=cell.batch_size / groups,
             segments=inputs.strategy.micro_batches(plan),
-            split_here=_own_split(workload, split, layers, spatial_layers),
+            project_split=_own_split(workload, split, layers, spatial_layers),
         )
         platform, remarks = _platform(inputs)
         samples = config.group_batch

@@ -478,8 +478,8 @@ def _spans(trace: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
     try:
         for span in spans_in(trace.read_text(encoding="utf-8")):
             if span.kind in _PASSES:
-                of_rank = plan.processes[span.rank].stage
-                stage = of_rank if span.stage is None else span.stage
+                rank_stage = plan.processes[span.rank].stage
+                stage = rank_stage if span.stage is None else span.stage
                 yield span.kind, stage, span.length_s
     # The report says what is wrong with the file.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):

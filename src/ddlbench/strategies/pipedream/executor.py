@@ -227,13 +227,13 @@ class PipeDreamExecutor(Executor):
             spans=self.spans,
         )
 
-    def _losses(self, losses_here: dict[int, Tensor], count: int) -> list[float]:
+    def _losses(self, by_mini_batch: dict[int, Tensor], count: int) -> list[float]:
         """Losses of all mini-batches, on every replica of the last stage; empty elsewhere."""
         if self.process.stage != len(self.stages) - 1:
             return []
         device = self.context.devices[0]
         losses = torch.zeros(count, dtype=torch.float64, device=device)
-        for number, loss in losses_here.items():
+        for number, loss in by_mini_batch.items():
             losses[number] = loss
         if self.replica_group is not None:
             dist.all_reduce(losses, group=self.replica_group)

@@ -166,8 +166,8 @@ def _of_rows(workload: Workload, grid: Mapping[int, int], end: int) -> list[Bloc
             entering = rows_share(shapes[0]["input"], grid)
             share = rows_share(shapes[1]["output"], grid)
         whole = sum(float(e["saved_bytes_per_sample"]) for e in layers_of_block)
-        saved_here = sum(_saved_rows(entry, grid, workload.network) for entry in layers_of_block)
-        saved = saved_here + share * (block.saved_bytes - whole)
+        split_saved = sum(_saved_rows(entry, grid, workload.network) for entry in layers_of_block)
+        saved = split_saved + share * (block.saved_bytes - whole)
         blocks.append(
             replace(
                 block,
