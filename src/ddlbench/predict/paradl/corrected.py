@@ -22,8 +22,8 @@ every parameter of a communicator):
     data+spatial  |w|  in the node, then     over p1 leaders
 
 These are the strategies that ParaDL ran. A configuration with ``project_split`` is of a strategy
-of this project. Those also split linear layers, by the fullest device's share (gathers are padded to
-it), and send no gradient that all devices of a group compute alike.
+of this project. Those also split linear layers, by the fullest device's share (gathers are padded
+to it), and send no gradient that all devices of a group compute alike.
 
 A *direct* ring gets ``ring_efficiency`` of a link. f flows on a node's L links slow each other down
 by 1 + ``contention`` (f / L - 1). A *staged* ring goes through host memory at
