@@ -9,8 +9,8 @@
     TUN      one device an end: read -> Switches.send -> ... until the frame is due -> write
 
 One thread does all of this. It asks for real-time priority, as a relay that waits for a core delays
-the frames; it reports the priority that it gets. It measures its own load to see whether it keeps
-up::
+the frames; where a delay is short, it also asks the kernel to keep idle cores awake. It reports
+what it gets. It measures its own load to see whether it keeps up::
 
     samples      .   .   .   .   .            .   .   .      at least a tenth of a second apart
     busiest          |<-- a second -->|                      the span with the most CPU time
@@ -28,6 +28,7 @@ import os
 import random
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -74,7 +75,8 @@ class Load:
         self.reset()
 
     def reset(self) -> None:
-        self._start: Sample = (time.monotonic(), time.process_time())
+        self._polled_s = 0.0
+        self._start: Sample = (time.monotonic(), self._cpu_s())
         self._samples = deque([self._start])
         self._peak = 0.0
         self._frames = self._late = 0
@@ -83,7 +85,11 @@ class Load:
     def see(self, now_s: float) -> None:
         """Take a sample if one is due; call this before and after each wait."""
         if now_s - self._samples[-1][0] >= _APART_S:
-            self._take((now_s, time.process_time()))
+            self._take((now_s, self._cpu_s()))
+
+    def polled(self, wait_s: float) -> None:
+        """Count ``wait_s`` of a wait that used the core: a busier relay would have skipped it."""
+        self._polled_s += wait_s
 
     def delivered(self, late_s: float) -> None:
         """Count a frame that was delivered ``late_s`` after it was due."""
@@ -93,7 +99,7 @@ class Load:
             self._latest_s = max(self._latest_s, late_s)
 
     def to_dict(self) -> dict[str, Any]:
-        here = (time.monotonic(), time.process_time())
+        here = (time.monotonic(), self._cpu_s())
         self._take(here)
         wall_s, share = here[0] - self._start[0], _share(self._start, here)
         peak = self._peak
@@ -110,6 +116,9 @@ class Load:
             "late_after_s": self._late_after_s,
             "latest_s": self._latest_s,
         }
+
+    def _cpu_s(self) -> float:
+        return time.process_time() - self._polled_s
 
     def _take(self, sample: Sample) -> None:
         """Compute the load of the second that ends with ``sample``."""
@@ -130,6 +139,8 @@ def _share(begin: Sample, end: Sample) -> float:
 _BATCH = 32
 # A frame counts as late beyond this share of the delay, and beyond this time.
 _LATE_SHARE, _LATE_S = 0.1, 0.0002
+# Delays so short that late wake-ups would miss them, and the last part of a wait for them.
+_SHORT_DELAY_S, _POLL_S = 0.002, 0.00015
 # linux/prctl.h: how far the kernel may postpone a timer to bundle it with others.
 _PR_SET_TIMERSLACK = 29
 
@@ -154,16 +165,16 @@ class Relay:
             len(opened), settings["per_node"], between, inside, random.Random().random
         )
         shortest_s = min(item.delay_s for item in (between, inside) if item is not None)
+        self.idle_cores = _keep_awake() if shortest_s < _SHORT_DELAY_S else "sleep"
         self._load = Load(max(_LATE_SHARE * shortest_s, _LATE_S))
+        self._poll_s = _POLL_S if shortest_s < _SHORT_DELAY_S else 0.0
         self._refused = 0
         self._unfinished_line = b""
 
     def run(self) -> None:
         sources = [sys.stdin.fileno(), *self._devices]
         while True:
-            next_s = self._switches.next_s()
-            wait_s = None if next_s is None else max(0.0, next_s - time.monotonic())
-            readable, _, _ = select.select(sources, [], [], wait_s)
+            readable = self._wait(sources)
             self._load.see(time.monotonic())
             for source in readable:
                 if source != sources[0]:
@@ -172,6 +183,28 @@ class Relay:
                     return
             self._write()
             self._load.see(time.monotonic())
+
+    def _wait(self, sources: Sequence[int]) -> list[int]:
+        """Wait for a frame, a command, or the time when a frame is due; returns what is readable.
+
+        A process wakes up 20 to 200 us late, which is much of a short delay, so the last of the
+        wait polls::
+
+            frame read   .- - - sleep - - -.- - - poll - - -.   frame due
+        """
+        begin_s, next_s = time.monotonic(), self._switches.next_s()
+        if next_s is None or next_s - begin_s > self._poll_s:
+            wait_s = None if next_s is None else next_s - begin_s - self._poll_s
+            return select.select(sources, [], [], wait_s)[0]
+        readable: list[int] = []
+        now_s = begin_s
+        while not readable:
+            readable = select.select(sources, [], [], 0)[0]
+            now_s = time.monotonic()
+            if now_s >= next_s:
+                break
+        self._load.polled(now_s - begin_s)
+        return readable
 
     def _read(self, device: int) -> None:
         source = self._nodes[device]
@@ -227,7 +260,8 @@ def main() -> None:
         _answer({"error": f"{error.strerror}: {error.filename or '/dev/net/tun'}"})
         sys.exit(1)
     scheduling = _settle_down(settings["core"])
-    _answer({"bundled": relay.bundled, "core": settings["core"], "scheduling": scheduling})
+    described = {"bundled": relay.bundled, "core": settings["core"], "scheduling": scheduling}
+    _answer({**described, "idle_cores": relay.idle_cores})
     # The objects so far live on, and the loop makes no reference cycles.
     gc.collect()
     gc.freeze()
@@ -267,6 +301,17 @@ def _settle_down(core: int | None) -> str:
     except OSError:
         return "normal"
     return "nice -20"
+
+
+def _keep_awake() -> str:
+    """Have idle cores poll instead of sleep until this process ends, if this user may."""
+    try:
+        # The kernel applies the request while the file is open.
+        device = os.open("/dev/cpu_dma_latency", os.O_WRONLY)
+        os.write(device, struct.pack("i", 0))
+    except OSError:
+        return "sleep"
+    return "poll"
 
 
 _TUN = Path("/dev/net/tun")

@@ -85,3 +85,13 @@ def test_late_frames_are_counted(clocks):
         meter.delivered(behind_s)
     found = meter.to_dict()
     assert (found["frames"], found["late_frames"], found["latest_s"]) == (3, 2, 0.003)
+
+
+def test_polling_before_a_frame_is_due_is_no_load(clocks):
+    meter = module.Load(0.001)
+    for _ in range(20):
+        clocks.work(meter, 0.1, 1.0)
+        meter.polled(0.08)
+    load = meter.to_dict()
+    assert not load["saturated"]
+    assert load["share_of_core"] == pytest.approx(0.2)
