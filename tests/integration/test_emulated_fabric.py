@@ -19,7 +19,7 @@ from ddlbench.runtime.rank_job import RankJobFailed, run_rank_job
 from ddlbench.runtime.staging import stage_cell
 from ddlbench.runtime.supervise import CellFailed, run_cell
 
-DELAY_S = 0.05  # so long that ten percent of it is more than a busy machine adds
+DELAY_S = 0.02  # ten percent of it is more than a busy machine adds
 REASON = available()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes here: {REASON}")
 

@@ -87,9 +87,9 @@ class Load:
         if now_s - self._samples[-1][0] >= _APART_S:
             self._take((now_s, self._cpu_s()))
 
-    def polled(self, wait_s: float) -> None:
-        """Count ``wait_s`` of a wait that used the core: a busier relay would have skipped it."""
-        self._polled_s += wait_s
+    def polled(self, cpu_s: float) -> None:
+        """Take ``cpu_s`` of polling out of the load: a busier relay would not have polled."""
+        self._polled_s += cpu_s
 
     def delivered(self, late_s: float) -> None:
         """Count a frame that was delivered ``late_s`` after it was due."""
@@ -192,18 +192,17 @@ class Relay:
 
             frame read   .- - - sleep - - -.- - - poll - - -.   frame due
         """
-        begin_s, next_s = time.monotonic(), self._switches.next_s()
-        if next_s is None or next_s - begin_s > self._poll_s:
-            wait_s = None if next_s is None else next_s - begin_s - self._poll_s
-            return select.select(sources, [], [], wait_s)[0]
-        readable: list[int] = []
-        now_s = begin_s
-        while not readable:
+        next_s = self._switches.next_s()
+        if next_s is None:
+            return select.select(sources, [], [])[0]
+        sleep_s = next_s - self._poll_s - time.monotonic()
+        if sleep_s > 0:
+            return select.select(sources, [], [], sleep_s)[0]
+        readable: list[int] = select.select(sources, [], [], 0)[0]
+        begin_cpu_s = time.process_time()
+        while not readable and time.monotonic() < next_s:
             readable = select.select(sources, [], [], 0)[0]
-            now_s = time.monotonic()
-            if now_s >= next_s:
-                break
-        self._load.polled(now_s - begin_s)
+        self._load.polled(time.process_time() - begin_cpu_s)
         return readable
 
     def _read(self, device: int) -> None:
