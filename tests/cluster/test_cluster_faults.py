@@ -286,7 +286,7 @@ def test_more_memory_than_the_job_has_is_a_result(faulty):
 
 def test_a_rank_that_hangs_dumps_its_stacks_and_the_cell_fails(faulty):
     faulty.project.configure(experiment("stuck"))
-    faulty.project.change_site(hang_timeout_s=6)
+    faulty.project.change_site(hang_timeout_s=12)
     run, job = faulty.start("--retries", "0")
     faulty.broken()
     faulty.wait_until_gone(job)
@@ -296,7 +296,7 @@ def test_a_rank_that_hangs_dumps_its_stacks_and_the_cell_fails(faulty):
     for rank in (0, 1):
         assert f"{rank}: Current thread" in log or f"{rank}: Thread 0x" in log, log
     assert "in forward" in log
-    faulty.report("a rank hangs (limit 6 s)", "failed, stacks of all ranks in log.txt", "-")
+    faulty.report("a rank hangs (limit 12 s)", "failed, stacks of all ranks in log.txt", "-")
 
 
 def test_a_bug_is_not_tried_again(faulty):
