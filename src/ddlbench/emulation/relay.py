@@ -139,7 +139,8 @@ def _share(begin: Sample, end: Sample) -> float:
 _BATCH = 32
 # A frame counts as late beyond this share of the delay, and beyond this time.
 _LATE_SHARE, _LATE_S = 0.1, 0.0002
-# Delays so short that late wake-ups would miss them, and the last part of a wait for them.
+# A process wakes up 20 to 200 us late. That is a large part of a delay below the first of these
+# times; the second is how long before a frame is due the relay starts to poll.
 _SHORT_DELAY_S, _POLL_S = 0.002, 0.00015
 # linux/prctl.h: how far the kernel may postpone a timer to bundle it with others.
 _PR_SET_TIMERSLACK = 29
@@ -164,10 +165,11 @@ class Relay:
         self._switches = Switches(
             len(opened), settings["per_node"], between, inside, random.Random().random
         )
-        shortest_s = min(item.delay_s for item in (between, inside) if item is not None)
-        self.idle_cores = _keep_awake() if shortest_s < _SHORT_DELAY_S else "sleep"
-        self._load = Load(max(_LATE_SHARE * shortest_s, _LATE_S))
-        self._poll_s = _POLL_S if shortest_s < _SHORT_DELAY_S else 0.0
+        delays_s = [item.delay_s for item in (between, inside) if item is not None]
+        is_short = any(0 < delay_s < _SHORT_DELAY_S for delay_s in delays_s)
+        self.idle_cores = _keep_awake() if is_short else "sleep"
+        self._poll_s = _POLL_S if is_short else 0.0
+        self._load = Load(max(_LATE_SHARE * min(delays_s), _LATE_S))
         self._refused = 0
         self._unfinished_line = b""
 
@@ -187,8 +189,7 @@ class Relay:
     def _wait(self, sources: Sequence[int]) -> list[int]:
         """Wait for a frame, a command, or the time when a frame is due; returns what is readable.
 
-        A process wakes up 20 to 200 us late, which is much of a short delay, so the last of the
-        wait polls::
+        Where a delay is short, the relay polls at the end of a wait::
 
             frame read   .- - - sleep - - -.- - - poll - - -.   frame due
         """
