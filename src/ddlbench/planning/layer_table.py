@@ -147,11 +147,28 @@ def _rows_by_pair() -> tuple[str, Mapping[tuple[str, str], list[str]]]:
 
 
 @cache
-def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
+def known_block_count(network: str, dataset: str) -> int | None:
+    """How many blocks a network has; None if it is not built in and was not traced here before."""
+    blocks = built_in_layers(network, dataset) or _kept(_kept_file(network, dataset))
+    return None if blocks is None else len(blocks)
+
+
+def _kept_file(network: str, dataset: str) -> Path:
     content = f"{key_of(network, dataset)} {DATASETS[dataset]} {_COUNTER.read_text('utf-8')}"
-    path = COUNTED / f"{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.csv"
+    return COUNTED / f"{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.csv"
+
+
+def _kept(path: Path) -> tuple[LayerBlock, ...] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         return _blocks(path.read_text("utf-8"))
+    return None
+
+
+@cache
+def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
+    path = _kept_file(network, dataset)
+    if (kept := _kept(path)) is not None:
+        return kept
     command = [sys.executable, "-m", "ddlbench.networks.operations", network, dataset]
     try:
         done = subprocess.run(

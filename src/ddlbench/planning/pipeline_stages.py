@@ -41,6 +41,7 @@ from ddlbench.experiment.paths import links_file, profile_file
 from ddlbench.experiment.profile import Profile, ProfileKey
 from ddlbench.experiment.status import Reason
 from ddlbench.planning.block_costs import BlockCost
+from ddlbench.planning.layer_table import known_block_count
 from ddlbench.planning.pipeline import Stage
 from ddlbench.planning.plan import BlockSource, Options, RuleText, Tried
 from ddlbench.planning.workload import profile_at
@@ -146,40 +147,37 @@ def why_no_stages(
 
     ``costs`` are of the network's blocks at the site; None if no table knows them.
     """
+    count = known_block_count(cell.network, cell.dataset) if costs is None else len(costs)
     parts = balance.split("+")
     if parts[0].isdigit():
-        dealt = sum(map(int, parts))
-        if len(parts) != len(replicas):
-            return Reason(
-                "wrong_balance",
-                f"balance {balance} has {len(parts)} parts for {len(replicas)} stages",
-            )
-        if costs is not None and dealt != len(costs):
-            return Reason(
-                "wrong_balance",
-                f"balance {balance} deals {dealt} blocks, {cell.network} has {len(costs)}",
-            )
-    elif balance != "profile":
-        return _why_not_by_table(cell, balance, replicas, costs)
-    return None
-
-
-def _why_not_by_table(
-    cell: Cell, balance: str, replicas: Sequence[int], costs: Costs | None
-) -> str | None:
-    if costs is None:
+        return _why_not_dealt(cell, list(map(int, parts)), len(replicas), count)
+    if costs is None and balance != "profile":
         return Reason(
             "unknown_blocks",
             f"balance {balance} reads a table of the built-in networks, and {cell.network} is not "
             "one of them; write balance: profile, or the blocks of each stage, as balance: 5+9",
         )
     least = sum(replicas) if balance == "blocks" else len(replicas)
-    if len(costs) < least:
+    if count is not None and count < least:
         return Reason(
             "too_few_blocks",
-            f"{cell.network} has {len(costs)} blocks, too few for "
+            f"{cell.network} has {count} block{'s' * (count != 1)}, too few for "
             f"{f'{least} devices' if balance == 'blocks' else f'{least} stages'}; "
             "use fewer devices or replicate stages",
+        )
+    return None
+
+
+def _why_not_dealt(cell: Cell, dealt: Sequence[int], stages: int, count: int | None) -> str | None:
+    written = "+".join(map(str, dealt))
+    if len(dealt) != stages:
+        return Reason(
+            "wrong_balance", f"balance {written} has {len(dealt)} parts for {stages} stages"
+        )
+    if count is not None and sum(dealt) != count:
+        return Reason(
+            "wrong_balance",
+            f"balance {written} deals {sum(dealt)} blocks, {cell.network} has {count}",
         )
     return None
 

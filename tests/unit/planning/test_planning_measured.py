@@ -205,7 +205,8 @@ def _rows(**config: Any) -> list[MatrixRow]:
 @pytest.fixture
 def four_blocks(monkeypatch) -> list[dict[str, Any]]:
     """The profile's network is no built-in one, whatever its name."""
-    monkeypatch.setattr("ddlbench.planning.strategy.blocks_of", lambda cell, accelerator: None)
+    for where in ("strategy.blocks_of", "pipeline_stages.known_block_count"):
+        monkeypatch.setattr(f"ddlbench.planning.{where}", lambda *_: None)
     return [block(n, saved_bytes_per_sample=10**6) for n in range(4)]
 
 
