@@ -54,8 +54,8 @@ class FaultyRun:
 
     @property
     def cell(self) -> Path | None:
-        found = list(self.folder.glob("results/testbed/cells/**/rep0"))
-        return found[0] if found else None
+        actual = list(self.folder.glob("results/testbed/cells/**/rep0"))
+        return actual[0] if actual else None
 
     def result(self) -> dict | None:
         path = self.cell / "result.json" if self.cell else None
@@ -84,10 +84,10 @@ class FaultyRun:
         return run, job
 
     def workers(self, job: int) -> list[int]:
-        found = self.bed.processes(job).values()
+        actual = self.bed.processes(job).values()
         return [
             process.pid
-            for processes in found
+            for processes in actual
             for process in processes
             if "ddlbench.runtime.worker" in command_line(process.pid)
         ]
@@ -129,9 +129,9 @@ class FaultyRun:
 def wait_for(condition, seconds=120.0):
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
-        found = condition()
-        if found:
-            return found
+        actual = condition()
+        if actual:
+            return actual
         time.sleep(0.1)
     raise AssertionError("it did not come")
 

@@ -91,5 +91,5 @@ def test_the_smoke_experiment_measures_every_strategy(project, smoke, every_geom
     assert shown.returncode == 0
     folder = project.folder / "results/mine/smoke"
     assert (folder / "figures/speedup.png").stat().st_size > 0
-    found = list((project.folder / "results/mine/cells").rglob("result.json"))
-    assert len(found) == cells
+    actual = list((project.folder / "results/mine/cells").rglob("result.json"))
+    assert len(actual) == cells

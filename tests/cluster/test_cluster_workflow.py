@@ -95,8 +95,8 @@ def test_processes_sit_on_the_right_nodes(project, first_run):
 def test_each_node_has_its_own_copy_of_the_data(project, first_run, bed):
     places = set()
     for node in bed.nodes:
-        found = bed.run(node, "sh", "-c", "stat -c '%d:%i' /scratch/ddlbench-data-*/mnist-*/")
-        places.add(found.stdout.strip())
+        actual = bed.run(node, "sh", "-c", "stat -c '%d:%i' /scratch/ddlbench-data-*/mnist-*/")
+        places.add(actual.stdout.strip())
     assert len(places) == len(bed.nodes)
 
 
@@ -178,5 +178,5 @@ def _jobs(project: Project) -> dict[Cell, str]:
 
 
 def _inode(bed: TestBed, node: str) -> str:
-    found = bed.run(node, "sh", "-c", "stat -c '%i' /scratch/ddlbench-data-*/mnist-*/")
-    return found.stdout.strip()
+    actual = bed.run(node, "sh", "-c", "stat -c '%i' /scratch/ddlbench-data-*/mnist-*/")
+    return actual.stdout.strip()

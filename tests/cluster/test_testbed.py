@@ -169,16 +169,16 @@ def test_a_share_belongs_to_a_device(
     task = tmp_path / "n1" / "job_7" / "0.3"
     assert (task / "cgroup.procs").read_text() == "4711\n"
     if version == 2:
-        found = (task / "cpu.max").read_text().strip() if quota else None
+        actual = (task / "cpu.max").read_text().strip() if quota else None
         limit = task.parent / "memory.max"
     else:
         files = [task / "cpu.cfs_quota_us", task / "cpu.cfs_period_us"]
-        found = " ".join(file.read_text().strip() for file in files) if quota else None
+        actual = " ".join(file.read_text().strip() for file in files) if quota else None
         limit = memory / "n1" / "job_7" / "memory.limit_in_bytes"
         assert (memory / "n1" / "job_7" / "0.3" / "cgroup.procs").read_text() == "4711\n"
     if quota is None:
         assert not list(task.glob("cpu.*"))
-    assert found == quota
+    assert actual == quota
     assert limit.read_text() == f"{100 * 2**20}\n"
 
 
@@ -215,9 +215,9 @@ def test_every_node_has_its_name_address_and_devices(bed: TestBed) -> None:
 @needs_cluster
 def test_scratch_and_shared_memory_are_private_and_scratch_fills_up(bed: TestBed) -> None:
     script = "stat -c '%d' /scratch /dev/shm | tr '\\n' ' '"
-    found = {node: bed.run(node, "sh", "-c", script).stdout.split() for node in bed.nodes}
-    assert len({scratch for scratch, _ in found.values()}) == 4
-    assert len({memory for _, memory in found.values()}) == 4
+    actual = {node: bed.run(node, "sh", "-c", script).stdout.split() for node in bed.nodes}
+    assert len({scratch for scratch, _ in actual.values()}) == 4
+    assert len({memory for _, memory in actual.values()}) == 4
     bed.run("n1", "sh", "-c", "echo mine > /scratch/note; echo mine > /dev/shm/note")
     seen = bed.run("n2", "ls", "/scratch/note", "/dev/shm/note", check=False)
     assert seen.returncode != 0 and not seen.stdout
@@ -314,8 +314,8 @@ def test_processes_of_a_job_are_seen_and_none_outlives_it(bed: TestBed, tmp_path
     job = bed.sbatch(f"srun sh -c '{hidden}'; sleep 1000", "--nodes=2", cwd=tmp_path)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        found = bed.processes(job)
-        sleeping = [node for node, all_ in found.items() for one in all_ if "1000" in one.command]
+        actual = bed.processes(job)
+        sleeping = [node for node, all_ in actual.items() for one in all_ if "1000" in one.command]
         if sorted(sleeping) == ["n1", "n1", "n2"]:
             break
         time.sleep(0.1)
@@ -378,10 +378,10 @@ def traces() -> set[str]:
     paths += Path("/run/netns").glob(f"{PREFIX}*")
     paths += [CONFIG / name for name in CONFIG_FILES]
     paths += map(Path, Cgroups.find().roots)
-    found = {str(path) for path in paths if path.exists()}
-    found |= {f"/etc/hosts: {line}" for line in HOSTS.read_text().splitlines()}
+    actual = {str(path) for path in paths if path.exists()}
+    actual |= {f"/etc/hosts: {line}" for line in HOSTS.read_text().splitlines()}
     mounts = Path("/proc/mounts").read_text().splitlines()
-    found |= {line for line in mounts if PREFIX in line or str(SCRATCH) in line}
+    actual |= {line for line in mounts if PREFIX in line or str(SCRATCH) in line}
     here = Path("/proc/self/ns/net").readlink()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -390,8 +390,8 @@ def traces() -> set[str]:
         except OSError:
             continue
         if command and (elsewhere or command.startswith(("munged", "slurm", "mariadbd"))):
-            found.add(f"{folder.name} {command}")
-    return found
+            actual.add(f"{folder.name} {command}")
+    return actual
 
 
 @pytest.fixture

@@ -68,10 +68,10 @@ def _both_ways(cell: Cell, rank: int, store: Store | None) -> tuple[Counter, tup
 
 @pytest.mark.parametrize("cells", [TWO_DEVICES, FOUR_DEVICES], ids=["2 devices", "4 devices"])
 def test_it_lists_what_it_exchanges(cells):
-    for cell, (_, found, *_) in zip(
+    for cell, (_, actual, *_) in zip(
         cells, run_ranks(_both_ways, cells, cells[0].devices), strict=True
     ):
-        exchanged, messages = found
+        exchanged, messages = actual
         # One span has the sums of split blocks over all ranks, and of the others over groups.
         exchanged["all_reduce"] += cell.strategy == "data-spatial"
         listed = Counter()
@@ -83,9 +83,9 @@ def test_it_lists_what_it_exchanges(cells):
 
 
 def test_messages_within_a_group_and_over_groups():
-    (((_, found, *_),)) = run_ranks(_both_ways, [_cell("data-filter", 2, 2)], 4)
-    groups = {message.ranks for message in found[1]}
+    (((_, actual, *_),)) = run_ranks(_both_ways, [_cell("data-filter", 2, 2)], 4)
+    groups = {message.ranks for message in actual[1]}
     assert groups == {(0, 1), (1, 3)}  # its node's, and its counterpart on the other
-    (((_, found, *_),)) = run_ranks(_both_ways, [_cell("spatial", 1, 4)], 4)
-    swaps = {message.ranks for message in found[1] if message.operation == "swap"}
+    (((_, actual, *_),)) = run_ranks(_both_ways, [_cell("spatial", 1, 4)], 4)
+    swaps = {message.ranks for message in actual[1] if message.operation == "swap"}
     assert (0, 1, 2) in swaps  # both neighbours at once

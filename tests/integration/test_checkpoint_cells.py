@@ -160,10 +160,10 @@ def test_kill_9_at_random_steps_loses_no_more_than_the_interval(
     assert scores[0] == scores[1]
     assert len(scores[0]) == (cell.epochs if cell.validate else 0)
     ends = (states(path, 2, steps) for path in (folder, tmp_path / "straight"))
-    for found, expected in zip(*ends, strict=True):
-        assert_same_bits(found["executor"], expected["executor"])
-        assert_same_bits(found["random"], expected["random"])
-        losses = [state["so_far"]["measured"]["loss"] for state in (found, expected)]
+    for actual, expected in zip(*ends, strict=True):
+        assert_same_bits(actual["executor"], expected["executor"])
+        assert_same_bits(actual["random"], expected["random"])
+        losses = [state["so_far"]["measured"]["loss"] for state in (actual, expected)]
         assert losses[0] == losses[1]
     rows = [(f / "steps.csv").read_text().splitlines() for f in (folder, tmp_path / "straight")]
     assert len(rows[0]) == len(rows[1]) == 1 + 2 + steps

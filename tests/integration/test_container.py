@@ -34,7 +34,7 @@ def test_it_trains_what_it_trains_outside(strategy, starter, tmp_path, monkeypat
     box = Container(image=IMAGE, arguments=("--bind", str(tmp_path), *OPTIONS))
     cell = CELL.with_(strategy=strategy)
     site = local_site(tmp_path, container=box, starter=starter)
-    found, folder = run_one(cell, site, tmp_path)
-    assert found["status"] == "ok", (found["reason"], (folder / "log.txt").read_text()[-2000:])
+    actual, folder = run_one(cell, site, tmp_path)
+    assert actual["status"] == "ok", (actual["reason"], (folder / "log.txt").read_text()[-2000:])
     known = shared_cells.run(cell).result
-    assert found["loss"] == pytest.approx(known["loss"], rel=1e-5)
+    assert actual["loss"] == pytest.approx(known["loss"], rel=1e-5)

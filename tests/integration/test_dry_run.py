@@ -190,9 +190,9 @@ def test_a_parameter_server_greets_both_ways_before_anything_is_expected():
     (ranks,) = run_ranks(partial(train_here, True), [cell], 3)
     # With each worker one greeting on PUSH and one on PULL; then the rehearsal; then the weights.
     greetings = {"server": ["recv", "recv", "send", "send"], "worker": ["send", "recv"]}
-    for rank, found in enumerate(ranks):
+    for rank, actual in enumerate(ranks):
         expected = greetings["server" if rank == 0 else "worker"]
-        log = found["log"]
+        log = actual["log"]
         assert log[: len(expected) + 1] == [*((name, 1) for name in expected), ("practise", 0)]
         assert between(log) == []
         handed_out = {name for name, _ in log[log.index(("practised", 0)) + 1 :]}

@@ -34,10 +34,10 @@ def _probed_once():
 
     def first_probe(nodes):
         links = tuple(nodes.hosts)
-        found = passed.get(links) or probe(nodes)
-        if found["ok"]:
-            passed[links] = found
-        return found
+        actual = passed.get(links) or probe(nodes)
+        if actual["ok"]:
+            passed[links] = actual
+        return actual
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EmulatedNodes, "probe", first_probe)

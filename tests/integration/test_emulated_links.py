@@ -32,16 +32,16 @@ def small_site(nodes, devices):
 @pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes here: {REASON}")
 def test_what_is_measured_is_the_emulated_link(tmp_path):
     measure_links(small_site(2, 1), "slow", tmp_path / "links.json")
-    found = read_links(tmp_path / "links.json").to_dict()
-    one_way, both_ways = found["pairs"]
+    actual = read_links(tmp_path / "links.json").to_dict()
+    one_way, both_ways = actual["pairs"]
     assert both_ways["direction"] == "bidirectional"
     # Half a round trip between the nodes is the delay, and what gloo and two processes add.
     for world in (one_way, both_ways):
         assert world["nodes"] == [0, 1]
         for latency_s in (world["latency_s"][0][1], world["latency_s"][1][0]):
             assert latency_s >= 0.9 * DELAY_S
-    link = found["provenance"]["link"]
-    assert link["fabric"] == found["fabric"] == "slow"
+    link = actual["provenance"]["link"]
+    assert link["fabric"] == actual["fabric"] == "slow"
     assert link["setting"]["latency_s"] == DELAY_S
     assert link["usage"]["over"] == "whole run"
 

@@ -157,9 +157,9 @@ def test_every_pair_is_at_least_the_delay_apart(nodes):
     # The relay waits a little less than the delay, by what the machine itself adds to it.
     least_s = 0.999 * (0.005 - nodes.describe()["compensation_s"])
     for source, target in ((0, 1), (1, 2), (2, 0)):
-        found = echoes(nodes, source, target, 10)
-        assert len(found) == 10
-        assert min(found) >= 2 * least_s
+        actual = echoes(nodes, source, target, 10)
+        assert len(actual) == 10
+        assert min(actual) >= 2 * least_s
 
 
 def test_a_stream_arrives_as_it_was_sent(nodes):
@@ -208,11 +208,11 @@ def test_a_network_has_at_least_two_nodes(count):
 def test_a_probe_holds_setting_and_measurement():
     slow = condition(latency_s=0.02, bandwidth_bits_per_s=50e6, loss=0.1, backend="relay")
     with EmulatedNodes(slow, 2) as nodes:
-        found = nodes.probe(["reno"])
-    json.dumps(found, allow_nan=False)
-    assert found["setting"] == {**slow.to_dict(), "nodes": 2}
-    assert found["ok"] == (not found["misses"])
-    measured = found["measured"]
+        actual = nodes.probe(["reno"])
+    json.dumps(actual, allow_nan=False)
+    assert actual["setting"] == {**slow.to_dict(), "nodes": 2}
+    assert actual["ok"] == (not actual["misses"])
+    measured = actual["measured"]
     assert measured["one_way_delay_s"] >= 0.999 * (0.02 - measured["links"]["compensation_s"])
     assert measured["rate_bits_per_s"] <= 50e6 * 1.5
     assert [one["congestion_control"] for one in measured["tcp"]] == ["cubic", "reno"]
@@ -234,9 +234,9 @@ def test_a_slow_link_has_its_delay_and_the_time_of_its_bits():
     slow = condition(latency_s=0.005, bandwidth_bits_per_s=1e6, backend="relay")
     with EmulatedNodes(slow, 2) as nodes:
         compensation_s = nodes.describe()["compensation_s"]
-        found = echoes(nodes, 0, 1, 10)
+        actual = echoes(nodes, 0, 1, 10)
     bits_s = 2 * 28 * 8 / 1e6
-    assert min(found) >= 2 * 0.999 * (0.005 - compensation_s + bits_s)
+    assert min(actual) >= 2 * 0.999 * (0.005 - compensation_s + bits_s)
 
 
 INSIDE = LinkCondition(latency_s=0.005, bandwidth_bits_per_s=400e6, loss=0.0)
@@ -272,10 +272,10 @@ def test_devices_have_links_of_their_own_inside_nodes_of_one_name():
 def test_one_node_may_have_links_inside_it_and_they_are_probed():
     only = LinkCondition(0.0, None, 0.0, inside=INSIDE)
     with EmulatedNodes(only, 1, 3) as nodes:
-        found = nodes.probe()
-    json.dumps(found, allow_nan=False)
-    assert found["setting"] == {**only.to_dict(), "nodes": 1, "devices_per_node": 3}
-    measured = found["measured"]
+        actual = nodes.probe()
+    json.dumps(actual, allow_nan=False)
+    assert actual["setting"] == {**only.to_dict(), "nodes": 1, "devices_per_node": 3}
+    measured = actual["measured"]
     assert (measured["pairs"], measured["loss"]) == ([], None)
     (pair,) = measured["inside"]["pairs"]
     assert (pair["node"], pair["from"], pair["to"]) == (0, 0, 2)
@@ -338,14 +338,14 @@ def test_nothing_is_left_of_an_owner_that_was_killed():
 
 
 def _with_marker(marker):
-    found = []
+    actual = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and marker.encode() in (entry / "environ").read_bytes():
-                found.append(entry.name)
+                actual.append(entry.name)
         except OSError:
             continue
-    return found
+    return actual
 
 
 def test_the_same_inside_a_user_namespace(monkeypatch):

@@ -68,11 +68,11 @@ def test_weights_equal_sequential_training_in_pipelines() -> None:
         assert strategy_of(cell.strategy).supports(cell) is None, cell.id
     for cell, ranks in zip(cells, train(cells, RUNS), strict=True):
         expected, losses = reference(cell, make_plan(cell).details.get("chunks", 1), STEPS)
-        found = {name: value for rank in ranks for name, value in rank["state"].items()}
-        assert set(found) == set(expected)
+        actual = {name: value for rank in ranks for name, value in rank["state"].items()}
+        assert set(actual) == set(expected)
         for name, value in expected.items():
             torch.testing.assert_close(
-                found[name], value, rtol=1e-9, atol=1e-11, msg=f"{cell.id}: {name}"
+                actual[name], value, rtol=1e-9, atol=1e-11, msg=f"{cell.id}: {name}"
             )
         (of_last,) = [rank["loss"] for rank in ranks if rank["loss"]]
         assert of_last == pytest.approx(losses, rel=1e-10)

@@ -32,22 +32,22 @@ def measured(tmp_path_factory):
 
 
 def test_both_scopes_have_all_pairs(measured):
-    found = read_links(measured).to_dict()
-    assert [(p["scope"], p["method"], p["direction"]) for p in found["pairs"]] == [
+    actual = read_links(measured).to_dict()
+    assert [(p["scope"], p["method"], p["direction"]) for p in actual["pairs"]] == [
         ("node", "device-copies", "unidirectional"),
         ("world", "gloo", "unidirectional"),
         ("world", "gloo", "bidirectional"),
     ]
-    for pair in found["pairs"]:
+    for pair in actual["pairs"]:
         for key in ("bandwidth_bytes_per_s", "latency_s"):
             values = [pair[key][0][1], pair[key][1][0]]
             assert all(0 < value < math.inf for value in values)
-    assert found["pairs"][0]["node_type"]
+    assert actual["pairs"][0]["node_type"]
 
 
 def test_every_operation_is_swept_and_fitted(measured):
-    found = read_links(measured).to_dict()
-    kinds = {(sweep["operation"], sweep["transport"]) for sweep in found["sweeps"]}
+    actual = read_links(measured).to_dict()
+    kinds = {(sweep["operation"], sweep["transport"]) for sweep in actual["sweeps"]}
     wanted = {
         (operation, "gloo")
         for operation in ("p2p", "all_reduce", "broadcast", "all_gather", "reduce_scatter")
@@ -56,7 +56,7 @@ def test_every_operation_is_swept_and_fitted(measured):
     if importlib.util.find_spec("horovod"):
         wanted.add(("all_reduce", "horovod"))
     assert kinds == wanted
-    for sweep in found["sweeps"]:
+    for sweep in actual["sweeps"]:
         assert (sweep["level"], sweep["ranks"]) == ("node", 2)
         sizes = [point["message_bytes"] for point in sweep["points"]]
         assert sizes == sorted(sizes)
@@ -65,7 +65,7 @@ def test_every_operation_is_swept_and_fitted(measured):
         assert sweep["fit"]["pieces"]
         # On a machine that is busy a sweep may end early, but never in silence.
         name = f"{sweep['operation']} over 1x2 with {sweep['transport']}"
-        if not any(note.startswith(name) for note in found["notes"]):
+        if not any(note.startswith(name) for note in actual["notes"]):
             gathers = sweep["operation"] == "all_gather"
             assert sizes[-1] == (LARGEST // 2 if gathers else LARGEST)
 
@@ -81,8 +81,8 @@ def test_messages_were_timed_after_a_computation(measured):
     delays = read_links(measured).delays
     collectives = {(name, "gloo") for name in ("all_reduce", "all_gather", "reduce_scatter")}
     sharded = {("all_gather", "fsdp"), ("reduce_scatter", "fsdp")}
-    found = {(delay.operation, delay.transport) for delay in delays}
-    assert found == {("p2p", "gloo"), *collectives, *sharded}
+    actual = {(delay.operation, delay.transport) for delay in delays}
+    assert actual == {("p2p", "gloo"), *collectives, *sharded}
     assert {(delay.nodes, delay.devices_per_node, delay.ranks) for delay in delays} == {(1, 2, 2)}
     assert [delay.operation for delay in delays if delay.alone_s] == ["p2p"]
 
@@ -129,13 +129,13 @@ def test_groups_of_ranks_within_and_between_nodes(nodes, devices, wanted, tmp_pa
     site = small_site(nodes, devices)
     few = replace(site.interconnect, largest_bytes=2**12, sweep_budget_s=0.1)
     site = replace(site, interconnect=few)
-    found = measure_links(site, "emulated", tmp_path / "links.json").to_dict()
-    groups = {(s["nodes"], s["devices_per_node"], s["ranks"], s["level"]) for s in found["sweeps"]}
+    actual = measure_links(site, "emulated", tmp_path / "links.json").to_dict()
+    groups = {(s["nodes"], s["devices_per_node"], s["ranks"], s["level"]) for s in actual["sweeps"]}
     assert groups == wanted
-    world = next(pair for pair in found["pairs"] if pair["scope"] == "world")
+    world = next(pair for pair in actual["pairs"] if pair["scope"] == "world")
     assert world["nodes"] == [node for node in range(nodes) for _ in range(devices)]
     assert len(world["bandwidth_bytes_per_s"]) == nodes * devices
-    assert found["fabric"] == "emulated"
+    assert actual["fabric"] == "emulated"
 
 
 def test_a_gpu_site_without_a_gpu_is_one_sentence(tmp_path):

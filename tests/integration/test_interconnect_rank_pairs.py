@@ -67,9 +67,9 @@ def pairs_here(most: int, rank: int, store: dist.Store, *, budget_s: float) -> d
     members = members_of(1, 3, 3)
     group = Group(members, members[rank], store, torch.device("cpu"), "lo")
     with joined(group):
-        found = rank_pairs.measure_pairs(group, budget_s)
+        actual = rank_pairs.measure_pairs(group, budget_s)
         dist.barrier()
-    return found
+    return actual
 
 
 def measured(budget_s: float = 60, most: int = MOST_PAIRS) -> list[dict]:
@@ -192,7 +192,7 @@ def test_sweeps_are_kept_when_the_pairs_fail(tmp_path, monkeypatch):
 
     monkeypatch.setattr(measure_module, "run_rank_job", run_rank_job)
     site = replace(load_site("local"), nodes=1, devices_per_node=2)
-    found = measure_module.measure_links(site, "default", tmp_path / "links.json")
+    actual = measure_module.measure_links(site, "default", tmp_path / "links.json")
     assert asked == ["sweep", "rank_pairs"]
-    assert found.notes == ("swept", "no pairs of ranks: rank 3: the network is down")
+    assert actual.notes == ("swept", "no pairs of ranks: rank 3: the network is down")
     assert read_links(tmp_path / "links.json").pairs == ()

@@ -17,16 +17,16 @@ SIZES = [2**10, 2**11, 2**12, 2**13]
 def sweep_here(_item: Any, rank: int, store: dist.Store) -> list[dict[str, Any]]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     limits = torch.device("cpu"), LARGEST_BYTES, BUDGET_S
-    found = sweep_reducer(*limits) + sweep_sharded(*limits)
+    actual = sweep_reducer(*limits) + sweep_sharded(*limits)
     dist.destroy_process_group()
-    return found
+    return actual
 
 
 def test_every_size_is_in_every_sweep():
-    ((found, *_),) = run_ranks(sweep_here, ["three ranks"], RANKS)
+    ((actual, *_),) = run_ranks(sweep_here, ["three ranks"], RANKS)
     sizes = {
         (sweep["transport"], sweep["operation"]): [one["message_bytes"] for one in sweep["points"]]
-        for sweep in found
+        for sweep in actual
     }
     whole = [-(-size // (4 * RANKS)) * 4 * RANKS for size in SIZES]  # elements that divide
     assert sizes == {
@@ -34,5 +34,5 @@ def test_every_size_is_in_every_sweep():
         ("fsdp", "all_gather"): [size // RANKS for size in whole],
         ("fsdp", "reduce_scatter"): whole,
     }
-    times = [time_s for sweep in found for one in sweep["points"] for time_s in one["times_s"]]
+    times = [time_s for sweep in actual for one in sweep["points"] for time_s in one["times_s"]]
     assert min(times) > 0

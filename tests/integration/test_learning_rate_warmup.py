@@ -64,10 +64,10 @@ def test_it_rises_as_in_sequential_training(cell, parts):
     full, _losses = reference(cell.with_(learning_rate_warmup_steps=0), parts, steps)
     (ranks,) = train([cell], RUNS)
     trained = [rank["state"] for rank in ranks if rank["role"] != "server"]
-    found = {name: value for state in trained for name, value in state.items()}
-    assert_same_weights(found, expected, rtol=1e-4, atol=1e-5)
+    actual = {name: value for state in trained for name, value in state.items()}
+    assert_same_weights(actual, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(AssertionError):
-        assert_same_weights(found, full, rtol=1e-4, atol=1e-5)
+        assert_same_weights(actual, full, rtol=1e-4, atol=1e-5)
 
 
 def test_a_resumed_cell_goes_on_with_the_right_rate(tmp_path):

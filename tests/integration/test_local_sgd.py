@@ -52,14 +52,14 @@ def test_every_replica_is_that_of_the_simulation(ranks):
         cell_of(ranks, momentum=0.0, **NESTEROV, outer_lr=0.3, outer_momentum=0.5),
         cell_of(ranks, "small_networks:odd", **NESTEROV),
     ]
-    for cell, found in zip(cells, train(cells, RUNS), strict=True):
+    for cell, actual in zip(cells, train(cells, RUNS), strict=True):
         states, losses = by_hand(cell, ranks)
-        for rank, result in enumerate(found):
+        for rank, result in enumerate(actual):
             # Two steps into a round the replicas differ; batch norm's statistics always do.
             for name, value in states[rank].items():
                 torch.testing.assert_close(result["state"][name], value, rtol=1e-10, atol=1e-12)
             assert result["loss"] == pytest.approx(losses[rank])
-        weights = [result["state"]["head.weight"] for result in found]
+        weights = [result["state"]["head.weight"] for result in actual]
         assert not torch.equal(weights[0], weights[1])
 
 

@@ -25,12 +25,12 @@ PIPELINES = {
 
 def warmups(replicas, extra=0):
     """Written out once more, from the end: W_s + 1 = ceil(demand_{s+1} / r_s) + 1."""
-    found, least, demand = [0], replicas[-1], replicas[-1]
+    actual, least, demand = [0], replicas[-1], replicas[-1]
     for count in reversed(replicas[:-1]):
         waiting = max(ceil(least / count) + extra, ceil(demand / count))
         least, demand = count * (ceil(least / count) + 1), count * (waiting + 1)
-        found.insert(0, waiting)
-    return found
+        actual.insert(0, waiting)
+    return actual
 
 
 def stashed(replicas, extra=0, behind=0):
@@ -73,17 +73,17 @@ def assert_equals_replay(cell, version_of, ranks):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_pipeline_equals_its_replay(ranks):
     cells, versions = zip(*cases(ranks), strict=True)
-    for cell, version_of, found in zip(cells, versions, train(cells, RUNS), strict=True):
-        assert_equals_replay(cell, version_of, found)
-        assert {tuple(rank["ids"]) for rank in found} == {tuple(range(COUNT))}
-        for rank in found:
+    for cell, version_of, actual in zip(cells, versions, train(cells, RUNS), strict=True):
+        assert_equals_replay(cell, version_of, actual)
+        assert {tuple(rank["ids"]) for rank in actual} == {tuple(range(COUNT))}
+        for rank in actual:
             assert rank["steps"] == rank["loads"] == [*(count for _, count in RUNS), 0]
             assert rank["wait_s"] >= 0
         # No more weight versions than the plan says; as many where the run is long enough.
-        details = found[0]["details"]
+        details = actual[0]["details"]
         for stage, numbers in enumerate(details["stage_ranks"]):
             for number in numbers:
-                assert found[number]["versions"] <= details["weight_versions"][stage], cell.id
+                assert actual[number]["versions"] <= details["weight_versions"][stage], cell.id
 
 
 def test_weight_versions_and_what_is_kept():

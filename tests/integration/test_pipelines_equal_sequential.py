@@ -92,11 +92,11 @@ def test_the_papers_networks_too():
     ]
     for cell, ranks in zip(cells, train(cells, RUNS, limit_s=600), strict=True):
         expected, _ = reference(cell, 2, STEPS)
-        found = {name: value for rank in ranks for name, value in rank["state"].items()}
-        assert set(found) == set(expected)
+        actual = {name: value for rank in ranks for name, value in rank["state"].items()}
+        assert set(actual) == set(expected)
         for name, value in expected.items():
             # Batch norm after batch norm amplifies the last bit.
-            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-8, msg=name)
+            torch.testing.assert_close(actual[name], value, rtol=1e-6, atol=1e-8, msg=name)
 
 
 def _assert_whole(cell: Cell, ranks: list[dict], expected: dict) -> None:
@@ -104,19 +104,19 @@ def _assert_whole(cell: Cell, ranks: list[dict], expected: dict) -> None:
     initial = network_of(cell).state_dict()
     processes = make_plan(cell).processes
     for replica in range(processes[-1].replica + 1):
-        found: dict = {}
+        actual: dict = {}
         for process, rank in zip(processes, ranks, strict=True):
             if process.replica == replica:
-                assert not set(found) & set(rank["state"])
-                found |= rank["state"]
-        assert set(found) == set(expected)
+                assert not set(actual) & set(rank["state"])
+                actual |= rank["state"]
+        assert set(actual) == set(expected)
         for name, value in expected.items():
             if name.endswith(STATISTICS) and processes[-1].replica:
                 continue  # each replica has the statistics of its own samples
             message = f"{cell.id}: {name}"
-            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10, msg=message)
+            torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-10, msg=message)
             if name.endswith("weight"):
-                assert (found[name] - initial[name]).abs().max() > 1e-4, message
+                assert (actual[name] - initial[name]).abs().max() > 1e-4, message
 
 
 def _assert_losses(cell: Cell, ranks: list[dict], losses: list[float]) -> None:
@@ -125,9 +125,9 @@ def _assert_losses(cell: Cell, ranks: list[dict], losses: list[float]) -> None:
     for process, rank in zip(processes, ranks, strict=True):
         assert len(rank["loss"]) == (STEPS if "labels" in process.needs else 0)
         assert rank["ids"] == list(range(STEPS))
-    found = torch.tensor([rank["loss"] for rank in ranks if rank["loss"]], dtype=torch.float64)
+    actual = torch.tensor([rank["loss"] for rank in ranks if rank["loss"]], dtype=torch.float64)
     torch.testing.assert_close(
-        found.mean(dim=0), torch.tensor(losses, dtype=torch.float64), rtol=1e-12, atol=0
+        actual.mean(dim=0), torch.tensor(losses, dtype=torch.float64), rtol=1e-12, atol=0
     )
 
 

@@ -69,8 +69,8 @@ def test_a_whole_cell_says_what_it_moved(shared_cells):
 def test_an_all_reduce_moves_what_a_ring_moves(strategy, ranks):
     if strategy == "horovod":
         pytest.importorskip("horovod.torch")
-    (found,) = count_bytes(_cell(strategy, ranks))
-    assert_sent(found, [_ring(ranks, found[0].parameter_bytes)] * ranks)
+    (actual,) = count_bytes(_cell(strategy, ranks))
+    assert_sent(actual, [_ring(ranks, actual[0].parameter_bytes)] * ranks)
 
 
 def test_shares_are_gathered_and_summed():
@@ -82,8 +82,8 @@ def test_shares_are_gathered_and_summed():
     )
     whole_bytes = frees[0].parameter_bytes
     last_bytes = (64 + 1) * 10 * FLOAT_BYTES  # the classifier's are kept
-    for found, gathered in ((frees, 2 * whole_bytes - last_bytes), (keeps, whole_bytes)):
-        assert_sent(found, [(ranks - 1) / ranks * (gathered + 2 * whole_bytes)] * ranks)
+    for actual, gathered in ((frees, 2 * whole_bytes - last_bytes), (keeps, whole_bytes)):
+        assert_sent(actual, [(ranks - 1) / ranks * (gathered + 2 * whole_bytes)] * ranks)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def test_each_pair_of_linear_layers_is_summed_once_each_way(network, dataset, ra
     cell = _cell("tensor-parallel", ranks, network)
     if groups > 1:
         cell = _cell("data-tensor", ranks, network, group=group)
-    (found,) = count_bytes(cell.with_(dataset=dataset, batch_size=4 * groups))
+    (actual,) = count_bytes(cell.with_(dataset=dataset, batch_size=4 * groups))
     shape = transformer_shape(network, dataset)
     tokens_bytes = 4 * shape["sequence_length"] * shape["hidden_size"] * FLOAT_BYTES
     sent = _ring(group, 4 * shape["layers"] * tokens_bytes)
     if groups > 1:
         width = shape["hidden_size"]
         split_bytes = shape["layers"] * (4 * width**2 + 3 * width + 8 * width**2 + 4 * width)
-        whole_bytes = found[0].parameter_bytes - split_bytes * FLOAT_BYTES
+        whole_bytes = actual[0].parameter_bytes - split_bytes * FLOAT_BYTES
         sent += whole_bytes + split_bytes * FLOAT_BYTES / group  # over two groups
-    assert_sent(found, [sent] * ranks)
+    assert_sent(actual, [sent] * ranks)
 
 
 def test_weights_move_once_a_round():
@@ -117,15 +117,15 @@ def test_weights_move_once_a_round():
         _cell("local-sgd", ranks, average_every_steps=steps, outer_optimizer=outer)
         for outer in ("average", "nesterov")
     ]
-    for found in count_bytes(*cells):
-        assert_sent(found, [_ring(ranks, found[0].parameter_bytes) / steps] * ranks)
+    for actual in count_bytes(*cells):
+        assert_sent(actual, [_ring(ranks, actual[0].parameter_bytes) / steps] * ranks)
 
 
 def test_a_pipeline_moves_activations_and_gradients_across_its_cut():
     cut_bytes = BATCH * 128 * FLOAT_BYTES  # of a mini-batch, behind the first hidden layer
     cells = [_cell("pipe-1f1b", balance="3+3", chunks=4), _cell("pipedream", balance="3+3")]
-    for found in count_bytes(*cells):
-        assert_sent(found, [cut_bytes] * 2)
+    for actual in count_bytes(*cells):
+        assert_sent(actual, [cut_bytes] * 2)
 
 
 def test_a_result_says_what_its_plan_was_made_from(tmp_path, monkeypatch):

@@ -108,9 +108,9 @@ def _assert_equal(cell: Cell, ranks: list[dict], atol: float) -> None:
             )
             if name.endswith("weight"):
                 assert (rank["state"][name] - initial[name]).abs().max() > 1e-5, message
-    found = torch.tensor([rank["loss"] for rank in ranks], dtype=torch.float64)
+    actual = torch.tensor([rank["loss"] for rank in ranks], dtype=torch.float64)
     expected_losses = torch.tensor(losses, dtype=torch.float64)
-    torch.testing.assert_close(found.mean(dim=0), expected_losses, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(actual.mean(dim=0), expected_losses, rtol=1e-6, atol=1e-9)
 
 
 def _assert_told(cell: Cell, ranks: list[dict]) -> None:

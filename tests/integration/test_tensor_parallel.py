@@ -68,7 +68,7 @@ def test_weights_and_losses_equal_sequential_training(cells: list[Cell]) -> None
         for name, value in initial.items():
             if name.endswith("weight"):
                 assert (ranks[0]["state"][name] - value).abs().max() > 1e-5, f"{cell.id}: {name}"
-        found = torch.tensor([rank["loss"] for rank in ranks], dtype=torch.float64)
+        actual = torch.tensor([rank["loss"] for rank in ranks], dtype=torch.float64)
         torch.testing.assert_close(
-            found.mean(dim=0), torch.tensor(losses, dtype=torch.float64), rtol=1e-9, atol=1e-12
+            actual.mean(dim=0), torch.tensor(losses, dtype=torch.float64), rtol=1e-9, atol=1e-12
         )

@@ -26,14 +26,14 @@ TORCHRUN = {"starter": "torchrun"}
     ],
 )
 def test_it_trains_what_other_starters_train(cell, tmp_path, shared_cells):
-    found, _ = run_one(cell, local_site(tmp_path, cell.devices, **TORCHRUN), tmp_path)
-    assert found["status"] == "ok", found["reason"]
+    actual, _ = run_one(cell, local_site(tmp_path, cell.devices, **TORCHRUN), tmp_path)
+    assert actual["status"] == "ok", actual["reason"]
     known = shared_cells.run(cell).result
-    assert found["processes"] == known["processes"]
-    assert found["loss"]["first"] == pytest.approx(known["loss"]["first"], rel=1e-6)
+    assert actual["processes"] == known["processes"]
+    assert actual["loss"]["first"] == pytest.approx(known["loss"]["first"], rel=1e-6)
     if cell.strategy != "parameter-server":  # whose workers update in any order
-        assert found["loss"] == pytest.approx(known["loss"], rel=1e-6)
-    environment = found["provenance"]["environment"]
+        assert actual["loss"] == pytest.approx(known["loss"], rel=1e-6)
+    environment = actual["provenance"]["environment"]
     assert "TORCHELASTIC_RUN_ID" in environment
     assert "TORCHELASTIC_RUN_ID" not in known["provenance"]["environment"]
 
@@ -90,8 +90,8 @@ def test_one_torchrun_on_each_node_meet(tmp_path, monkeypatch, shared_cells):
     except ConfigError as error:
         pytest.skip(str(error))
     cell = odd_cell("plain", "ddp", nodes=2).with_(devices_per_node=1)
-    found, _ = run_one(cell, site, tmp_path)
-    assert found["status"] == "ok", found["reason"]
+    actual, _ = run_one(cell, site, tmp_path)
+    assert actual["status"] == "ok", actual["reason"]
     known = shared_cells.run(cell.with_(nodes=1, devices_per_node=2)).result
-    assert found["loss"] == pytest.approx(known["loss"], rel=1e-6)
-    assert found["processes"] == 2
+    assert actual["loss"] == pytest.approx(known["loss"], rel=1e-6)
+    assert actual["processes"] == 2

@@ -161,12 +161,12 @@ def score_here(cell: Cell, rank: int, store: Any) -> list[tuple[int, int]]:
     )
     extent = Extent(1, EPOCHS, STEPS, validate_every_steps=STEPS)
     before = torch.get_rng_state()
-    found = measure(executor, extent, context.devices, 1, validation=validation)
+    actual = measure(executor, extent, context.devices, 1, validation=validation)
     assert torch.equal(torch.get_rng_state(), before)
-    assert len(found.measured.step_s) == EPOCHS * STEPS
+    assert len(actual.measured.step_s) == EPOCHS * STEPS
     barrier(store, "done", plan.world_size)
     executor.close()
-    return [(score.steps, score.correct) for score in found.scores]
+    return [(score.steps, score.correct) for score in actual.scores]
 
 
 @cache
@@ -191,12 +191,12 @@ def test_synchronous_strategies_have_the_accuracies_of_sequential_training(world
     assert [steps for steps, _ in sequential] == [12, 24, 36]
     assert sequential[-1][1] > 4 * CHANCE
     cells = WORLDS[world]
-    for cell, found in zip(cells, scores_of(tuple(cells)), strict=True):
-        assert [steps for steps, _ in found] == [12, 24, 36], cell.id
+    for cell, actual in zip(cells, scores_of(tuple(cells)), strict=True):
+        assert [steps for steps, _ in actual] == [12, 24, 36], cell.id
         if strategy_of(cell.strategy).is_synchronous(cell):
-            assert found == sequential, cell.id
+            assert actual == sequential, cell.id
         else:
-            assert found[-1][1] > 3 * CHANCE, cell.id
+            assert actual[-1][1] > 3 * CHANCE, cell.id
 
 
 def test_a_whole_cell_counts_the_same_bytes_and_trains_the_same_with_validation(

@@ -60,14 +60,14 @@ def test_the_easyconfig_supplies_what_pyproject_asks_for(tool, tmp_path):
     assert out.is_file(), done.stdout + done.stderr
     answer = json.loads(out.read_text(encoding="utf-8"))
     assert answer["style"] == 0, done.stdout
-    found = {canonicalize_name(name): version for name, version in answer["found"].items()}
+    actual = {canonicalize_name(name): version for name, version in answer["found"].items()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = [Requirement(text) for text in project["dependencies"]]
     asked += [Requirement(text) for text in project["optional-dependencies"]["measure"]]
     missing = {
-        str(requirement): found.get(canonicalize_name(requirement.name))
+        str(requirement): actual.get(canonicalize_name(requirement.name))
         for requirement in asked
-        if not requirement.specifier.contains(found.get(canonicalize_name(requirement.name), "0"))
+        if not requirement.specifier.contains(actual.get(canonicalize_name(requirement.name), "0"))
     }
     assert missing == {}
 

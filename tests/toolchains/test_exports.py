@@ -53,11 +53,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def export(results: Path, out: Path, name: str, programs: Path | None = None, *more: str) -> None:
     """Write the export twice; with a tool's packages where the format needs them."""
-    found = list((programs.parent / "lib").glob("python*/site-packages")) if programs else []
+    actual = list((programs.parent / "lib").glob("python*/site-packages")) if programs else []
     arguments = ["report", "export", "--to", name, "--out", str(out), *more, str(results)]
     for _ in range(2):
         subprocess.run(
-            [sys.executable, "-c", _EXPORT, str(found[0]) if found else "", *arguments],
+            [sys.executable, "-c", _EXPORT, str(actual[0]) if actual else "", *arguments],
             check=True, cwd=ROOT,
         )  # fmt: skip
 
@@ -89,13 +89,13 @@ print(json.dumps({
     "about": {k.decode(): v.decode() for k, v in cells.schema.metadata.items()},
 }))
 """
-    found = asked(tool("pyarrow"), code, tmp_path / "out")
+    actual = asked(tool("pyarrow"), code, tmp_path / "out")
     known = medians(results)
-    assert found["medians"] == known
-    assert found["unit"] == "s"
-    assert found["steps"] == 26 * len(known)
-    assert set(found["status"]) == {"ok", "timeout", "out_of_memory", "failed", "invalid"}
-    assert found["about"]["license"] == "Apache-2.0"
+    assert actual["medians"] == known
+    assert actual["unit"] == "s"
+    assert actual["steps"] == 26 * len(known)
+    assert set(actual["status"]) == {"ok", "timeout", "out_of_memory", "failed", "invalid"}
+    assert actual["about"]["license"] == "Apache-2.0"
 
 
 def test_duckdb_queries_the_tables(results: Path, tmp_path: Path, tool: Tool) -> None:
@@ -113,13 +113,13 @@ print(json.dumps({
     "comment": ask("SELECT comment FROM duckdb_columns() WHERE column_name = 'epoch_s'")[0][0],
 }))
 """
-    found = asked(programs, code, out)
+    actual = asked(programs, code, out)
     known = medians(results)
-    assert found["tables"] == ["cells", "ranks", "steps"]
-    assert found["medians"] == known
-    assert found["joined"] == 26 * len(known)
-    assert found["ranks"] == ddlbench.load(results)["peak_memory_bytes"].max()
-    assert found["comment"].endswith("[s]")
+    assert actual["tables"] == ["cells", "ranks", "steps"]
+    assert actual["medians"] == known
+    assert actual["joined"] == 26 * len(known)
+    assert actual["ranks"] == ddlbench.load(results)["peak_memory_bytes"].max()
+    assert actual["comment"].endswith("[s]")
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
@@ -144,19 +144,19 @@ print(json.dumps({
     "lasted": [run.info.end_time - run.info.start_time for run in good],
 }))
 """
-    found = asked(programs, code, out, MLFLOW_ALLOW_FILE_STORE="true", HOME=str(tmp_path))
+    actual = asked(programs, code, out, MLFLOW_ALLOW_FILE_STORE="true", HOME=str(tmp_path))
     frame = ddlbench.load(results)
-    assert found["experiments"] == ["local/demo"]
-    assert found["medians"] == medians(results)
+    assert actual["experiments"] == ["local/demo"]
+    assert actual["medians"] == medians(results)
     expected = {
         row.cell_id: "FINISHED" if row.status == "ok" else "FAILED" for row in frame.itertuples()
     }
-    assert found["status"] == expected
-    assert "killed" in found["why"].values()
-    assert found["batch"]
-    assert found["steps"] == list(range(24))
-    assert all(place.startswith(out.as_uri()) for place in found["places"])
-    assert all(lasted > 0 for lasted in found["lasted"])
+    assert actual["status"] == expected
+    assert "killed" in actual["why"].values()
+    assert actual["batch"]
+    assert actual["steps"] == list(range(24))
+    assert all(place.startswith(out.as_uri()) for place in actual["places"])
+    assert all(lasted > 0 for lasted in actual["lasted"])
 
 
 def test_prometheus_parses_the_exposition(results: Path, tmp_path: Path, tool: Tool) -> None:
@@ -177,12 +177,12 @@ print(json.dumps({
     "same": older == {name: len(one.samples) for name, one in found.items()},
 }))
 """
-    found = asked(tool("prometheus"), code, out)
-    assert sorted(found["medians"]) == sorted(medians(results).values())
-    assert found["types"] == ["gauge"]
-    assert found["units"]["ddlbench_peak_memory_bytes"] == "bytes"
-    assert found["status"] == ["failed", "invalid", "ok", "out_of_memory", "timeout"]
-    assert found["same"]  # node_exporter reads the older format
+    actual = asked(tool("prometheus"), code, out)
+    assert sorted(actual["medians"]) == sorted(medians(results).values())
+    assert actual["types"] == ["gauge"]
+    assert actual["units"]["ddlbench_peak_memory_bytes"] == "bytes"
+    assert actual["status"] == ["failed", "invalid", "ok", "out_of_memory", "timeout"]
+    assert actual["same"]  # node_exporter reads the older format
 
 
 def test_the_validator_accepts_the_crate(results: Path, tmp_path: Path, tool: Tool) -> None:

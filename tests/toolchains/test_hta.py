@@ -97,9 +97,9 @@ def compare(files, found, *, streams=True, **settings):
 def test_a_cell_opens_in_hta(cell, hta, tmp_path):
     write_cell(folder_of(cell), "kineto", tmp_path / "out")
     files = trace_files([tmp_path / "out"])
-    found = hta(files)
-    assert sorted(found) == list(range(cell.devices))
-    compare(files, found)
+    actual = hta(files)
+    assert sorted(actual) == list(range(cell.devices))
+    compare(files, actual)
 
 
 def random_trace(path: Path, rank: int, fractions: bool, shortest: float = 1.4) -> Path:

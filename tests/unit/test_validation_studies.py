@@ -52,8 +52,8 @@ def test_what_a_study_measured_comes_back_from_its_archive(tmp_path, monkeypatch
     (again.folder / "results").mkdir()
     (again.folder / "results" / "older.json").touch()
     again.unpack(tmp_path / "kept" / "measured.tar.xz")
-    found = {path.name for path in (again.folder / "results").rglob("*") if path.is_file()}
-    assert found == {"result.json", "links.json"}  # logs, which nothing reads, are not kept
+    actual = {path.name for path in (again.folder / "results").rglob("*") if path.is_file()}
+    assert actual == {"result.json", "links.json"}  # logs, which nothing reads, are not kept
     assert (again.folder / result).read_text() == "result.json"
 
 

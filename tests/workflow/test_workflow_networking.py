@@ -48,16 +48,16 @@ def test_cells_run_over_an_emulated_link(workflow, strategies):
     ended = workflow.snakemake("cells", config=config)
     assert ended.code == 0, ended.text
     assert "Traceback" not in ended.text
-    found = {}
+    actual = {}
     for path in (workflow.folder / "results" / "slowbox" / "cells").rglob("result.json"):
         result = json.loads(path.read_bytes())
-        found[result["cell"]["strategy"]] = result
-    assert {name: found[name]["status"] for name in strategies} == dict.fromkeys(strategies, "ok")
+        actual[result["cell"]["strategy"]] = result
+    assert {name: actual[name]["status"] for name in strategies} == dict.fromkeys(strategies, "ok")
     for name in strategies:
         if name == "sequential":
-            assert found[name]["link"] is None
+            assert actual[name]["link"] is None
             continue
-        result = found[name]
+        result = actual[name]
         assert result["cell"]["fabric"] == "slow"
         assert result["link"]["setting"]["latency_s"] == pytest.approx(DELAY_S)
         # At least one message there and one back in every step.

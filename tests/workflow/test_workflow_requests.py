@@ -39,13 +39,13 @@ def asked_by(cell: Cell, site: Site) -> SchedulerRequest:
     ],
 )
 def test_one_rule_asks_for_every_geometry(geometry, asked):
-    found = asked_by(cell(geometry), load_site("slurm-example", as_example=True))
-    assert asked == (found.nodes, found.mpi, found.tasks, found.tasks_per_node, found.gres)
-    assert found.tasks_per_gpu == 0
-    assert found.cpus_per_task == 6
-    assert found.mem_mb == 45000 * int(geometry.split("x")[1])
-    assert found.runtime_min == 30 + 86400 / 60 + 5
-    assert found.extra == "--exclusive"
+    actual = asked_by(cell(geometry), load_site("slurm-example", as_example=True))
+    assert asked == (actual.nodes, actual.mpi, actual.tasks, actual.tasks_per_node, actual.gres)
+    assert actual.tasks_per_gpu == 0
+    assert actual.cpus_per_task == 6
+    assert actual.mem_mb == 45000 * int(geometry.split("x")[1])
+    assert actual.runtime_min == 30 + 86400 / 60 + 5
+    assert actual.extra == "--exclusive"
 
 
 def test_sites_of_one_name_are_not_mixed_up():
@@ -57,15 +57,15 @@ def test_sites_of_one_name_are_not_mixed_up():
 
 
 def test_this_machine_is_asked_for_nothing():
-    found = asked_by(cell("1x2"), load_site("local"))
-    assert (found.mpi, found.gres, found.account, found.partition) == (None, None, None, None)
+    actual = asked_by(cell("1x2"), load_site("local"))
+    assert (actual.mpi, actual.gres, actual.account, actual.partition) == (None, None, None, None)
 
 
 def test_nodes_of_an_emulated_fabric_are_devices_of_one_node():
     site = load_site("slurm-example", as_example=True)
     lat10 = LinkCondition(latency_s=0.01, bandwidth_bits_per_s=None, loss=0.0)
     site = Site(**{**vars(site), "fabrics": {"lat10": lat10}})
-    found = asked_by(cell("2x2").with_(fabric="lat10"), site)
-    assert (found.nodes, found.mpi, found.tasks, found.tasks_per_node) == (1, "srun", None, 4)
-    assert (found.gres, found.mem_mb) == ("gpu:4", 4 * 45000)
+    actual = asked_by(cell("2x2").with_(fabric="lat10"), site)
+    assert (actual.nodes, actual.mpi, actual.tasks, actual.tasks_per_node) == (1, "srun", None, 4)
+    assert (actual.gres, actual.mem_mb) == ("gpu:4", 4 * 45000)
     assert asked_by(cell("2x2").with_(fabric="mine"), site).nodes == 2

@@ -80,8 +80,8 @@ def test_keys_that_stand_there_as_comments_are_valid_without_the_mark(project):
     path = write_site(answers())
     lines = path.read_text().splitlines()
     marked = [line for line in lines if re.match(r" *# [a-z_0-9]+: ", line)]
-    found = {line.split(":")[0].strip(" #") for line in marked}
-    assert found == {"setup", "container", "interconnect", "qos", "constraint", "extra", "srun"}
+    actual = {line.split(":")[0].strip(" #") for line in marked}
+    assert actual == {"setup", "container", "interconnect", "qos", "constraint", "extra", "srun"}
     path.write_text(
         "\n".join(line.replace("# ", "", 1) if line in marked else line for line in lines)
     )
@@ -103,11 +103,11 @@ def test_init_does_not_overwrite(project):
 
 
 def run_init(*words, answers=None):
-    found = CliRunner().invoke(
+    actual = CliRunner().invoke(
         cli.commands, ["site", "init", *words], input=answers, catch_exceptions=False
     )
-    assert found.exit_code == 0, found.output
-    return found.output
+    assert actual.exit_code == 0, actual.output
+    return actual.output
 
 
 def test_init_asks_for_what_slurm_cannot_know(project, cluster):
@@ -210,8 +210,8 @@ def test_doctor_says_what_to_change(old, new, sentence, project):
 
 def test_a_cell_that_asks_for_more_than_the_partition_gives_is_told_the_sum(project):
     site = site_of(project, **{"partition: gpu": "partition: short"})
-    found = judge_partition(site, parse_kinds(SINFO, "gpu"))
-    (finding,) = [f for f in found if f.what == "time limit"]
+    actual = judge_partition(site, parse_kinds(SINFO, "gpu"))
+    (finding,) = [f for f in actual if f.what == "time limit"]
     assert (
         "ends jobs after 60 min, a cell asks for 95 (30 to make its data, 60 to run" in finding.says
     )
@@ -252,17 +252,17 @@ def test_two_kinds_of_one_type_are_a_doubt_unless_constrained(constraint, doubts
         f"gpu|4|24|190000|gpu:titanrtx:4|5-00:00:00|up|ib,{size}\n" for size in ("40gb", "80gb")
     )
     site = site_of(project, **{"gres:": f'constraint: "{constraint}"\n  gres:'})
-    found = [f for f in judge_partition(site, parse_kinds(rows, "gpu")) if f.doubtful]
-    assert len(found) == doubts
-    assert all(f.what == "kinds of node" and "40gb or 80gb" in f.says for f in found)
+    actual = [f for f in judge_partition(site, parse_kinds(rows, "gpu")) if f.doubtful]
+    assert len(actual) == doubts
+    assert all(f.what == "kinds of node" and "40gb or 80gb" in f.says for f in actual)
 
 
 def test_doctor_tells_usable_nodes_from_others(project):
     rows = "gpu|4|24|190000|gpu:titanrtx:4|infinite|up|ib|idle\n" + "".join(
         f"gpu|1|24|190000|gpu:titanrtx:4|infinite|up|ib|{state}\n" for state in ("drained", "maint")
     )
-    found = judge_partition(site_of(project), parse_kinds(rows, "gpu"))
-    assert [f.says for f in found if f.what == "partition"] == [
+    actual = judge_partition(site_of(project), parse_kinds(rows, "gpu"))
+    assert [f.says for f in actual if f.what == "partition"] == [
         "gpu, 6 node(s), up, 4 of them usable (1 drained, 1 in maintenance)"
     ]
 
@@ -276,9 +276,9 @@ def test_several_slices_of_a_card_are_a_doubt(devices, doubts, project):
             "devices_per_node: 4": f"devices_per_node: {devices}",
         },
     )
-    found = [f for f in judge_partition(site, parse_kinds(MIG_BESIDE, "gpu")) if f.doubtful]
-    assert len(found) == doubts
-    assert all("or a whole GPU as slurm.gpu_type: a100" in f.says for f in found)
+    actual = [f for f in judge_partition(site, parse_kinds(MIG_BESIDE, "gpu")) if f.doubtful]
+    assert len(actual) == doubts
+    assert all("or a whole GPU as slurm.gpu_type: a100" in f.says for f in actual)
 
 
 GPUS = [{"index": index, "name": "TITAN RTX", "error": None} for index in range(4)]
@@ -341,9 +341,9 @@ def test_doctor_reads_the_nodes(changes, sentence, project):
 def test_doctor_says_where_the_link_test_is(state, mark, project):
     report = {**NODE, "p2p_state": state, "p2p": "what to do", "met": 1}
     findings = judge_nodes(site_of(project), 1, [report], "")
-    (found,) = [one for one in findings if one.what == "n1: p2pBandwidthLatencyTest"]
+    (actual,) = [one for one in findings if one.what == "n1: p2pBandwidthLatencyTest"]
     marks = {"??": (True, True), "!!": (False, False), "ok": (True, False)}
-    assert (found.ok, found.doubtful, found.says) == (*marks[mark], "what to do")
+    assert (actual.ok, actual.doubtful, actual.says) == (*marks[mark], "what to do")
 
 
 def test_one_gpu_needs_no_link_test(project):

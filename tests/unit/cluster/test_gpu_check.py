@@ -33,9 +33,9 @@ def test_the_error_is_told_in_one_line(monkeypatch):
 def test_gpus_that_are_only_counted_are_told_as_broken(monkeypatch):
     """NVML may count GPUs that this torch cannot use; here it has none at all."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    found = visible_gpus()
-    assert [gpu["index"] for gpu in found] == [0, 1]
-    assert all(gpu["error"] for gpu in found)
+    actual = visible_gpus()
+    assert [gpu["index"] for gpu in actual] == [0, 1]
+    assert all(gpu["error"] for gpu in actual)
 
 
 def test_no_gpu_is_an_empty_list(monkeypatch):

@@ -76,9 +76,9 @@ def test_json_of_a_good_link(nodes):
     done = probe(*ASKED, "--json", "--compare", "bbr")
     assert done.exit_code == 0
     assert nodes.made == (LinkCondition(0.01, 500e6, 0.01), 2)
-    found = json.loads(done.stdout)
-    assert set(found) == {"setting", "measured", "ok", "misses"}
-    assert [one["congestion_control"] for one in found["measured"]["tcp"]] == ["cubic", "bbr"]
+    actual = json.loads(done.stdout)
+    assert set(actual) == {"setting", "measured", "ok", "misses"}
+    assert [one["congestion_control"] for one in actual["measured"]["tcp"]] == ["cubic", "bbr"]
 
 
 def test_a_missed_setting_is_exit_status_one(nodes):

@@ -57,13 +57,13 @@ def test_a_network_is_tried_once_until_its_file_changes(
     file = folder / "own_tried_nets.py"
     file.write_text(GOOD)
     rows = _rows(BASE.with_(network="own_tried_nets:net"))
-    found = try_own_parts(LOCAL, rows).operations
-    assert found == {("own_tried_nets:net", "cifar10"): 2 * 3072 * 10}
+    actual = try_own_parts(LOCAL, rows).operations
+    assert actual == {("own_tried_nets:net", "cifar10"): 2 * 3072 * 10}
     with monkeypatch.context() as patch:
         patch.setattr(own_parts.subprocess, "run", _no_process)
-        assert try_own_parts(LOCAL, rows).operations == found
+        assert try_own_parts(LOCAL, rows).operations == actual
         reason = MatrixRow(rows[0].cell.with_(network="no.such:net"), None, "cannot run")
-        assert try_own_parts(LOCAL, [*rows, reason]).operations == found
+        assert try_own_parts(LOCAL, [*rows, reason]).operations == actual
     file.write_text(GOOD.replace("spec.num_classes", "7"))
     with pytest.raises(ConfigError, match=r"'own_tried_nets:net' must return .* \(N, 10\)"):
         try_own_parts(LOCAL, rows)
@@ -109,10 +109,10 @@ def test_a_block_with_most_of_the_work_is_a_remark_on_stages(folder: Path) -> No
     unused = f"{name} on cifar10: a, b and 1 more get no gradient, for which ddp looks at each step"
     dealt = (("balance", "7+7"),)
     for strategy, options, remarks in (("ddp", (), 1), ("pipe-1f1b", dealt, 2)):
-        found = try_own_parts(LOCAL, _rows(cell.with_(strategy=strategy, options=options))).remarks
-        assert len(found) == remarks
-        assert unused in found[-1]
-    assert "80% of its work is in block stages_3, which cannot be cut, so stages" in found[0]
+        actual = try_own_parts(LOCAL, _rows(cell.with_(strategy=strategy, options=options))).remarks
+        assert len(actual) == remarks
+        assert unused in actual[-1]
+    assert "80% of its work is in block stages_3, which cannot be cut, so stages" in actual[0]
 
 
 @pytest.mark.slow
@@ -130,9 +130,9 @@ def test_what_only_a_gpu_computes_is_a_remark_on_a_site_of_gpus(folder: Path) ->
     rows = _rows(BASE.with_(network="own_gpu:net"))
     with pytest.raises(ConfigError, match=r"block '1' fails on an input of shape \(2, 3072\)"):
         try_own_parts(LOCAL, rows)
-    found = try_own_parts(replace(LOCAL, device="cuda"), rows)
-    assert found.operations == {}
-    assert "the CPU of this machine said so" in found.remarks[0]
+    actual = try_own_parts(replace(LOCAL, device="cuda"), rows)
+    assert actual.operations == {}
+    assert "the CPU of this machine said so" in actual.remarks[0]
 
 
 def test_nodes_with_another_environment_try_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +155,8 @@ def test_own_data_is_counted(folder: Path) -> None:
     site = replace(LOCAL, real_data={"cifar10": str(folder / "mine")})
     real = BASE.with_(data_source="real")
     halves = real.with_(data_scale=0.5)
-    found = try_own_parts(site, _rows(real, halves)).images
-    assert found == {("cifar10", 1.0): 200, ("cifar10", 0.5): 100}
+    actual = try_own_parts(site, _rows(real, halves)).images
+    assert actual == {("cifar10", 1.0): 200, ("cifar10", 0.5): 100}
     with pytest.raises(ConfigError, match=r"200 training .* fewer than one mini-batch of 256"):
         try_own_parts(site, _rows(real.with_(batch_size=256)))
 

@@ -17,32 +17,32 @@ def ask(*words):
 
 
 def test_strategies_on_hardware():
-    found = ask(*NDR, *RESNET, "--geometry", "8x8")
-    assert found.exit_code == 0, found.output
-    assert "Train with" in found.output
-    assert "Block times: a roofline" in found.output
-    assert "fabric infiniband-400" in found.output
-    assert max(map(len, found.output.splitlines())) <= 80
+    actual = ask(*NDR, *RESNET, "--geometry", "8x8")
+    assert actual.exit_code == 0, actual.output
+    assert "Train with" in actual.output
+    assert "Block times: a roofline" in actual.output
+    assert "fabric infiniband-400" in actual.output
+    assert max(map(len, actual.output.splitlines())) <= 80
 
 
 def test_several_geometries_leave_no_file(tmp_path):
-    found = ask(*NDR, *RESNET, "--geometry", "1x8,8x8", "--json")
-    values = json.loads(found.output)
+    actual = ask(*NDR, *RESNET, "--geometry", "1x8,8x8", "--json")
+    values = json.loads(actual.output)
     assert [one["geometry"] for one in values["geometries"]] == ["1x8", "8x8"]
     assert values["geometries"][1]["speedup"] > values["geometries"][0]["speedup"]
 
 
 def test_layouts_of_a_shape():
-    found = ask(*NDR, "--network", "llama-8b", "--batch-size", "512", "--geometry", "8x8")
-    assert found.exit_code == 0, found.output
-    assert "t x d x p" in found.output
-    assert "equally good" in found.output
-    assert max(map(len, found.output.splitlines())) <= 80
+    actual = ask(*NDR, "--network", "llama-8b", "--batch-size", "512", "--geometry", "8x8")
+    assert actual.exit_code == 0, actual.output
+    assert "t x d x p" in actual.output
+    assert "equally good" in actual.output
+    assert max(map(len, actual.output.splitlines())) <= 80
 
 
 def test_layouts_as_json():
-    found = ask(*NDR, "--network", "gpt-7b", "--batch-size", "64", "--geometry", "1x8", "--json")
-    first = json.loads(found.output)["layouts"][0]
+    actual = ask(*NDR, "--network", "gpt-7b", "--batch-size", "64", "--geometry", "1x8", "--json")
+    first = json.loads(actual.output)["layouts"][0]
     assert first["tensor"] * first["data"] * first["pipeline"] == 8
     assert first["fits"] == "fits"
     assert first["low_s"] < first["step_s"] < first["high_s"]
@@ -50,9 +50,9 @@ def test_layouts_as_json():
 
 def test_nothing_fits():
     words = ["--network", "gpt-7b", "--batch-size", "64", "--geometry", "1x2"]
-    found = ask("--hardware", "gtx-1080ti", *words)
-    assert "none of" in found.output
-    assert "the smallest needs" in found.output
+    actual = ask("--hardware", "gtx-1080ti", *words)
+    assert "none of" in actual.output
+    assert "the smallest needs" in actual.output
 
 
 @pytest.mark.parametrize(
@@ -64,27 +64,27 @@ def test_nothing_fits():
     ],
 )
 def test_refusals(words, sentence):
-    found = ask("--hardware", "h100-sxm", *RESNET, *words)
-    assert isinstance(found.exception, ConfigError)
-    assert sentence in str(found.exception)
+    actual = ask("--hardware", "h100-sxm", *RESNET, *words)
+    assert isinstance(actual.exception, ConfigError)
+    assert sentence in str(actual.exception)
 
 
 def test_all_missing_options_are_named_at_once():
-    found = ask("--hardware", "h100-sxm", "--network", "resnet50", "--geometry", "1x8")
-    assert isinstance(found.exception, ConfigError)
-    assert "--dataset, --batch-size are missing" in str(found.exception)
+    actual = ask("--hardware", "h100-sxm", "--network", "resnet50", "--geometry", "1x8")
+    assert isinstance(actual.exception, ConfigError)
+    assert "--dataset, --batch-size are missing" in str(actual.exception)
 
 
 def test_an_unknown_shape_names_the_nearest():
-    found = ask("--hardware", "h100-sxm", "--network", "gpt-8b", "--batch-size", "8",
+    actual = ask("--hardware", "h100-sxm", "--network", "gpt-8b", "--batch-size", "8",
                 "--geometry", "1x8")  # fmt: skip
-    assert "gpt-7b" in str(found.exception)
+    assert "gpt-7b" in str(actual.exception)
 
 
 @pytest.mark.parametrize("option", ["--profile", "--software"])
 def test_options_of_hardware_need_it(option):
-    found = ask(option, "pipedream", *RESNET, "--geometry", "1x8")
-    assert "goes with --hardware" in str(found.exception)
+    actual = ask(option, "pipedream", *RESNET, "--geometry", "1x8")
+    assert "goes with --hardware" in str(actual.exception)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_an_experiment_says_what_is_trained(tmp_path):
         "settings: {batch_size: 512}\n"
         "strategies: {ddp: {bucket_cap_bytes: 5000000}}\n"
     )
-    found = ask("--configfile", str(file), *NDR, "--geometry", "2x8")
-    assert found.exit_code == 0, found.output
-    assert "ResNet-50, ImageNet-1000, 2x8 (16 GPUs), 512 samples" in found.output
+    actual = ask("--configfile", str(file), *NDR, "--geometry", "2x8")
+    assert actual.exit_code == 0, actual.output
+    assert "ResNet-50, ImageNet-1000, 2x8 (16 GPUs), 512 samples" in actual.output
     written = ask("--configfile", str(file), *NDR, "--geometry", "2x8", "--batch-size", "1024")
     assert "1,024 samples" in written.output
 

@@ -76,11 +76,11 @@ VALUES = {
 
 
 def test_what_is_read_is_written_back_the_same():
-    found = Outer.from_dict(VALUES)
-    assert found.colour is Colour.RED
-    assert found.rows == ((1, None), (2.5, 3))
-    assert found.inner[0] == Inner(1, (1.0, 2.0))
-    assert json.dumps(found.to_dict()) == json.dumps(VALUES)
+    actual = Outer.from_dict(VALUES)
+    assert actual.colour is Colour.RED
+    assert actual.rows == ((1, None), (2.5, 3))
+    assert actual.inner[0] == Inner(1, (1.0, 2.0))
+    assert json.dumps(actual.to_dict()) == json.dumps(VALUES)
 
 
 def test_what_is_absent_has_its_default():

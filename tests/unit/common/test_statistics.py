@@ -19,81 +19,81 @@ seconds = st.floats(min_value=1e-6, max_value=1e6)
 
 
 def test_one_value_has_no_interval():
-    found = median_interval([3.0])
-    assert found.median == 3.0
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
-    assert found.ends() is None
-    assert not is_known(found)
+    actual = median_interval([3.0])
+    assert actual.median == 3.0
+    assert math.isnan(actual.low)
+    assert math.isnan(actual.high)
+    assert actual.ends() is None
+    assert not is_known(actual)
 
 
 def test_few_values_have_their_range_with_its_coverage():
-    found = median_interval([3.0, 1.0, 2.0])
-    assert (found.median, found.low, found.high) == (2.0, 1.0, 3.0)
-    assert found.coverage == pytest.approx(0.75)
+    actual = median_interval([3.0, 1.0, 2.0])
+    assert (actual.median, actual.low, actual.high) == (2.0, 1.0, 3.0)
+    assert actual.coverage == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("count", [6, 9, 20, 101, 1500, 10_001])
 def test_ranks_are_the_widest_that_leave_95_percent(count):
-    found = median_interval(list(range(1, count + 1)))
-    rank = int(found.low)
-    assert found.high == count + 1 - rank
-    assert found.coverage == pytest.approx(1 - 2 * stats.binom.cdf(rank - 1, count, 0.5))
-    assert found.coverage >= 0.95 > 1 - 2 * stats.binom.cdf(rank, count, 0.5)
+    actual = median_interval(list(range(1, count + 1)))
+    rank = int(actual.low)
+    assert actual.high == count + 1 - rank
+    assert actual.coverage == pytest.approx(1 - 2 * stats.binom.cdf(rank - 1, count, 0.5))
+    assert actual.coverage >= 0.95 > 1 - 2 * stats.binom.cdf(rank, count, 0.5)
 
 
 @given(st.lists(seconds, min_size=2, max_size=40))
 def test_a_median_lies_in_its_interval(values):
-    found = median_interval(values)
-    assert min(values) <= found.low <= found.median <= found.high <= max(values)
-    assert found.median == np.median(values)
-    assert found.coverage >= 0.95 or (len(values) < 6 and found.low == min(values))
+    actual = median_interval(values)
+    assert min(values) <= actual.low <= actual.median <= actual.high <= max(values)
+    assert actual.median == np.median(values)
+    assert actual.coverage >= 0.95 or (len(values) < 6 and actual.low == min(values))
 
 
 @pytest.mark.parametrize(
     ("count", "coverage"), [(2, 0.5), (3, 0.75), (4, 0.875), (5, 0.9375), (6, 0.96875)]
 )
 def test_few_values_say_how_little_they_cover(count, coverage):
-    found = median_interval(list(range(count)))
-    assert (found.low, found.high) == (0, count - 1)
-    assert found.coverage == pytest.approx(coverage)
+    actual = median_interval(list(range(count)))
+    assert (actual.low, actual.high) == (0, count - 1)
+    assert actual.coverage == pytest.approx(coverage)
 
 
 def test_ranks_are_those_of_the_binomial_tables():
-    found = median_interval(list(range(1, 11)))
-    assert (found.low, found.high) == (2, 9)  # n = 10: ranks 2 and 9, 97.9 %
-    assert found.coverage == pytest.approx(0.9785, abs=1e-4)
+    actual = median_interval(list(range(1, 11)))
+    assert (actual.low, actual.high) == (2, 9)  # n = 10: ranks 2 and 9, 97.9 %
+    assert actual.coverage == pytest.approx(0.9785, abs=1e-4)
 
 
 def test_an_interval_covers_as_often_as_it_says():
     random = np.random.default_rng(1)
     hits = [
-        (found := median_interval(list(random.lognormal(0, 1, 9)))).low <= 1 <= found.high
+        (actual := median_interval(list(random.lognormal(0, 1, 9)))).low <= 1 <= actual.high
         for _ in range(2000)
     ]
-    assert np.mean(hits) == pytest.approx(found.coverage, abs=0.015)
+    assert np.mean(hits) == pytest.approx(actual.coverage, abs=0.015)
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=3, max_size=12))
 def test_a_ratio_lies_in_its_interval_and_is_the_same_twice(pairs):
     base, cell = zip(*pairs, strict=True)
-    found = ratio_interval(base, cell)
-    assert found.low <= found.median <= found.high
-    assert found.median == pytest.approx(np.median(base) / np.median(cell))
-    assert found == ratio_interval(base, cell)
+    actual = ratio_interval(base, cell)
+    assert actual.low <= actual.median <= actual.high
+    assert actual.median == pytest.approx(np.median(base) / np.median(cell))
+    assert actual == ratio_interval(base, cell)
 
 
 def test_pairing_narrows_the_interval():
     drift = np.linspace(1, 3, 9)
     assert ratio_interval(2 * drift, drift).high == pytest.approx(2.0, rel=0.6)
-    found = ratio_interval([2.0] * 5, [1.0] * 5)
-    assert (found.low, found.median, found.high) == (2.0, 2.0, 2.0)
+    actual = ratio_interval([2.0] * 5, [1.0] * 5)
+    assert (actual.low, actual.median, actual.high) == (2.0, 2.0, 2.0)
 
 
 @given(seconds, seconds, st.floats(0, 0.9), st.floats(0, 5))
 def test_steps_stand_for_their_epoch(value, median, below, above):
-    found = scaled(value, median, median * (1 - below), median * (1 + above))
-    assert found.low <= found.median <= found.high
+    actual = scaled(value, median, median * (1 - below), median * (1 + above))
+    assert actual.low <= actual.median <= actual.high
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=60))

@@ -36,11 +36,11 @@ def test_a_form_and_an_unknown_value():
 def test_no_other_module_scales_what_it_writes():
     """A power of ten inside a format, or a list of units, belongs into ``statistics.py``."""
     scaled = re.compile(r"[/*] ?1e-?[369]:|\(1e-?[369], \"|\(2\*\*[123]0, \"")
-    found = {
+    actual = {
         f"{path.name}: {line.strip()}"
         for path in Path(ddlbench.__file__).parent.rglob("*.py")
         if path.name != "statistics.py"
         for line in path.read_text("utf-8").splitlines()
         if scaled.search(line)
     }
-    assert found == set()
+    assert actual == set()

@@ -26,11 +26,11 @@ def request(root: Path, **settings: object) -> DataRequest:
 
 def labels(split: FileSplit) -> dict[str, set[int]]:
     """The labels of the images of each class folder."""
-    found: dict[str, set[int]] = {}
+    actual: dict[str, set[int]] = {}
     for sample_id in range(len(split)):
         place = split.path(sample_id).relative_to(split.folder)
-        found.setdefault(place.parts[0], set()).add(int(split.labels[sample_id]))
-    return found
+        actual.setdefault(place.parts[0], set()).add(int(split.labels[sample_id]))
+    return actual
 
 
 def test_order_and_labels_are_torchvisions(tmp_path):

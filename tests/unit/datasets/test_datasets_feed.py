@@ -44,10 +44,10 @@ def test_labels_alone_are_those_of_whole_batches(staged, request_):
     dataset.gather = None  # no image is asked for
     labels = BatchLoader(dataset, **settings_, loader_workers=2, labels_only=True)
     labels.start()
-    for expected, found in zip(whole.batches(1), labels.batches(1), strict=True):
-        assert torch.equal(found.labels, expected.labels)
-        assert torch.equal(found.sample_ids, expected.sample_ids)
-        assert found.inputs.shape == (0, 3, 32, 32)
+    for expected, actual in zip(whole.batches(1), labels.batches(1), strict=True):
+        assert torch.equal(actual.labels, expected.labels)
+        assert torch.equal(actual.sample_ids, expected.sample_ids)
+        assert actual.inputs.shape == (0, 3, 32, 32)
 
 
 @given(st.integers(1, 500), st.integers(0, 2**31), st.integers(0, 50))
@@ -108,10 +108,10 @@ def test_loader_workers_change_nothing(staged, request_):
         next(helped.batches(0))
         stale = helped.steps(0, 9)
         next(stale)
-        found = list(helped.steps(10, 6))
+        actual = list(helped.steps(10, 6))
         with pytest.raises(RuntimeError, match="began another one"):
             next(stale)
-        for one, other in zip(found, alone.steps(10, 6), strict=True):
+        for one, other in zip(actual, alone.steps(10, 6), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     finally:
         helped.close()

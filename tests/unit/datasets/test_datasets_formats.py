@@ -67,29 +67,29 @@ def test_what_is_read_is_what_was_drawn(request_, split, tmp_path, monkeypatch):
     images, labels = _expected(request_, split)
     dataset = open_split(tmp_path, request_, split)
     ids = np.random.default_rng(0).permutation(len(dataset))
-    found, found_labels = dataset.gather(ids)
+    actual, found_labels = dataset.gather(ids)
     image, label = dataset[int(ids[5])]
     assert len(dataset) == len(labels)
     assert label == found_labels[5]
-    assert np.array_equal(image, found[5])
+    assert np.array_equal(image, actual[5])
     if request_.format == "imagefolder":  # in torchvision's order: class by class
         order = np.argsort(labels, kind="stable")
         np.testing.assert_array_equal(found_labels.numpy(), labels[order][ids])
-        difference = found.numpy().astype(int) - images[order][ids]
+        difference = actual.numpy().astype(int) - images[order][ids]
         assert np.abs(difference).mean() < 25
         assert np.abs(difference.mean((2, 3))).max() < 8  # colours of the right image
     else:
         np.testing.assert_array_equal(found_labels.numpy(), labels[ids])
-        np.testing.assert_array_equal(found.numpy(), images[ids])
+        np.testing.assert_array_equal(actual.numpy(), images[ids])
 
 
 def test_torchvision_reads_mnist(tmp_path):
     write_dataset(REQUESTS[0], tmp_path)
     for split in ("train", "val"):
         images, labels = _expected(REQUESTS[0], split)
-        found = torchvision_datasets.MNIST(tmp_path, train=split == "train")
-        np.testing.assert_array_equal(found.data.numpy(), images[:, 0])
-        np.testing.assert_array_equal(found.targets.numpy(), labels)
+        actual = torchvision_datasets.MNIST(tmp_path, train=split == "train")
+        np.testing.assert_array_equal(actual.data.numpy(), images[:, 0])
+        np.testing.assert_array_equal(actual.targets.numpy(), labels)
 
 
 class StagedCIFAR10(torchvision_datasets.CIFAR10):
@@ -108,10 +108,10 @@ def test_torchvision_reads_cifar10_and_notices_changed_files(tmp_path):
     write_dataset(request, tmp_path)
     for split in ("train", "val"):
         images, labels = _expected(request, split)
-        found = StagedCIFAR10(tmp_path, train=split == "train")
-        np.testing.assert_array_equal(found.data, images.transpose(0, 2, 3, 1))
-        assert found.targets == labels.tolist()
-        assert len(found.classes) == 10
+        actual = StagedCIFAR10(tmp_path, train=split == "train")
+        np.testing.assert_array_equal(actual.data, images.transpose(0, 2, 3, 1))
+        assert actual.targets == labels.tolist()
+        assert len(actual.classes) == 10
     path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     content = bytearray(path.read_bytes())
     content[-200] ^= 1
@@ -129,9 +129,9 @@ def test_torchvision_reads_image_folders_in_the_same_order(tmp_path):
     assert len(theirs) == len(ours)
     for index in range(0, len(ours), 17):
         image, label = theirs[index]
-        found, found_label = ours[index]
+        actual, found_label = ours[index]
         assert label == found_label
-        np.testing.assert_array_equal(np.asarray(image).transpose(2, 0, 1), found)
+        np.testing.assert_array_equal(np.asarray(image).transpose(2, 0, 1), actual)
 
 
 def test_all_classes_have_a_folder_even_without_images(tmp_path):

@@ -50,20 +50,20 @@ def test_ten_percent_may_be_off(share):
     ],
 )
 def test_a_miss_is_one_sentence(changes, sentence):
-    found = misses(SETTING, measured(**changes))
-    assert len(found) == 1
-    assert sentence in found[0]
+    actual = misses(SETTING, measured(**changes))
+    assert len(actual) == 1
+    assert sentence in actual[0]
     with pytest.raises(LinkMissed) as error:
-        require({"misses": found})
-    assert str(error.value) == found[0]
+        require({"misses": actual})
+    assert str(error.value) == actual[0]
 
 
 def test_links_inside_a_node_are_judged_by_their_own_setting():
     setting = {**SETTING, "inside": {"latency_s": 0.001, "bandwidth_bits_per_s": 8e9}}
     pair = {"node": 1, "from": 0, "to": 3, "one_way_delay_s": 0.001, "rate_bits_per_s": 8e9}
-    found = {**measured(), "inside": {"pairs": [pair]}}
-    assert misses(setting, found) == []
-    slow = {**found, "inside": {"pairs": [{**pair, "rate_bits_per_s": 4e9}]}}
+    actual = {**measured(), "inside": {"pairs": [pair]}}
+    assert misses(setting, actual) == []
+    slow = {**actual, "inside": {"pairs": [{**pair, "rate_bits_per_s": 4e9}]}}
     (sentence,) = misses(setting, slow)
     assert "the rate from device 0 to device 3 of node1 is 4000 Mbit/s" in sentence
 
@@ -71,8 +71,8 @@ def test_links_inside_a_node_are_judged_by_their_own_setting():
 def test_one_node_has_no_link_that_loses_packets():
     inside = {"latency_s": 0.001, "bandwidth_bits_per_s": None}
     pair = {"node": 0, "from": 0, "to": 1, "one_way_delay_s": 0.002, "rate_bits_per_s": None}
-    found = {"pairs": [], "loss": None, "inside": {"pairs": [pair]}}
-    (sentence,) = misses({**SETTING, "inside": inside}, found)
+    actual = {"pairs": [], "loss": None, "inside": {"pairs": [pair]}}
+    (sentence,) = misses({**SETTING, "inside": inside}, actual)
     assert "the one-way delay from device 0 to device 1 of node0 is 2 ms" in sentence
 
 

@@ -29,11 +29,11 @@ def test_one_full_second_in_ten_is_saturation(clocks):
     assert not meter.to_dict()["saturated"]
     clocks.work(meter, 2.5, 1.0)
     clocks.work(meter, 5, 0.2)
-    found = meter.to_dict()
-    assert found["saturated"]
-    assert found["busiest_second_share"] == pytest.approx(1.0)
-    assert found["share_of_core"] == pytest.approx((5 * 0.2 + 2.5 + 5 * 0.2) / 12.5)
-    assert found["cpu_s"] == pytest.approx(4.5)
+    actual = meter.to_dict()
+    assert actual["saturated"]
+    assert actual["busiest_second_share"] == pytest.approx(1.0)
+    assert actual["share_of_core"] == pytest.approx((5 * 0.2 + 2.5 + 5 * 0.2) / 12.5)
+    assert actual["cpu_s"] == pytest.approx(4.5)
 
 
 def test_a_reset_forgets(clocks):
@@ -42,10 +42,10 @@ def test_a_reset_forgets(clocks):
     meter.delivered(0.5)
     meter.reset()
     clocks.work(meter, 3, 0.5)
-    found = meter.to_dict()
-    assert not found["saturated"]
-    assert found["share_of_core"] == pytest.approx(0.5)
-    assert (found["frames"], found["late_frames"], found["latest_s"]) == (0, 0, 0.0)
+    actual = meter.to_dict()
+    assert not actual["saturated"]
+    assert actual["share_of_core"] == pytest.approx(0.5)
+    assert (actual["frames"], actual["late_frames"], actual["latest_s"]) == (0, 0, 0.0)
 
 
 def test_a_run_that_is_shorter_than_a_second_is_judged_as_a_whole(clocks):
@@ -83,8 +83,8 @@ def test_late_frames_are_counted(clocks):
     meter = module.Load(0.001)
     for behind_s in (0.0005, 0.002, 0.003):
         meter.delivered(behind_s)
-    found = meter.to_dict()
-    assert (found["frames"], found["late_frames"], found["latest_s"]) == (3, 2, 0.003)
+    actual = meter.to_dict()
+    assert (actual["frames"], actual["late_frames"], actual["latest_s"]) == (3, 2, 0.003)
 
 
 def test_polling_before_a_frame_is_due_is_no_load(clocks):

@@ -25,11 +25,11 @@ def switch(nodes=3, numbers=None, **changes):
 
 def arrivals(model, until_s=10.0):
     """(time in ms, node, frame), as a relay that is always in time would see them."""
-    found, now_s = [], 0.0
+    actual, now_s = [], 0.0
     while (next_s := model.next_s()) is not None and next_s <= until_s:
         now_s = max(now_s, next_s)
-        found += [(one.due_s / MS, one.target, one.frame) for one in model.arrived(now_s)]
-    return found
+        actual += [(one.due_s / MS, one.target, one.frame) for one in model.arrived(now_s)]
+    return actual
 
 
 def times(model):
@@ -87,9 +87,9 @@ def test_a_late_packet_of_another_does_not_wait_for_what_is_still_to_leave():
         model.send(0, 2, PACKET, 0.0)  # at the switch at 1, 2 and 3 ms
     other = tcp(bytes([1]) * 948)
     model.send(1, 2, other, 0.5 * MS)  # at 1.5 ms: before the second of node 0
-    found = arrivals(model)
-    assert [at for at, _, _ in found] == pytest.approx([12.0, 13.0, 14.0, 15.0])
-    assert [frame == other for _, _, frame in found] == [False, True, False, False]
+    actual = arrivals(model)
+    assert [at for at, _, _ in actual] == pytest.approx([12.0, 13.0, 14.0, 15.0])
+    assert [frame == other for _, _, frame in actual] == [False, True, False, False]
 
 
 def test_no_rate_leaves_the_delay():
@@ -142,8 +142,8 @@ def test_loss_is_decided_for_each_packet():
     # Below the loss: lost. The second packet of the bundle is.
     model = switch(numbers=[0.9, 0.05, 0.5], loss=0.1)
     model.send(0, 1, tcp(bytes(3 * 948), packet_bytes=948), 0.0)
-    found = arrivals(model)
-    assert [len(payload_of(frame, 52)) for _, _, frame in found] == [948, 948]
+    actual = arrivals(model)
+    assert [len(payload_of(frame, 52)) for _, _, frame in actual] == [948, 948]
     assert (model.lost, model.passed) == (1, 2)
 
 
@@ -235,8 +235,8 @@ def test_a_bundle_that_is_long_for_the_slower_links_is_cut():
     whole.send(0, 1, long, 0.0)
     # The first two packets need not wait for the others; the last one is as late as ever.
     assert times(cut) == pytest.approx([13.0, 15.0])
-    found = arrivals(whole)
-    assert [at for at, _, _ in found] == pytest.approx([15.0])
+    actual = arrivals(whole)
+    assert [at for at, _, _ in actual] == pytest.approx([15.0])
     cut.send(0, 1, long, 0.0)
     assert b"".join(payload_of(one, HEADERS) for _, _, one in arrivals(cut)) == payload_of(
         long, HEADERS

@@ -281,9 +281,9 @@ def test_a_pair_is_judged_by_its_own_level():
     bandwidth[0][1] = 6e9
     bandwidth[2][1] = 0.79e9
     bandwidth[1][3] = 0.81e9
-    found = slow_pairs(PairMatrix.from_dict(matrix(bandwidth, nodes=[0, 0, 1, 1])))
-    assert [(entry.sender, entry.receiver) for entry in found] == [(0, 1), (2, 1)]
-    assert found[0].bandwidth_ratio == pytest.approx(0.5)
+    actual = slow_pairs(PairMatrix.from_dict(matrix(bandwidth, nodes=[0, 0, 1, 1])))
+    assert [(entry.sender, entry.receiver) for entry in actual] == [(0, 1), (2, 1)]
+    assert actual[0].bandwidth_ratio == pytest.approx(0.5)
 
 
 def test_of_two_pairs_none_is_slow():
@@ -298,13 +298,13 @@ def test_links_of_a_site_file(tmp_path):
     given = replace(given, interconnect=by_hand(slow=TABLE))
     path = tmp_path / "slow" / "links.json"
     measure_links(given, "slow", path)
-    found = read_links(path).to_dict()
-    assert found["provenance"]["source"] == "given"
-    (world,) = found["pairs"]
+    actual = read_links(path).to_dict()
+    assert actual["provenance"]["source"] == "given"
+    (world,) = actual["pairs"]
     assert (world["method"], world["nodes"]) == ("given", [0, 0, 1, 1])
     assert world["bandwidth_bytes_per_s"][0] == [None, 12e9, 1.25e9, 1.25e9]
     assert world["latency_s"][3] == [3e-5, 3e-5, 5e-6, None]
-    fits = {sweep["level"]: sweep["fit"]["pieces"] for sweep in found["sweeps"]}
+    fits = {sweep["level"]: sweep["fit"]["pieces"] for sweep in actual["sweeps"]}
     for level, link in TABLE.items():
         (piece,) = fits[level]
         assert piece["alpha_s"] == link["latency_s"]
@@ -338,8 +338,8 @@ def test_wrong_links_by_hand_are_one_sentence(tmp_path, text, sentence):
 
 
 def test_defaults_of_the_site_file(tmp_path):
-    found = site(tmp_path, "").interconnect
-    assert found.to_dict() == {
+    actual = site(tmp_path, "").interconnect
+    assert actual.to_dict() == {
         "p2p_binary": None,
         "cuda_samples": None,
         "nvbandwidth": None,

@@ -55,14 +55,14 @@ GOOD = (
 def test_every_number_lands_where_it_belongs():
     parsed = parse_nvbandwidth(json.dumps(document(*GOOD), indent=1))
     assert parsed["devices"] == ["NVIDIA H100 80GB HBM3"] * 2
-    found = {(p["direction"], p["operation"]): p for p in parsed["pairs"]}
-    write = found["unidirectional", "write"]
+    actual = {(p["direction"], p["operation"]): p for p in parsed["pairs"]}
+    write = actual["unidirectional", "write"]
     assert write["bandwidth_bytes_per_s"] == [[None, 201e9], [210e9, None]]
     # The row reads: the column's memory is the sender.
     assert write["latency_s"] == [[None, 610 / 1e9], [601 / 1e9, None]]
-    read = found["unidirectional", "read"]
+    read = actual["unidirectional", "read"]
     assert read["bandwidth_bytes_per_s"] == [[None, 310e9], [301e9, None]]
-    both = found["bidirectional", "write"]
+    both = actual["bidirectional", "write"]
     assert both["bandwidth_bytes_per_s"] == [[None, 401e9], [410e9, None]]
     assert {p["access"] for p in parsed["pairs"]} == {"direct"}
 

@@ -108,9 +108,9 @@ def test_the_test_of_one_gpu_is_read(text):
 
 def test_the_printed_numbers_of_one_gpu():
     pairs = parse_p2p(PRINTED)["pairs"]
-    found = {(p["direction"], p["access"], p["operation"]): p for p in pairs}
-    assert found["unidirectional", "staged", None]["bandwidth_bytes_per_s"] == [[2500e9]]
-    assert found["unidirectional", "direct", "read"]["latency_s"][0] == [pytest.approx(1.97e-6)]
+    actual = {(p["direction"], p["access"], p["operation"]): p for p in pairs}
+    assert actual["unidirectional", "staged", None]["bandwidth_bytes_per_s"] == [[2500e9]]
+    assert actual["unidirectional", "direct", "read"]["latency_s"][0] == [pytest.approx(1.97e-6)]
 
 
 def test_nvbandwidth_waives_what_one_gpu_has_not():
@@ -169,9 +169,9 @@ def test_links_of_one_gpu_say_so_once(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "run_rank_job", run_rank_job)
     site = replace(load_site("local"), device="cuda", nodes=2, devices_per_node=2)
     measure.measure_links(site, "default", tmp_path / "links.json")
-    found = read_links(tmp_path / "links.json")
-    assert found.pairs == ()
-    assert found.notes == ("no pairs within the node: one GPU", "no pairs of ranks: left out")
+    actual = read_links(tmp_path / "links.json")
+    assert actual.pairs == ()
+    assert actual.notes == ("no pairs within the node: one GPU", "no pairs of ranks: left out")
 
 
 def test_readers_of_links_without_pairs():

@@ -40,13 +40,13 @@ def test_cosmoflow_is_what_paradl_published() -> None:
     wanted = [layer for layer in load_workload("cosmoflow-256").layers if layer.kind != "relu"]
     network = _meta("cosmoflow", DATASETS["cosmoflow"])
     passing = torch.empty((1, *DATASETS["cosmoflow"].shape), device="meta")
-    found = []
+    actual = []
     for name, block in network.named_children():
         passing = block(passing)
         if not isinstance(block, nn.ReLU | nn.Flatten):
             extents = [*passing.shape[1:], *[1] * (5 - passing.dim())]
-            found.append((name, num_parameters(block), extents))
-    assert found == [(layer.name, layer.weights, [*layer.output]) for layer in wanted]
+            actual.append((name, num_parameters(block), extents))
+    assert actual == [(layer.name, layer.weights, [*layer.output]) for layer in wanted]
 
 
 @pytest.mark.parametrize("side", [4, 6, 9, 16, 32])

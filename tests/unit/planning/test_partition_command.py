@@ -68,10 +68,10 @@ def test_a_stage_of_a_branching_network_names_its_nodes(tmp_path) -> None:
     lines += ["\tnode{} -- node{}".format(*edge.split()) for edge in edges]
     graph.write_text("\n".join(lines))
     args = [str(graph), "--machines", "3", "--bandwidth", "1e9", "--straight"]
-    found = json.loads(CliRunner().invoke(partition, [*args, "--json"]).output)
-    sizes = [last - first for first, last, _ in found["stages"]]
-    assert sizes == [len(names) for names in found["nodes"]]
-    assert sorted(name for names in found["nodes"] for name in names) == [
+    actual = json.loads(CliRunner().invoke(partition, [*args, "--json"]).output)
+    sizes = [last - first for first, last, _ in actual["stages"]]
+    assert sizes == [len(names) for names in actual["nodes"]]
+    assert sorted(name for names in actual["nodes"] for name in names) == [
         f"node{n}" for n in range(1, 8)
     ]
     output = CliRunner().invoke(partition, args).output

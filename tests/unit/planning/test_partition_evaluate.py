@@ -38,10 +38,10 @@ def test_of_the_programmes_own_stages_it_is_the_programmes_period(
     nodes, machines, bandwidth, model
 ) -> None:
     chain = _chain(*([float(value) for value in column] for column in zip(*nodes, strict=True)))
-    found = partition(chain, [Level(machines, bandwidth)], model)
-    placed = [PlacedStage(stage, (0,) * stage.replicas) for stage in found.stages]
+    actual = partition(chain, [Level(machines, bandwidth)], model)
+    placed = [PlacedStage(stage, (0,) * stage.replicas) for stage in actual.stages]
     period, _ = period_of(chain, placed, StageLinks(bandwidth, 1e-9), model)
-    assert period == found.period_s
+    assert period == actual.period_s
 
 
 def test_no_stages_beat_the_programmes() -> None:

@@ -54,10 +54,10 @@ def _closed_sets(graph: LayerGraph) -> list[frozenset[int]]:
 
 
 def _ancestors(graph: LayerGraph, node: int) -> set[int]:
-    found: set[int] = set()
+    actual: set[int] = set()
     for source in graph.read[node]:
-        found |= {source} | _ancestors(graph, source)
-    return found
+        actual |= {source} | _ancestors(graph, source)
+    return actual
 
 
 def _sent(graph: LayerGraph, state: frozenset[int], released: bool) -> float:
@@ -121,9 +121,9 @@ def graphs(draw) -> LayerGraph:
 @given(graphs(), st.integers(1, 3), st.integers(1, 300), st.sampled_from(["released", "paper"]))
 def test_equals_brute_force(graph, machines, bandwidth, model) -> None:
     level = Level(machines, float(bandwidth))
-    chain, found = partition_graph(graph, [level], model)
-    assert found.period_s == pytest.approx(_least_period(graph, level, model), rel=1e-12)
-    assert sum(found.replicas) == machines
+    chain, actual = partition_graph(graph, [level], model)
+    assert actual.period_s == pytest.approx(_least_period(graph, level, model), rel=1e-12)
+    assert sum(actual.replicas) == machines
     assert sorted(node.name for node in chain.nodes) == sorted(node.name for node in graph.nodes)
     place = {node.name: position for position, node in enumerate(chain.nodes)}
     for node, readers in enumerate(graph.readers):
@@ -137,11 +137,11 @@ def test_with_levels_and_a_limit_stages_fit(graph, bandwidth, limit) -> None:
     memory = MemoryLimit(float(limit))
     unlimited = partition_graph(graph, levels)[1]
     try:
-        chain, found = partition_graph(graph, levels, memory=memory)
+        chain, actual = partition_graph(graph, levels, memory=memory)
     except ConfigError:
         return
-    assert max(stage_memory_bytes(found, chain, memory)) <= limit
-    assert found.period_s >= unlimited.period_s
+    assert max(stage_memory_bytes(actual, chain, memory)) <= limit
+    assert actual.period_s >= unlimited.period_s
 
 
 def test_a_fork_counts_as_in_the_release_or_once() -> None:
@@ -166,10 +166,10 @@ def test_a_skip_connection_crosses_too(tmp_path) -> None:
     lines += [graph_line("node3", time_ms=15.0, output=1000.0)]
     edges = ["1 2", "2 3", "3 4", "4 5", "2 5"]
     lines += ["\tnode{} -- node{}".format(*edge.split()) for edge in edges]
-    chain, found = partition_graph(_read(tmp_path, lines), [Level(2, 2e9)], "released", True)
+    chain, actual = partition_graph(_read(tmp_path, lines), [Level(2, 2e9)], "released", True)
     # Narrow as it is, the cut behind node3 sends what node2 sends past it.
-    assert found.period_s == pytest.approx(0.030)
-    (cut,) = [stage.last for stage in found.stages[:-1]]
+    assert actual.period_s == pytest.approx(0.030)
+    (cut,) = [stage.last for stage in actual.stages[:-1]]
     assert cut == 2
     assert chain.nodes[1].output_bytes == 9e6 + 1000
 
@@ -220,10 +220,10 @@ def _many_states(blocks: int, seed: int) -> LayerGraph:
 def test_a_network_of_many_states_is_no_worse_than_its_orders(model, machines) -> None:
     graph = _many_states(3, 1)
     levels = [Level(count, 3e7) for count in machines]
-    chain, found = partition_graph(graph, levels, model)
+    chain, actual = partition_graph(graph, levels, model)
     for order in graph.orders():
         along = partition(graph.chain(order), levels, model)
-        assert found.period_s <= along.period_s * (1 + 1e-12)
+        assert actual.period_s <= along.period_s * (1 + 1e-12)
     assert len(chain) == len(graph.nodes)
 
 
@@ -238,8 +238,8 @@ def test_the_search_finds_no_period_below_the_least(monkeypatch) -> None:
 
 def test_a_long_chain_is_cut(monkeypatch) -> None:
     graph = _graph([(1.0, 1.0, 0.0)] * 900, [(n, n + 1) for n in range(899)])
-    found = partition_graph(graph, [Level(4, 1e9)], "paper", straight=True)[1]
-    assert found.period_s == pytest.approx(225.0, rel=0.02)
+    actual = partition_graph(graph, [Level(4, 1e9)], "paper", straight=True)[1]
+    assert actual.period_s == pytest.approx(225.0, rel=0.02)
     assert len(partition_graph(graph, [Level(30, 1e9)], "paper", True)[1].stages) == 30
 
 
@@ -287,8 +287,8 @@ def test_a_graph_is_known_by_its_lines(tmp_path) -> None:
 def test_parts_that_only_an_input_joins_both_count(tmp_path) -> None:
     lines = [graph_line("node0", "Input"), *CHAIN, CHAIN[0].replace("node1", "node9"), *CHAIN_EDGES]
     lines += ["\tnode0 -- node1", "\tnode0 -- node9"]
-    found = partition_graph(_read(tmp_path, lines), [Level(1, 1e9)])[1]
-    assert found.period_s == pytest.approx(0.012)
+    actual = partition_graph(_read(tmp_path, lines), [Level(1, 1e9)])[1]
+    assert actual.period_s == pytest.approx(0.012)
 
 
 @pytest.mark.parametrize(

@@ -65,16 +65,16 @@ PUBLISHED = [
 def test_published_results(vgg16, published) -> None:
     machines, links, straight, stages, seconds, over_one, over_dp = published
     levels = [Level(*level) for level in zip(machines, links, strict=True)]
-    found = partition(vgg16, levels, "released", straight)
-    assert found.period_s == pytest.approx(seconds, rel=1e-9)
-    assert float(vgg16.time_s[0, -1]) / found.period_s == pytest.approx(over_one, abs=5e-5)
+    actual = partition(vgg16, levels, "released", straight)
+    assert actual.period_s == pytest.approx(seconds, rel=1e-9)
+    assert float(vgg16.time_s[0, -1]) / actual.period_s == pytest.approx(over_one, abs=5e-5)
     if over_dp is not None:
         data_parallel = period(vgg16, [(0, 40, machines[0])], levels[0], "released")
-        assert data_parallel / found.period_s == pytest.approx(over_dp, abs=5e-5)
+        assert data_parallel / actual.period_s == pytest.approx(over_dp, abs=5e-5)
     if straight:  # several partitions share this period, as the published one does
-        assert period(vgg16, stages, levels[0], "released") == found.period_s
+        assert period(vgg16, stages, levels[0], "released") == actual.period_s
     elif stages is not None:
-        assert [(x.first, x.last, x.replicas) for x in found.stages] == stages
+        assert [(x.first, x.last, x.replicas) for x in actual.stages] == stages
 
 
 def test_a_published_partition_that_shares_its_period(vgg16) -> None:
@@ -102,8 +102,8 @@ def test_profile_has_the_published_total(vgg16) -> None:
 
 def test_a_fast_link_in_the_model_and_a_slow_one_in_truth(vgg16) -> None:
     """Why the bandwidth must be measured: the cut chosen at 32 GB/s is slow at 1 GB/s."""
-    found = partition(vgg16, [Level(4, 32e9)], "released")
-    cuts = [(x.first, x.last, x.replicas) for x in found.stages]
+    actual = partition(vgg16, [Level(4, 32e9)], "released")
+    cuts = [(x.first, x.last, x.replicas) for x in actual.stages]
     (_, cut, _) = cuts[0]
     assert vgg16.nodes[cut - 1].output_bytes == pytest.approx(0.411e9, rel=1e-3)
     straight_through = 2 * vgg16.nodes[cut - 1].output_bytes / 1e9
@@ -113,10 +113,10 @@ def test_a_fast_link_in_the_model_and_a_slow_one_in_truth(vgg16) -> None:
 
 def test_several_levels_use_every_device(vgg16) -> None:
     for machines in ([4, 4], [2, 3, 2], [8, 8], [1, 4]):
-        found = partition(vgg16, [Level(m, 1e10) for m in machines], "paper")
-        assert sum(found.replicas) == math.prod(machines)
-        ends = [0, *(stage.last for stage in found.stages)]
-        assert [stage.first for stage in found.stages] == ends[:-1]
+        actual = partition(vgg16, [Level(m, 1e10) for m in machines], "paper")
+        assert sum(actual.replicas) == math.prod(machines)
+        ends = [0, *(stage.last for stage in actual.stages)]
+        assert [stage.first for stage in actual.stages] == ends[:-1]
         assert ends[-1] == 40
 
 
@@ -142,9 +142,9 @@ def test_equals_brute_force(chain, level, model, straight) -> None:
         with pytest.raises(ConfigError, match="stages without replication"):
             partition(chain, [level], model, straight)
         return
-    found = partition(chain, [level], model, straight)
-    assert found.period_s == best
-    cuts = [(x.first, x.last, x.replicas) for x in found.stages]
+    actual = partition(chain, [level], model, straight)
+    assert actual.period_s == best
+    cuts = [(x.first, x.last, x.replicas) for x in actual.stages]
     assert period(chain, cuts, level, model) == best
 
 
@@ -156,9 +156,9 @@ def test_equals_brute_force(chain, level, model, straight) -> None:
     models,
 )
 def test_several_levels_equal_brute_force(chain, levels, model) -> None:
-    found = partition(chain, levels, model)
-    assert found.period_s == best_period(chain, levels, model, False)
-    assert sum(found.replicas) == math.prod(level.machines for level in levels)
+    actual = partition(chain, levels, model)
+    assert actual.period_s == best_period(chain, levels, model, False)
+    assert sum(actual.replicas) == math.prod(level.machines for level in levels)
 
 
 @given(
@@ -178,11 +178,11 @@ def test_thresholds_choose_the_stages_of_the_tables(chain, inner, level, model) 
 
 @pytest.mark.parametrize("model", ["released", "paper"])
 def test_a_million_machines_are_all_used(vgg16, model) -> None:
-    found = partition(vgg16, [Level(8, 3e11), Level(10**6, 5e10)], model)
-    assert sum(found.replicas) == 8 * 10**6
+    actual = partition(vgg16, [Level(8, 3e11), Level(10**6, 5e10)], model)
+    assert sum(actual.replicas) == 8 * 10**6
     if model == "released":  # the paper's all-reduce takes longer, the more replicas there are
         fewer = partition(vgg16, [Level(8, 3e11), Level(10**3, 5e10)], model)
-        assert found.period_s < fewer.period_s
+        assert actual.period_s < fewer.period_s
 
 
 def test_searches_of_hours_are_refused(vgg16) -> None:
@@ -207,10 +207,10 @@ def test_memory_limit_equals_brute_force(chain, level, model, limit, states) -> 
         with pytest.raises(ConfigError, match="does not fit"):
             partition(chain, [level], model, memory=memory)
         return
-    found = partition(chain, [level], model, memory=memory)
-    assert found.period_s == min(fitting)
-    assert fits(chain, [(x.first, x.last, x.replicas) for x in found.stages], memory)
-    assert max(stage_memory_bytes(found, chain, memory)) <= limit
+    actual = partition(chain, [level], model, memory=memory)
+    assert actual.period_s == min(fitting)
+    assert fits(chain, [(x.first, x.last, x.replicas) for x in actual.stages], memory)
+    assert max(stage_memory_bytes(actual, chain, memory)) <= limit
 
 
 @given(
@@ -222,11 +222,11 @@ def test_memory_limit_equals_brute_force(chain, level, model, limit, states) -> 
 def test_whatever_is_found_fits(chain, levels, limit, extra) -> None:
     memory = MemoryLimit(limit, extra_warmup=extra)
     try:
-        found = partition(chain, levels, "paper", memory=memory)
+        actual = partition(chain, levels, "paper", memory=memory)
     except ConfigError:
         return
-    assert fits(chain, [(x.first, x.last, x.replicas) for x in found.stages], memory)
-    assert found.period_s >= best_period(chain, levels, "paper", False)
+    assert fits(chain, [(x.first, x.last, x.replicas) for x in actual.stages], memory)
+    assert actual.period_s >= best_period(chain, levels, "paper", False)
 
 
 def test_versions_count_towards_memory() -> None:
@@ -243,5 +243,5 @@ def test_versions_count_towards_memory() -> None:
 def test_a_large_network_on_64_devices() -> None:
     chain = Chain(tuple(Node(str(n), 1.0 + n % 3, 1e6, 1e6, 1e5) for n in range(155)))
     for machines in ([64], [8, 8]):
-        found = partition(chain, [Level(m, 1e9) for m in machines])
-        assert sum(found.replicas) == 64
+        actual = partition(chain, [Level(m, 1e9) for m in machines])
+        assert sum(actual.replicas) == 64

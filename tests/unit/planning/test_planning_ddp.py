@@ -79,9 +79,9 @@ def test_powersgd_sends_two_factors_of_what_they_halve():
         Tensor("square", 4 * 16, 0.3, (4, 4)),  # 2 (4 + 4) is not less than 16
         Tensor("number", 4, 0.3, ()),
     ]
-    found = bucket_bytes(tensors, 2)
-    assert found == BucketBytes(whole=4 * (64 + 16 + 1), left=4 * 64 * 2, right=4 * 288 * 2)
-    assert found.sizes == [324, 512, 2304]
+    actual = bucket_bytes(tensors, 2)
+    assert actual == BucketBytes(whole=4 * (64 + 16 + 1), left=4 * 64 * 2, right=4 * 288 * 2)
+    assert actual.sizes == [324, 512, 2304]
     assert bucket_bytes(tensors[1:], 2).sizes == [324]
     with pytest.raises(ConfigError, match="the profile has no shapes of tensors"):
         bucket_bytes([Tensor("old", 4, 1.0)], 1)

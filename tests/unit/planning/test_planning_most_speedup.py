@@ -35,20 +35,20 @@ def test_a_flush_costs_p_minus_one_micro_batches(strategy: str, chunks: int) -> 
 
 def test_interleaving_divides_the_bubble() -> None:
     """Megatron-LM: bubble over work is (p - 1) / (v m)."""
-    found = most_speedup(_cell("pipe-interleaved", chunks=8))
-    assert found == pytest.approx(4 / (1 + 3 / (2 * 8)))
+    actual = most_speedup(_cell("pipe-interleaved", chunks=8))
+    assert actual == pytest.approx(4 / (1 + 3 / (2 * 8)))
 
 
 def test_zero_bubble_is_between_1f1b_and_no_bubble() -> None:
     plain = most_speedup(_cell("pipe-1f1b", chunks=8))
     for strategy in ("pipe-zb", "pipe-zbv"):
-        found = most_speedup(_cell(strategy, chunks=8))
-        assert plain < found <= 4
+        actual = most_speedup(_cell(strategy, chunks=8))
+        assert plain < actual <= 4
 
 
 def test_replicas_of_a_pipeline_add_up() -> None:
-    found = most_speedup(_cell("pipe-1f1b", chunks=4, replicas=2))
-    assert found == pytest.approx(2 * (2 * 4 / 5))
+    actual = most_speedup(_cell("pipe-1f1b", chunks=4, replicas=2))
+    assert actual == pytest.approx(2 * (2 * 4 / 5))
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def _cell(geometry: str, batch: int = 48, **options: Any) -> Cell:
 @pytest.mark.parametrize("geometry", ["2x1", "4x1"])
 def test_one_server_on_a_node_of_its_own(geometry: str) -> None:
     server, *workers = make_plan(_cell(geometry)).processes
-    found = (server.role, server.rank, server.node, server.shard, server.needs)
-    assert found == ("server", 0, 0, -1, ())
+    actual = (server.role, server.rank, server.node, server.shard, server.needs)
+    assert actual == ("server", 0, 0, -1, ())
     count = int(geometry[0]) - 1
     assert [(w.role, w.rank, w.node, w.shard, w.num_shards) for w in workers] == [
         ("worker", index + 1, index + 1, index, count) for index in range(count)

@@ -154,12 +154,12 @@ def test_shipped_constants_are_those_of_the_shipped_points(library, published):
 
 
 def test_sweeps_held_out_are_predicted_from_names(published):
-    found = score(published, ScoreQuestion("model"))
-    assert found["rows"] == 255 and found["all_rows"] == 285
-    assert found["mean_absolute_error"] < 0.225  # 0.193
-    assert found["by"]["message"][LONG]["mean_absolute_error"] < 0.17
-    assert 0.85 <= found["coverage"] <= 0.95
-    known = found["by"]["known"]["16 MB and 1 GB of the sweep"]
+    actual = score(published, ScoreQuestion("model"))
+    assert actual["rows"] == 255 and actual["all_rows"] == 285
+    assert actual["mean_absolute_error"] < 0.225  # 0.193
+    assert actual["by"]["message"][LONG]["mean_absolute_error"] < 0.17
+    assert 0.85 <= actual["coverage"] <= 0.95
+    known = actual["by"]["known"]["16 MB and 1 GB of the sweep"]
     assert known["median_absolute_error"] < 0.06
 
 
@@ -204,8 +204,8 @@ def test_two_own_points_tell_latency_and_rate(library, published):
 
 def test_one_sweep_of_a_subset_can_be_scored(published):
     few = published[(published["accelerator"] == "B200") & (published["nodes"] == 4)]
-    found = score(few.head(9), ScoreQuestion("model", {"min_bytes": "262144"}))
-    assert found["rows"] == 4 and found["by"]["sweep"]
+    actual = score(few.head(9), ScoreQuestion("model", {"min_bytes": "262144"}))
+    assert actual["rows"] == 4 and actual["by"]["sweep"]
 
 
 @pytest.mark.parametrize(

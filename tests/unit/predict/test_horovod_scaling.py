@@ -67,11 +67,11 @@ def test_the_filled_column_is_what_clear_texts_say(published):
 def test_a_step_by_hand(published, software):
     """8 nodes of 8 H100 from one: 0.057071 s at 400 samples a device, 50 on eight nodes."""
     constants = {"start_s": 0.003, "straggler_share": 0.037, "network_share": 0.94}
-    found = scalings(published[published["system"] == "dgxh100_n8_ngc23.04_mxnet"])
+    actual = scalings(published[published["system"] == "dgxh100_n8_ngc23.04_mxnet"])
     compute_s = (0.057071 - 0.003) / 400 * 50
     sum_s = 2 * NETWORKS["resnet"].bytes_of("v3.0") * 7 / 8 / (0.94 * 400e9)
     expected = 0.003 + compute_s * (1 + 0.037 * np.sqrt(2 * np.log(64))) + sum_s
-    predicted = step_seconds(found, software.with_constants(constants))
+    predicted = step_seconds(actual, software.with_constants(constants))
     assert predicted == pytest.approx([expected])
 
 
@@ -104,15 +104,15 @@ def test_shipped_constants_are_those_of_the_shipped_rows(published, software):
 
 
 def test_systems_of_submitters_held_out(published):
-    found = score(published, ScoreQuestion("submitter"))
-    assert found["rows"] == 42
-    assert found["mean_absolute_error"] <= 0.08  # 0.061
-    assert found["median_absolute_error"] <= 0.05  # 0.036
-    timing = found["by"]["timing"]
+    actual = score(published, ScoreQuestion("submitter"))
+    assert actual["rows"] == 42
+    assert actual["mean_absolute_error"] <= 0.08  # 0.061
+    assert actual["median_absolute_error"] <= 0.05  # 0.036
+    timing = actual["by"]["timing"]
     assert timing["logged epochs"]["rows"] == 40
     assert timing["logged epochs"]["mean_absolute_error"] <= 0.06
     assert timing["run time"]["rows"] == 2  # 4,216 and 4,320 accelerators
-    assert found["by"]["devices"]["1024"]["mean_absolute_error"] < 0.06
+    assert actual["by"]["devices"]["1024"]["mean_absolute_error"] < 0.06
 
 
 @pytest.fixture(scope="module")
@@ -121,16 +121,16 @@ def cosmoflow():
 
 
 def test_cosmoflow_is_scored_and_nothing_is_fitted_to_it(cosmoflow):
-    found = score(cosmoflow, ScoreQuestion())
-    assert found["rows"] == 9
-    assert found["mean_absolute_error"] == pytest.approx(0.097, abs=0.005)
-    assert found["median_absolute_error"] == pytest.approx(0.065, abs=0.005)
-    assert found["within_20_percent"] == pytest.approx(8 / 9)
-    assert found["left_out"]["samples that are split over accelerators"] == 2
-    start = found["by"]["from"]
+    actual = score(cosmoflow, ScoreQuestion())
+    assert actual["rows"] == 9
+    assert actual["mean_absolute_error"] == pytest.approx(0.097, abs=0.005)
+    assert actual["median_absolute_error"] == pytest.approx(0.065, abs=0.005)
+    assert actual["within_20_percent"] == pytest.approx(8 / 9)
+    assert actual["left_out"]["samples that are split over accelerators"] == 2
+    start = actual["by"]["from"]
     assert start["a system alone"]["rows"] == 5
     assert start["a system alone"]["mean_absolute_error"] == pytest.approx(0.055, abs=0.005)
-    assert len(found["by"]["family"]) == 9
+    assert len(actual["by"]["family"]) == 9
     held_out = score(cosmoflow, ScoreQuestion("submitter"))
     assert held_out["mean_absolute_error"] == pytest.approx(0.097, abs=0.005)
 
@@ -138,13 +138,13 @@ def test_cosmoflow_is_scored_and_nothing_is_fitted_to_it(cosmoflow):
 def test_a_step_of_cosmoflow_by_hand(cosmoflow, software):
     """128 nodes of 8 A100 from 16; single precision, one sample a device on both."""
     constants = {"start_s": 0.003, "straggler_share": 0.04, "network_share": 0.9}
-    found = scalings(cosmoflow[cosmoflow["system"] == "dgxa100_n128_ngc21.09_mxnet"])
+    actual = scalings(cosmoflow[cosmoflow["system"] == "dgxa100_n128_ngc21.09_mxnet"])
     ring_s = 2 * 4 * 8_907_556 / (0.9 * 200e9)
     small, large = (1 + 0.04 * np.sqrt(2 * np.log(n)) for n in (128, 1024))
     base = cosmoflow.set_index("system")["step_s"]["dgxa100_n16_ngc21.09_mxnet"]
     computing_s = (base - 0.003 - ring_s * 15 / 16) / small
     expected = 0.003 + computing_s * large + ring_s * 127 / 128
-    predicted = step_seconds(found, software.with_constants(constants))
+    predicted = step_seconds(actual, software.with_constants(constants))
     assert predicted == pytest.approx([expected])
 
 
@@ -170,8 +170,8 @@ def test_networks_are_not_predicted_from_one_another(published, cosmoflow):
 
 
 def test_families_held_out(published):
-    found = score(published, ScoreQuestion("model"))
-    assert found["mean_absolute_error"] <= 0.065
+    actual = score(published, ScoreQuestion("model"))
+    assert actual["mean_absolute_error"] <= 0.065
 
 
 def test_a_free_text_stands_for_the_column(published):

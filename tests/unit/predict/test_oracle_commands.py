@@ -48,17 +48,17 @@ def wide(monkeypatch):
 
 
 def test_accuracy_on_the_published_measurements():
-    found = told("score", MEASURED)
-    assert found["campaign"] == "report"
-    assert found["cells_scored"] == 38
-    assert found["mean_accuracy"] >= 0.80
-    assert min(one["accuracy"] for one in found["strategies"].values()) >= 0.60
-    means = [one["accuracy"] for one in found["strategies"].values()]
-    assert found["mean_accuracy"] == pytest.approx(sum(means) / len(means))
-    assert set(found["networks"]) == {"resnet50", "vgg16"}
-    assert set(found["campaigns"]) == {"logs_2020_01"}
-    assert found["baselines"]["paradl-projected"] == pytest.approx(0.657, abs=0.001)
-    assert found["mean_accuracy"] > max(found["baselines"].values())
+    actual = told("score", MEASURED)
+    assert actual["campaign"] == "report"
+    assert actual["cells_scored"] == 38
+    assert actual["mean_accuracy"] >= 0.80
+    assert min(one["accuracy"] for one in actual["strategies"].values()) >= 0.60
+    means = [one["accuracy"] for one in actual["strategies"].values()]
+    assert actual["mean_accuracy"] == pytest.approx(sum(means) / len(means))
+    assert set(actual["networks"]) == {"resnet50", "vgg16"}
+    assert set(actual["campaigns"]) == {"logs_2020_01"}
+    assert actual["baselines"]["paradl-projected"] == pytest.approx(0.657, abs=0.001)
+    assert actual["mean_accuracy"] > max(actual["baselines"].values())
     published = told("score", MEASURED, "--predictor", "authors-code")
     assert 0.60 < published["mean_accuracy"] < 0.72
 
@@ -66,17 +66,17 @@ def test_accuracy_on_the_published_measurements():
 @pytest.mark.slow
 def test_held_out_networks_and_sizes():
     for by in ("network", "size"):
-        found = told("calibrate", MEASURED, "--hold-out", by)["hold_out"]
-        assert found["mean_accuracy"] >= 0.72
-        assert min(found["strategies"].values()) >= 0.60
+        actual = told("calibrate", MEASURED, "--hold-out", by)["hold_out"]
+        assert actual["mean_accuracy"] >= 0.72
+        assert min(actual["strategies"].values()) >= 0.60
 
 
 def test_calibrated_constants_are_those_of_the_shipped_platform(tmp_path):
     output = tmp_path / "fitted.yaml"
-    found = told("calibrate", MEASURED, "--output", str(output))
+    actual = told("calibrate", MEASURED, "--output", str(output))
     shipped, written = Platform.load("abci"), Platform.load(str(output))
-    assert set(found["constants"]) == set(shipped.constants)
-    for name, said in found["constants"].items():
+    assert set(actual["constants"]) == set(shipped.constants)
+    for name, said in actual["constants"].items():
         assert said["meaning"]
         assert said["value"] == pytest.approx(shipped.constant(name), rel=0.01)
         assert written.constant(name) == pytest.approx(said["value"])
@@ -88,9 +88,9 @@ def test_carry_forward_does_not_score_itself(tmp_path):
         tmp_path, gpus=[16, 32], model=["vgg16"] * 2, strategy=["data"] * 2,
         batch_per_gpu=[32] * 2, seconds_per_iteration=[0.4, 0.5],
     )  # fmt: skip
-    found = told("score", path, "--predictor", "carry-forward")
-    assert found["cells_scored"] == 1
-    assert found["mean_accuracy"] == pytest.approx(0.8)
+    actual = told("score", path, "--predictor", "carry-forward")
+    assert actual["cells_scored"] == 1
+    assert actual["mean_accuracy"] == pytest.approx(0.8)
 
 
 def test_unreliable_rows_are_left_out(tmp_path):
@@ -99,9 +99,9 @@ def test_unreliable_rows_are_left_out(tmp_path):
         batch_per_gpu=[32] * 2, seconds_per_iteration=[0.4, 9.0],
         reliability=["ok: checked", "unreliable: one iteration"],
     )  # fmt: skip
-    found = told("score", path)
-    assert found["cells_scored"] == 1
-    assert found["left_out"] == [{"cell": "vgg16/data/p32", "why": "unreliable: one iteration"}]
+    actual = told("score", path)
+    assert actual["cells_scored"] == 1
+    assert actual["left_out"] == [{"cell": "vgg16/data/p32", "why": "unreliable: one iteration"}]
     assert "left out" in run("score", path)
 
 
@@ -169,21 +169,21 @@ def test_platforms_that_cannot_be(tmp_path, place, value, says):
 
 
 def test_best_ranks_what_can_run_first():
-    found = told("best", "resnet50", "--devices", "64", "--batch-size", "2048")
-    assert found["best"] == found["ranking"][0]["strategy"] == "data"
-    runs = [one["runs"] for one in found["ranking"]]
+    actual = told("best", "resnet50", "--devices", "64", "--batch-size", "2048")
+    assert actual["best"] == actual["ranking"][0]["strategy"] == "data"
+    runs = [one["runs"] for one in actual["ranking"]]
     assert runs == sorted(runs, reverse=True)
-    refused = {one["strategy"]: one["why"] for one in found["ranking"] if not one["runs"]}
+    refused = {one["strategy"]: one["why"] for one in actual["ranking"] if not one["runs"]}
     assert "limited by" in refused["spatial"]
     assert "GB a device" in refused["filter"]
     assert "best: data" in run("best", "resnet50", "--devices", "64", "--batch-size", "2048")
 
 
 def test_limits_say_where_a_strategy_ends_and_what_bounds_it():
-    (found,) = told("limits", "vgg16", "--batch-size", "32", "--strategy", "filter")
-    assert "limited by conv1_1" in found["stops"]
-    assert found["regimes"][0]["from_devices"] == 2
-    assert found["communication_outweighs_from"] == 2
+    (actual,) = told("limits", "vgg16", "--batch-size", "32", "--strategy", "filter")
+    assert "limited by conv1_1" in actual["stops"]
+    assert actual["regimes"][0]["from_devices"] == 2
+    assert actual["communication_outweighs_from"] == 2
     (data,) = told("limits", "vgg16", "--batch-size", "32", "--strategy", "data")
     assert [one["term"] for one in data["regimes"]] == ["layers", "gradients"]
     assert "longest term" in run("limits", "vgg16", "--batch-size", "32")
@@ -191,12 +191,12 @@ def test_limits_say_where_a_strategy_ends_and_what_bounds_it():
 
 def test_target_gives_the_fewest_devices():
     arguments = ("resnet50", "--batch-size", "64", "--epoch-s", "120")
-    found = told("target", *arguments)["strategies"]
-    assert found["data"]["epoch_s"] <= 120
+    actual = told("target", *arguments)["strategies"]
+    assert actual["data"]["epoch_s"] <= 120
     halved = told("limits", "resnet50", "--batch-size", "64", "--strategy", "data")[0]["sizes"]
-    before = [one for one in halved if one["devices"] == found["data"]["devices"] // 2]
+    before = [one for one in halved if one["devices"] == actual["data"]["devices"] // 2]
     assert before[0]["epoch_s"] > 120
-    assert found["filter"] is None
+    assert actual["filter"] is None
     assert "not in time" in run("target", *arguments)
     with pytest.raises(ConfigError, match="write a time above 0"):
         run("target", "resnet50", "--batch-size", "64", "--epoch-s", "0")

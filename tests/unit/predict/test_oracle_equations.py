@@ -27,69 +27,71 @@ def ring(ranks, size_bytes, latency_s, rate):
 
 
 def test_serial_computes_and_updates():
-    found = told("serial", 1, 8)
-    assert found.computation == {
+    actual = told("serial", 1, 8)
+    assert actual.computation == {
         "layers": pytest.approx(8 * 0.06),
         "weight update": pytest.approx(UPDATE),
     }
-    assert found.communication_s == 0
+    assert actual.communication_s == 0
 
 
 def test_data_reduces_all_weights_over_a_ring_of_half_a_link():
-    found = told("data", 4, 32)
-    assert found.computation["layers"] == pytest.approx(8 * 0.06)
+    actual = told("data", 4, 32)
+    assert actual.computation["layers"] == pytest.approx(8 * 0.06)
     expected = 2 * ring(4, 4 * make.WEIGHTS, 1e-4, 0.5e9)
-    assert found.communication == {"gradients": pytest.approx(expected)}
+    assert actual.communication == {"gradients": pytest.approx(expected)}
 
 
 def test_filter_gathers_outputs_reduces_input_gradients_and_replicated_weights():
-    found = told("filter", 4, 8, make.platform({"filter": "staged"}))
-    assert found.computation["layers"] == pytest.approx(8 * (0.01 / 4 + 0.02 / 4 + 0.03))
+    actual = told("filter", 4, 8, make.platform({"filter": "staged"}))
+    assert actual.computation["layers"] == pytest.approx(8 * (0.01 / 4 + 0.02 / 4 + 0.03))
     first = ring(4, 4 * 8 * 256, *make.NET)
     second = ring(4, 4 * 8 * 128, *make.NET) + 2 * ring(4, 4 * 8 * 256, *make.NET)
-    assert found.communication["activations"] == pytest.approx(first + second)
-    assert found.communication["gradients"] == pytest.approx(2 * ring(4, 4 * 1290, 1e-4, 1e8))
+    assert actual.communication["activations"] == pytest.approx(first + second)
+    assert actual.communication["gradients"] == pytest.approx(2 * ring(4, 4 * 1290, 1e-4, 1e8))
 
 
 def test_channel_leaves_the_image_whole():
-    found = told("channel", 4, 8)
-    assert found.computation["layers"] == pytest.approx(8 * (0.01 + 0.02 / 4 + 0.03))
+    actual = told("channel", 4, 8)
+    assert actual.computation["layers"] == pytest.approx(8 * (0.01 + 0.02 / 4 + 0.03))
     second = 2 * ring(4, 4 * 8 * 128, *make.NET) + ring(4, 4 * 8 * 256, *make.NET)
-    assert found.communication["activations"] == pytest.approx(second)
+    assert actual.communication["activations"] == pytest.approx(second)
 
 
 def test_data_filter_shares_the_nodes_link():
-    found = told("data+filter", 4, 16)
+    actual = told("data+filter", 4, 16)
     inside = ring(2, 4 * 8 * 256, *make.NODE)
     inside += ring(2, 4 * 8 * 128, *make.NODE) + 2 * ring(2, 4 * 8 * 256, *make.NODE)
-    assert found.communication["activations"] == pytest.approx(inside)
+    assert actual.communication["activations"] == pytest.approx(inside)
     weights = (112 + 296) / 2 + 1290
     # Two rings on one link: each byte takes twice as long, at half the link's rate.
-    assert found.communication["gradients"] == pytest.approx(2 * ring(2, 4 * weights, 1e-4, 0.25e9))
+    assert actual.communication["gradients"] == pytest.approx(
+        2 * ring(2, 4 * weights, 1e-4, 0.25e9)
+    )
 
 
 def test_data_spatial_exchanges_halos_gathers_and_reduces_twice():
-    found = told("data+spatial", 4, 16, make.platform({"data+spatial": "staged"}))
-    assert found.computation["layers"] == pytest.approx(8 * (0.03 / 2 + 0.03))
+    actual = told("data+spatial", 4, 16, make.platform({"data+spatial": "staged"}))
+    assert actual.computation["layers"] == pytest.approx(8 * (0.03 / 2 + 0.03))
     # c1: kernel 3, stride 1: two rows of 3 x 8; c2: kernel 3, stride 2: one row of 4 x 8.
     halo = sum(4 * 2e-5 + 2 * 4 * 8 * items / 5e9 for items in (2 * 24, 32))
-    assert found.communication["halo"] == pytest.approx(halo)
-    assert found.communication["gather"] == pytest.approx(2 * ring(2, 4 * 8 * 128, 2e-5, 5e9))
+    assert actual.communication["halo"] == pytest.approx(halo)
+    assert actual.communication["gather"] == pytest.approx(2 * ring(2, 4 * 8 * 128, 2e-5, 5e9))
     size = 4 * make.WEIGHTS
     gradients = 2 * ring(2, size, *make.NODE) + 2 * ring(2, size, 1e-4, 1e8)
-    assert found.communication["gradients"] == pytest.approx(gradients)
+    assert actual.communication["gradients"] == pytest.approx(gradients)
 
 
 def test_pipeline_pays_the_slowest_stage_and_the_fill():
-    found = told("pipeline", 2, 8, segments=4)
-    assert found.computation["layers"] == pytest.approx((2 + 4 - 1) * 2 * 0.03)
+    actual = told("pipeline", 2, 8, segments=4)
+    assert actual.computation["layers"] == pytest.approx((2 + 4 - 1) * 2 * 0.03)
     hop = 1e-5 + 4 * 2 * 128 / 1e10
-    assert found.communication["stages"] == pytest.approx(2 * (2 + 4 - 2) * hop)
+    assert actual.communication["stages"] == pytest.approx(2 * (2 + 4 - 2) * hop)
 
 
 def test_small_kernels_take_their_least_time():
-    found = told("data", 4, 32, make.platform(layer_overhead_s=1.0))
-    assert found.computation["layers"] == pytest.approx(3.0)
+    actual = told("data", 4, 32, make.platform(layer_overhead_s=1.0))
+    assert actual.computation["layers"] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -104,21 +106,21 @@ def test_small_kernels_take_their_least_time():
     ],
 )
 def test_limits_name_the_layer(strategy, devices, batch, limit):
-    found = told(strategy, devices, batch)
-    assert (found.max_devices, found.limiting_layer) == limit
+    actual = told(strategy, devices, batch)
+    assert (actual.max_devices, actual.limiting_layer) == limit
 
 
 def test_memory_by_hand_and_refusal():
-    found = told("data", 4, 32)
+    actual = told("data", 4, 32)
     kept, going = 192 + 256 + 128 + 10, 192 + 256
-    assert found.memory_bytes == 4 * (8 * (kept + going) + 3 * make.WEIGHTS)
+    assert actual.memory_bytes == 4 * (8 * (kept + going) + 3 * make.WEIGHTS)
     split = told("data+spatial", 4, 16)
     kept, going = (192 + 256 + 128) / 2 + 10, (192 + 256) / 2
     assert split.memory_bytes == 4 * (8 * (kept + going) + 3 * make.WEIGHTS)
     halved = told("data+filter", 4, 16).memory_bytes
-    assert found.memory_bytes - halved == 4 * 3 * (112 + 296) / 2
-    assert refused(found, make.platform()) == ""
-    assert "GB a device" in refused(found, make.platform(memory_bytes=1e3))
+    assert actual.memory_bytes - halved == 4 * 3 * (112 + 296) / 2
+    assert refused(actual, make.platform()) == ""
+    assert "GB a device" in refused(actual, make.platform(memory_bytes=1e3))
     assert "limited by c1" in refused(told("filter", 8, 8), make.platform())
 
 
@@ -127,15 +129,15 @@ def test_own_splits_are_limited_by_linear_layers_and_by_their_dimension():
     narrow = Layer("fc", "linear", (128,), (3,), 387)
     workload = make.workload(layers=(*make.LAYERS[:2], narrow))
     asked = replace(make.ask("filter", 4, 8), project_split=OwnSplit(shares))
-    found = project("corrected", workload, make.platform(), asked)
-    assert (found.max_devices, found.limiting_layer) == (3, "fc")
-    assert found.communication["gradients"] == 0
+    actual = project("corrected", workload, make.platform(), asked)
+    assert (actual.max_devices, actual.limiting_layer) == (3, "fc")
+    assert actual.communication["gradients"] == 0
     grid = OwnSplit((1 / 4, 1 / 4, 1.0), ((-2, 2), (-1, 2)))
     asked = replace(make.ask("spatial", 4, 8), project_split=grid)
-    found = project("corrected", make.workload(), make.platform(), asked)
-    assert (found.max_devices, found.limiting_layer) == (4 * 4, "c2")
+    actual = project("corrected", make.workload(), make.platform(), asked)
+    assert (actual.max_devices, actual.limiting_layer) == (4 * 4, "c2")
     kept, going = (192 + 256 + 128) / 4 + 10, 128 + 10
-    assert found.memory_bytes == 4 * (8 * (kept + going) + 3 * make.WEIGHTS)
+    assert actual.memory_bytes == 4 * (8 * (kept + going) + 3 * make.WEIGHTS)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 7, 8, 20])

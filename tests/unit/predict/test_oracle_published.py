@@ -48,9 +48,9 @@ def projections(strategy, network):
     [("data", 0.03), ("filter", 0.07), ("channel", 0.12)],
 )
 def test_near_its_own_projections(strategy, within, network):
-    found = list(projections(strategy, network))
-    assert found
-    for told, own in found:
+    actual = list(projections(strategy, network))
+    assert actual
+    for told, own in actual:
         assert told.iteration_s == pytest.approx(own.seconds_per_iteration, rel=within)
 
 

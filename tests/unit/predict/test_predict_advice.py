@@ -155,19 +155,19 @@ def test_what_is_surely_faster_than_one_device_is_advised_though_a_guess_may_not
 def test_batches_that_divide_are_named(here, geometry, batch_size, sizes):
     question = make.question(geometry, batch_size)
     ranking, advice = answered(question, here)
-    found = dividing_batches(question, ranking, here)
-    assert found[0] == (sizes or ())
+    actual = dividing_batches(question, ranking, here)
+    assert actual[0] == (sizes or ())
     text = " ".join(advice.sentences)
     if sizes is None:
         assert "divide" not in text
         return
     assert f"{' or '.join(map(str, sizes))}" in text
-    assert found[1] > 0
+    assert actual[1] > 0
     uneven = ("uneven_batch", "invalid_schedule")
     before = {c.strategy for c in ranking.not_ranked if c.code in uneven}
     for size in sizes:
         again = recommend(question.with_batch(size), here)
-        assert len({c.strategy for c in again.ranked} & before) == found[1]
+        assert len({c.strategy for c in again.ranked} & before) == actual[1]
 
 
 def test_fitted_options_are_told(here):

@@ -73,9 +73,9 @@ def test_a_limit_follows_the_base() -> None:
     """``max(x, share base)`` beats a third step only where the base is fast enough."""
     base, third = Belief(1.0, 0.2, "predicted"), Belief(0.5, 0.1, "predicted")
     limited = Belief(0.001, 1e-6, "predicted")
-    found = races([limited, third, base], [0.5, 0.0, 0.0], 2)
+    actual = races([limited, third, base], [0.5, 0.0, 0.0], 2)
     # 0.5 base < third: a draw of the base against twice the third step.
-    assert found[0].fastest == pytest.approx(0.5, abs=DRAWS)
+    assert actual[0].fastest == pytest.approx(0.5, abs=DRAWS)
 
 
 def test_the_same_draws_every_time() -> None:

@@ -32,12 +32,12 @@ GEOMETRIES = ("1x2", "1x4", "2x2")
 def cells(work=0.0, communication=0.0, step_s=0.0, noise=0.0, strategy="ddp"):
     """Twelve cells whose measured steps depart from predictions by these constants."""
     draw = random.Random(1)
-    found = []
+    actual = []
     for network, geometry in itertools.product(NETWORKS, GEOMETRIES):
         work_s, sent_s = draw.uniform(0.1, 1.0), draw.uniform(0.0, 0.5)
         predicted_s = work_s + 0.5 * sent_s
         measured_s = predicted_s + work * work_s + communication * sent_s + step_s
-        found.append(
+        actual.append(
             CalibrationCell(
                 f"mnist/{network}/{strategy}/{geometry}/rep0",
                 strategy,
@@ -49,23 +49,23 @@ def cells(work=0.0, communication=0.0, step_s=0.0, noise=0.0, strategy="ddp"):
                 measured_s * draw.gauss(1, noise),
             )
         )
-    return found
+    return actual
 
 
 @pytest.mark.parametrize(
     "planted", [{"work": 0.15}, {"communication": 0.6}, {"work": 0.1, "communication": 0.4}]
 )
 def test_planted_constants_come_back(planted):
-    found = fit("ddp", cells(**planted))
-    assert found.work == pytest.approx(planted.get("work", 0), abs=0.03)
-    assert found.communication == pytest.approx(planted.get("communication", 0), abs=0.06)
-    assert abs(found.step_s) < 0.02
-    assert len(found.cells) == 12
+    actual = fit("ddp", cells(**planted))
+    assert actual.work == pytest.approx(planted.get("work", 0), abs=0.03)
+    assert actual.communication == pytest.approx(planted.get("communication", 0), abs=0.06)
+    assert abs(actual.step_s) < 0.02
+    assert len(actual.cells) == 12
 
 
 def test_without_an_error_nothing_is_changed():
-    found = fit("ddp", cells())
-    assert (found.work, found.communication, found.step_s) == pytest.approx((0, 0, 0), abs=1e-9)
+    actual = fit("ddp", cells())
+    assert (actual.work, actual.communication, actual.step_s) == pytest.approx((0, 0, 0), abs=1e-9)
 
 
 def test_one_cell_changes_less_than_twelve():
@@ -81,10 +81,10 @@ def test_a_network_is_held_out_of_its_own_prediction():
         else cell
         for cell in own
     ]
-    found = held_out(odd, lambda cell: cell.network)
+    actual = held_out(odd, lambda cell: cell.network)
     for cell in odd:
         if cell.network == "vgg16":  # the others know nothing of its factor
-            assert found[cell.cell_id] == pytest.approx(cell.measured_s / 5, rel=0.05)
+            assert actual[cell.cell_id] == pytest.approx(cell.measured_s / 5, rel=0.05)
     assert held_out(own[:3], lambda cell: cell.network) == {}
 
 
@@ -95,10 +95,10 @@ def test_constants_that_help_no_other_network_are_not_used():
         CalibrationCell(**{**vars(cell), "measured_s": cell.predicted_s * draw[cell.network]})
         for cell in cells()
     ]
-    found = calibrate("local", odd).of("ddp")
-    assert (found.work, found.communication, found.step_s, found.teaches) == (0, 0, 0, False)
-    assert found.ratio == pytest.approx(1.25)  # of the predictions as they are
-    assert len(found.cells) == 12
+    actual = calibrate("local", odd).of("ddp")
+    assert (actual.work, actual.communication, actual.step_s, actual.teaches) == (0, 0, 0, False)
+    assert actual.ratio == pytest.approx(1.25)  # of the predictions as they are
+    assert len(actual.cells) == 12
     (row,) = scores(odd).to_dict("records")
     assert row["networks_held_out"] == pytest.approx(row["as_predicted"])
     assert calibrate("local", cells(work=0.2)).of("ddp").teaches
@@ -126,8 +126,10 @@ def test_intervals_cover_nine_in_ten():
 
 def test_the_ratio_is_that_of_the_worst_of_few():
     own = cells(work=0.3, noise=0.05)[:6]
-    found = held_out(own, lambda cell: cell.network)
-    worst = max(max(found[c.cell_id] / c.measured_s, c.measured_s / found[c.cell_id]) for c in own)
+    actual = held_out(own, lambda cell: cell.network)
+    worst = max(
+        max(actual[c.cell_id] / c.measured_s, c.measured_s / actual[c.cell_id]) for c in own
+    )
     assert ratio_of(own) == pytest.approx(worst)
 
 
@@ -153,19 +155,19 @@ def test_cells_that_differ_most_are_chosen():
 
 
 def test_a_strategy_needs_three_cells():
-    found = calibrate("local", [*cells()[:2], *cells(strategy="horovod")])
-    assert [one.strategy for one in found.strategies] == ["horovod"]
+    actual = calibrate("local", [*cells()[:2], *cells(strategy="horovod")])
+    assert [one.strategy for one in actual.strategies] == ["horovod"]
 
 
 def test_a_prediction_takes_the_constants_of_its_strategy():
     constants = Constants("ddp", 0.1, 0.5, 0.02, 1.1, ("a", "b", "c"))
     prediction = Prediction("ddlbench", 1.0, 0.4, 0.2, bubble_s=0.5)
-    found = calibrated(prediction, "ddp", Calibration("local", (constants,)))
-    assert found.compute_s == pytest.approx(1.1)
-    assert found.bubble_s == pytest.approx(0.55)
-    assert found.exposed_communication_s == pytest.approx(0.2 + 0.2 + 0.02)
-    assert found.interval_s == pytest.approx((found.step_s / 1.1, found.step_s * 1.1))
-    assert "calibrated by 3 cells measured here" in found.notes
+    actual = calibrated(prediction, "ddp", Calibration("local", (constants,)))
+    assert actual.compute_s == pytest.approx(1.1)
+    assert actual.bubble_s == pytest.approx(0.55)
+    assert actual.exposed_communication_s == pytest.approx(0.2 + 0.2 + 0.02)
+    assert actual.interval_s == pytest.approx((actual.step_s / 1.1, actual.step_s * 1.1))
+    assert "calibrated by 3 cells measured here" in actual.notes
     assert calibrated(prediction, "horovod", Calibration("local", (constants,))) == prediction
     assert calibrated(prediction, "ddp", None) == prediction
 

@@ -76,9 +76,9 @@ def test_others_are_ranked(here, raising, method, error, code):
 
 def test_a_memory_model_that_fails_leaves_the_prediction(here, raising):
     raising("memory_bytes", ConfigError("no model"))
-    found = assess(ASKED.cell(NAME), here)
-    assert found.ranked
-    assert (found.room, found.fits, found.memory_bytes) == (None, None, None)
+    actual = assess(ASKED.cell(NAME), here)
+    assert actual.ranked
+    assert (actual.room, actual.fits, actual.memory_bytes) == (None, None, None)
 
 
 def test_a_package_that_is_not_here_is_one_reason(here, monkeypatch):
@@ -97,14 +97,14 @@ def test_a_package_that_is_not_here_is_one_reason(here, monkeypatch):
 
 @pytest.mark.parametrize("strategy", sorted(SHIPPED_STRATEGIES))
 def test_what_is_known_of_a_cell_is_consistent(here, strategy):
-    found = assess(ASKED.cell(strategy), here)
-    assert found.ranked == (found.belief is not None and not found.reason)
-    assert (found.prediction is None) == (found.predicted_s is None) == (found.expected is None)
-    assert bool(found.code) == bool(found.reason)
-    if found.ranked:
-        assert found.bound >= 1
-        assert found.shown_s == found.predicted_s == found.prediction.step_s
-        assert found.basis == "predicted"
+    actual = assess(ASKED.cell(strategy), here)
+    assert actual.ranked == (actual.belief is not None and not actual.reason)
+    assert (actual.prediction is None) == (actual.predicted_s is None) == (actual.expected is None)
+    assert bool(actual.code) == bool(actual.reason)
+    if actual.ranked:
+        assert actual.bound >= 1
+        assert actual.shown_s == actual.predicted_s == actual.prediction.step_s
+        assert actual.basis == "predicted"
 
 
 def test_what_does_not_train_as_one_device_does_is_not_ranked(here):
@@ -112,17 +112,17 @@ def test_what_does_not_train_as_one_device_does_is_not_ranked(here):
     sentence = "does not train as one device does: loss 2.31 at step 3, 2.28 on one device"
     departing = (Departure(cell.with_(epochs=1, repeat=1), sentence),)
     known = replace(here, history=(Measured(cell, 0.1),), departures=departing)
-    found = assess(cell, known)
-    assert (found.ranked, found.code, str(found.reason)) == (False, "other_training", sentence)
+    actual = assess(cell, known)
+    assert (actual.ranked, actual.code, str(actual.reason)) == (False, "other_training", sentence)
     assert assess(ASKED.cell("gpipe"), known).code != "other_training"
 
 
 def test_runs_go_before_the_prediction(here):
     cell = ASKED.cell("ddp")
     runs = tuple(Measured(cell, step_s) for step_s in (0.3, 0.5, 0.31))
-    found = assess(cell, replace(here, history=runs))
-    assert (found.basis, found.shown_s, found.belief.runs) == ("measured", 0.31, 3)
-    assert found.predicted_s == assess(cell, here).predicted_s
+    actual = assess(cell, replace(here, history=runs))
+    assert (actual.basis, actual.shown_s, actual.belief.runs) == ("measured", 0.31, 3)
+    assert actual.predicted_s == assess(cell, here).predicted_s
     other = assess(cell, replace(here, history=runs, recommender="thesis"))
     assert (other.measured_s, other.basis) == ((0.3, 0.5, 0.31), None)
 
@@ -155,8 +155,8 @@ def test_without_a_profile_a_run_is_still_held_against_its_bound(tmp_path):
 def test_a_plan_of_another_update_is_not_the_step_that_was_asked_for(here, raising, monkeypatch):
     monkeypatch.setattr(Faulty, "samples_per_update", lambda *_given: 64)
     cell = ASKED.cell(NAME)
-    found = assess(cell, here)
-    assert (found.ranked, found.code, found.prediction) == (False, "other_update", None)
+    actual = assess(cell, here)
+    assert (actual.ranked, actual.code, actual.prediction) == (False, "other_update", None)
     ran = assess(cell, replace(here, history=(Measured(cell, 0.1),)))
     assert not ran.ranked
 

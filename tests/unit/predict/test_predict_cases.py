@@ -41,16 +41,16 @@ def test_an_answer_a_case_whatever_strategies_the_matrix_has(tmp_path, experimen
         make.cell("ddp", "1x2", 32, repeat=1),
     ]
     refused = MatrixRow(make.cell("gpipe", "2x2"), None, "cannot span 2")
-    found = answers(experiment, [*map(row, cells), refused], make.site(), tmp_path)
-    assert [one["case"]["devices_per_node"] for one in found] == [4, 2]
-    for one in found:
+    actual = answers(experiment, [*map(row, cells), refused], make.site(), tmp_path)
+    assert [one["case"]["devices_per_node"] for one in actual] == [4, 2]
+    for one in actual:
         named = [c["strategy"] for c in one["candidates"]]
         assert one["recommended"] in named
         assert len(named) == len(set(named))
         assert {"horovod", "ddp", "gpipe"} <= set(named)
     path = tmp_path / "advice.json"
-    write_choice(answers_dict("local", found), path)
-    assert read_choice(path)["answers"] == found
+    write_choice(answers_dict("local", actual), path)
+    assert read_choice(path)["answers"] == actual
 
 
 def test_cells_of_a_case_have_the_options_of_the_experiment(experiment):

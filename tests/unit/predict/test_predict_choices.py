@@ -249,8 +249,8 @@ def test_tables_and_recommend_agree_on_what_fits(site, memory_mb):
     root, rows = site
     asked = make.site(memory_per_device_mb=memory_mb)
     frame = predictions(rows, asked, root)
-    found = recommend(make.question(), make.knowledge(root, site=asked))
-    told = {candidate.strategy: candidate.fits for candidate in found.candidates}
+    actual = recommend(make.question(), make.knowledge(root, site=asked))
+    told = {candidate.strategy: candidate.fits for candidate in actual.candidates}
     shown = frame[(frame["devices_per_node"] == 4) & frame["predicted_step_s"].notna()]
     shown = shown[shown["predictor"] != "paradl-authors"]  # has a memory model of its own
     assert set(shown["strategy"]) == {"horovod", "ddp", "gpipe", "model-parallel"}

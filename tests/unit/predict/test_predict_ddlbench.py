@@ -52,10 +52,10 @@ def predicted(strategy, links, geometry="1x4", **changes):
     ],
 )
 def test_messages_hide_as_far_as_the_site_lets_them(hidden_share, exposed_s):
-    found = predicted("ddp", table(BARE, hidden_share=hidden_share))
-    assert found.compute_s == pytest.approx(1.6 * 0.18)
-    assert found.exposed_communication_s == pytest.approx(exposed_s)
-    assert found.communication_s == pytest.approx(0.13)
+    actual = predicted("ddp", table(BARE, hidden_share=hidden_share))
+    assert actual.compute_s == pytest.approx(1.6 * 0.18)
+    assert actual.exposed_communication_s == pytest.approx(exposed_s)
+    assert actual.communication_s == pytest.approx(0.13)
 
 
 def test_a_message_waits_for_a_core_that_computes():
@@ -66,9 +66,9 @@ def test_a_message_waits_for_a_core_that_computes():
     )  # fmt: skip
     links = table(BARE, hidden_share=1.0)
     delayed = replace(links, links=replace(links.links, delays=(late,)))
-    found = predicted("ddp", delayed)
-    assert found.exposed_communication_s == pytest.approx(0.04 + 0.002)  # of the last message
-    assert found.communication_s == pytest.approx(0.13 + 3 * 0.002)
+    actual = predicted("ddp", delayed)
+    assert actual.exposed_communication_s == pytest.approx(0.04 + 0.002)  # of the last message
+    assert actual.communication_s == pytest.approx(0.13 + 3 * 0.002)
 
 
 def with_processor_times(links, *points):
@@ -91,8 +91,8 @@ def test_time_on_the_wire_delays_no_computation():
     busy = with_processor_times(table(BARE, hidden_share=0.0), (1, 1e-10), (100 * MB, 0.01))
     overlap = replace(busy.links.overlaps[0], alone_s=1e-10, compute_s=1e-10)
     links = replace(busy, links=replace(busy.links, overlaps=(overlap,)))
-    found = predicted("ddp", links)
-    assert found.exposed_communication_s == pytest.approx(0.004 + 0.003 + 0.04)
+    actual = predicted("ddp", links)
+    assert actual.exposed_communication_s == pytest.approx(0.004 + 0.003 + 0.04)
 
 
 def test_an_idle_library_slows_computation_down():
@@ -123,10 +123,10 @@ def test_what_an_idle_library_uses_anyway_is_no_messages_doing():
 
 
 def test_where_overlap_was_not_measured_a_cpu_hides_nothing():
-    found = predicted("ddp", table(BARE))
-    assert found.exposed_communication_s == pytest.approx(0.13)
-    assert "overlap was not measured: nothing of a message is hidden" in found.notes
-    assert "copies of ddp were not measured; measure the links again" in found.notes
+    actual = predicted("ddp", table(BARE))
+    assert actual.exposed_communication_s == pytest.approx(0.13)
+    assert "overlap was not measured: nothing of a message is hidden" in actual.notes
+    assert "copies of ddp were not measured; measure the links again" in actual.notes
 
 
 def test_copies_of_the_reducer_are_never_hidden():
@@ -140,9 +140,9 @@ def test_copies_of_the_reducer_are_never_hidden():
 
 def test_horovod_sends_what_is_ready_when_it_is_free():
     swept = make.sweep(0.01, 1e9, 4, transport="horovod")
-    found = predicted("horovod", table(swept, hidden_share=1.0))
+    actual = predicted("horovod", table(swept, hidden_share=1.0))
     # 40, 30 and 20 MB one after the other behind the pass; 10 MB at its end.
-    assert found.exposed_communication_s == pytest.approx(0.02)
+    assert actual.exposed_communication_s == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize("hidden_share", [None, 0.0, 0.5, 1.0])
@@ -150,9 +150,9 @@ def test_horovod_sends_what_is_ready_when_it_is_free():
 def test_hiding_takes_at_most_a_pass_and_a_message_longer(latency_s, hidden_share):
     """All 100 MB are one message after the pass; the pass runs at half speed, and one is sent."""
     swept = make.sweep(latency_s, 1e9, 4, transport="horovod")
-    found = predicted("horovod", table(BARE, swept, hidden_share=hidden_share))
-    at_the_end_s, backward_s = latency_s + 0.1, 0.6 * found.compute_s
-    assert found.exposed_communication_s <= (backward_s + 2 * at_the_end_s) * (1 + 1e-9)
+    actual = predicted("horovod", table(BARE, swept, hidden_share=hidden_share))
+    at_the_end_s, backward_s = latency_s + 0.1, 0.6 * actual.compute_s
+    assert actual.exposed_communication_s <= (backward_s + 2 * at_the_end_s) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_replicas_never_make_each_other_faster():
     entry = {"replicas": 4, "slowdown": 0.9, "interval": None}
     workload = make.workload(node_slowdown=[entry])
     plan = make.plan("ddp")
-    found = ask(predictor_of("ddlbench"), workload, table(BARE, hidden_share=1.0), plan)
-    assert found.compute_s == pytest.approx(0.18)
+    actual = ask(predictor_of("ddlbench"), workload, table(BARE, hidden_share=1.0), plan)
+    assert actual.compute_s == pytest.approx(0.18)
 
 
 def test_a_parameter_server_hides_as_much_as_the_site_lets_it():
@@ -193,8 +193,8 @@ def test_blocks_give_the_shares_of_a_stage_and_whole_steps_the_level():
     links = table(BARE, hidden_share=1.0)
     plan = make.plan("model-parallel-p2p", options={"balance": "1+1+1+1"})
     step = workload.step(32)
-    found = ask(predictor_of("ddlbench"), workload, links, plan)
-    assert found.compute_s == pytest.approx(step.step_s / 4)  # the work of all ranks, on average
+    actual = ask(predictor_of("ddlbench"), workload, links, plan)
+    assert actual.compute_s == pytest.approx(step.step_s / 4)  # the work of all ranks, on average
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ def test_every_strategy_has_an_answer_or_a_reason(strategy):
         options["group"] = 1
     geometry = "1x2" if strategy in ("pipe-interleaved", "pipe-zb", "pipe-zbv") else "1x4"
     try:
-        found = predicted(strategy, table(*sweeps), geometry, options=options)
+        actual = predicted(strategy, table(*sweeps), geometry, options=options)
     except NotPredictable as error:
         assert descriptor.family == "split" or strategy == "data-tensor-pipe", error
     else:
-        assert found.predictor == "ddlbench"
-        assert found.step_s > 0
+        assert actual.predictor == "ddlbench"
+        assert actual.step_s > 0
 
 
 @pytest.mark.parametrize(

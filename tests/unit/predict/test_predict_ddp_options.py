@@ -47,16 +47,16 @@ def test_updated_weights_are_gathered_after_the_update(predictor):
 
 @pytest.mark.parametrize("predictor", ALL)
 def test_micro_batches_follow_each_other_and_update_once(predictor):
-    found = told(predictor, 128, accumulate=4)  # micro-batches of 8
+    actual = told(predictor, 128, accumulate=4)  # micro-batches of 8
     slowdown = 1.0 if predictor == "ddp-buckets" else SLOWDOWN
     update_s = 0.05 * sequential_s(8)
-    assert found.compute_s == pytest.approx(slowdown * (4 * sequential_s(8) - 3 * update_s))
+    assert actual.compute_s == pytest.approx(slowdown * (4 * sequential_s(8) - 3 * update_s))
     # Gradients leave once, in a backward pass of 8 samples.
     once = told(predictor, 32)
-    assert found.communication_s == pytest.approx(once.communication_s)
-    assert found.exposed_communication_s == pytest.approx(once.exposed_communication_s)
-    assert found.interval_s == pytest.approx(
-        [side * found.compute_s + found.exposed_communication_s for side in (0.98, 1.02)]
+    assert actual.communication_s == pytest.approx(once.communication_s)
+    assert actual.exposed_communication_s == pytest.approx(once.exposed_communication_s)
+    assert actual.interval_s == pytest.approx(
+        [side * actual.compute_s + actual.exposed_communication_s for side in (0.98, 1.02)]
     )
 
 
@@ -74,11 +74,11 @@ def test_factors_are_all_reduced_one_after_the_other(predictor):
     shaped = make.workload(
         tensors=[{**tensor, "shape": shape} for tensor, shape in zip(tensors, shapes, strict=True)]
     )
-    found = told(predictor, workload=shaped, hook="powersgd", hook_rank=2)
+    actual = told(predictor, workload=shaped, hook="powersgd", hook_rank=2)
     factors = [8 * side for shape in shapes for side in shape]
     if predictor == "ddp-serial":
-        assert found.communication_s == pytest.approx(8 * 2e-3 + sum(factors) / 1e9)
-    assert 0 < found.communication_s < told(predictor).communication_s
+        assert actual.communication_s == pytest.approx(8 * 2e-3 + sum(factors) / 1e9)
+    assert 0 < actual.communication_s < told(predictor).communication_s
 
 
 @pytest.mark.parametrize(

@@ -34,31 +34,31 @@ def told(name, plan, links=None, history=(), **profile):
 
 
 def test_sequential_is_the_profiles_own_step():
-    found = told("sequential", make.plan("sequential", "1x1", 32))
-    assert found.step_s == pytest.approx(0.42)
-    assert found.interval_s == pytest.approx((0.98 * 0.42, 1.02 * 0.42))
-    assert found.notes == ()
+    actual = told("sequential", make.plan("sequential", "1x1", 32))
+    assert actual.step_s == pytest.approx(0.42)
+    assert actual.interval_s == pytest.approx((0.98 * 0.42, 1.02 * 0.42))
+    assert actual.notes == ()
 
 
 def test_sequential_at_another_batch_is_read_off_the_line_and_says_so():
-    found = told("sequential", make.plan("sequential", "1x1", 64))
-    assert found.step_s == pytest.approx(0.1 + 0.64)
-    assert found.interval_s is None
-    assert "extrapolated from batch 8, 16, 32" in found.notes[0]
+    actual = told("sequential", make.plan("sequential", "1x1", 64))
+    assert actual.step_s == pytest.approx(0.1 + 0.64)
+    assert actual.interval_s is None
+    assert "extrapolated from batch 8, 16, 32" in actual.notes[0]
     assert "interpolated" in told("sequential", make.plan("sequential", "1x1", 24)).notes[0]
 
 
 def test_ddlbench_eq1():
     options = {"fusion_threshold_bytes": 64 * MB}
-    found = told("ddlbench-eq1", make.plan("horovod", options=options), make.table(SLOW_RING))
+    actual = told("ddlbench-eq1", make.plan("horovod", options=options), make.table(SLOW_RING))
     # G = 100 MB > th; the hop from rank 3 to 0 is the slowest of the ring.
     exposed = 2 * 3 * (1e-4 + 64e6 / (4 * 5e8))
-    assert found.compute_s == pytest.approx(0.1 + 0.01 * 8)  # the baseline has one worker's batch
-    assert found.exposed_communication_s == pytest.approx(exposed)
+    assert actual.compute_s == pytest.approx(0.1 + 0.01 * 8)  # the baseline has one worker's batch
+    assert actual.exposed_communication_s == pytest.approx(exposed)
     # Gradients of 40, 30, 20 and 10 MB stay whole: messages of 40 and of 60 MB.
     sent = 2 * 3 * sum(1e-4 + size / (4 * 5e8) for size in (40e6, 60e6))
-    assert found.communication_s == pytest.approx(sent)
-    assert found.step_s == pytest.approx(0.18 + exposed)
+    assert actual.communication_s == pytest.approx(sent)
+    assert actual.step_s == pytest.approx(0.18 + exposed)
 
 
 def test_horovod_never_splits_a_tensor():
@@ -82,26 +82,26 @@ def test_thesis_5_1_takes_the_workers_batch_and_its_own_links():
     table = make.table(gloo, p2p)
     ring = {"thesis-5.1-p2p": 6 * 100e6 / (4 * 8e9), "thesis-5.1-transport": 6 * 100e6 / (4 * 1e9)}
     for name, exposed in ring.items():
-        found = told(name, make.plan("horovod"), table)
-        assert found.compute_s == pytest.approx(0.1 + 0.01 * 8)  # t(B/W), not t(B)/W
-        assert found.exposed_communication_s == pytest.approx(exposed)
+        actual = told(name, make.plan("horovod"), table)
+        assert actual.compute_s == pytest.approx(0.1 + 0.01 * 8)  # t(B/W), not t(B)/W
+        assert actual.exposed_communication_s == pytest.approx(exposed)
 
 
 def test_ddlbench_eq2():
-    found = told("ddlbench-eq2", make.plan("gpipe", options={"chunks": 8}), make.table())
+    actual = told("ddlbench-eq2", make.plan("gpipe", options={"chunks": 8}), make.table())
     # 3 cuts, there and back, of one micro-batch of 4 samples of 1000 bytes.
     exposed = 2 * 3 * (1e-4 + 4000 / 1e9)
-    assert found.exposed_communication_s == pytest.approx(exposed)
-    assert found.communication_s == pytest.approx(8 * exposed)
-    assert found.compute_s + found.bubble_s == pytest.approx(0.42 * (4 + 8 - 1) / (4 * 8))
-    assert any("on CPU" in limit for limit in found.limits)
+    assert actual.exposed_communication_s == pytest.approx(exposed)
+    assert actual.communication_s == pytest.approx(8 * exposed)
+    assert actual.compute_s + actual.bubble_s == pytest.approx(0.42 * (4 + 8 - 1) / (4 * 8))
+    assert any("on CPU" in limit for limit in actual.limits)
 
 
 def test_model_parallelism_is_eq2_with_one_micro_batch():
-    found = told("model-parallel", make.plan("model-parallel"), make.table())
-    assert found.compute_s == pytest.approx(0.42)
-    assert found.bubble_s == 0
-    assert found.exposed_communication_s == pytest.approx(2 * 3 * (1e-4 + 32_000 / 1e9))
+    actual = told("model-parallel", make.plan("model-parallel"), make.table())
+    assert actual.compute_s == pytest.approx(0.42)
+    assert actual.bubble_s == 0
+    assert actual.exposed_communication_s == pytest.approx(2 * 3 * (1e-4 + 32_000 / 1e9))
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_model_parallelism_is_eq2_with_one_micro_batch():
 def test_eq_6_1_factors_of_the_thesis_table_6_1(chunks, share):
     batch = 16 * chunks
     plan = make.plan("gpipe", batch_size=batch, options={"chunks": chunks})
-    found = told("thesis-6", plan, make.table())
+    actual = told("thesis-6", plan, make.table())
     sequential = chunks * (0.1 + 0.16)  # T_seq at the micro-batch size
-    assert found.compute_s + found.bubble_s == pytest.approx(sequential * share)
+    assert actual.compute_s + actual.bubble_s == pytest.approx(sequential * share)
 
 
 def test_eq_6_2():
@@ -127,8 +127,8 @@ def test_eq_6_2():
 def test_eq_6_2_reads_cut_sizes_and_links():
     chain = make.pair([0, 0], bandwidth=1e6, latency_s=0.01)
     plan = make.plan("gpipe", "1x2", 32, options={"chunks": 4})
-    found = told("thesis-6", plan, make.table(chain))
-    assert found.exposed_communication_s == pytest.approx(2 * 4 * (0.01 + 8 * 1000 / 1e6))
+    actual = told("thesis-6", plan, make.table(chain))
+    assert actual.exposed_communication_s == pytest.approx(2 * 4 * (0.01 + 8 * 1000 / 1e6))
 
 
 def test_ddlbench_eq3_and_linear_are_a_share_of_the_sequential_step():
@@ -143,8 +143,8 @@ def test_buckets_fill_in_the_order_of_readiness():
     tensors = [Tensor("a", 10, 0.2), Tensor("b", 20, 0.5), Tensor("c", 5, 0.7), Tensor("d", 1, 1.0)]
 
     def filled(first_bytes, cap_bytes):
-        found = filled_buckets(tensors, first_bytes, cap_bytes)
-        return [(message.bytes, message.ready_fraction) for message in found]
+        actual = filled_buckets(tensors, first_bytes, cap_bytes)
+        return [(message.bytes, message.ready_fraction) for message in actual]
 
     assert filled(25, 25) == [(30, 0.5), (6, 1.0)]
     assert filled(1, 1) == [(10, 0.2), (20, 0.5), (5, 0.7), (1, 1.0)]
@@ -174,8 +174,8 @@ def test_ddp_by_ring_and_by_measured_all_reduce():
 
 def test_one_worker_communicates_nothing():
     for name, strategy in (("ddlbench-eq1", "horovod"), ("ddp-all-reduce", "ddp")):
-        found = told(name, make.plan(strategy, "1x1"), make.table(make.pair([0, 0])))
-        assert found.exposed_communication_s == found.communication_s == 0
+        actual = told(name, make.plan(strategy, "1x1"), make.table(make.pair([0, 0])))
+        assert actual.exposed_communication_s == actual.communication_s == 0
     assert ring_all_reduce_s([], 1e9) == 0
 
 
@@ -190,8 +190,8 @@ def test_carry_forward_scales_the_smallest_size_by_samples_a_device():
         (make.cell("ddp", "1x3", 30), 9.0),
         (make.cell("gpipe", "1x2", 16), 7.0),
     )
-    found = told("carry-forward", make.plan("ddp", "1x4", 64), history=past)
-    assert found.step_s == pytest.approx(0.4 * (64 / 4) / (16 / 2))
+    actual = told("carry-forward", make.plan("ddp", "1x4", 64), history=past)
+    assert actual.step_s == pytest.approx(0.4 * (64 / 4) / (16 / 2))
     with pytest.raises(NotPredictable, match="no smaller ddp cell"):
         told("carry-forward", make.plan("ddp", "1x2", 64), history=past)
 
@@ -209,8 +209,8 @@ def test_hardware_extrapolation_goes_from_one_device_to_many():
     one_node = told("hardware-extrapolation", make.plan("ddp", "1x4", 32), history=past)
     assert one_node.step_s == pytest.approx(0.5 / 4)
     pipeline = make.plan("pipe-gpipe", "1x4", 32, options={"chunks": 4})
-    found = told("hardware-extrapolation", pipeline, history=past)
-    assert found.step_s == pytest.approx(0.5 / (4 * 4 / (4 + 3)))
+    actual = told("hardware-extrapolation", pipeline, history=past)
+    assert actual.step_s == pytest.approx(0.5 / (4 * 4 / (4 + 3)))
     with pytest.raises(NotPredictable, match="sequential training of vgg11 on mnist is not"):
         told("hardware-extrapolation", make.plan("ddp", "1x4"))
 
@@ -221,8 +221,8 @@ def test_data_extrapolation_is_the_first_steps_of_repeat_0(tmp_path):
     steps.write_text("epoch,step,warmup,step_s,load_s,loss\n" + "\n".join(rows) + "\n")
     plan = make.plan("ddp", repeat=2)
     past = (Measured(plan.cell.with_(repeat=0), 1.0, steps),)
-    found = told("data-extrapolation", plan, history=past)
-    assert found.step_s == pytest.approx(0.55)  # median of 0.1 .. 1.0
+    actual = told("data-extrapolation", plan, history=past)
+    assert actual.step_s == pytest.approx(0.55)  # median of 0.1 .. 1.0
     with pytest.raises(NotPredictable):
         told("data-extrapolation", plan)
 
@@ -258,13 +258,13 @@ def test_a_step_is_compute_and_bubble_and_exposed_communication(name, tmp_path):
     made = {"alone": [alone] if work else [], **device}
     if name == "linear-pairs":
         made["layers"] = [{**layer, "kind": "Linear"} for layer in make.profile()["layers"]]
-    found = told(name, plan, table, past, **made)
-    total = found.compute_s + found.bubble_s + found.exposed_communication_s
-    assert found.step_s == pytest.approx(total)
-    assert found.communication_s >= found.exposed_communication_s >= 0
-    assert found.step_s > 0
-    assert found.memory_bytes
-    assert found.limits, "a Prediction's limits say what its model leaves out"
+    actual = told(name, plan, table, past, **made)
+    total = actual.compute_s + actual.bubble_s + actual.exposed_communication_s
+    assert actual.step_s == pytest.approx(total)
+    assert actual.communication_s >= actual.exposed_communication_s >= 0
+    assert actual.step_s > 0
+    assert actual.memory_bytes
+    assert actual.limits, "a Prediction's limits say what its model leaves out"
 
 
 def test_a_predictor_refuses_what_it_does_not_speak_of():
@@ -293,14 +293,14 @@ def test_serial_hides_nothing():
     swept = make.sweep(0.01, 1e9, 4)
     links = make.table(sweeps=(swept, make.sweep(0.02, 5e8, 4, transport="horovod")))
     options = {"bucket_cap_bytes": 25 * 2**20}
-    found = told("ddp-serial", make.plan("ddp", options=options), links)
+    actual = told("ddp-serial", make.plan("ddp", options=options), links)
     alone = 1.6 * (0.1 + 0.01 * 8)
-    assert found.compute_s == pytest.approx(alone)
+    assert actual.compute_s == pytest.approx(alone)
     sizes = [m.bytes for m in filled_buckets(make.workload().tensors, 2**20, 25 * 2**20)]
-    assert found.exposed_communication_s == pytest.approx(sum(0.01 + s / 1e9 for s in sizes))
+    assert actual.exposed_communication_s == pytest.approx(sum(0.01 + s / 1e9 for s in sizes))
     options = {"fusion_threshold_bytes": 64 * MB}
-    found = told("horovod-serial", make.plan("horovod", options=options), links)
-    assert found.step_s == pytest.approx(alone + 2 * 0.02 + 100e6 / 5e8)
+    actual = told("horovod-serial", make.plan("horovod", options=options), links)
+    assert actual.step_s == pytest.approx(alone + 2 * 0.02 + 100e6 / 5e8)
 
 
 def test_a_few_steps_of_rounds_are_whole_rounds(tmp_path):
@@ -308,17 +308,17 @@ def test_a_few_steps_of_rounds_are_whole_rounds(tmp_path):
     rows = ["step_s,warmup", "9,1", *(f"{t},0" for t in [0.1, 0.1, 0.1, 0.9] * 5)]
     steps.write_text("\n".join(rows) + "\n")
     past = (Measured(plan.cell.with_(repeat=0), 1.0, steps),)
-    found = told("data-extrapolation", plan, history=past)
-    assert found.step_s == pytest.approx(0.3)
-    assert found.notes == ("first 12 steps of repeat 0",)
+    actual = told("data-extrapolation", plan, history=past)
+    assert actual.step_s == pytest.approx(0.3)
+    assert actual.notes == ("first 12 steps of repeat 0",)
 
 
 def test_averaged_weights_are_sent_once_a_round():
     links = make.table(sweeps=(make.sweep(0.01, 1e9, 4),))
-    found = told("averaged-weights", make.plan("local-sgd"), links)
-    assert found.compute_s == pytest.approx(1.6 * (0.1 + 0.01 * 8))
+    actual = told("averaged-weights", make.plan("local-sgd"), links)
+    assert actual.compute_s == pytest.approx(1.6 * (0.1 + 0.01 * 8))
     # Buckets of at most 25 MiB in the order of the weights: 10, 20, 30, 40 MB.
-    assert found.exposed_communication_s == pytest.approx((4 * 0.01 + 0.1) / 4)
+    assert actual.exposed_communication_s == pytest.approx((4 * 0.01 + 0.1) / 4)
     often = make.plan("local-sgd", options={"average_every_steps": 1})
     assert told("averaged-weights", often, links).communication_s == pytest.approx(4 * 0.01 + 0.1)
 
@@ -328,14 +328,14 @@ def test_averaged_weights_are_sent_once_a_round():
 )
 def test_torchgpipes_partitions_take_turns_on_cpu(checkpoint, recomputed):
     options = {"chunks": 4, "checkpoint": checkpoint}
-    found = told("torchgpipe-turns", make.plan("gpipe", "1x4", 32, options=options))
+    actual = told("torchgpipe-turns", make.plan("gpipe", "1x4", 32, options=options))
     whole, one = 0.1 + 0.32, 0.1 + 0.08  # a step of 32 samples, and of 8
     # Forward is 0.3 of a step, backward 0.6, loading and the update 0.1.
     expected = 0.1 * whole + 4 * 0.9 * one + recomputed * 0.3 * one
-    assert found.step_s == pytest.approx(expected)
-    assert found.bubble_s == found.communication_s == 0
-    assert found.step_s > whole  # no speed-up, whatever the devices
-    low, high = found.interval_s
+    assert actual.step_s == pytest.approx(expected)
+    assert actual.bubble_s == actual.communication_s == 0
+    assert actual.step_s > whole  # no speed-up, whatever the devices
+    low, high = actual.interval_s
     assert (low, high) == pytest.approx((0.98 * expected, 1.02 * expected))
 
 

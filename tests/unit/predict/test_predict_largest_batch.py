@@ -60,41 +60,43 @@ def test_bisection_finds_what_a_search_of_all_finds() -> None:
 
 def test_a_cell_confirms_it() -> None:
     measure, asked = ending(Status.OK)
-    found = largest_batch(memory(), measure, nothing)
-    assert asked == [found.predicted] == [found.batch_size]
-    assert found.confirmed
-    assert "confirmed by a cell" in batch_advice(found, memory())[0]
+    actual = largest_batch(memory(), measure, nothing)
+    assert asked == [actual.predicted] == [actual.batch_size]
+    assert actual.confirmed
+    assert "confirmed by a cell" in batch_advice(actual, memory())[0]
 
 
 def test_out_of_memory_lowers_it() -> None:
     measure, asked = ending(Status.OUT_OF_MEMORY, Status.OUT_OF_MEMORY, Status.OK)
-    found = largest_batch(memory(), measure, nothing)
-    assert asked[0] > asked[1] > asked[2] == found.batch_size
+    actual = largest_batch(memory(), measure, nothing)
+    assert asked[0] > asked[1] > asked[2] == actual.batch_size
     assert memory().needed(asked[1]) <= 0.9 * memory().needed(asked[0])
-    assert [trial.status for trial in found.trials] == ["out_of_memory", "out_of_memory", "ok"]
+    assert [trial.status for trial in actual.trials] == ["out_of_memory", "out_of_memory", "ok"]
 
 
 def test_it_gives_up_and_says_so() -> None:
     measure, asked = ending(*[Status.OUT_OF_MEMORY] * 2)
-    found = largest_batch(memory(), measure, nothing, trials=2)
+    actual = largest_batch(memory(), measure, nothing, trials=2)
     assert len(asked) == 2
-    assert (found.batch_size, found.confirmed) == (0, False)
-    assert "No batch was confirmed" in batch_advice(found, memory())[-1]
+    assert (actual.batch_size, actual.confirmed) == (0, False)
+    assert "No batch was confirmed" in batch_advice(actual, memory())[-1]
 
 
 def test_a_dry_run_measures_nothing_and_results_are_reused() -> None:
-    found = largest_batch(memory(), None, nothing)
-    assert found.batch_size == found.predicted > 0
-    assert "predicted, not measured" in batch_advice(found, memory())[0]
+    actual = largest_batch(memory(), None, nothing)
+    assert actual.batch_size == actual.predicted > 0
+    assert "predicted, not measured" in batch_advice(actual, memory())[0]
     measure, asked = ending()
     again = largest_batch(memory(), measure, lambda cell: Glance(cell, Status.OK, 10.0, 0.1, None))
-    assert (asked, again.batch_size) == ([], found.batch_size)
+    assert (asked, again.batch_size) == ([], actual.batch_size)
 
 
 def test_nothing_fits_and_other_failures() -> None:
-    found = largest_batch(memory(capacity_bytes=1.0), None, nothing)
-    assert found.batch_size == 0
-    assert batch_advice(found, memory(capacity_bytes=1.0))[0].startswith("No batch fits: 4 samples")
+    actual = largest_batch(memory(capacity_bytes=1.0), None, nothing)
+    assert actual.batch_size == 0
+    assert batch_advice(actual, memory(capacity_bytes=1.0))[0].startswith(
+        "No batch fits: 4 samples"
+    )
     measure, _ = ending(Status.TIMEOUT)
     with pytest.raises(ConfigError, match="says nothing of its memory"):
         largest_batch(memory(), measure, nothing)

@@ -130,13 +130,13 @@ def test_one_device_sends_nothing() -> None:
 
 @pytest.mark.parametrize("predictor", ["linear-pairs", DEFAULT_PREDICTOR])
 def test_every_message_delays_the_step(predictor: str) -> None:
-    found = told(predictor, "tensor-parallel", "1x2", 8)
+    actual = told(predictor, "tensor-parallel", "1x2", 8)
     sent_s = 3 * (1e-3 + 8 * KB / 1e9)
-    assert found.communication_s == pytest.approx(sent_s)
-    assert found.exposed_communication_s == pytest.approx(sent_s)
+    assert actual.communication_s == pytest.approx(sent_s)
+    assert actual.exposed_communication_s == pytest.approx(sent_s)
     # A step of 8 takes 0.18 s: 5 % of it loads, 90 % are passes, 5 % update; 1.2 for two replicas.
-    assert found.compute_s == pytest.approx(1.2 * 0.18 * (0.05 + 0.45 + 0.025))
-    assert found.predictor == predictor
+    assert actual.compute_s == pytest.approx(1.2 * 0.18 * (0.05 + 0.45 + 0.025))
+    assert actual.predictor == predictor
 
 
 def test_every_message_follows_a_computation() -> None:
@@ -151,11 +151,11 @@ def test_every_message_follows_a_computation() -> None:
 
 
 def test_groups_share_the_link_between_nodes() -> None:
-    found = told("linear-pairs", "data-tensor", "2x2", 16)
+    actual = told("linear-pairs", "data-tensor", "2x2", 16)
     gradient_bytes = 4 * (2 * WIDTH * HIDDEN + 4 * WIDTH * WIDTH) / 2
     within_s = 3 * (1e-3 + 8 * KB / 1e9)
     # Two ranks of each node send over its link at once.
-    assert found.communication_s == pytest.approx(within_s + 3e-3 + 2 * gradient_bytes / 0.25e9)
+    assert actual.communication_s == pytest.approx(within_s + 3e-3 + 2 * gradient_bytes / 0.25e9)
 
 
 def test_what_splits_no_pair_is_refused() -> None:

@@ -224,11 +224,11 @@ def test_pipedream_keeps_two_mini_batches_and_two_versions_on_its_first_stage():
 
 def test_1f1b_keeps_as_many_micro_batches_as_stages_follow():
     options = {"balance": "1+1", "chunks": 4}
-    found = peak("pipe-1f1b", "1x2", 8, network="my.module:net", options=options)
+    actual = peak("pipe-1f1b", "1x2", 8, network="my.module:net", options=options)
     # Micro-batches of 2. Rank 0: 2008, one waiting 2 x 30, the gradient of the cut 4 x 2 x 20,
     # and a backward pass beside an earlier gradient: 2 (30 + 10 + 20) + 2 x 1000.
     # Rank 1: 1000, nothing waits, 4 x 2 x 20 arrive, 2 (40 + 20 + 5) + 2 x 500.
-    assert found == (2008 + 60 + 160 + 2120, 1000 + 160 + 1130)
+    assert actual == (2008 + 60 + 160 + 2120, 1000 + 160 + 1130)
 
 
 def test_a_profile_of_another_network_is_refused():

@@ -45,20 +45,20 @@ def told(name: str, strategy: str, geometry: str = "1x4", **options: Any) -> Any
 
 
 def test_data_parallel_by_hand() -> None:
-    found = told("paradl-corrected", "ddp")
+    actual = told("paradl-corrected", "ddp")
     of_worker = 0.1 + 0.01 * 8  # a step of 8 samples; 90 % of it passes, 5 % load
     update_s = 0.05 * (0.1 + 0.01 * 32)
-    assert found.compute_s == pytest.approx((0.9 + 0.05) * of_worker + update_s)
-    assert found.communication_s == pytest.approx(6 * (1e-4 + 4 * WEIGHTS / 4 / 1e9))
-    assert found.step_s == pytest.approx(found.compute_s + found.communication_s)
+    assert actual.compute_s == pytest.approx((0.9 + 0.05) * of_worker + update_s)
+    assert actual.communication_s == pytest.approx(6 * (1e-4 + 4 * WEIGHTS / 4 / 1e9))
+    assert actual.step_s == pytest.approx(actual.compute_s + actual.communication_s)
 
 
 def test_a_pipeline_loads_the_whole_batch_in_one_process() -> None:
-    found = told("paradl-corrected", "gpipe", "1x2", chunks=4, balance="size")
+    actual = told("paradl-corrected", "gpipe", "1x2", chunks=4, balance="size")
     stage_s = 0.9 * (0.1 + 0.01 * 8) * 2 / 3  # two of three layers, of a micro-batch
     update_s = 0.05 * 0.42 * 200 / WEIGHTS
     load_s = 0.05 * 0.42
-    assert found.compute_s == pytest.approx((2 + 4 - 1) * stage_s + update_s + load_s)
+    assert actual.compute_s == pytest.approx((2 + 4 - 1) * stage_s + update_s + load_s)
 
 
 def test_the_authors_code_differs_where_the_faults_are() -> None:

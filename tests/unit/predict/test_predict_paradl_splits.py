@@ -63,53 +63,53 @@ def halo(rows: float, row_items: int, messages: int, samples: int = BATCH) -> fl
 
 
 def test_filters_deal_out_linear_layers_and_send_no_gradients() -> None:
-    found = told("filter")
+    actual = told("filter")
     shared = WHOLE_S / 3 * (1 / 4 + 1 / 4 + 3 / 10)  # of ten classes the fullest device has three
     update_s = UPDATE_S * (1 / 4 + 1 / 4 + 3 / 10) / 3
-    assert found.compute_s == pytest.approx(shared + update_s + LOAD_S)
+    assert actual.compute_s == pytest.approx(shared + update_s + LOAD_S)
     outputs = 2 * gather(4, BATCH * PLANE_ITEMS) + gather(4, BATCH * 12)  # padded to four threes
     inputs = 2 * gather(4, BATCH * PLANE_ITEMS) + 2 * gather(4, BATCH * 16)  # the image has none
-    assert found.communication_s == pytest.approx(outputs + inputs)
+    assert actual.communication_s == pytest.approx(outputs + inputs)
 
 
 def test_channels_deal_out_all_layers_but_the_first() -> None:
-    found = told("channel")
+    actual = told("channel")
     parts = 1 + 1 / 4 + 1 / 4
-    assert found.compute_s == pytest.approx((WHOLE_S + UPDATE_S) * parts / 3 + LOAD_S)
+    assert actual.compute_s == pytest.approx((WHOLE_S + UPDATE_S) * parts / 3 + LOAD_S)
     outputs = 2 * gather(4, BATCH * PLANE_ITEMS) + 2 * gather(4, BATCH * 10)
     inputs = gather(4, BATCH * PLANE_ITEMS) + gather(4, BATCH * 16)
-    assert found.communication_s == pytest.approx(outputs + inputs)
+    assert actual.communication_s == pytest.approx(outputs + inputs)
 
 
 def test_channels_leave_the_first_layer_whole_where_it_has_enough_of_them() -> None:
     """An image has three channels, enough for two devices: our strategy leaves it whole still."""
     parts = 1 + 1 / 2 + 1 / 2
-    found = told("channel", "1x2")
-    assert found.compute_s == pytest.approx((WHOLE_S + UPDATE_S) * parts / 3 + LOAD_S)
+    actual = told("channel", "1x2")
+    assert actual.compute_s == pytest.approx((WHOLE_S + UPDATE_S) * parts / 3 + LOAD_S)
 
 
 def test_groups_of_filters_reduce_what_a_device_has_between_groups() -> None:
-    found = told("data-filter", "2x2")
+    actual = told("data-filter", "2x2")
     samples, step_s = 16, 0.1 + 0.01 * 16
-    assert found.compute_s == pytest.approx(
+    assert actual.compute_s == pytest.approx(
         0.9 * step_s / 2 + UPDATE_S / 2 + 0.05 * step_s  # a group's samples, on every device
     )
     outputs = 2 * gather(2, samples * PLANE_ITEMS) + gather(2, samples * 10)
     inputs = 2 * gather(2, samples * PLANE_ITEMS) + 2 * gather(2, samples * 16)
     # Two rings between the nodes share one link.
     gradients = 2 * (ALPHA + 2 * 4 * (3 * WEIGHTS / 2) / 2 * BETA)
-    assert found.communication_s == pytest.approx(outputs + inputs + gradients)
+    assert actual.communication_s == pytest.approx(outputs + inputs + gradients)
 
 
 def test_rows_send_gradients_of_split_layers_alone() -> None:
-    found = told("spatial")
+    actual = told("spatial")
     parts = 1 / 4 + 1 / 4 + 1
-    assert found.compute_s == pytest.approx(WHOLE_S * parts / 3 + UPDATE_S + LOAD_S)
+    assert actual.compute_s == pytest.approx(WHOLE_S * parts / 3 + UPDATE_S + LOAD_S)
     row = 3 * 4, 16 * 4
     halos = halo(2, row[0], 2) + 2 * halo(2, row[1], 2)  # the image gets no gradient
     whole = gather(4, BATCH * PLANE_ITEMS)  # forward alone
     gradients = 2 * gather(4, 2 * WEIGHTS)
-    assert found.communication_s == pytest.approx(halos + whole + gradients)
+    assert actual.communication_s == pytest.approx(halos + whole + gradients)
 
 
 def test_rows_of_two_devices_have_one_neighbour_each() -> None:
@@ -125,39 +125,39 @@ def test_columns_have_halos_of_the_height() -> None:
 
 
 def test_a_grid_exchanges_along_both_dimensions_and_gathers_line_by_line() -> None:
-    found = told("spatial", split="both")  # 2 x 2
+    actual = told("spatial", split="both")  # 2 x 2
     halos = halo(1, 3 * 4 // 2, 1) + halo(1, 3 * 8 // 2, 1)
     halos += 2 * (halo(1, 16 * 4 // 2, 1) + halo(1, 16 * 8 // 2, 1))
     whole = gather(2, BATCH * PLANE_ITEMS / 2) + gather(2, BATCH * PLANE_ITEMS)
-    assert found.communication_s == pytest.approx(halos + whole + 2 * gather(4, 2 * WEIGHTS))
+    assert actual.communication_s == pytest.approx(halos + whole + 2 * gather(4, 2 * WEIGHTS))
 
 
 def test_rows_end_where_the_plan_ends_them() -> None:
-    found = told("spatial", until="block1")
+    actual = told("spatial", until="block1")
     halos = halo(2, 3 * 4, 2)
     rest = gather(4, BATCH * PLANE_ITEMS) + 2 * gather(4, WEIGHTS)
-    assert found.communication_s == pytest.approx(halos + rest)
-    assert found.compute_s > told("spatial").compute_s
+    assert actual.communication_s == pytest.approx(halos + rest)
+    assert actual.compute_s > told("spatial").compute_s
 
 
 def test_batch_normalisation_and_a_mean_over_positions() -> None:
     norm = layer(1, "BatchNorm2d", PLANE, PLANE)
     mean = layer(2, "AdaptiveAvgPool2d", PLANE, [16, 1, 1])
-    found = told("spatial", "1x4", FIRST, norm, mean, layer(3, "Linear", [16], [10]))
+    actual = told("spatial", "1x4", FIRST, norm, mean, layer(3, "Linear", [16], [10]))
     statistics = gather(4, 4 * 2 * 16) + 2 * gather(4, 2 * 16)
     ended = 2 * gather(4, BATCH * 16)
     gradients = 2 * gather(4, 2 * WEIGHTS)
     expected = halo(2, 3 * 4, 2) + statistics + ended + gradients
-    assert found.communication_s == pytest.approx(expected)
+    assert actual.communication_s == pytest.approx(expected)
 
 
 def test_groups_of_rows_reduce_split_layers_over_all_and_the_head_between_groups() -> None:
-    found = told("data-spatial", "2x2")
+    actual = told("data-spatial", "2x2")
     halos = halo(1, 3 * 4, 1, 16) + 2 * halo(1, 16 * 4, 1, 16)
     whole = gather(2, 16 * PLANE_ITEMS)
     split = 2 * gather(4, 2 * WEIGHTS)
     head = 2 * (ALPHA + 2 * 4 * WEIGHTS / 2 * BETA)  # two rings share the link between nodes
-    assert found.communication_s == pytest.approx(halos + whole + split + head)
+    assert actual.communication_s == pytest.approx(halos + whole + split + head)
 
 
 def test_a_group_of_one_is_data_parallel() -> None:
@@ -170,7 +170,7 @@ def test_a_group_of_one_is_data_parallel() -> None:
 def test_uneven_rows_are_those_of_the_fullest_device() -> None:
     seven = [16, 7, 4]
     layers = (layer(0, "Conv2d", [3, 7, 4], seven), layer(1, "Linear", [448], [10]))
-    found = told("spatial", "1x4", *layers)
-    assert found.compute_s == pytest.approx(WHOLE_S / 2 * (2 / 7 + 1) + UPDATE_S + LOAD_S)
+    actual = told("spatial", "1x4", *layers)
+    assert actual.compute_s == pytest.approx(WHOLE_S / 2 * (2 / 7 + 1) + UPDATE_S + LOAD_S)
     padded = gather(4, BATCH * 16 * 8 * 4)
-    assert found.communication_s == pytest.approx(padded + 2 * gather(4, WEIGHTS))
+    assert actual.communication_s == pytest.approx(padded + 2 * gather(4, WEIGHTS))

@@ -22,16 +22,16 @@ def told(name, geometry, batch_size=32, *pairs, **options):
 
 
 def test_in_step_all_workers_share_the_servers_links():
-    found = told("parameter-server", "1x3")  # two workers of 16 samples: 0.26 s
-    assert found.compute_s == pytest.approx(0.26)
-    assert found.exposed_communication_s == pytest.approx(2 * (L + 0.2))
-    assert found.communication_s == pytest.approx(found.exposed_communication_s)
+    actual = told("parameter-server", "1x3")  # two workers of 16 samples: 0.26 s
+    assert actual.compute_s == pytest.approx(0.26)
+    assert actual.exposed_communication_s == pytest.approx(2 * (L + 0.2))
+    assert actual.communication_s == pytest.approx(actual.exposed_communication_s)
 
 
 def test_two_servers_halve_transfer_and_update():
-    found = told("parameter-server", "1x4", servers=2)
-    assert found.compute_s == pytest.approx(0.26 - 0.013 / 2)
-    assert found.exposed_communication_s == pytest.approx(2 * (L + 0.1))
+    actual = told("parameter-server", "1x4", servers=2)
+    assert actual.compute_s == pytest.approx(0.26 - 0.013 / 2)
+    assert actual.exposed_communication_s == pytest.approx(2 * (L + 0.1))
     # More servers than workers do not help: a worker's own link is full.
     more = told("parameter-server", "1x6", servers=4)
     assert more.exposed_communication_s == pytest.approx(2 * (L + 0.1))
@@ -39,11 +39,11 @@ def test_two_servers_halve_transfer_and_update():
 
 def test_each_worker_counts_with_its_own_hop():
     slow = make.pair([0, 0, 0], slow={(2, 0): 5e8})
-    found = told("parameter-server", "1x3", 32, slow)
-    assert found.exposed_communication_s == pytest.approx(2 * (L + 0.1 + 0.2))
+    actual = told("parameter-server", "1x3", 32, slow)
+    assert actual.exposed_communication_s == pytest.approx(2 * (L + 0.1 + 0.2))
     between_workers = make.pair([0, 0, 0], slow={(1, 2): 5e8})
-    found = told("parameter-server", "1x3", 32, between_workers)
-    assert found.exposed_communication_s == pytest.approx(2 * (L + 0.2))
+    actual = told("parameter-server", "1x3", 32, between_workers)
+    assert actual.exposed_communication_s == pytest.approx(2 * (L + 0.2))
 
 
 @pytest.mark.parametrize("geometry", ["3x2", "2x4", "5x1"])
@@ -64,8 +64,10 @@ def test_places_that_no_matrix_tells_apart_count_like_each_of_them(geometry):
         *(sum(seconds(worker, server) for worker in workers) for server in servers),
         *(sum(seconds(worker, server) for server in servers) for worker in workers),
     )
-    found = told("parameter-server", geometry, 32 if geometry != "5x1" else 33, measured, servers=2)
-    assert found.exposed_communication_s == pytest.approx(2 * (L + busiest_s))
+    actual = told(
+        "parameter-server", geometry, 32 if geometry != "5x1" else 33, measured, servers=2
+    )
+    assert actual.exposed_communication_s == pytest.approx(2 * (L + busiest_s))
 
 
 def test_out_of_step_a_worker_has_the_links_alone_until_they_are_full():
@@ -77,22 +79,22 @@ def test_out_of_step_a_worker_has_the_links_alone_until_they_are_full():
 
 
 def test_messages_leave_while_backward_runs():
-    found = told("parameter-server-messages", "1x2", message_bytes=50 * MB)
+    actual = told("parameter-server-messages", "1x2", message_bytes=50 * MB)
     # t(32) = 0.42, backward 0.252, optimiser 0.021. Two messages, ready at halves of the pass:
     # pushed 0.176, 0.302; updated 0.1866, 0.3126; pulled 0.2366, 0.3626; back L later.
     waited_s = 0.3626 + L - 0.252
-    assert found.compute_s == pytest.approx(0.42)
-    assert found.exposed_communication_s == pytest.approx(waited_s - 0.021)
-    assert found.communication_s == pytest.approx(2 * (L + 0.1))
+    assert actual.compute_s == pytest.approx(0.42)
+    assert actual.exposed_communication_s == pytest.approx(waited_s - 0.021)
+    assert actual.communication_s == pytest.approx(2 * (L + 0.1))
     whole = told("parameter-server-messages", "1x2", message_bytes=1000 * MB)
     closed = told("parameter-server", "1x2")
     assert whole.step_s == pytest.approx(closed.step_s)
 
 
 def test_the_interval_is_that_of_the_workers_step():
-    found = told("parameter-server", "1x3")
+    actual = told("parameter-server", "1x3")
     spread_s = 0.02 * 0.26
-    assert found.interval_s == pytest.approx((found.step_s - spread_s, found.step_s + spread_s))
+    assert actual.interval_s == pytest.approx((actual.step_s - spread_s, actual.step_s + spread_s))
 
 
 def test_memory_of_servers_and_workers():

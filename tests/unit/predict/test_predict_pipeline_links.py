@@ -51,10 +51,10 @@ def test_one_pipeline_of_a_kind_stands_for_all(strategy, nodes, slow, balance, k
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PipelineLinks, "kinds", sorted_by_links)
-        found = ask(predictor_of("ddlbench"), make.workload(), links, asked)
+        actual = ask(predictor_of("ddlbench"), make.workload(), links, asked)
         patch.setattr(PipelineLinks, "kinds", apart)
         whole = ask(predictor_of("ddlbench"), make.workload(), links, asked)
     assert [list(one.counts) for one in seen] == [kinds]
-    assert found.step_s == pytest.approx(whole.step_s)
-    assert found.communication_s == pytest.approx(whole.communication_s)
-    assert found.exposed_communication_s == pytest.approx(whole.exposed_communication_s)
+    assert actual.step_s == pytest.approx(whole.step_s)
+    assert actual.communication_s == pytest.approx(whole.communication_s)
+    assert actual.exposed_communication_s == pytest.approx(whole.exposed_communication_s)

@@ -94,12 +94,12 @@ def recorded(folder: Path, ran: Plan, stages: dict[int, tuple[float, float]]) ->
     ],
 )
 def test_equal_stages(strategy, geometry, options, work_ms, step_ms) -> None:
-    found = told(plan(strategy, geometry, 32, "1+1+1+1", **options))
-    assert found.step_s == pytest.approx(step_ms / 1e3)
-    assert found.compute_s == pytest.approx(work_ms / 1e3)
-    assert found.bubble_s == pytest.approx((step_ms - work_ms) / 1e3)
-    assert found.exposed_communication_s == pytest.approx(0, abs=1e-12)
-    assert len(found.memory_bytes) == (4 if geometry == "1x4" else 2)
+    actual = told(plan(strategy, geometry, 32, "1+1+1+1", **options))
+    assert actual.step_s == pytest.approx(step_ms / 1e3)
+    assert actual.compute_s == pytest.approx(work_ms / 1e3)
+    assert actual.bubble_s == pytest.approx((step_ms - work_ms) / 1e3)
+    assert actual.exposed_communication_s == pytest.approx(0, abs=1e-12)
+    assert len(actual.memory_bytes) == (4 if geometry == "1x4" else 2)
 
 
 def test_a_notice_waits_for_a_sender_that_computes() -> None:
@@ -131,10 +131,10 @@ def test_a_notice_waits_for_a_sender_that_computes() -> None:
     ],
 )
 def test_pipedreams_period_is_its_longest_stage(geometry, balance, replicas, period_ms) -> None:
-    found = told(plan("pipedream", geometry, 8, balance, replicas=replicas))
-    assert found.step_s == pytest.approx(period_ms / 1e3)
+    actual = told(plan("pipedream", geometry, 8, balance, replicas=replicas))
+    assert actual.step_s == pytest.approx(period_ms / 1e3)
     ranks = int(geometry.removeprefix("1x"))
-    assert found.compute_s == pytest.approx(0.096 / ranks)
+    assert actual.compute_s == pytest.approx(0.096 / ranks)
 
 
 def test_replicas_that_are_not_in_step_leave_holes() -> None:
@@ -154,9 +154,9 @@ def test_replicas_that_are_not_in_step_leave_holes() -> None:
 def test_loading_and_updates() -> None:
     """Rank 0 loads 21 ms before its first pass and updates a tenth of the weights in 2.1 ms."""
     asked = plan("pipe-gpipe", "1x4", 32, "1+1+1+1", chunks=4)
-    found = told(asked, work=make.workload(node_slowdown=ALONE))
-    assert found.step_s == pytest.approx(0.021 + 7 * 0.024 + 0.0021)
-    assert found.compute_s == pytest.approx((4 * 4 * 0.024 + 0.021 + 0.021) / 4)
+    actual = told(asked, work=make.workload(node_slowdown=ALONE))
+    assert actual.step_s == pytest.approx(0.021 + 7 * 0.024 + 0.0021)
+    assert actual.compute_s == pytest.approx((4 * 4 * 0.024 + 0.021 + 0.021) / 4)
     # In PipeDream's steady state only its longest stage counts: the last, with 40 % of the weights.
     flowing = told(plan("pipedream", "1x4", 32, "1+1+1+1"), work=make.workload(node_slowdown=ALONE))
     assert flowing.step_s == pytest.approx(max(0.096 + 0.021 + 0.0021, 0.096 + 0.0084))
@@ -188,27 +188,27 @@ def test_torchs_gpipe_hides_no_message() -> None:
         B of rank 0                   188-252 262-326     g1 leaves at 253
     """
     links = make.table(make.pair([0, 0], bandwidth=16_000 / 0.008, latency_s=0.001))
-    found = told(plan("pipe-gpipe", "1x2", 32, "2+2", chunks=2), links)
-    assert found.step_s == pytest.approx(0.326)
-    assert found.compute_s == pytest.approx(0.192)
-    assert found.bubble_s == pytest.approx(0.096)
-    assert found.exposed_communication_s == pytest.approx(0.038)
-    assert found.communication_s == pytest.approx(4 * 0.009)
+    actual = told(plan("pipe-gpipe", "1x2", 32, "2+2", chunks=2), links)
+    assert actual.step_s == pytest.approx(0.326)
+    assert actual.compute_s == pytest.approx(0.192)
+    assert actual.bubble_s == pytest.approx(0.096)
+    assert actual.exposed_communication_s == pytest.approx(0.038)
+    assert actual.communication_s == pytest.approx(4 * 0.009)
 
 
 def test_model_parallelism_crosses_every_cut_twice() -> None:
     links = make.table(make.pair([0, 0], bandwidth=8_000 / 0.001, latency_s=0.001))
-    found = told(plan("model-parallel-p2p", "1x2", 8, "2+2"), links)
-    assert found.step_s == pytest.approx(0.096 + 2 * 0.002)
-    assert found.communication_s == pytest.approx(0.004)
+    actual = told(plan("model-parallel-p2p", "1x2", 8, "2+2"), links)
+    assert actual.step_s == pytest.approx(0.096 + 2 * 0.002)
+    assert actual.communication_s == pytest.approx(0.004)
 
 
 def test_a_slow_link_holds_a_full_pipeline_up() -> None:
     """Stages of 16 + 32 ms, messages of 60: there and back 216 ms, two mini-batches under way."""
     links = make.table(make.pair([0, 0], bandwidth=8_000 / 0.060, latency_s=0.0))
-    found = told(plan("pipedream", "1x2", 8, "2+2"), links)
-    assert found.step_s == pytest.approx(0.108)
-    assert found.exposed_communication_s == pytest.approx(0.108 - 0.048)
+    actual = told(plan("pipedream", "1x2", 8, "2+2"), links)
+    assert actual.step_s == pytest.approx(0.108)
+    assert actual.exposed_communication_s == pytest.approx(0.108 - 0.048)
     quick = make.table(make.pair([0, 0], bandwidth=8_000 / 0.010, latency_s=0.0))
     assert told(plan("pipedream", "1x2", 8, "2+2"), quick).step_s == pytest.approx(0.116 / 2)
     deeper = plan("pipedream", "1x2", 8, "2+2", extra_warmup=1)  # one more hides all of it
@@ -221,8 +221,8 @@ def test_links_are_those_of_the_placement() -> None:
         make.pair([0, 0], bandwidth=1e18, latency_s=0.0),
         make.pair([0, 1], bandwidth=8_000 / 0.005, latency_s=0.0),
     )
-    found = told(plan("model-parallel-p2p", "2x2", 8, "1+1+1+1"), links)
-    assert found.step_s == pytest.approx(0.096 + 2 * 0.005)
+    actual = told(plan("model-parallel-p2p", "2x2", 8, "1+1+1+1"), links)
+    assert actual.step_s == pytest.approx(0.096 + 2 * 0.005)
 
 
 @pytest.mark.parametrize(("when", "period_ms"), [("sync", (72 + 18) / 2), ("async", 72 / 2)])
@@ -231,18 +231,18 @@ def test_replicas_of_a_stage_wait_for_their_sum(when, period_ms) -> None:
     sweep = make.sweep(0.006, 1e18, 2)
     links = make.table(FREE, sweeps=(sweep,))
     asked = plan("pipedream", "1x3", 8, "3+1", replicas="2+1", stage_all_reduce=when)
-    found = told(asked, links)
-    assert found.step_s == pytest.approx(period_ms / 1e3)
-    assert found.communication_s == pytest.approx(0.018 / 2)
+    actual = told(asked, links)
+    assert actual.step_s == pytest.approx(period_ms / 1e3)
+    assert actual.communication_s == pytest.approx(0.018 / 2)
 
 
 def test_replicas_of_a_synchronous_pipeline_sum_at_the_end() -> None:
     """Two pipelines of two stages, two micro-batches of 8 each: 3 * 48 ms, and the sums."""
     links = make.table(FREE, sweeps=(make.sweep(0.006, 1e18, 2),))
-    found = told(plan("pipe-gpipe", "1x4", 32, "2+2", chunks=2, replicas=2), links)
+    actual = told(plan("pipe-gpipe", "1x4", 32, "2+2", chunks=2, replicas=2), links)
     # Rank 0 ends last. Gradients of 10 and 20 MB do not fit into one bucket, nor do 30 and 40.
-    assert found.step_s == pytest.approx(3 * 0.048 + 0.012)
-    assert found.communication_s == pytest.approx(0.012 + 0.012)
+    assert actual.step_s == pytest.approx(3 * 0.048 + 0.012)
+    assert actual.communication_s == pytest.approx(0.012 + 0.012)
 
 
 def test_replicas_sum_what_the_runtime_sends() -> None:
@@ -257,10 +257,10 @@ def test_replicas_sum_what_the_runtime_sends() -> None:
     ]  # fmt: skip
     links = make.table(FREE, sweeps=(make.sweep(0.006, 1e18, 2),))
     asked = plan("pipedream", "1x3", 8, "3+1", replicas="2+1")
-    found = told(asked, links, work=workload(tensors=tensors))
+    actual = told(asked, links, work=workload(tensors=tensors))
     sent = buckets([few, few, few, few, fc1], DEFAULT_BUCKET_BYTES)  # as GradientSum
     assert [len(bucket) for bucket in sent] == [4, 1]
-    assert found.communication_s == pytest.approx(len(sent) * 0.006 / 2)
+    assert actual.communication_s == pytest.approx(len(sent) * 0.006 / 2)
 
 
 # Halves of the backward pass ---------------------------------------------------------------------
@@ -295,12 +295,12 @@ def test_zero_bubble_schedules_fill_with_weight_gradients(strategy) -> None:
     times = stage_times(work, asked, 8, 32, as_profiled(work))
     assert times.input_s == pytest.approx((0, 0.008, 0.008, 0.008))
     assert times.weight_s == pytest.approx((0.016, 0.008, 0.008, 0.008))
-    found = told(asked)
-    assert found.compute_s == pytest.approx(4 * 2 * 0.024)
+    actual = told(asked)
+    assert actual.compute_s == pytest.approx(4 * 2 * 0.024)
     interleaved = told(plan("pipe-interleaved", "1x2", 32, "1+1+1+1", chunks=4))
-    assert found.compute_s <= found.step_s * (1 + 1e-9)
-    assert found.step_s < interleaved.step_s
-    assert any("halves" in limit for limit in found.limits)
+    assert actual.compute_s <= actual.step_s * (1 + 1e-9)
+    assert actual.step_s < interleaved.step_s
+    assert any("halves" in limit for limit in actual.limits)
 
 
 # Recorded passes ---------------------------------------------------------------------------------
@@ -313,11 +313,11 @@ def test_recorded_passes_serve_other_schedules_and_cuts(tmp_path) -> None:
     ran = recorded(tmp_path / "a", plan("pipe-gpipe", "1x2", 16, "2+2", chunks=2), RECORDED)
     asked = plan("pipe-1f1b", "1x2", 16, "1+3", chunks=2)
     work = workload(node_slowdown=[*ALONE, {"replicas": 2, "slowdown": 3.0, "interval": None}])
-    found = ask(predictor_of("pipeline-recorded"), work, make.table(FREE), asked, (ran,))
+    actual = ask(predictor_of("pipeline-recorded"), work, make.table(FREE), asked, (ran,))
     # Of 8 samples: stage 0 has one block of 2 x 8 and 1 x 16 ms, stage 1 one like it and two of
     # 1 x 8 and 2 x 16 ms: F 16, B 16; F 32, B 80. Replicas slow nothing further.
-    assert found.compute_s == pytest.approx(2 * (32 + 112) / 2 / 1e3)
-    assert found.notes == (f"passes as recorded in {ran.cell.id}",)
+    assert actual.compute_s == pytest.approx(2 * (32 + 112) / 2 / 1e3)
+    assert actual.notes == (f"passes as recorded in {ran.cell.id}",)
 
 
 def test_halves_of_a_recorded_backward_pass_add_up(tmp_path) -> None:
@@ -330,8 +330,8 @@ def test_halves_of_a_recorded_backward_pass_add_up(tmp_path) -> None:
     ]
     (tmp_path / "a" / "trace.json").write_text(json.dumps({"traceEvents": events}))
     asked = plan("pipe-1f1b", "1x2", 16, "2+2", chunks=2)
-    found = ask(predictor_of("pipeline-recorded"), workload(), make.table(FREE), asked, (ran,))
-    assert found.compute_s == pytest.approx(2 * 2 * (8 + 32) / 1e3)
+    actual = ask(predictor_of("pipeline-recorded"), workload(), make.table(FREE), asked, (ran,))
+    assert actual.compute_s == pytest.approx(2 * 2 * (8 + 32) / 1e3)
 
 
 @pytest.mark.parametrize(
@@ -369,14 +369,14 @@ def test_of_a_measured_plan_it_is_what_the_partitioner_promised(tmp_path, monkey
     make.write_site(tmp_path / "results", make.profile(), links)
     asked = make_plan(make.cell("pipedream", "1x4", 16, options={"balance": "profile"}), "local")
     inputs = Inputs("local")
-    found = ask(
+    actual = ask(
         predictor_of("pipeline-period"),
         inputs.workload(asked.cell),
         inputs.links(asked.cell),
         asked,
     )
-    assert found.step_s == asked.details["planned_period_s"]
-    assert found.memory_bytes
+    assert actual.step_s == asked.details["planned_period_s"]
+    assert actual.memory_bytes
 
 
 def test_periods_by_hand() -> None:
@@ -384,10 +384,10 @@ def test_periods_by_hand() -> None:
     links = make.table(make.pair([0] * 4, bandwidth=1e6))
     straight = plan("pipedream", "1x4", 8, "1+1+1+1")
     for name in ("pipeline-period", "pipeline-period-paper"):
-        found = told(straight, links, name)
-        assert found.step_s == pytest.approx(0.024)
-        assert found.communication_s == pytest.approx(3 * 0.016)
-        assert found.exposed_communication_s == 0
+        actual = told(straight, links, name)
+        assert actual.step_s == pytest.approx(0.024)
+        assert actual.communication_s == pytest.approx(3 * 0.016)
+        assert actual.exposed_communication_s == 0
     replicated = plan("pipedream", "1x3", 8, "3+1", replicas="2+1")
     released = told(replicated, links, "pipeline-period")
     assert released.step_s == pytest.approx((0.072 + 4 * 60 / 2) / 2)
@@ -397,8 +397,8 @@ def test_periods_by_hand() -> None:
 
 def test_between_nodes_the_partitioner_has_the_links_of_the_network() -> None:
     links = make.table(make.pair([0, 0], bandwidth=1e9), make.pair([0, 1], bandwidth=1e5))
-    found = told(plan("pipedream", "2x2", 8, "1+1+1+1"), links, "pipeline-period")
-    assert found.step_s == pytest.approx(2 * 0.08)
+    actual = told(plan("pipedream", "2x2", 8, "1+1+1+1"), links, "pipeline-period")
+    assert actual.step_s == pytest.approx(2 * 0.08)
 
 
 # Who is asked, and what for ----------------------------------------------------------------------
@@ -414,8 +414,8 @@ def test_a_profile_of_other_blocks_is_refused() -> None:
 
 def test_one_device_needs_no_links() -> None:
     asked = plan("pipe-gpipe", "1x1", 32, "4", chunks=4)
-    found = ask(predictor_of("pipeline-replay"), workload(), None, asked)
-    assert found.step_s == pytest.approx(4 * 4 * 0.024)
+    actual = ask(predictor_of("pipeline-replay"), workload(), None, asked)
+    assert actual.step_s == pytest.approx(4 * 4 * 0.024)
     with pytest.raises(NotPredictable, match="needs the links"):
         ask(predictor_of("pipeline-replay"), workload(), None, plan("pipedream", "1x2", 8, "2+2"))
 

@@ -61,12 +61,12 @@ def asked(**changes):
 
 
 def test_options_make_a_question():
-    found = asked(precision="bf16", threads=2, options=("gpipe.chunks=8", "ddp.hook=fp16"))
-    question = found.single
+    actual = asked(precision="bf16", threads=2, options=("gpipe.chunks=8", "ddp.hook=fp16"))
+    question = actual.single
     assert (question.network, question.dataset, question.geometry) == ("vgg11", "mnist", "1x2")
     assert question.settings == {"precision": "bf16", "threads_per_device": 2}
     assert question.options == {"gpipe": {"chunks": 8}, "ddp": {"hook": "fp16"}}
-    assert (found.site.name, found.configfile) == ("local", None)
+    assert (actual.site.name, actual.configfile) == ("local", None)
 
 
 def test_a_fabric_that_nobody_has_is_refused():
@@ -97,10 +97,10 @@ def test_an_option_without_its_strategy_is_refused(text):
 
 
 def test_several_geometries_are_several_questions():
-    found = asked(geometry="1x2, 1x4,2x2")
-    assert [question.geometry for question in found.each] == ["1x2", "1x4", "2x2"]
+    actual = asked(geometry="1x2, 1x4,2x2")
+    assert [question.geometry for question in actual.each] == ["1x2", "1x4", "2x2"]
     with pytest.raises(ConfigError, match="takes one geometry"):
-        _ = found.single
+        _ = actual.single
     with pytest.raises(ConfigError, match="--geometry"):
         asked(geometry="1x2,four")
 
@@ -113,11 +113,11 @@ def test_names_are_checked():
 
 
 def test_an_experiment_says_what_is_not_written(configfile):
-    found = asked(configfile=configfile(), **NOTHING)
-    question = found.single
+    actual = asked(configfile=configfile(), **NOTHING)
+    question = actual.single
     assert (question.network, question.dataset, question.geometry) == ("vgg11", "mnist", "1x2")
     assert question.batch_size == 16
-    assert found.configfile is not None
+    assert actual.configfile is not None
     cell = question.cell("gpipe")
     assert (cell.option("chunks"), cell.loader_workers) == (8, 1)
     assert question.cell("sequential").geometry == "1x1"
@@ -140,14 +140,14 @@ def test_choices_of_differing_experiments_lie_apart(configfile):
 
 def test_what_is_written_goes_before_the_experiment(configfile):
     path = configfile()
-    found = asked(
+    actual = asked(
         configfile=path, network="resnet18", dataset="cifar10", geometry="1x4", batch_size=64,
         options=("gpipe.chunks=4",),
     ).single  # fmt: skip
-    assert (found.network, found.dataset, found.geometry, found.batch_size) == (
+    assert (actual.network, actual.dataset, actual.geometry, actual.batch_size) == (
         "resnet18", "cifar10", "1x4", 64,
     )  # fmt: skip
-    cell = found.cell("gpipe")
+    cell = actual.cell("gpipe")
     assert dict(cell.options).get("chunks", 4) == 4
     assert cell.loader_workers == 1  # of the experiment all the same
 
@@ -167,8 +167,8 @@ def test_of_several_values_one_must_be_written(configfile, line, value, option, 
     assert all(choice in str(error.value) for choice in choices)
     assert "\n" not in str(error.value)
     for choice in choices:
-        found = asked(configfile=path, **{**NOTHING, option: choice}).single
-        assert getattr(found, option) == choice
+        actual = asked(configfile=path, **{**NOTHING, option: choice}).single
+        assert getattr(actual, option) == choice
 
 
 def test_several_batches_want_one(configfile):
@@ -245,11 +245,11 @@ def test_the_largest_batch_has_options_that_suit_a_large_batch():
         "--device-memory-bytes",
         "200000000",
     ]
-    found, written = (
+    actual, written = (
         json.loads(CliRunner().invoke(commands, [*words, *more]).stdout)["batch_size"]
         for more in ((), ("--option", "gpipe.chunks=4"))
     )
-    assert found == written > 0
+    assert actual == written > 0
 
 
 def test_the_largest_batch_of_a_dry_run():

@@ -100,12 +100,12 @@ def test_a_row_is_of_one_world(tmp_path):
     ):
         ranking = recommend(question, make.knowledge(root, history=history))
         (ddp,) = (c for c in ranking.ranked if c.strategy == "ddp")
-        found, (one_device_s, basis) = ranking.speedup(ddp), expected
-        assert found.basis == basis
+        actual, (one_device_s, basis) = ranking.speedup(ddp), expected
+        assert actual.basis == basis
         ratio = 0.3 / 0.2 if basis == "measured" else one_device_s / ddp.predicted_s
-        assert found.ratio == pytest.approx(ratio)
+        assert actual.ratio == pytest.approx(ratio)
         told = candidate_dict(ranking, ddp)
-        assert (told["speedup"], told["speedup_basis"]) == (found.ratio, basis)
+        assert (told["speedup"], told["speedup_basis"]) == (actual.ratio, basis)
 
 
 def planted(strategy: str, step_s: float, spread: float = 0.1, **changes) -> Candidate:

@@ -44,18 +44,18 @@ def test_on_cpus_every_message_delays_the_step():
     once_s = 4e-3 + 0.025
     twice_s = once_s + 3e-3 + 0.015
     scattered_s = 4 * 2e-3 + 0.05
-    found = told()
-    assert found.exposed_communication_s == pytest.approx(twice_s + scattered_s)
-    assert found.compute_s == pytest.approx(1.6 * 0.18)  # a sequential step of 8, four replicas
+    actual = told()
+    assert actual.exposed_communication_s == pytest.approx(twice_s + scattered_s)
+    assert actual.compute_s == pytest.approx(1.6 * 0.18)  # a sequential step of 8, four replicas
     kept = told(reshard_after_forward=False)
     assert kept.exposed_communication_s == pytest.approx(once_s + scattered_s)
 
 
 def test_messages_of_fsdp_itself_are_preferred_and_hold_its_copies():
     swept = tuple(make.sweep(0.1, 1e9, 4, operation=name, transport="fsdp") for name in COLLECTIVES)
-    plain, found = told(), told(sweeps=(*SWEEPS, *swept))
-    assert found.communication_s == pytest.approx(7 * 0.1 + 0.04 + 4 * 0.1 + 0.1)
-    assert found.compute_s == plain.compute_s
+    plain, actual = told(), told(sweeps=(*SWEEPS, *swept))
+    assert actual.communication_s == pytest.approx(7 * 0.1 + 0.04 + 4 * 0.1 + 0.1)
+    assert actual.compute_s == plain.compute_s
     elsewhere = tuple({**one, "level": "network", "nodes": 2} for one in swept)
     assert told(sweeps=(*SWEEPS, *elsewhere)).communication_s == plain.communication_s
 
@@ -91,14 +91,14 @@ def test_a_message_after_a_computation_takes_longer_on_cpus():
 
 
 def test_weights_in_half_the_bytes_are_gathered_in_half_of_them():
-    found = told(param_dtype="bf16")
-    assert found.communication_s == pytest.approx(7e-3 + 0.02 + 4 * 2e-3 + 0.05)
+    actual = told(param_dtype="bf16")
+    assert actual.communication_s == pytest.approx(7e-3 + 0.02 + 4 * 2e-3 + 0.05)
 
 
 def test_on_gpus_messages_run_beside_computation():
-    found, serial = told(kind="cuda"), told()
-    assert 0 < found.exposed_communication_s < serial.exposed_communication_s
-    assert found.communication_s == pytest.approx(serial.communication_s)
+    actual, serial = told(kind="cuda"), told()
+    assert 0 < actual.exposed_communication_s < serial.exposed_communication_s
+    assert actual.communication_s == pytest.approx(serial.communication_s)
 
 
 def test_strategies_without_shares_are_refused():

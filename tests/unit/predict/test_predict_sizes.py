@@ -70,9 +70,9 @@ def test_the_size_after_which_more_devices_do_not_pay(speedups, last) -> None:
 
 
 def test_where_nothing_was_compared_it_says_so() -> None:
-    found = sizes(_1x2=None, _1x4=None)
-    assert enough(found) is None
-    assert len(sizes_advice(found)) == 1
+    actual = sizes(_1x2=None, _1x4=None)
+    assert enough(actual) is None
+    assert len(sizes_advice(actual)) == 1
 
 
 def test_the_numbers_of_a_size() -> None:
@@ -96,19 +96,19 @@ def test_the_screen_is_that_of_the_numbers(tmp_path, monkeypatch, width) -> None
     links = make.links(make.pair([0] * 8), make.pair([0, 1, 2, 3], bandwidth=1e8))
     make.write_site(tmp_path, make.profile((make.MB,) * 23), links)
     here = make.knowledge(tmp_path, site=make.site(launcher="slurm", devices_per_node=4))
-    found = []
+    actual = []
     for geometry in ("1x2", "1x4", "1x8"):
         question = make.question(geometry, 64)
         ranking = recommend(question, here)
-        found.append(Size(question, ranking, advise(question, ranking, here)))
-    lines = sizes_lines(found, here)
+        actual.append(Size(question, ranking, advise(question, ranking, here)))
+    lines = sizes_lines(actual, here)
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
-    for one in found:
+    for one in actual:
         row = next(line for line in lines if line.startswith(one.question.geometry))
         assert one.best.label in row
         assert f"{one.speedup:.2f}" in row
-    assert sizes_advice(found)[0] in text
+    assert sizes_advice(actual)[0] in text
     assert "1x8." in text  # beyond what the site has
-    told = json.loads(json.dumps(sizes_dict(found)))
-    assert [one["speedup"] for one in told["geometries"]] == [one.speedup for one in found]
+    told = json.loads(json.dumps(sizes_dict(actual)))
+    assert [one["speedup"] for one in told["geometries"]] == [one.speedup for one in actual]

@@ -73,13 +73,13 @@ def told(
 
 @pytest.mark.parametrize("predictor", ["split-layers", DEFAULT_PREDICTOR])
 def test_a_device_alone_and_its_messages(predictor):
-    found = told(predictor, "filter", "1x2")
+    actual = told(predictor, "filter", "1x2")
     sent_s = 3 * (0.002 + 0.002) + 2 * (0.001 + 0.002)
     slowdown = 1.2  # two replicas, between one (1) and four (1.6)
-    assert found.predictor == predictor
-    assert found.compute_s == pytest.approx(slowdown * 0.1)
-    assert found.exposed_communication_s == pytest.approx(sent_s)
-    assert found.interval_s == pytest.approx((0.09 * slowdown + sent_s, 0.12 * slowdown + sent_s))
+    assert actual.predictor == predictor
+    assert actual.compute_s == pytest.approx(slowdown * 0.1)
+    assert actual.exposed_communication_s == pytest.approx(sent_s)
+    assert actual.interval_s == pytest.approx((0.09 * slowdown + sent_s, 0.12 * slowdown + sent_s))
 
 
 def test_messages_wait_for_a_core():
@@ -93,17 +93,17 @@ def test_messages_wait_for_a_core():
 
 
 def test_rows_take_the_longest_hop_of_a_swap():
-    found = told("split-layers", "spatial", "1x4")
-    assert found.communication_s == pytest.approx(5 * (0.001 + 0.01))
-    assert found.compute_s == pytest.approx(1.6 * 0.1)
-    assert found.interval_s is None
+    actual = told("split-layers", "spatial", "1x4")
+    assert actual.communication_s == pytest.approx(5 * (0.001 + 0.01))
+    assert actual.compute_s == pytest.approx(1.6 * 0.1)
+    assert actual.interval_s is None
 
 
 def test_groups_share_the_link_between_nodes():
-    found = told("split-layers", "data-filter", "2x2", 16)
+    actual = told("split-layers", "data-filter", "2x2", 16)
     within_s = 0.002 + 0.002
     over_s = 0.003 + 2 * 0.004  # two devices of each node send at once
-    assert found.communication_s == pytest.approx(within_s + over_s)
+    assert actual.communication_s == pytest.approx(within_s + over_s)
 
 
 @pytest.mark.parametrize("predictor", ["split-layers", DEFAULT_PREDICTOR])

@@ -60,9 +60,9 @@ def network() -> Any:
 
 def bytes_of(strategy: str, geometry: str = "1x4", **options: Any) -> int:
     plan = make.plan(strategy, geometry, BATCH, options=options)
-    found = memory_bytes(network(), plan)
-    assert len(set(found)) == 1
-    return found[0]
+    actual = memory_bytes(network(), plan)
+    assert len(set(actual)) == 1
+    return actual[0]
 
 
 def test_filters_divide_weights_and_leave_activations_whole() -> None:

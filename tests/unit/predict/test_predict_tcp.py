@@ -24,8 +24,8 @@ def test_bandwidth_is_what_bounds_first() -> None:
 
 def test_reno_follows_mathis() -> None:
     """1 % loss at 20 ms: sqrt(3/2) / 0.1 = 12.25 segments of 1448 bytes a round trip."""
-    found = _path(loss=0.01, congestion_control="reno").bandwidth_bytes_per_s
-    assert found == pytest.approx(12.247 * 1448 / 0.02, rel=1e-3)
+    actual = _path(loss=0.01, congestion_control="reno").bandwidth_bytes_per_s
+    assert actual == pytest.approx(12.247 * 1448 / 0.02, rel=1e-3)
 
 
 def test_cubic_is_reno_on_short_paths_and_faster_on_long_ones() -> None:
@@ -37,8 +37,8 @@ def test_cubic_is_reno_on_short_paths_and_faster_on_long_ones() -> None:
 
 
 def test_bbr_keeps_its_rate() -> None:
-    found = _path(loss=0.01, rate_bytes_per_s=1e7, congestion_control="bbr")
-    assert found.bandwidth_bytes_per_s == pytest.approx(0.99e7 * 1448 / 1500)
+    actual = _path(loss=0.01, rate_bytes_per_s=1e7, congestion_control="bbr")
+    assert actual.bandwidth_bytes_per_s == pytest.approx(0.99e7 * 1448 / 1500)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_round_trips_of_gloo_as_counted_on_a_delayed_link(
 
 def test_rate_counts_by_the_ring() -> None:
     path = TcpPath(0.0, rate_bytes_per_s=1e6, mtu_bytes=1500)
-    found = gloo_all_reduce_s(path, 4, 3e6)
-    assert found == pytest.approx(1.5 * 3e6 / (1e6 * 1448 / 1500))
+    actual = gloo_all_reduce_s(path, 4, 3e6)
+    assert actual == pytest.approx(1.5 * 3e6 / (1e6 * 1448 / 1500))
 
 
 def test_links_inside_nodes_have_a_path_of_their_own() -> None:

@@ -112,21 +112,21 @@ CELLS = {
 
 def measured() -> dict[Cell, tuple[int, int]]:
     """Predicted bytes of a rank, and those of the rank that had most."""
-    found = {}
+    actual = {}
     for ranks, cells in CELLS.items():
         for cell, peaks in zip(cells, run_ranks(measure_here, cells, ranks), strict=True):
             assert len(set(memory_bytes(workload_of(cell), make_plan(cell)))) == 1
-            found[cell] = memory_bytes(workload_of(cell), make_plan(cell))[0], max(peaks)
-    return found
+            actual[cell] = memory_bytes(workload_of(cell), make_plan(cell))[0], max(peaks)
+    return actual
 
 
 def test_the_model_counts_what_is_there() -> None:
     """No model has the loss's own tensors and the mini-batch; one device has as many of them."""
-    found = measured()
-    for cell, (predicted, peak) in found.items():
+    actual = measured()
+    for cell, (predicted, peak) in actual.items():
         if cell.network == "gpt-tiny":
             assert predicted == pytest.approx(peak, rel=0.06), cell.id
     alone, split = (
-        peak - predicted for (cell, (predicted, peak)) in found.items() if cell.network == "mlp"
+        peak - predicted for (cell, (predicted, peak)) in actual.items() if cell.network == "mlp"
     )
     assert split == pytest.approx(alone, rel=0.01)

@@ -71,9 +71,9 @@ def test_planted_constants_are_found():
         score.ProfiledNetwork(one.name, one.samples, one.layers, score.block_s(one, truth))
         for one in score.profiled_networks()
     ]
-    found = score.fitted(networks, None, None)
+    actual = score.fitted(networks, None, None)
     for name, value in planted.items():
-        assert found.constant(name) == pytest.approx(value, rel=0.03)
+        assert actual.constant(name) == pytest.approx(value, rel=0.03)
 
 
 def test_a_network_held_out_of_pipedreams():

@@ -84,8 +84,8 @@ def test_a_fit_finds_planted_constants():
     software = Software.load("nanotron")
     planted = {"product_efficiency": 0.55, "host_layer_s": 0.006, "node_latency_factor": 4.0}
     made = replace(runs, step_s=predicted_s(runs, software.with_constants(planted)))
-    found = fit_time(made, software, FEW_CONSTANTS).constants
-    assert found == pytest.approx(planted, rel=0.02)
+    actual = fit_time(made, software, FEW_CONSTANTS).constants
+    assert actual == pytest.approx(planted, rel=0.02)
 
 
 def test_a_fit_of_memory_finds_planted_constants():
@@ -95,8 +95,8 @@ def test_a_fit_of_memory_finds_planted_constants():
     planted = {"logit_bytes": 14.0, "gather_bytes": 10.0, "fragmentation": 1.1}
     planted["context_bytes"] = 0.4 * 2**30
     told = nearer_bytes(runs, software.with_constants(planted))
-    found = fit_memory(replace(runs, memory_bytes=told), software).constants
-    assert found == pytest.approx(planted, rel=0.05)
+    actual = fit_memory(replace(runs, memory_bytes=told), software).constants
+    assert actual == pytest.approx(planted, rel=0.05)
 
 
 def test_constants_at_the_data_sheet_are_not_fitted():

@@ -58,14 +58,14 @@ def test_errors_are_those_of_the_numbers():
 
 
 def test_a_score_has_mean_median_rows_and_parts():
-    found = told("score", MANY_NODES, "--platform", "megatron-a100")
-    assert found["rows"] == 80
-    assert 0 < found["median_absolute_error"] < found["mean_absolute_error"] < 0.1
-    assert found["by"]["tensor"]["8"]["rows"] > 20
-    rows = [one["rows"] for one in found["by"]["data"].values()]
+    actual = told("score", MANY_NODES, "--platform", "megatron-a100")
+    assert actual["rows"] == 80
+    assert 0 < actual["median_absolute_error"] < actual["mean_absolute_error"] < 0.1
+    assert actual["by"]["tensor"]["8"]["rows"] > 20
+    rows = [one["rows"] for one in actual["by"]["data"].values()]
     assert sum(rows) == 80
-    assert len(found["worst"]) == 10
-    assert abs(found["worst"][0]["error"]) == max(abs(one["error"]) for one in found["worst"])
+    assert len(actual["worst"]) == 10
+    assert abs(actual["worst"][0]["error"]) == max(abs(one["error"]) for one in actual["worst"])
     assert told("score", ONE_NODE)["timed_rows"] == 1136
 
 
@@ -81,8 +81,8 @@ def test_a_score_has_mean_median_rows_and_parts():
 @pytest.mark.slow
 def test_held_out_runs_are_predicted_better_than_vtrain_does(table, by, most):
     """The published simulator, which profiled the kernels: 14.73 % on many nodes, 8.37 % on one."""
-    found = told("score", table, "--hold-out", by)
-    assert found["mean_absolute_error"] < most
+    actual = told("score", table, "--hold-out", by)
+    assert actual["mean_absolute_error"] < most
 
 
 def test_a_score_can_be_read():
@@ -145,8 +145,8 @@ def test_a_fit_recovers_what_was_planted(platform):
     said = {"matmul_efficiency": 0.7, "memory_efficiency": 0.6, "host_layer_s": 0.0012}
     runs = planted(platform, **said)
     fit = calibrate(runs, platform)
-    found = predicted_s(runs, platform.fitted_to(fit))
-    assert np.abs(found / runs.step_s - 1).mean() < 0.01
+    actual = predicted_s(runs, platform.fitted_to(fit))
+    assert np.abs(actual / runs.step_s - 1).mean() < 0.01
     for name, value in said.items():
         assert fit.constants[name] == pytest.approx(value, rel=0.1)
         assert fit.intervals[name][0] <= fit.constants[name] <= fit.intervals[name][1]
@@ -183,21 +183,21 @@ def test_calibration_writes_a_platform_that_is_read_again(tmp_path):
     runs = tmp_path / "runs.csv"
     whole = pd.concat([pd.read_csv(ONE_NODE)[::9], pd.read_csv(MANY_NODES)[::2]])
     whole.to_csv(runs, index=False)
-    found = told("calibrate", runs, "--platform", "megatron-a100", "--output", path)
-    assert found["written"] == str(path)
+    actual = told("calibrate", runs, "--platform", "megatron-a100", "--output", path)
+    assert actual["written"] == str(path)
     values = yaml.safe_load(path.read_text())
     assert values["constants"]["matmul_efficiency"]["value"] == pytest.approx(
-        found["constants"]["matmul_efficiency"]["value"]
+        actual["constants"]["matmul_efficiency"]["value"]
     )
     score = told("score", runs, "--platform", path)
-    assert score["mean_absolute_error"] == pytest.approx(found["mean_absolute_error"])
+    assert score["mean_absolute_error"] == pytest.approx(actual["mean_absolute_error"])
 
 
 def test_an_independent_table_is_predicted():
     """Megatron-LM's weak scaling, 32 to 3,072 GPUs: never fitted."""
-    found = told("score", MEGATRON)
-    assert found["rows"] == 10
-    assert found["mean_absolute_error"] < 0.063
+    actual = told("score", MEGATRON)
+    assert actual["rows"] == 10
+    assert actual["mean_absolute_error"] < 0.063
 
 
 def test_runs_are_named_by_the_hardware_that_stands_for_the_tables():

@@ -72,9 +72,9 @@ def test_our_network_is_a_shape_by_name():
 def test_layers_of_two_widths_are_no_shape():
     inputs = torch.zeros(1, 5, 8)
     equal = nn.Sequential(*(TransformerBlock(8, 2, 32, 1e-5) for _ in range(2)))
-    found = shape_of(equal, inputs)
-    assert found is not None
-    assert (found["layers"], found["sequence_length"]) == (2, 5)
+    actual = shape_of(equal, inputs)
+    assert actual is not None
+    assert (actual["layers"], actual["sequence_length"]) == (2, 5)
     unlike = nn.Sequential(TransformerBlock(8, 2, 32, 1e-5), TransformerBlock(8, 4, 32, 1e-5))
     assert shape_of(unlike, inputs) is None
     narrow = nn.Sequential(TransformerBlock(8, 2, 16, 1e-5))

@@ -67,11 +67,11 @@ def test_rings_that_share_a_nodes_cards_are_those_of_megatrons_ranks(tensor, dat
     one = asked(tensor=tensor, data=data, pipeline=pipeline)
     nodes_of = [{rank // NODE for rank in ring} for ring in rings]
     leaving = [nodes for nodes in nodes_of if len(nodes) > 1]
-    found = data_rings(one, NODE)
-    assert bool(found.crosses[0]) == bool(leaving)
+    actual = data_rings(one, NODE)
+    assert bool(actual.crosses[0]) == bool(leaving)
     if leaving:
         shared = max(sum(node in nodes for nodes in leaving) for node in range(64))
-        assert found.sharing[0] == shared
+        assert actual.sharing[0] == shared
     crossing = [hop for hop in hops if hop[0] // NODE != hop[1] // NODE]
     crosses, senders = hop_senders(one, NODE)
     assert bool(crosses[0]) == bool(crossing)
@@ -116,9 +116,9 @@ def test_the_formula_is_the_replay_where_the_last_stage_is_the_slowest(
 @pytest.mark.parametrize("recomputation", ["none", "full"])
 def test_a_step_of_1f1b_is_its_replay(platform, recomputation):
     one = asked(recomputation=recomputation, global_batch=64)
-    found = steps(one, platform)
+    actual = steps(one, platform)
     times = layer_times(one, platform)
-    hop_s = float(found.parts[SENDS][0]) / 2 / (4 + 8 - 1)
+    hop_s = float(actual.parts[SENDS][0]) / 2 / (4 + 8 - 1)
     forward, backward = float(times.forward.seconds[0]), float(times.backward.seconds[0])
     head, embedding = float(times.head.seconds[0]), float(times.embedding.seconds[0])
     forwards, backwards = [8 * forward + hop_s] * 4, [8 * backward + hop_s] * 4
@@ -127,7 +127,7 @@ def test_a_step_of_1f1b_is_its_replay(platform, recomputation):
     forwards[-1] += head / 3
     backwards[-1] += head * 2 / 3
     end_s = replay(one_f_one_b(4, 8), StageDurations(forwards, backwards)).end_s
-    passes = sum(found.parts[part][0] for part in PARTS[: PARTS.index(BUBBLE) + 1])
+    passes = sum(actual.parts[part][0] for part in PARTS[: PARTS.index(BUBBLE) + 1])
     assert passes == pytest.approx(end_s)
 
 
@@ -143,51 +143,51 @@ def several(name, chunks, micro_batches):
     forward_s = np.array([1.0, 0.9, 1.3]) + 0.2 * ends
     backward_s, share = np.array([2.1, 2.0, 1.1]) + 0.4 * ends, np.array([0.5, 0.6, 0.7])
     counts = np.full(3, micro_batches)
-    found = replayed_s(
+    actual = replayed_s(
         name, 4, chunks, counts, forward_s=forward_s, backward_s=backward_s, input_share=share
     )
-    return found, (forward_s, backward_s, share)
+    return actual, (forward_s, backward_s, share)
 
 
 @REPLAYED
 def test_passes_of_many_configurations_are_the_replay_of_each(name, chunks):
-    found, (forward_s, backward_s, share) = several(name, chunks, 12)
+    actual, (forward_s, backward_s, share) = several(name, chunks, 12)
     for place in range(3):
         durations = StageDurations(
             forward_s[:, place].tolist(), backward_s[:, place].tolist(), share[place]
         )
         end_s = replay(schedule_of(name, 4, chunks, 12), durations).end_s
-        assert found[place] == pytest.approx(end_s)
+        assert actual[place] == pytest.approx(end_s)
 
 
 @REPLAYED
 def test_a_long_step_repeats_itself(name, chunks):
     """What is left out of a long replay changes nothing."""
-    found, (forward_s, backward_s, share) = several(name, chunks, 48)
+    actual, (forward_s, backward_s, share) = several(name, chunks, 48)
     for place in range(3):
         durations = StageDurations(
             forward_s[:, place].tolist(), backward_s[:, place].tolist(), share[place]
         )
         end_s = replay(schedule_of(name, 4, chunks, 48), durations).end_s
-        assert found[place] == pytest.approx(end_s, rel=1e-3)
+        assert actual[place] == pytest.approx(end_s, rel=1e-3)
 
 
 def test_schedules_with_less_bubble_take_less_time(platform):
     names = ("1f1b", "interleaved-1f1b", "zero-bubble-v")
     rows = [{"schedule": name, "chunks": 2} for name in names]
-    found = steps(asked(*rows, pipeline=8, data=2, global_batch=32), platform)
-    assert np.all(np.diff(found.seconds) < 0)
-    assert np.all(np.diff(found.parts[BUBBLE]) < 0)
+    actual = steps(asked(*rows, pipeline=8, data=2, global_batch=32), platform)
+    assert np.all(np.diff(actual.seconds) < 0)
+    assert np.all(np.diff(actual.parts[BUBBLE]) < 0)
 
 
 def test_parts_add_up_and_none_is_negative(platform):
     rows = [
         {"tensor": t, "data": d, "pipeline": 64 // t // d} for t in (2, 4, 8) for d in (1, 4, 8)
     ]
-    found = steps(asked(*rows), platform)
-    assert np.sum([found.parts[part] for part in PARTS], axis=0) == pytest.approx(found.seconds)
+    actual = steps(asked(*rows), platform)
+    assert np.sum([actual.parts[part] for part in PARTS], axis=0) == pytest.approx(actual.seconds)
     for part in PARTS:
-        assert np.all(found.parts[part] >= -1e-9), part
+        assert np.all(actual.parts[part] >= -1e-9), part
 
 
 def test_what_is_not_there_costs_nothing(platform):
@@ -198,9 +198,9 @@ def test_what_is_not_there_costs_nothing(platform):
 
 def test_zero_sends_as_much_as_an_all_reduce_and_updates_less(platform):
     rows = ({"zero": zero} for zero in (0, 1, 2))
-    found = steps(asked(*rows, data=16, tensor=1, gradient_bytes=2), platform)
-    assert found.parts[DATA] == pytest.approx(found.parts[DATA][0], rel=0.01)
-    assert found.parts["update"][1] == pytest.approx(found.parts["update"][0] / 16)
+    actual = steps(asked(*rows, data=16, tensor=1, gradient_bytes=2), platform)
+    assert actual.parts[DATA] == pytest.approx(actual.parts[DATA][0], rel=0.01)
+    assert actual.parts["update"][1] == pytest.approx(actual.parts["update"][0] / 16)
 
 
 def test_the_embedding_counts_once_where_there_is_one_stage(platform):

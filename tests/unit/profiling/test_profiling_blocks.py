@@ -146,11 +146,11 @@ def ready_names(network, images):
 
 def test_gradients_of_a_chain_come_last_layer_first():
     network = build("vgg11", DATASETS["mnist"], seed=0)
-    found = ready_names(network, torch.randn(2, 1, 28, 28))
-    layers = [name.rpartition(".")[0] for name, _ in found]
+    actual = ready_names(network, torch.randn(2, 1, 28, 28))
+    layers = [name.rpartition(".")[0] for name, _ in actual]
     modules = [name for name, m in network.named_modules() if list(m.parameters(recurse=False))]
     assert list(dict.fromkeys(layers)) == modules[::-1]
-    fractions = [fraction for _, fraction in found]
+    fractions = [fraction for _, fraction in actual]
     assert fractions == sorted(fractions)
     assert fractions[0] >= 0 and 0.5 < fractions[-1] <= 1
 

@@ -36,9 +36,9 @@ def test_relu_keeps_its_output_once(inplace):
     network = nn.Sequential(
         nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(inplace), nn.Conv2d(2, 2, 3, padding=1)
     )
-    found = traced(network)
-    assert [leaf.saved_bytes for leaf in found.leaves[0]] == [72 * F4, 72 * F4, 0]
-    assert found.blocks[0][2] == 2 * 72 * F4
+    actual = traced(network)
+    assert [leaf.saved_bytes for leaf in actual.leaves[0]] == [72 * F4, 72 * F4, 0]
+    assert actual.blocks[0][2] == 2 * 72 * F4
 
 
 def test_storage_shared_across_a_boundary_counts_with_the_first_block():
@@ -63,17 +63,17 @@ def test_max_pooling_keeps_its_input_and_indices():
 def test_a_residual_block():
     # Conv1's input, the first ReLU's result (conv2's input too), the second one's. The first
     # ReLU is called again: two operations of one module.
-    found = traced(nn.Conv2d(2, 2, 1), Residual(2))
-    assert found.blocks[1][2] == 3 * 72 * F4
-    assert [leaf.name for leaf in found.leaves[1]] == [
+    actual = traced(nn.Conv2d(2, 2, 1), Residual(2))
+    assert actual.blocks[1][2] == 3 * 72 * F4
+    assert [leaf.name for leaf in actual.leaves[1]] == [
         "1.conv1", "1.relu", "1.conv2", "1.relu#2",
     ]  # fmt: skip
-    assert [leaf.saved_bytes for leaf in found.leaves[1]] == [72 * F4, 72 * F4, 0, 72 * F4]
+    assert [leaf.saved_bytes for leaf in actual.leaves[1]] == [72 * F4, 72 * F4, 0, 72 * F4]
 
 
 def test_input_and_output_bytes():
-    found = traced(nn.Conv2d(2, 5, 3), nn.Flatten())
-    assert [block[:2] for block in found.blocks] == [
+    actual = traced(nn.Conv2d(2, 5, 3), nn.Flatten())
+    assert [block[:2] for block in actual.blocks] == [
         (72 * F4, 80 * F4),
         (80 * F4, 80 * F4),
     ]
@@ -81,8 +81,8 @@ def test_input_and_output_bytes():
 
 def test_parameters_count_with_the_first_call():
     linear = nn.Linear(72, 72)
-    found = traced(nn.Flatten(), nn.Sequential(linear, nn.ReLU(), linear))
-    assert [leaf.parameter_bytes for leaf in found.leaves[1]] == [72 * 73 * F4, 0, 0]
+    actual = traced(nn.Flatten(), nn.Sequential(linear, nn.ReLU(), linear))
+    assert [leaf.parameter_bytes for leaf in actual.leaves[1]] == [72 * 73 * F4, 0, 0]
 
 
 def test_bf16_keeps_half():

@@ -124,8 +124,8 @@ def test_replicas(tiny):
 
 def test_slowdown_is_a_ratio_within_a_round():
     # Replica 0 alone takes 2 s and 4 s; together the two take 3 and 5 s, then 6 and 6 s.
-    found = slowdowns([{"1": [2.0, 4.0], "2": [3.0, 6.0]}, {"2": [5.0, 6.0]}])
-    assert found == [
+    actual = slowdowns([{"1": [2.0, 4.0], "2": [3.0, 6.0]}, {"2": [5.0, 6.0]}])
+    assert actual == [
         {"replicas": 1, "slowdown": 1.0, "interval": None},
         {"replicas": 2, "slowdown": 1.75, "interval": [1.5, 2.0]},
     ]
@@ -148,13 +148,13 @@ def test_a_wrong_network_is_one_sentence(made, network, sentence):
 def test_a_network_that_does_not_fit_is_profiled_all_the_same(room):
     notes: list[str] = []
     needs = needs_for("vgg11", layer_batches=(2, 3), budget_s=0.1)
-    found = measure_layers(needs, torch.device("cpu"), [], room, notes)
-    for block in found["blocks"]:
+    actual = measure_layers(needs, torch.device("cpu"), [], room, notes)
+    for block in actual["blocks"]:
         assert [t["batch_size"] for t in block["forward"]] == [2, 3]
         assert [t["batch_size"] for t in block["backward"]] == [2, 3]
         halves = [size for size in (2, 3) if size <= room]
         assert [t["batch_size"] for t in block["weight_half"]] == halves
-    assert len(found["tensors"]) == 18
+    assert len(actual["tensors"]) == 18
     assert any("moved in and out" in note for note in notes) is (room == 0)
     assert any("at batch size 3 each block was timed alone" in n for n in notes) is (room == 2)
 
@@ -162,10 +162,10 @@ def test_a_network_that_does_not_fit_is_profiled_all_the_same(room):
 def test_bfloat16_times_the_same_rows():
     needs = needs_for("odd_blocks:tiny", layer_batches=(2,), budget_s=0.1)
     needs = dataclasses.replace(needs, cell=needs.cell.with_(precision="bf16"))
-    found = measure_layers(needs, torch.device("cpu"), [], math.inf, [])
+    actual = measure_layers(needs, torch.device("cpu"), [], math.inf, [])
     plain = build("odd_blocks:tiny", DATASETS["mnist"], seed=0)
-    assert {tensor["name"] for tensor in found["tensors"]} == set(dict(plain.named_parameters()))
-    assert all(row["forward"] for row in [*found["blocks"], *found["layers"]])
+    assert {tensor["name"] for tensor in actual["tensors"]} == set(dict(plain.named_parameters()))
+    assert all(row["forward"] for row in [*actual["blocks"], *actual["layers"]])
 
 
 def test_room_in_memory():
@@ -197,12 +197,12 @@ def test_steps_without_room_are_missing_with_a_note(made):
 def test_every_network_has_every_block(network, monkeypatch):
     monkeypatch.setattr(layers, "_MOST_PASSES", 1)
     needs = needs_for(network, layer_batches=(2,), budget_s=0.01)
-    found = measure_layers(needs, torch.device("cpu"), [], math.inf, [])
+    actual = measure_layers(needs, torch.device("cpu"), [], math.inf, [])
     plain = build(network, DATASETS["mnist"], seed=0)
-    assert [b["name"] for b in found["blocks"]] == [name for name, _ in plain.named_children()]
-    assert sum(b["parameter_bytes"] for b in found["blocks"]) == sum(
+    assert [b["name"] for b in actual["blocks"]] == [name for name, _ in plain.named_children()]
+    assert sum(b["parameter_bytes"] for b in actual["blocks"]) == sum(
         p.numel() * 4 for p in plain.parameters()
     )
-    assert len(found["tensors"]) == len(list(plain.parameters()))
-    for row in [*found["blocks"], *found["layers"]]:
+    assert len(actual["tensors"]) == len(list(plain.parameters()))
+    for row in [*actual["blocks"], *actual["layers"]]:
         assert [t["batch_size"] for t in row["forward"]] == [2], row["name"]

@@ -84,8 +84,8 @@ def test_layers_have_three_batch_sizes(batch):
                 "geometry": ["1x1"]},
         settings={"batch_size": batch},
     )  # fmt: skip
-    found = needs_of("mnist/vgg11/fp32-1t", rows, settings, SITE).layer_batches
-    assert len(found) == 3 and found[0] >= 1 and found[-1] >= batch
+    actual = needs_of("mnist/vgg11/fp32-1t", rows, settings, SITE).layer_batches
+    assert len(actual) == 3 and actual[0] >= 1 and actual[-1] >= batch
 
 
 @pytest.mark.parametrize(

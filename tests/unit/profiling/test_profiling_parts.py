@@ -13,16 +13,16 @@ MARKED_S = {"forward": 4.0, "backward": 8.0, "optimizer": 2.0}  # of two steps
 
 
 def test_a_host_loads_and_then_computes():
-    found = on_host(10.0, 3.0, MARKED_S, 2)
-    assert found == {"load_s": 3.0, "forward_s": 2.0, "backward_s": 4.0, "optimizer_s": 1.0}
+    actual = on_host(10.0, 3.0, MARKED_S, 2)
+    assert actual == {"load_s": 3.0, "forward_s": 2.0, "backward_s": 4.0, "optimizer_s": 1.0}
     assert sum(on_host(12.5, 1.75, MARKED_S, 2).values()) == pytest.approx(12.5)
 
 
 def test_a_device_works_while_its_host_loads():
     # The host waited for 6 of 8 seconds; the device had 7 of them filled.
-    found = on_device(8.0, 6.0, MARKED_S, 2)
-    assert found == {"load_s": 1.0, "forward_s": 2.0, "backward_s": 4.0, "optimizer_s": 1.0}
-    assert sum(found.values()) == 8.0
+    actual = on_device(8.0, 6.0, MARKED_S, 2)
+    assert actual == {"load_s": 1.0, "forward_s": 2.0, "backward_s": 4.0, "optimizer_s": 1.0}
+    assert sum(actual.values()) == 8.0
 
 
 def test_no_device_waits_less_than_not_at_all():
@@ -57,11 +57,11 @@ def test_a_gpu_is_measured_behind_its_cold_steps(monkeypatch):
     )
     monkeypatch.setattr(steps, "_cuda_memory", lambda _device: (7, 3))
     cell = Cell("mnist", "vgg11", "sequential", batch_size=8)
-    found = steps.measure_steps(cell, None, torch.device("cuda", 0), 20.0)
+    actual = steps.measure_steps(cell, None, torch.device("cuda", 0), 20.0)
     # 3 s of 20 for warm-up and 12 for the measured steps, planned from a step that is not cold.
     assert done == ["run 1", "run 1", "run 3", "restart", "run 12", "close"]
-    assert found.fixed_bytes == 3
-    assert found.entry["peak_bytes"] == 7
-    assert found.entry["step_s"] == 1.0
-    assert found.entry["load_s"] == pytest.approx(0.125)  # not the 0.75 s of the host
-    assert found.entry["backward_s"] == pytest.approx(0.5)
+    assert actual.fixed_bytes == 3
+    assert actual.entry["peak_bytes"] == 7
+    assert actual.entry["step_s"] == 1.0
+    assert actual.entry["load_s"] == pytest.approx(0.125)  # not the 0.75 s of the host
+    assert actual.entry["backward_s"] == pytest.approx(0.5)

@@ -218,10 +218,10 @@ def test_status_as_json_has_every_cell(monkeypatch, tmp_path):
         values = report_factory.failed(row.cell, "timeout", "longer than 600 s")
         write(Path("results"), row.cell, None if row is rows[0] else values)
     said = CliRunner().invoke(cli.commands, ["status", "--json"], catch_exceptions=False)
-    found = json.loads(said.output)
-    assert found["counts"] == {"ok": 1, "timeout": 1, "not run": 1}
-    assert (found["experiment"], found["site"], found["done"]) == ("demo", "local", False)
-    first, second, third = found["cells"]
+    actual = json.loads(said.output)
+    assert actual["counts"] == {"ok": 1, "timeout": 1, "not run": 1}
+    assert (actual["experiment"], actual["site"], actual["done"]) == ("demo", "local", False)
+    first, second, third = actual["cells"]
     assert (first["state"], first["reason"]) == ("ok", None)
     assert first["step_median_s"] > 0
     assert Path(first["result"]).is_file()

@@ -50,13 +50,13 @@ def test_a_damaged_file_of_one_cell_leaves_the_others(name, text, project):
     path = result_file("local", cell.cell.id).with_name(name)
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="latin-1")
-    found = states("demo", "local", project)
-    assert found[0].state == "ok"
-    assert found[1].state in {"result.json": ["invalid"], "failure.json": ["failed"]}.get(
+    actual = states("demo", "local", project)
+    assert actual[0].state == "ok"
+    assert actual[1].state in {"result.json": ["invalid"], "failure.json": ["failed"]}.get(
         name, ["not run"]
     )
-    assert all(line.isprintable() for line in status_lines(found, every_cell=True))
-    assert base.cell.id in found[0].cell_id
+    assert all(line.isprintable() for line in status_lines(actual, every_cell=True))
+    assert base.cell.id in actual[0].cell_id
 
 
 @pytest.mark.parametrize("text", DAMAGED)

@@ -142,6 +142,6 @@ def test_a_time_that_is_none_is_an_invalid_result(seconds, tmp_path, monkeypatch
     text = json.dumps({**json.loads(path.read_text()), "elapsed_s": 1.0})
     epoch_s = json.dumps(json.loads(text)["timing"]["epoch_s"])
     path.write_text(text.replace(f'"epoch_s": {epoch_s}', f'"epoch_s": {seconds}'))
-    found = collect("demo", SITE_NAME, [row], tmp_path).iloc[0]
-    assert (found["status"], found["reason_code"]) == ("invalid", "invalid_result")
-    assert math.isnan(found["epoch_s"])
+    actual = collect("demo", SITE_NAME, [row], tmp_path).iloc[0]
+    assert (actual["status"], actual["reason_code"]) == ("invalid", "invalid_result")
+    assert math.isnan(actual["epoch_s"])

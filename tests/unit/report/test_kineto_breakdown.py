@@ -39,35 +39,35 @@ def us(seconds):
 
 
 def test_parts_of_the_time_are_those_that_were_planted(tmp_path):
-    found = breakdown(tmp_path, TWO_STEPS)
-    assert us(found.kernel_s) == 540
-    assert us(found.compute_s) == 300
-    assert (us(found.hidden_s), us(found.exposed_s)) == (50, 150)
-    assert found.overlap == pytest.approx(0.25)
-    assert (us(found.memory_s), us(found.copies_s)) == (60, 40)
-    assert us(found.idle_s) == 50
-    assert us(found.other_s) == 0
-    assert found.steps == 1
+    actual = breakdown(tmp_path, TWO_STEPS)
+    assert us(actual.kernel_s) == 540
+    assert us(actual.compute_s) == 300
+    assert (us(actual.hidden_s), us(actual.exposed_s)) == (50, 150)
+    assert actual.overlap == pytest.approx(0.25)
+    assert (us(actual.memory_s), us(actual.copies_s)) == (60, 40)
+    assert us(actual.idle_s) == 50
+    assert us(actual.other_s) == 0
+    assert actual.steps == 1
 
 
 def test_the_last_step_counts_where_it_should(tmp_path):
-    found = breakdown(tmp_path, TWO_STEPS, last_step=True)
-    assert (us(found.kernel_s), us(found.compute_s), found.steps) == (1100, 400, 2)
+    actual = breakdown(tmp_path, TWO_STEPS, last_step=True)
+    assert (us(actual.kernel_s), us(actual.compute_s), actual.steps) == (1100, 400, 2)
 
 
 def test_a_single_step_and_none_count_whole(tmp_path):
     for steps in ([], [step(4, 0, 1000)]):
-        found = breakdown(tmp_path, [*steps, *TWO_STEPS[2:]])
-        assert us(found.kernel_s) == 1100
+        actual = breakdown(tmp_path, [*steps, *TWO_STEPS[2:]])
+        assert us(actual.kernel_s) == 1100
 
 
 def test_steps_are_those_of_all_ranks(tmp_path):
     """As in HTA: one step in each of two ranks, with two names, cuts both."""
     first = write(tmp_path / "0.json", [step(1, 0, 90), *launched(GEMM, 5, 10, 7, 1)], 0)
     second = write(tmp_path / "1.json", [step(2, 7, 90), *launched(GEMM, 5, 10, 7, 1)], 1)
-    found = break_down([read_trace(first), read_trace(second)])
-    assert us(found[1].kernel_s) == 5
-    assert any("all of it counts" in note for note in found[0].notes)
+    actual = break_down([read_trace(first), read_trace(second)])
+    assert us(actual[1].kernel_s) == 5
+    assert any("all of it counts" in note for note in actual[0].notes)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_steps_are_those_of_all_ranks(tmp_path):
     ],
 )
 def test_the_kind_of_work_follows_from_its_name_as_in_hta(tmp_path, name, part):
-    found = breakdown(tmp_path, [kernel(name, 10, 30), kernel(GEMM, 40, 41)])
-    assert us(getattr(found, part)) == 20 + (part == "compute_s")
+    actual = breakdown(tmp_path, [kernel(name, 10, 30), kernel(GEMM, 40, 41)])
+    assert us(getattr(actual, part)) == 20 + (part == "compute_s")
 
 
 def test_kernels_that_hta_does_not_know_are_mentioned(tmp_path):
-    found = breakdown(tmp_path, [kernel("mscclKernel_Sum(int)", 0, 9), kernel(GEMM, 9, 20)])
-    assert any("HTA takes them for computation" in note for note in found.notes)
+    actual = breakdown(tmp_path, [kernel("mscclKernel_Sum(int)", 0, 9), kernel(GEMM, 9, 20)])
+    assert any("HTA takes them for computation" in note for note in actual.notes)
     assert not breakdown(tmp_path, [kernel(ALL_REDUCE, 0, 9)]).notes
 
 
@@ -123,19 +123,19 @@ def test_idle_time_has_the_causes_of_hta(tmp_path):
         kernel(GEMM, 450, 500, link=4),  # launched long ago: waits
         kernel(GEMM, 600, 700),  # its launch is not in the trace
     ]
-    found = breakdown(tmp_path, events)
-    assert us(found.idle_host_s) == 100
-    assert us(found.idle_launch_s) == 20
-    assert us(found.idle_other_s) == 150
-    assert us(found.idle_s) == 270
-    assert [us(value) for value in found.streams[0][1:]] == [100, 20, 150]
+    actual = breakdown(tmp_path, events)
+    assert us(actual.idle_host_s) == 100
+    assert us(actual.idle_launch_s) == 20
+    assert us(actual.idle_other_s) == 150
+    assert us(actual.idle_s) == 270
+    assert [us(value) for value in actual.streams[0][1:]] == [100, 20, 150]
 
 
 def test_idle_time_of_a_stream_is_not_that_of_the_device(tmp_path):
     events = [kernel(GEMM, 0, 10, 7), kernel(GEMM, 50, 60, 7), kernel(ALL_REDUCE, 5, 55, 20)]
-    found = breakdown(tmp_path, events)
-    assert us(found.idle_s) == 0
-    assert us(found.streams[0].other_s) == 40
+    actual = breakdown(tmp_path, events)
+    assert us(actual.idle_s) == 0
+    assert us(actual.streams[0].other_s) == 40
 
 
 def test_a_trace_of_cpus_counts_operators_of_all_threads(tmp_path):
@@ -146,11 +146,11 @@ def test_a_trace_of_cpus_counts_operators_of_all_threads(tmp_path):
         host("aten::add_", 200, 220),
         host("optimizer", 0, 220, "user_annotation"),
     ]
-    found = breakdown(tmp_path, events)
-    assert found.devices == "CPU"
-    assert us(found.compute_s) == 120
-    assert (us(found.hidden_s), us(found.exposed_s), us(found.idle_s)) == (20, 60, 40)
-    assert "no kernels of a GPU" in found.notes[0]
+    actual = breakdown(tmp_path, events)
+    assert actual.devices == "CPU"
+    assert us(actual.compute_s) == 120
+    assert (us(actual.hidden_s), us(actual.exposed_s), us(actual.idle_s)) == (20, 60, 40)
+    assert "no kernels of a GPU" in actual.notes[0]
 
 
 INTERVALS = st.lists(
@@ -189,18 +189,18 @@ WORK = st.lists(
 @given(WORK)
 def test_the_parts_add_up_to_the_time(tmp_path_factory, work):
     events = [kernel(name, begin, begin + length, at) for name, begin, length, at in work]
-    found = breakdown(tmp_path_factory.mktemp("work"), events)
-    parts = found.compute_s, found.exposed_s, found.copies_s, found.other_s, found.idle_s
-    assert us(sum(parts)) == us(found.kernel_s)
-    causes = found.idle_host_s + found.idle_launch_s + found.idle_other_s
-    assert us(causes) == us(found.idle_s)
+    actual = breakdown(tmp_path_factory.mktemp("work"), events)
+    parts = actual.compute_s, actual.exposed_s, actual.copies_s, actual.other_s, actual.idle_s
+    assert us(sum(parts)) == us(actual.kernel_s)
+    causes = actual.idle_host_s + actual.idle_launch_s + actual.idle_other_s
+    assert us(causes) == us(actual.idle_s)
     busy = covered((begin, begin + length) for _, begin, length, _ in work)
-    assert us(found.idle_s) == us(found.kernel_s) - len(busy)
+    assert us(actual.idle_s) == us(actual.kernel_s) - len(busy)
 
 
 def test_the_table_fits_a_terminal(tmp_path):
-    found = breakdown(tmp_path, TWO_STEPS)
-    assert all(len(line) <= 80 for line in lines_of([found] * 3))
+    actual = breakdown(tmp_path, TWO_STEPS)
+    assert all(len(line) <= 80 for line in lines_of([actual] * 3))
 
 
 def test_the_command_prints_the_numbers_of_each_rank(tmp_path):
@@ -225,8 +225,8 @@ def test_options_of_others_are_refused_for_traces(tmp_path, options):
 
 
 def test_ranks_that_no_trace_tells_are_told_apart_by_their_files(tmp_path):
-    found = breakdown(tmp_path, TWO_STEPS)
-    several = [replace(found, rank=None, file=f"rank-{at}.json") for at in range(3)]
+    actual = breakdown(tmp_path, TWO_STEPS)
+    several = [replace(actual, rank=None, file=f"rank-{at}.json") for at in range(3)]
     lines = lines_of(several)
     assert all(any(one.file in line for line in lines) for one in several)
     assert all(len(line) <= 80 for line in lines)

@@ -164,9 +164,9 @@ def test_a_folder_gives_its_files_in_the_order_of_ranks(tmp_path):
     for name, rank in (("b.json", 0), ("a.json", 1), ("c.json", None), ("d.json", 0)):
         write(tmp_path / name, TWO_STEPS, rank)
     (tmp_path / "notes.txt").write_text("no trace")
-    found = breakdowns_of([tmp_path])
+    actual = breakdowns_of([tmp_path])
     # Two traces of one rank are both shown; one that names no rank is last.
-    assert [(one.file, one.rank) for one in found] == [
+    assert [(one.file, one.rank) for one in actual] == [
         ("b.json", 0),
         ("d.json", 0),
         ("a.json", 1),
@@ -186,9 +186,9 @@ def test_what_torch_writes_is_read(tmp_path):
             profiler.step()
     path = tmp_path / "trace.json"
     profiler.export_chrome_trace(str(path))
-    found = breakdowns_of([path])[0]
-    assert found.devices == "CPU"
-    assert 0 < found.compute_s <= found.kernel_s
+    actual = breakdowns_of([path])[0]
+    assert actual.devices == "CPU"
+    assert 0 < actual.compute_s <= actual.kernel_s
 
 
 def test_a_file_of_a_cell_and_one_that_is_missing_are_refused(tmp_path):

@@ -28,8 +28,8 @@ def page_of(folder: Path, *options: str) -> str:
 
 
 def section(page: str, figure: str) -> str:
-    (found,) = re.findall(rf'<section id="{re.escape(figure)}">.*?</section>', page, re.DOTALL)
-    return str(found)
+    (actual,) = re.findall(rf'<section id="{re.escape(figure)}">.*?</section>', page, re.DOTALL)
+    return str(actual)
 
 
 @pytest.fixture(scope="module")

@@ -350,7 +350,7 @@ def test_the_figure_has_a_row_a_configuration(tree, tmp_path):
 
 def test_the_stated_spreads_are_those_of_the_kept_cells():
     """Of repeats that the repository keeps; another table may be added, so roughly."""
-    found: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
+    actual: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
     for file in (ROOT / "docs" / "papers").glob("*/cells.csv"):
         cells = pd.read_csv(file)
         cells = cells[(cells["status"] == "ok") & cells["step_median_s"].notna()]
@@ -358,8 +358,8 @@ def test_the_stated_spreads_are_those_of_the_kept_cells():
         for _, runs in cells.groupby(["site", "of"]):
             if len(runs) > 1:
                 logs = runs["step_median_s"].map(math.log)
-                found[bool(runs["emulated"].iloc[0])].append((logs.var(), len(runs) - 1))
+                actual[bool(runs["emulated"].iloc[0])].append((logs.var(), len(runs) - 1))
     for emulated, stated in ((True, SPREAD_EMULATED), (False, SPREAD_COMPUTED)):
-        freedom = sum(one for _, one in found[emulated])
-        pooled = sum(variance * one for variance, one in found[emulated]) / freedom
+        freedom = sum(one for _, one in actual[emulated])
+        pooled = sum(variance * one for variance, one in actual[emulated]) / freedom
         assert pooled**0.5 == pytest.approx(stated, rel=0.35)

@@ -108,26 +108,26 @@ def test_the_answers_are_those_of_what_was_measured(measured, tmp_path):
     """DDP takes half of one device's time, and what can gain nothing even less."""
     rows = measured({"ddp": 4.0, "model-parallel": 2.0})
     asked = experiment()
-    (found,) = answers(asked, rows, site(), tmp_path)
-    told = {one["strategy"]: one for one in found["candidates"]}
+    (actual,) = answers(asked, rows, site(), tmp_path)
+    told = {one["strategy"]: one for one in actual["candidates"]}
     assert set(told) == {"sequential", "ddp", "model-parallel"}
     assert told["ddp"]["speedup"] == pytest.approx(2, rel=0.05)
     assert told["model-parallel"]["chance"] == 0
-    assert found["recommended"] == "ddp"
-    assert "model-parallel" in found["why_not"]
+    assert actual["recommended"] == "ddp"
+    assert "model-parallel" in actual["why_not"]
 
 
 def test_one_device_where_nothing_is_faster(measured, tmp_path):
     rows = measured({"ddp": 9.0})
-    (found,) = answers(experiment(), rows, site(), tmp_path)
-    assert found["recommended"] == "sequential"
+    (actual,) = answers(experiment(), rows, site(), tmp_path)
+    assert actual["recommended"] == "sequential"
 
 
 def test_old_weights_are_not_advised(measured, tmp_path):
     rows = measured({"local-sgd": 2.0, "ddp": 9.0})
-    (found,) = answers(experiment(), rows, site(), tmp_path)
-    assert found["recommended"] == "sequential"
-    assert "local-sgd" in [one["strategy"] for one in found["not_ranked"]]
+    (actual,) = answers(experiment(), rows, site(), tmp_path)
+    assert actual["recommended"] == "sequential"
+    assert "local-sgd" in [one["strategy"] for one in actual["not_ranked"]]
 
 
 def test_a_base_of_long_ago_is_told(advised, tmp_path, monkeypatch):

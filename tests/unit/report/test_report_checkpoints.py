@@ -27,7 +27,7 @@ def test_what_checkpoints_cost_is_in_the_table(tmp_path):
     write(tmp_path, base)  # older than checkpoints: it does not speak of them
     write(tmp_path, ddp, result(ddp, checkpointing=PART))
     table = collect("demo", "local", rows, tmp_path).set_index("strategy")
-    found = table.loc["ddp"]
-    assert (found["checkpoint_s"], found["resumed"], found["lost_steps"]) == (1.25, 1, 4)
+    actual = table.loc["ddp"]
+    assert (actual["checkpoint_s"], actual["resumed"], actual["lost_steps"]) == (1.25, 1, 4)
     for name in ("checkpoint_s", "resumed", "lost_steps"):
         assert table[name].isna()["sequential"]

@@ -180,12 +180,12 @@ def test_ways_to_choose_are_judged_case_by_case() -> None:
             "case": "cifar10/vgg11/2/1/default/16",
         },
     ]
-    found = ways(pd.DataFrame(rows)).set_index("way")
-    assert dict(found.loc["recommender"]) == pytest.approx(
+    actual = ways(pd.DataFrame(rows)).set_index("way")
+    assert dict(actual.loc["recommender"]) == pytest.approx(
         {"cases": 2, "right": 0.5, "within_noise": 0.5, "regret": 0.25,
          "device_share": 0.02, "short_share": 0.2, "shared_profile_share": 0.15}
     )  # fmt: skip
-    assert found.loc["everything", "device_share"] == 1.0
+    assert actual.loc["everything", "device_share"] == 1.0
     with style():
         figure, table = draw_ways(pd.DataFrame(rows))
         figure.canvas.draw()

@@ -25,7 +25,7 @@ FABRICS = {
 
 
 def rows_over(fabrics):
-    found = []
+    actual = []
     for fabric in fabrics:
         chosen = experiment(
             datasets=["mnist"],
@@ -34,8 +34,8 @@ def rows_over(fabrics):
             geometry=["4x1"],
         )
         chosen.settings["fabric"] = fabric
-        found += expand(chosen, site(fabrics=FABRICS))
-    return found
+        actual += expand(chosen, site(fabrics=FABRICS))
+    return actual
 
 
 @pytest.fixture

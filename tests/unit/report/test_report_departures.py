@@ -82,8 +82,8 @@ def test_it_has_a_note_and_no_speedup(made):
 def test_marks_stand_in_place_of_the_speedup(made):
     tables = made({("ddp", 0): {"first_loss": OTHER}, ("gpipe", 0): {"initial_digest": "b2"}})
     summary = tables.summary
-    found = {row.strategy: speedup_mark(row, row.speedup) for row in rows_of(summary)}
-    assert found == {BASE: "", "ddp": "other training", "gpipe": "other weights"}
+    actual = {row.strategy: speedup_mark(row, row.speedup) for row in rows_of(summary)}
+    assert actual == {BASE: "", "ddp": "other training", "gpipe": "other weights"}
     shown = {row["strategy"]: numbers_of(row)[1] for row in summary.to_dict("records")}
     assert shown == {BASE: "base", "ddp": "other training", "gpipe": "other weights"}
     _, table = draw(tables, Context("a machine"))
@@ -136,8 +136,8 @@ def test_predictions_do_not_learn_from_it_and_ranking_knows_it(made, tmp_path):
         MatrixRow(Cell.from_id(path.relative_to(root).as_posix()), None, None) for path in cells
     ]
     outcomes = measure(rows, "local", tmp_path)
-    found = {one.cell.strategy: (str(one.status), sorted(one.step_s)) for one in outcomes}
-    assert found == {BASE: ("ok", [0, 1]), "ddp": ("ok", [1]), "gpipe": ("ok", [0])}
+    actual = {one.cell.strategy: (str(one.status), sorted(one.step_s)) for one in outcomes}
+    assert actual == {BASE: ("ok", [0, 1]), "ddp": ("ok", [1]), "gpipe": ("ok", [0])}
     assert len(history_of(outcomes, "local", tmp_path)) == 4
     departing = departures_of(outcomes_of("mnist", "vgg11", "local", tmp_path))
     assert {(one.cell.strategy, one.cell.repeat, one.sentence) for one in departing} == {

@@ -104,12 +104,12 @@ def test_a_base_s_disturbed_repeat_takes_its_pairs_along(tables):
 
 def test_marks_stand_in_place_of_the_speedups(tables):
     alone, base = tables(("ddp", 0)).summary, tables((BASE, 0)).summary
-    found = [
+    actual = [
         {row.strategy: speedup_mark(row, row.speedup) for row in rows_of(summary)}
         for summary in (alone, base)
     ]
-    assert found[0] == {BASE: "", "ddp": "disturbed", "gpipe": ""}
-    assert found[1] == {BASE: "disturbed", "ddp": "base disturbed", "gpipe": "base disturbed"}
+    assert actual[0] == {BASE: "", "ddp": "disturbed", "gpipe": ""}
+    assert actual[1] == {BASE: "disturbed", "ddp": "base disturbed", "gpipe": "base disturbed"}
 
 
 def test_the_terminal_shows_it(tables):
@@ -148,8 +148,8 @@ def test_predictions_are_neither_scored_by_it_nor_learn_from_it(tables, tmp_path
         for path in sorted(cells)
     ]
     outcomes = measure(rows, "local", tmp_path)
-    found = {one.cell.strategy: (str(one.status), sorted(one.step_s)) for one in outcomes}
-    assert found == {BASE: ("ok", [0, 1]), "ddp": ("ok", [0]), "gpipe": ("disturbed", [])}
+    actual = {one.cell.strategy: (str(one.status), sorted(one.step_s)) for one in outcomes}
+    assert actual == {BASE: ("ok", [0, 1]), "ddp": ("ok", [0]), "gpipe": ("disturbed", [])}
     learnt = history_of(outcomes, "local", tmp_path)
     assert {(one.cell.strategy, one.cell.repeat) for one in learnt} == {
         (BASE, 0),

@@ -31,7 +31,7 @@ FABRICS = {
 
 @pytest.fixture
 def rows():
-    found = []
+    actual = []
     for fabric in FABRICS:
         chosen = experiment(
             datasets=["mnist"],
@@ -40,8 +40,8 @@ def rows():
             geometry=["2x1", "4x1"],
         )
         chosen.settings["fabric"] = fabric
-        found += expand(chosen, site(fabrics=FABRICS))
-    return found
+        actual += expand(chosen, site(fabrics=FABRICS))
+    return actual
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def test_only_one_thing_changes(tables) -> None:
 
 
 def test_figures_are_chosen_by_what_varies(rows) -> None:
-    found = figures_for(rows)
-    assert "latency" in found
-    assert "bandwidth" in found
-    assert "packet_loss" not in found
+    actual = figures_for(rows)
+    assert "latency" in actual
+    assert "bandwidth" in actual
+    assert "packet_loss" not in actual
 
 
 @pytest.mark.parametrize("draw", [draw_latency, draw_bandwidth])

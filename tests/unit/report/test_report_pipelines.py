@@ -93,7 +93,7 @@ def test_target_is_what_all_reach() -> None:
     curves = loss_curves(steps, ["a/rep0", "b/rep0"])
     reached = time_to_loss(curves)
     target = curves["b/rep0"]["loss"].min()
-    assert {found[0] for found in reached.values()} == {target}
+    assert {actual[0] for actual in reached.values()} == {target}
     assert reached["b/rep0"][1:] == (100, pytest.approx(25.0))
     assert reached["a/rep0"][1] < 100
     assert reached["a/rep0"][2] == pytest.approx(reached["a/rep0"][1] * 1.0)
@@ -116,8 +116,10 @@ def test_loss_drawn(tables) -> None:
 
 
 def test_links_have_panels_and_small_losses_a_logarithmic_axis(tables) -> None:
-    found = tables.measurements.query("status == 'ok' and network == 'stack' and geometry == '1x4'")
-    slow, *others = found["cell_id"]
+    actual = tables.measurements.query(
+        "status == 'ok' and network == 'stack' and geometry == '1x4'"
+    )
+    slow, *others = actual["cell_id"]
     parts = [_falling(slow, 0.0, 0.5), *(_falling(one, 0.5, 0.5) for one in others)]
     summary = tables.summary.copy()
     summary.loc[summary["configuration"] == slow.rpartition("/")[0], "fabric"] = "lat100"

@@ -48,7 +48,7 @@ def cases(tmp_path_factory):
     """Every case's matrix and inputs of figures."""
     patch = pytest.MonkeyPatch()
     patch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
-    found = {}
+    actual = {}
     for name, axes in CASES.items():
         root = tmp_path_factory.mktemp(name)
         rows = rows_of(**axes)
@@ -56,9 +56,9 @@ def cases(tmp_path_factory):
         if name != "empty":
             write_all(root, rows, troubled=name == "many")
             write_spans(root, rows)
-        found[name] = (rows, read_predicted(*write_predicted(root, rows), root))
+        actual[name] = (rows, read_predicted(*write_predicted(root, rows), root))
     patch.undo()
-    return found
+    return actual
 
 
 @pytest.fixture(scope="module")

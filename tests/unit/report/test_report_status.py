@@ -36,27 +36,27 @@ def test_every_state_is_told_with_its_reason(tmp_path, monkeypatch):
     (cell_dir("local", held.id) / "lease.json").write_text(
         json.dumps({"job_id": "17", "host": "n1", "pid": 5, "started": 0, "run_began": 0})
     )
-    found = states("demo", "local", rows)
-    assert [(state.state, state.reason) for state in found] == [
+    actual = states("demo", "local", rows)
+    assert [(state.state, state.reason) for state in actual] == [
         ("ok", None),
         ("out_of_memory", "no room for 8 GB"),
         ("failed", "rank 1: a bug"),
         ("running", "SLURM job 17 on n1"),
         ("not run", "there is no result.json"),
     ]
-    assert [state.reason_code for state in found] == [
+    assert [state.reason_code for state in actual] == [
         None, "out_of_memory", "exception", None, "no_result",
     ]  # fmt: skip
     monkeypatch.setenv("COLUMNS", "80")
-    lines = status_lines(found)
+    lines = status_lines(actual)
     assert lines[0] == "1 ok, 1 out_of_memory, 1 failed, 1 running, 1 not run"
     text = "\n".join(lines)
     assert (
         f"failed         mnist vgg11 {crashed.strategy} {crashed.geometry}: rank 1: a bug" in text
     )
     assert f"{waiting.strategy} {waiting.geometry}" not in text
-    assert "no result.json" in "\n".join(status_lines(found, every_cell=True))
-    assert status_lines(found[:1]) == ["1 ok"]
+    assert "no result.json" in "\n".join(status_lines(actual, every_cell=True))
+    assert status_lines(actual[:1]) == ["1 ok"]
 
 
 def held_by(cell, pid, started_s, host=None):
@@ -78,9 +78,9 @@ def test_a_running_cell_says_since_when_and_at_which_step(tmp_path, monkeypatch)
     run = held_by(held, os.getpid(), psutil.Process().create_time()) / ".run-7"
     run.mkdir()
     (run / "progress.json").write_text(json.dumps({"step": 7, "total": 22}))
-    found = states("demo", "local", rows)
-    assert [one.state for one in found[:4]] == ["ok", "ok", "running", "not run"]
-    lines = status_lines(found)
+    actual = states("demo", "local", rows)
+    assert [one.state for one in actual[:4]] == ["ok", "ok", "running", "not run"]
+    lines = status_lines(actual)
     started = f"process {os.getpid()} on {socket.gethostname()}, since "
     assert lines[1].startswith(f"  running  mnist vgg11 {held.strategy} {held.geometry}  {started}")
     assert lines[1].endswith(", step 7/22")
@@ -114,12 +114,12 @@ def test_a_dead_run_is_interrupted(tmp_path, monkeypatch):
     for cell, job_id in ((silent, None), (foreign, "17")):
         elsewhere = dataclasses.replace(me, host="n7", boot_id="its-own", job_id=job_id)
         os.utime(lease_of(cell, elsewhere) / "lease.json", (1, 1))
-    found = states("demo", "local", rows)
+    actual = states("demo", "local", rows)
     gone, running = "interrupted", "running"
-    assert [one.state for one in found] == [gone, gone, running, gone, gone]
-    assert {one.reason_code for one in found} == {None, "supervisor_lost"}
-    assert "SLURM job 17 on n7 is gone" in found[-1].reason
-    lines = status_lines(found)
+    assert [one.state for one in actual] == [gone, gone, running, gone, gone]
+    assert {one.reason_code for one in actual} == {None, "supervisor_lost"}
+    assert "SLURM job 17 on n7 is gone" in actual[-1].reason
+    lines = status_lines(actual)
     assert lines[0] == "4 interrupted, 1 running"
     assert "the next run measures it again" in "\n".join(lines)
 
@@ -129,11 +129,11 @@ def test_a_failure_tells_more_than_a_lease_that_was_left_over(tmp_path, monkeypa
     (row, *_) = report_factory.matrix(networks=["vgg11"], datasets=["mnist"])
     folder = lease_of(row.cell, dataclasses.replace(Owner.here(), pid=2**22 + 1))
     (folder / "failure.json").write_text(json.dumps({"reason": "a bug", "reason_code": "x"}))
-    (found,) = states("demo", "local", [row])
-    assert (found.state, found.reason) == ("failed", "a bug")
+    (actual,) = states("demo", "local", [row])
+    assert (actual.state, actual.reason) == ("failed", "a bug")
     (folder / "lease.json").write_text(json.dumps({"job_id": 1, "pid": "x"}))
-    (found,) = states("demo", "local", [row])
-    assert found.state == "failed"
+    (actual,) = states("demo", "local", [row])
+    assert actual.state == "failed"
 
 
 def test_a_cell_whose_job_waits_is_queued(tmp_path, monkeypatch):

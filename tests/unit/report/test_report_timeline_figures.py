@@ -58,13 +58,13 @@ def pages(cell):
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """Every cell's picture, drawn once; messages take 4 ms."""
-    found = {}
+    actual = {}
     for name, (cell, mini_batches) in CELLS.items():
         folder = tmp_path_factory.mktemp("cell")
         made.write_cell(folder, cell, UNEVEN, mini_batches, message_s=0.004)
         timeline = read_cell(folder)
-        found[name] = (timeline, *pages(timeline))
-    return found
+        actual[name] = (timeline, *pages(timeline))
+    return actual
 
 
 @pytest.mark.parametrize("name", CELLS)

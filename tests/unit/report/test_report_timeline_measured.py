@@ -101,8 +101,8 @@ def test_waits_are_one_kind_and_sums_another(tmp_path):
     ]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     boxes = read_cell(tmp_path).measured
-    found = [box.kind for box in boxes]
-    assert found == ["wait", "wait", "all_reduce", "wait", "forward", "loss"]
+    actual = [box.kind for box in boxes]
+    assert actual == ["wait", "wait", "all_reduce", "wait", "forward", "loss"]
     assert {(box.row, box.stage, box.mini_batch, box.micro_batch) for box in boxes} == {
         (1, 1, 4, None)
     }

@@ -50,9 +50,9 @@ def ddp(tmp_path):
 
 def test_a_step_of_ddp_breaks_down_as_it_was_recorded(ddp, tmp_path):
     write_cell(ddp, "kineto", tmp_path / "out")
-    found = breakdowns_of([tmp_path / "out"])
-    assert [one.rank for one in found] == [0, 1]
-    for one in found:
+    actual = breakdowns_of([tmp_path / "out"])
+    assert [one.rank for one in actual] == [0, 1]
+    for one in actual:
         assert one.kernel_s == pytest.approx(36 * MS)
         assert one.compute_s == pytest.approx(32 * MS)
         assert one.exposed_s == pytest.approx(4 * MS)
@@ -83,9 +83,9 @@ def test_a_wait_is_idle_and_blames_no_host(tmp_path):
     ]
     made.write_trace(folder, events)
     write_cell(folder, "kineto", tmp_path / "out")
-    found = breakdowns_of([tmp_path / "out" / "rank-0.json"])[0]
-    assert found.idle_other_s == pytest.approx(0.040)
-    assert found.idle_host_s == pytest.approx(0.010)  # nothing was recorded of it
+    actual = breakdowns_of([tmp_path / "out" / "rank-0.json"])[0]
+    assert actual.idle_other_s == pytest.approx(0.040)
+    assert actual.idle_host_s == pytest.approx(0.010)  # nothing was recorded of it
 
 
 def test_kineto_says_what_hta_looks_for(ddp, tmp_path):
@@ -155,20 +155,20 @@ def fields(data):
 
 
 def node_of(data):
-    found = {"attr": {}, "deps": []}
+    actual = {"attr": {}, "deps": []}
     names = {1: "id", 2: "name", 3: "type", 6: "start", 7: "duration"}
     for number, value in fields(data):
         if number == 10:
             (_, name), (_, content) = fields(value)
-            found["attr"][name.decode()] = content
+            actual["attr"][name.decode()] = content
         elif number == 5:
             at = 0
             while at < len(value):
                 dependency, at = varint(value, at)
-                found["deps"].append(dependency)
+                actual["deps"].append(dependency)
         else:
-            found[names[number]] = value
-    return found
+            actual[names[number]] = value
+    return actual
 
 
 def graphs_of(folder, out):

@@ -97,9 +97,9 @@ def test_segments_end_behind_checkpoints(warmup, epochs, steps, every, checkpoin
 
 def test_without_checkpoints_the_measured_region_is_one_run():
     executor = Counting()
-    found = train(executor, Extent(2, 2, 5))
+    actual = train(executor, Extent(2, 2, 5))
     assert executor.runs == [(0, 2), (2, 10)]
-    assert (found.steps, found.measured.ids) == (10, list(range(2, 12)))
+    assert (actual.steps, actual.measured.ids) == (10, list(range(2, 12)))
 
 
 def test_a_resumed_run_ends_as_one_that_was_never_interrupted(tmp_path):
@@ -114,8 +114,8 @@ def test_a_resumed_run_ends_as_one_that_was_never_interrupted(tmp_path):
     assert first.runs == [(0, 2), (2, 3), (5, 3), (8, 3), (11, 1)]
     assert whole.measured.loss == expected.measured.loss
 
-    found = newest(tmp_path, IDENTITY)
-    assert (found.steps, found.folder.name) == (9, "step-00000009-1")
+    actual = newest(tmp_path, IDENTITY)
+    assert (actual.steps, actual.folder.name) == (9, "step-00000009-1")
     assert len(list(tmp_path.glob("step-*"))) == 2
     second = Counting()
     saved = checkpoints(tmp_path, "2", resume="step-00000006-1")
@@ -160,8 +160,8 @@ def test_rank_0_leaves_a_trail(tmp_path):
 
     def progress(done):
         reporter(done)
-        found = read_journal(journal_file(tmp_path))
-        seen.append(found and found.steps)
+        actual = read_journal(journal_file(tmp_path))
+        seen.append(actual and actual.steps)
 
     saved = checkpoints(tmp_path, "1")
 
@@ -259,8 +259,8 @@ def test_what_cannot_be_checkpointed_is_unsupported(tmp_path):
 
 def test_usage_is_weighted_by_time():
     parts = [Usage(1.0, 0.5, None), Usage(3.0, 0.9, 0.4)]
-    found = mean_usage(parts)
-    assert (found.wall_s, found.cpu, found.gpu) == (4.0, pytest.approx(0.8), pytest.approx(0.4))
+    actual = mean_usage(parts)
+    assert (actual.wall_s, actual.cpu, actual.gpu) == (4.0, pytest.approx(0.8), pytest.approx(0.4))
     assert mean_usage(()) == Usage(0, None, None)
 
 

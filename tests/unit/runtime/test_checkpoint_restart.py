@@ -173,15 +173,15 @@ ATTEMPT = Attempt(17, 10, lost_steps=7, lost_s=1.5, version="ddlbench 1")
 def test_costs_are_the_slowest_ranks_and_stand_beside_the_throughput():
     reports = [report((0.5, 1.0), 100, 0.2, 3.0), report((0.75, 0.5), 50, 0.1, 4.0)]
     first = dataclasses.replace(ATTEMPT, reached_steps=4, kept_steps=0, lost_steps=4, lost_s=1.0)
-    found = checkpointing(CELL, reports, TIMING, [first, ATTEMPT])
-    assert found.save_s == (0.75, 1.0)
-    assert found.total_s == 1.75
-    assert found.bytes == 150
-    assert found.samples_per_s == pytest.approx(160 / 9.75)
-    assert (found.restore_s, found.rehearsal_s) == (0.2, 4.0)
-    assert (found.resumed, found.lost_steps, found.lost_s) == (1, 11, 2.5)
+    actual = checkpointing(CELL, reports, TIMING, [first, ATTEMPT])
+    assert actual.save_s == (0.75, 1.0)
+    assert actual.total_s == 1.75
+    assert actual.bytes == 150
+    assert actual.samples_per_s == pytest.approx(160 / 9.75)
+    assert (actual.restore_s, actual.rehearsal_s) == (0.2, 4.0)
+    assert (actual.resumed, actual.lost_steps, actual.lost_s) == (1, 11, 2.5)
     assert drain_notes(CELL, synchronous=True) == []
-    assert checkpoint_notes(found) == [
+    assert checkpoint_notes(actual) == [
         "resumed 1 time(s) from a checkpoint; 11 step(s) were trained twice and count once"
     ]
 

@@ -45,8 +45,8 @@ def test_the_newest_complete_set_is_used(tmp_path):
     wanted = write_set(tmp_path, 100)
     write_set(tmp_path, 40, run="2")
     write_set(tmp_path, 120, manifest=False)
-    found = newest(tmp_path, IDENTITY)
-    assert (found.folder, found.steps, found.save_s, found.version) == (
+    actual = newest(tmp_path, IDENTITY)
+    assert (actual.folder, actual.steps, actual.save_s, actual.version) == (
         wanted,
         100,
         0.5,

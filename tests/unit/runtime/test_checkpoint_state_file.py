@@ -63,12 +63,12 @@ def test_tensors_come_back_bit_for_bit(tmp_path):
     path = tmp_path / "deep" / "rank0.safetensors"
     size = write_state(path, {"state": tensors, 7: [tensors["half"]]})
     assert size == path.stat().st_size
-    found = read_state(path)
+    actual = read_state(path)
     for name, tensor in tensors.items():
-        own = found["state"][name]
+        own = actual["state"][name]
         assert (own.dtype, own.shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(bits(own), bits(tensor)), name
-    assert torch.equal(found[7][0], tensors["half"])
+    assert torch.equal(actual[7][0], tensors["half"])
     assert torch.equal(read_state(path, only="state")["scalar"], tensors["scalar"])
 
 
@@ -175,7 +175,7 @@ def test_a_write_that_fails_leaves_the_file_before(tmp_path, monkeypatch):
         write_state(path, {"step": 2, "weights": torch.zeros(3)})
     monkeypatch.undo()
     assert read_state(path)["step"] == 1
-    assert [found.name for found in tmp_path.iterdir()] == ["rank0.safetensors"]
+    assert [actual.name for actual in tmp_path.iterdir()] == ["rank0.safetensors"]
 
 
 def test_random_numbers_go_on_where_they_were(tmp_path):

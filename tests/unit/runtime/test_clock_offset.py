@@ -22,19 +22,19 @@ def now_of(rank):
 
 def test_skewed_clocks_line_up():
     store = dist.HashStore()
-    found = {}
+    actual = {}
     moment = time.perf_counter()
 
     def ask(rank):
-        found[rank] = clock_offsets(store, rank, len(SKEW_S), now_of(rank))
+        actual[rank] = clock_offsets(store, rank, len(SKEW_S), now_of(rank))
 
     threads = [threading.Thread(target=ask, args=(rank,)) for rank in SKEW_S]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert found[0] == found[1] == found[2]
-    for rank, offset in enumerate(found[0]):
+    assert actual[0] == actual[1] == actual[2]
+    for rank, offset in enumerate(actual[0]):
         assert offset.offset_s == pytest.approx(-SKEW_S[rank], abs=0.02)
         assert abs(offset.offset_s + SKEW_S[rank]) <= 10 * offset.uncertainty_s + 1e-3
     # All ranks did the same at the same moment, each by its own clock.
@@ -46,7 +46,7 @@ def test_skewed_clocks_line_up():
             stage=rank,
             replica=0,
             spans=[("forward", 3, moment + SKEW_S[rank], moment + SKEW_S[rank] + 0.01)],
-            clock_offset_s=found[0][rank].offset_s,
+            clock_offset_s=actual[0][rank].offset_s,
         )
         for rank in SKEW_S
     ]

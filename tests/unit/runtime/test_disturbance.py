@@ -34,16 +34,16 @@ def judged(step_s, cell=CELL, load_s=None, *, lossy=False, suspended_s=None, **c
 
 
 def test_even_steps_are_not_disturbed():
-    found = judged(even())
-    assert (found.sentence, found.stalled_steps) == (None, ())
-    assert (found.pauses.count, found.pauses.total_s, found.pauses.ranks) == (0, 0, ())
+    actual = judged(even())
+    assert (actual.sentence, actual.stalled_steps) == (None, ())
+    assert (actual.pauses.count, actual.pauses.total_s, actual.pauses.ranks) == (0, 0, ())
 
 
 def test_one_stalled_step_is_named_with_its_neighbours():
     """As it was seen: 20 steps of 0.26 s, a job that was suspended for 15 s."""
-    found = judged(with_stall([0.26] * 20, 13, 15.1))
-    assert found.stalled_steps == (14,)
-    assert found.sentence == "step 14 took 15.1 s, its neighbours 0.26 s"
+    actual = judged(with_stall([0.26] * 20, 13, 15.1))
+    assert actual.stalled_steps == (14,)
+    assert actual.sentence == "step 14 took 15.1 s, its neighbours 0.26 s"
 
 
 def test_the_last_step_has_neighbours_on_one_side():
@@ -51,11 +51,11 @@ def test_the_last_step_has_neighbours_on_one_side():
 
 
 def test_several_stalls_are_counted():
-    found = judged(with_stall(with_stall(even(200), 20, 15.1), 24, 30.0))
-    assert found.stalled_steps == (21, 25)
-    assert found.sentence is not None
-    assert found.sentence.startswith("step 25 took 30 s")
-    assert found.sentence.endswith("(1 more took many times the usual)")
+    actual = judged(with_stall(with_stall(even(200), 20, 15.1), 24, 30.0))
+    assert actual.stalled_steps == (21, 25)
+    assert actual.sentence is not None
+    assert actual.sentence.startswith("step 25 took 30 s")
+    assert actual.sentence.endswith("(1 more took many times the usual)")
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def test_batches_of_loading_processes_come_at_once(workers):
     steps = [0.05 + seconds for seconds in load_s]
     assert judged(steps, cell, load_s).sentence is None
     at = 5 * workers + 1
-    found = judged(with_stall(steps, at, 60.0), cell, load_s)
-    assert found.stalled_steps == tuple(range(5 * workers + 1, 6 * workers + 1))
-    assert found.sentence is not None
-    assert found.sentence.startswith(f"steps {5 * workers + 1} to {6 * workers} took 6")
+    actual = judged(with_stall(steps, at, 60.0), cell, load_s)
+    assert actual.stalled_steps == tuple(range(5 * workers + 1, 6 * workers + 1))
+    assert actual.sentence is not None
+    assert actual.sentence.startswith(f"steps {5 * workers + 1} to {6 * workers} took 6")
 
 
 def test_rounds_are_compared_as_a_whole():
@@ -149,9 +149,9 @@ def test_a_random_lognormal_run_is_not_disturbed():
 
 def test_pauses_name_the_ranks_and_the_longest():
     pauses = (Pause(1.0, 2.0), Pause(5.0, 3.0))
-    found = judged(even(200), pauses=pauses)
-    assert (found.pauses.count, found.pauses.total_s, found.pauses.ranks) == (2, 5.0, (0,))
-    assert found.sentence == "rank 0 stood still for 5 s"
+    actual = judged(even(200), pauses=pauses)
+    assert (actual.pauses.count, actual.pauses.total_s, actual.pauses.ranks) == (2, 5.0, (0,))
+    assert actual.sentence == "rank 0 stood still for 5 s"
     reports = [
         rank_report(rank=rank, step_s=(1.0,) * 20, load_s=(0.0,) * 20, pauses=pauses)
         for rank in range(2)
@@ -161,9 +161,9 @@ def test_pauses_name_the_ranks_and_the_longest():
 
 
 def test_a_short_pause_in_a_long_run_is_told_but_no_reason():
-    found = judged(even(2000), pauses=(Pause(1.0, 2.0),))
-    assert found.pauses.total_s == 2.0
-    assert found.sentence is None
+    actual = judged(even(2000), pauses=(Pause(1.0, 2.0),))
+    assert actual.pauses.total_s == 2.0
+    assert actual.sentence is None
 
 
 def test_slurm_s_seconds_count_like_a_pause():

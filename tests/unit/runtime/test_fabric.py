@@ -147,8 +147,8 @@ def test_links_of_a_machine_that_was_busy_for_a_moment_are_set_and_probed_again(
 def test_the_relay_has_a_core_of_its_own_where_there_are_three(
     cores, backend, ranks, relay, shared
 ):
-    found = cpu_shares(cores, backend)
-    assert (found.ranks, found.relay, found.shared) == (ranks, relay, shared)
+    actual = cpu_shares(cores, backend)
+    assert (actual.ranks, actual.relay, actual.shared) == (ranks, relay, shared)
 
 
 def test_usage_is_that_of_the_measured_steps():

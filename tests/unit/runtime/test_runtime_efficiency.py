@@ -90,17 +90,17 @@ def test_without_a_number_there_is_a_reason(changes, reason):
 def test_an_emulated_accelerator_has_no_utilisation(monkeypatch):
     monkeypatch.setenv("DDLBENCH_ACCELERATOR", json.dumps({"profiles": "somewhere"}))
     (process, _) = make_plan(CELL).processes
-    found = measured_by_rank(CELL, process, CPU)
-    assert list(found) == ["efficiency_missing"]
-    assert "emulated" in found["efficiency_missing"]
+    actual = measured_by_rank(CELL, process, CPU)
+    assert list(actual) == ["efficiency_missing"]
+    assert "emulated" in actual["efficiency_missing"]
 
 
 def test_only_the_first_rank_counts_and_a_failure_costs_only_the_number(monkeypatch):
     monkeypatch.setattr(energy, "SIDE", {"cpu": 64})
     first, second = make_plan(CELL).processes
-    found = measured_by_rank(CELL, first, CPU)
-    assert found["sample_flops"] == training_flops("resnet18", DATASETS["mnist"])
-    assert found["peak_flops_per_s"] > 0
+    actual = measured_by_rank(CELL, first, CPU)
+    assert actual["sample_flops"] == training_flops("resnet18", DATASETS["mnist"])
+    assert actual["peak_flops_per_s"] > 0
     assert set(measured_by_rank(CELL, second, CPU)) == {"peak_flops_per_s"}
 
     def full(*_, **_settings):

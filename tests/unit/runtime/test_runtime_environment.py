@@ -15,22 +15,22 @@ RANK = {
 def test_a_run_has_the_python_and_packages_of_its_ranks_and_the_workflows_snakemake():
     alone = provenance_of_run(1, {})
     assert alone["python"] == platform.python_version()
-    found = provenance_of_run(1, RANK)
-    assert found["python"] == "3.12.1"
+    actual = provenance_of_run(1, RANK)
+    assert actual["python"] == "3.12.1"
     of_the_workflow = {
         name: version for name, version in alone["packages"].items() if "snakemake" in name
     }
     assert of_the_workflow
     # Above all no package that only the supervisor has.
-    assert found["packages"] == {**RANK["packages"], **of_the_workflow}
-    assert found["seed"] == alone["seed"] == 1
+    assert actual["packages"] == {**RANK["packages"], **of_the_workflow}
+    assert actual["seed"] == alone["seed"] == 1
 
 
 def test_a_rank_names_no_package_of_the_workflow():
-    found = rank_provenance()
-    assert found["python"] == platform.python_version()
-    assert "torch" in found["packages"]
-    assert not any("snakemake" in name for name in found["packages"])
+    actual = rank_provenance()
+    assert actual["python"] == platform.python_version()
+    assert "torch" in actual["packages"]
+    assert not any("snakemake" in name for name in actual["packages"])
 
 
 def test_ranks_with_other_pythons_differ():

@@ -111,12 +111,12 @@ def test_utilisation_and_memory_of_amds_gpus(amd):
 
 
 def test_a_result_names_rocm_and_rccl(amd):
-    found = rank_provenance()
-    assert (found["rocm"], found["rccl"], found["driver"]) == ("6.4.43482", "2.22.3", "6.12.12")
-    assert (found["cuda"], found["nccl"]) == (None, None)
-    assert found["gpu_models"] == ["AMD Instinct MI250X", "gfx90a:sramecc+:xnack-"]
+    actual = rank_provenance()
+    assert (actual["rocm"], actual["rccl"], actual["driver"]) == ("6.4.43482", "2.22.3", "6.12.12")
+    assert (actual["cuda"], actual["nccl"]) == (None, None)
+    assert actual["gpu_models"] == ["AMD Instinct MI250X", "gfx90a:sramecc+:xnack-"]
     assert model_of(GPUS[1]) == "gfx90a:sramecc+:xnack-"
-    differing = ranks_differ([found, {**found, "rccl": "2.20.5"}])
+    differing = ranks_differ([actual, {**actual, "rccl": "2.20.5"}])
     assert differing == {"versions": "rccl 2.20.5 and 2.22.3"}
 
 
@@ -147,9 +147,9 @@ def test_nvidias_gpus_keep_their_counters(cuda, monkeypatch):
     }
     assert gpus_of(GPUS)[0].utilisation() == 0.8
     assert device_memory(GPUS, None)[1]["device_used_bytes"] == 3_000
-    found = rank_provenance()
-    assert (found["cuda"], found["nccl"], found["driver"]) == ("13.0", "2.22.3", "580.1")
-    assert (found["rocm"], found["rccl"], library_name()) == (None, None, "NVML")
+    actual = rank_provenance()
+    assert (actual["cuda"], actual["nccl"], actual["driver"]) == ("13.0", "2.22.3", "580.1")
+    assert (actual["rocm"], actual["rccl"], library_name()) == (None, None, "NVML")
 
 
 @pytest.mark.parametrize(

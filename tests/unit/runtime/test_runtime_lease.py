@@ -166,9 +166,9 @@ def elsewhere(tmp_path):
 @pytest.fixture
 def pauses(monkeypatch):
     """How long the asker slept, without sleeping."""
-    found: list[float] = []
-    monkeypatch.setattr(lease.time, "sleep", found.append)
-    return found
+    actual: list[float] = []
+    monkeypatch.setattr(lease.time, "sleep", actual.append)
+    return actual
 
 
 def test_an_owner_of_whom_nobody_can_tell_is_waited_for(tmp_path, elsewhere, pauses, monkeypatch):

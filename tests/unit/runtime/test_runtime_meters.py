@@ -64,10 +64,10 @@ def test_peaks_are_of_the_measured_region_and_those_with_warm_up_beside(allocato
         1,
         lambda: before.extend(restart_peaks(GPUS)),
     )
-    found = device_memory(GPUS, None, before)
-    assert [entry["peak_bytes"] for entry in found] == [400, 500]
-    assert [entry["peak_with_warmup_bytes"] for entry in found] == [1000, 1100]
-    assert [DeviceMemory.from_dict(entry).reserved_bytes is None for entry in found] == [False] * 2
+    actual = device_memory(GPUS, None, before)
+    assert [entry["peak_bytes"] for entry in actual] == [400, 500]
+    assert [entry["peak_with_warmup_bytes"] for entry in actual] == [1000, 1100]
+    assert [DeviceMemory.from_dict(entry).reserved_bytes is None for entry in actual] == [False] * 2
 
 
 def test_what_needs_most_after_warm_up_is_both_peaks(allocator):

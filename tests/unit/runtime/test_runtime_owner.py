@@ -110,9 +110,9 @@ def test_where_no_boot_is_known_the_start_of_the_process_decides(tmp_path) -> No
     fields = dataclasses.asdict(Owner.here())
     bootless = {name: fields[name] for name in ("job_id", "host", "pid", "started", "run_began")}
     (tmp_path / "lease.json").write_text(json.dumps(bootless))
-    found = owner_in(tmp_path / "lease.json")
-    assert found.runs_on_this_host()
-    assert not dataclasses.replace(found, started=found.started - 30).runs_on_this_host()
+    actual = owner_in(tmp_path / "lease.json")
+    assert actual.runs_on_this_host()
+    assert not dataclasses.replace(actual, started=actual.started - 30).runs_on_this_host()
 
 
 def test_a_result_that_came_while_we_waited_needs_no_clock(tmp_path, monkeypatch) -> None:

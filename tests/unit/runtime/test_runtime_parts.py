@@ -39,7 +39,7 @@ CELL = Cell("mnist", "tiny", "ddp", batch_size=8, devices_per_node=2, epochs=2, 
 def test_ids_map_to_the_feed_one_by_one(first, count, warmup, steps, more):
     whole = steps + more
     ranges = EpochStream(SimpleNamespace(steps_per_epoch=whole), warmup, steps).ranges(first, count)
-    found = [step for begin, length in ranges for step in range(begin, begin + length)]
+    actual = [step for begin, length in ranges for step in range(begin, begin + length)]
     expected = []
     for mini_batch in range(first, first + count):
         if mini_batch < warmup:
@@ -47,7 +47,7 @@ def test_ids_map_to_the_feed_one_by_one(first, count, warmup, steps, more):
         else:
             epoch, within = divmod(mini_batch - warmup, steps)
             expected.append((epoch + 1) * whole + within)
-    assert found == expected
+    assert actual == expected
 
 
 def test_whole_epochs_are_one_range():

@@ -45,8 +45,8 @@ def cell(**changes):
 
 
 def test_options_of_the_site_come_last():
-    found = srun_command(site(mpi="pmix", srun=ADDED), nodes=2, tasks=8, per_node=4, devices=1)
-    assert found == [*RANKS, "--mpi=pmix", *ADDED]
+    actual = srun_command(site(mpi="pmix", srun=ADDED), nodes=2, tasks=8, per_node=4, devices=1)
+    assert actual == [*RANKS, "--mpi=pmix", *ADDED]
 
 
 def test_ranks(srun):

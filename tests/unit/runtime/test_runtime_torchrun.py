@@ -76,8 +76,8 @@ def test_options():
 def test_a_process_is_its_node_and_local_rank(monkeypatch):
     processes = make_plan(CELL, "slurm-example").processes
     # c10d may count nodes in another order: RANK 2 need not be the plan's rank 2.
-    found = {"TORCHELASTIC_RUN_ID": "a", "RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "8"}
-    for name, value in {**found, "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}.items():
+    actual = {"TORCHELASTIC_RUN_ID": "a", "RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "8"}
+    for name, value in {**actual, "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}.items():
         monkeypatch.setenv(name, value)
     assert own_process(processes).rank == 6
     with pytest.raises(RuntimeError, match="torchrun started 8 processes, the plan has 7"):

@@ -44,6 +44,6 @@ def test_what_not_every_rank_counted_in_one_way_is_not_told(counted):
 
 
 def test_bytes_of_every_rank_and_of_a_step():
-    found = communication([rank_report(rank=rank, traffic=COUNTED) for rank in (0, 1)])
-    assert (found.counted_by, found.steps) == ("tcp_info", 2)
-    assert found.ranks == tuple(RankTraffic(rank, 1, 3, 0.5, 1.5) for rank in (0, 1))
+    actual = communication([rank_report(rank=rank, traffic=COUNTED) for rank in (0, 1)])
+    assert (actual.counted_by, actual.steps) == ("tcp_info", 2)
+    assert actual.ranks == tuple(RankTraffic(rank, 1, 3, 0.5, 1.5) for rank in (0, 1))

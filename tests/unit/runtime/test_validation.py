@@ -188,14 +188,14 @@ def test_neither_steps_nor_utilisation_hold_the_validation_and_checkpoints_hold_
     log, done = Log(monkeypatch), []
     executor = Counting()
     extent = Extent(1, 2, 4, checkpoint_every_steps=4, validate_every_steps=4)
-    found = measure(
+    actual = measure(
         executor, extent, CPU, 1, checkpoints=log, validation=log, segment_done=done.append
     )
     run = ["timed", "not timed"]
     assert log.events == [*run, "validate 4", "save 4 with 1", *run, "validate 8", "save 8 with 2"]
     assert executor.runs == [(0, 1), (1, 4), (5, 4)]
-    assert [score.steps for score in found.scores] == [4, 8]
-    assert len(found.measured.step_s) == sum(done) == 8
+    assert [score.steps for score in actual.scores] == [4, 8]
+    assert len(actual.measured.step_s) == sum(done) == 8
 
 
 def test_no_rank_counts_bytes_while_any_validates(monkeypatch):
@@ -224,8 +224,8 @@ def test_bytes_between_stop_and_start_do_not_count(monkeypatch):
 
 
 def test_without_validation_nothing_is_scored():
-    found = measure(Counting(), Extent(1, 2, 3), CPU, 1)
-    assert found.scores == ()
+    actual = measure(Counting(), Extent(1, 2, 3), CPU, 1)
+    assert actual.scores == ()
 
 
 def test_a_resumed_run_keeps_the_scores_of_the_epochs_before(tmp_path):

@@ -55,8 +55,8 @@ def test_the_recorder_takes_what_torchgpipe_takes() -> None:
     from torchgpipe.balance import balance_by_size
 
     def form(function):
-        found = inspect.signature(function).parameters.values()
-        return [(parameter.name, parameter.kind, parameter.default) for parameter in found]
+        actual = inspect.signature(function).parameters.values()
+        return [(parameter.name, parameter.kind, parameter.default) for parameter in actual]
 
     assert form(recorder_of_sizes([])) == form(balance_by_size)
 
@@ -69,8 +69,8 @@ def test_balance_by_size_asks_torchgpipe_about_the_mini_batch(shape, monkeypatch
     monkeypatch.setattr(gpipe, "balance_by_size", recorder_of_sizes(calls))
     network = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
     sample, gpu = torch.rand(6, *shape), torch.device("cuda", 0)
-    found = gpipe.choose_balance("size", network, sample, [gpu, torch.device("cuda", 1)], chunks=5)
-    assert found == [1, 3]
+    actual = gpipe.choose_balance("size", network, sample, [gpu, torch.device("cuda", 1)], chunks=5)
+    assert actual == [1, 3]
     ((parts, module, mini_batch, chunks, scale, device),) = calls
     assert (parts, module, chunks, scale, device) == (2, network, 5, 2.0, gpu)
     assert mini_batch.shape == (30, *shape)

@@ -82,9 +82,9 @@ def test_gradients_and_weights_are_the_same_to_the_last_bit(checkpoint):
     expected = train(pipe(checkpoint))
     workers = KeptWorkers()
     with workers.in_use():
-        found = train(pipe(checkpoint))
+        actual = train(pipe(checkpoint))
     workers.close()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_threads_are_kept_from_step_to_step_and_none_is_left():
@@ -131,11 +131,11 @@ def test_an_error_is_raised_as_ever_and_the_next_step_is_sound():
         assert ours() == before
         watched.fails = False
         module = pipe(watched=watched)
-        found = train(module)
+        actual = train(module)
     workers.close()
     assert ours() == before
     expected = train(pipe())
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_an_interrupt_in_the_middle_of_a_pass_leaves_no_thread():

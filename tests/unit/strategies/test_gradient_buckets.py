@@ -20,8 +20,8 @@ def alone(tmp_path):
 def some_gradients():
     torch.manual_seed(0)
     shapes = [(2, 3), (4,), (5, 5), (), (3, 2)]
-    found = [torch.randn(shape) for shape in shapes]
-    return [*found, torch.randn(2, dtype=torch.float64), torch.randn(6, 4).t()]
+    actual = [torch.randn(shape) for shape in shapes]
+    return [*actual, torch.randn(2, dtype=torch.float64), torch.randn(6, 4).t()]
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 2**20])

@@ -65,10 +65,10 @@ def modules(everywhere=False):
 
 
 def test_no_module_names_a_strategy_without_a_reason():
-    found = {place: names for place, path in modules() if (names := names_in(path))}
-    without = {place: names for place, names in found.items() if place not in REASONS}
+    actual = {place: names for place, path in modules() if (names := names_in(path))}
+    without = {place: names for place, names in actual.items() if place not in REASONS}
     assert not without, "ask the descriptor; a new strategy whose name is a word here: rename it"
-    assert REASONS.keys() - found.keys() == set()  # nor is a reason kept that nothing needs
+    assert REASONS.keys() - actual.keys() == set()  # nor is a reason kept that nothing needs
 
 
 def _calls(path: Path, function: str):

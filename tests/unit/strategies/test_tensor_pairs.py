@@ -35,8 +35,8 @@ def chain(*kinds: str) -> list[tuple[str, str]]:
     ],
 )
 def test_pairs_of_a_chain(kinds: list[str], halves: list[tuple[int, int]]) -> None:
-    found = [(pair.columns, pair.row) for pair in pairs_of(chain(*kinds))]
-    assert found == [((f"block{a}",), f"block{b}") for a, b in halves]
+    actual = [(pair.columns, pair.row) for pair in pairs_of(chain(*kinds))]
+    assert actual == [((f"block{a}",), f"block{b}") for a, b in halves]
 
 
 def test_attention_is_one_pair() -> None:
@@ -54,12 +54,12 @@ def test_layers_of_different_modules_are_no_pair() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_pairs_of_a_transformer(precision: str) -> None:
     network = with_precision(transformer(), precision, "cpu")
-    found = find_pairs(network)
-    assert [one.pair.row for one in found] == [
+    actual = find_pairs(network)
+    assert [one.pair.row for one in actual] == [
         f"layer_{number}.{name}" for number in (0, 1) for name in ("attention.output", "fc2")
     ]
-    assert [one.units for one in found] == [4, 24, 4, 24]
-    for one in found:
+    assert [one.units for one in actual] == [4, 24, 4, 24]
+    for one in actual:
         assert isinstance(network.get_submodule(one.row), nn.Linear)
 
 

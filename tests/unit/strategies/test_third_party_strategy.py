@@ -59,12 +59,12 @@ def test_it_has_a_memory_model(make):
 
 def test_its_step_is_predicted(make):
     links = make.table(sweeps=(make.sweep(0.01, 1e9, 4),))
-    found = ask(predictor_of("ddp-serial"), make.workload(), links, make.plan(NAME))
+    actual = ask(predictor_of("ddp-serial"), make.workload(), links, make.plan(NAME))
     sizes = [tensor.bytes for tensor in make.workload().tensors]
     assert len(sizes) > 1
     expected_s = sum(0.01 + size / 1e9 for size in sizes)
-    assert found.exposed_communication_s == pytest.approx(expected_s)
-    assert found.memory_bytes
+    assert actual.exposed_communication_s == pytest.approx(expected_s)
+    assert actual.memory_bytes
 
 
 def test_it_is_recommended(make, tmp_path):
@@ -72,10 +72,10 @@ def test_it_is_recommended(make, tmp_path):
     sweeps = (make.sweep(0.001, 1e9, 4), make.sweep(0.001, 1e9, 4, transport="horovod"))
     make.write_site(root, make.profile(), make.links(make.pair([0] * 4), sweeps=sweeps))
     ranking = recommend(make.question(), make.knowledge(root))
-    (found,) = (one for one in ranking.ranked if one.strategy == NAME)
-    assert found.prediction is not None
-    assert found.bound == 4  # its devices
-    assert found.prediction.predictor == "ddlbench"  # from the messages that it declares
+    (actual,) = (one for one in ranking.ranked if one.strategy == NAME)
+    assert actual.prediction is not None
+    assert actual.bound == 4  # its devices
+    assert actual.prediction.predictor == "ddlbench"  # from the messages that it declares
 
 
 def test_it_has_a_colour_of_its_family_and_a_label(toy):

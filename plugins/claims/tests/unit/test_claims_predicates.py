@@ -20,9 +20,9 @@ FASTER = Predicate(
     [(2.0, 0.1, "holds"), (0.5, 0.1, "refuted"), (1.05, 0.2, "undecided")],
 )
 def test_a_pair_is_surely_true_surely_false_or_noise(mine, spread, verdict) -> None:
-    found = FASTER.test(rows(exact("a", mine, spread), exact("b", 1.0, 0.1)))
-    assert (found.verdict, found.n) == (verdict, 1)
-    assert found.value == pytest.approx(mine)
+    actual = FASTER.test(rows(exact("a", mine, spread), exact("b", 1.0, 0.1)))
+    assert (actual.verdict, actual.n) == (verdict, 1)
+    assert actual.value == pytest.approx(mine)
 
 
 def test_nothing_to_compare_is_not_measured() -> None:
@@ -40,21 +40,21 @@ def test_a_share_of_the_pairs_suffices() -> None:
              for s, v in (("a", float(a)), ("b", float(b)))]  # fmt: skip
     assert FASTER.test(rows(*pairs)).verdict == "refuted"
     some = Predicate(**{**vars(FASTER), "share": 0.6})
-    found = some.test(rows(*pairs))
-    assert (found.verdict, found.n, found.share) == ("holds", 3, pytest.approx(2 / 3))
+    actual = some.test(rows(*pairs))
+    assert (actual.verdict, actual.n, actual.share) == ("holds", 3, pytest.approx(2 / 3))
 
 
 @pytest.mark.parametrize(("other", "verdict"), [(1.5, "holds"), (2.5, "undecided")])
 def test_several_configurations_of_a_side_must_agree(other, verdict) -> None:
-    found = FASTER.test(
+    actual = FASTER.test(
         rows(exact("a", 2.0), exact("b", 1.0, batch_size=32), exact("b", other, batch_size=64))
     )
-    assert (found.verdict, found.n, found.ambiguous) == (verdict, 1, 1)
+    assert (actual.verdict, actual.n, actual.ambiguous) == (verdict, 1, 1)
 
 
 def test_a_verdict_counts_cases_and_the_runs_of_each_configuration() -> None:
-    found = FASTER.test(rows(exact("a", 2.0, runs=3), exact("b", 1.0, runs=1)))
-    assert (found.n, found.runs_least, found.runs_most) == (1, 1, 3)
+    actual = FASTER.test(rows(exact("a", 2.0, runs=3), exact("b", 1.0, runs=1)))
+    assert (actual.n, actual.runs_least, actual.runs_most) == (1, 1, 3)
 
 
 def test_a_trend_is_the_ratio_of_neighbours_in_the_claims_order() -> None:
@@ -62,10 +62,10 @@ def test_a_trend_is_the_ratio_of_neighbours_in_the_claims_order() -> None:
         kind="trend", metric="speedup", along="devices", order=(4, 8, 16), most=1.0, by=("network",)
     )
     four, eight, sixteen = (exact("a", v, devices=d) for v, d in ((2.0, 4), (1.0, 8), (1.5, 16)))
-    found = falls.test(rows(eight, four))
-    assert (found.verdict, found.value) == ("holds", pytest.approx(0.5))
-    found = falls.test(rows(sixteen, eight, four))
-    assert (found.verdict, found.n, found.share) == ("refuted", 2, 0.5)
+    actual = falls.test(rows(eight, four))
+    assert (actual.verdict, actual.value) == ("holds", pytest.approx(0.5))
+    actual = falls.test(rows(sixteen, eight, four))
+    assert (actual.verdict, actual.n, actual.share) == ("refuted", 2, 0.5)
 
 
 SLOWER = Predicate(
@@ -76,8 +76,8 @@ SLOWER = Predicate(
 
 def test_a_trend_between_devices_needs_devices_of_two_speeds() -> None:
     fast, slow = exact("a", 4.0, device="x", base_s=0.1), exact("a", 3.6, device="y", base_s=0.2)
-    found = SLOWER.test(rows(slow, fast))
-    assert (found.verdict, found.value) == ("holds", pytest.approx(0.9))
+    actual = SLOWER.test(rows(slow, fast))
+    assert (actual.verdict, actual.value) == ("holds", pytest.approx(0.9))
     assert SLOWER.test(rows(fast, {**slow, "base_s": 0.11})).verdict == "not measured"
 
 
@@ -90,8 +90,8 @@ def test_a_trend_among_networks_names_those_that_keep_most() -> None:
         for network, speeds in (("vgg16", (4.0, 3.8)), ("resnet50", (4.0, 3.0)))
         for speed, (device, base) in zip(speeds, (("x", 0.1), ("y", 0.2)), strict=True)
     ]
-    found = keeps.test(rows(*made))
-    assert (found.verdict, found.n, found.value) == ("holds", 1, pytest.approx(0.95 / 0.75))
+    actual = keeps.test(rows(*made))
+    assert (actual.verdict, actual.n, actual.value) == ("holds", 1, pytest.approx(0.95 / 0.75))
     other = Predicate(**{**vars(keeps), "values": ("resnet50",)})
     assert other.test(rows(*made)).verdict == "refuted"
 
@@ -103,8 +103,8 @@ def test_a_trend_among_networks_names_those_that_keep_most() -> None:
 )  # fmt: skip
 def test_a_bound_is_of_each_row_or_of_all(of, verdict, value) -> None:
     bound = Predicate(kind="bound", metric="speedup", most=2.0, of=of)
-    found = bound.test(rows(*(exact("a", v, batch_size=v) for v in (1.0, 1.5, 2.9))))
-    assert (found.verdict, found.value, found.n) == (verdict, pytest.approx(value), 3)
+    actual = bound.test(rows(*(exact("a", v, batch_size=v) for v in (1.0, 1.5, 2.9))))
+    assert (actual.verdict, actual.value, actual.n) == (verdict, pytest.approx(value), 3)
 
 
 def test_the_noise_of_a_mean_shrinks_with_its_rows() -> None:

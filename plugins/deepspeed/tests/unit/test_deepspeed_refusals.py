@@ -40,9 +40,9 @@ def test_a_missing_package_is_told_with_how_to_install_it(monkeypatch):
 
 
 def test_the_matrix_says_so_before_a_job_is_submitted(monkeypatch):
-    found = importlib.util.find_spec
+    actual = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "deepspeed" else found(name)
+        importlib.util, "find_spec", lambda name: None if name == "deepspeed" else actual(name)
     )
     matrix._missing_package.cache_clear()
     reason = matrix._missing_package(DEEPSPEED.requires, DEEPSPEED.install)
