@@ -24,7 +24,7 @@ from ddlbench.common.screen import (
 )
 from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.paths import CONFIG, result_file
-from ddlbench.predict import calibration, collective_times, horovod_scaling
+from ddlbench.predict import calibration, collective_points, horovod_scaling
 from ddlbench.predict.collective_times import Library
 from ddlbench.predict.evaluate import predictions
 from ddlbench.predict.hardware import Accelerators, DeviceSheet, Fabric, Platform, Software
@@ -284,9 +284,9 @@ def _collectives(question: ScoreQuestion, runs: Sequence[Path], where: str) -> _
     device = DeviceSheet.named(question.device) if question.device else None
     if len(runs) > 1:
         raise ConfigError("several tables of collectives; give one")
-    points = collective_times.read_points(read_table(runs[0], ()), where, fabric, device)
-    fit = collective_times.fit_points(points, given)
-    fitted = collective_times.calibrated(points, given, where)
+    points = collective_points.read_points(read_table(runs[0], ()), where, fabric, device)
+    fit = collective_points.fit_points(points, given)
+    fitted = collective_points.calibrated(points, given, where)
     intervals = {name: each.to_dict() for name, each in fitted.intervals.items()}
     return _Calibrated(fitted, [fit], {"intervals": intervals})
 

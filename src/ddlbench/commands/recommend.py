@@ -142,7 +142,11 @@ def recommend(
                 "recommender": recommender != DEFAULT_RECOMMENDER,
                 "why": why,
             }
-            values, lines = planned.layout_answers({**options, **of_networks}, hardware, software)
+            from ddlbench.commands.recommend_layouts import (  # noqa: PLC0415 - slow to import
+                layout_answers,
+            )
+
+            values, lines = layout_answers({**options, **of_networks}, hardware, software)
             show(values, lines, as_json=as_json)
             return
         if options["sequence_length"]:

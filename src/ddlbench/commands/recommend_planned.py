@@ -1,69 +1,34 @@
 """``ddlbench recommend --hardware``: the same questions of a cluster that nobody has measured.
 
-Of a transformer's shape it ranks layouts instead of strategies::
-
-    --network llama-8b --batch-size 512     sequences of a step; no dataset, no profile
-    --software nanotron                     whose settings and constants decide time and memory
+Of a transformer's shape, layouts are ranked (:mod:`ddlbench.commands.recommend_layouts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from ddlbench.commands.options import matrix_at
 from ddlbench.commands.questions import Questions, check_given, completed, geometries, question_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import (
-    counted,
-    in_one_unit,
-    paragraph,
-    ranking,
-    size_text,
-    table,
-    two_digits,
-)
-from ddlbench.common.statistics import BYTES, TIMES
+from ddlbench.common.screen import paragraph
 from ddlbench.experiment.cell import parse_geometry
-from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.registry import known
 from ddlbench.planning.layer_table import layers_of
-from ddlbench.predict.advice import range_text
 from ddlbench.predict.candidate import Knowledge
-from ddlbench.predict.hardware import Precision, Software, System
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedInputs, batch_ladder
-from ddlbench.predict.transformer.configurations import (
-    is_configuration,
-    is_shape,
-    load_shape,
-    shape_of,
-)
-from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
-from ddlbench.predict.transformer.decoder_layouts import EQUAL, layouts
-from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, FITS, TOO_LARGE
+from ddlbench.predict.transformer.configurations import is_configuration, is_shape
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from ddlbench.experiment.config import Experiment
     from ddlbench.experiment.site import Site
     from ddlbench.predict.question import Question
-    from ddlbench.predict.transformer.configurations import Shape
 
 _ANY_SITE, _FABRIC = "local", "default"
 _OF_SITES = {"site_name": "--site", "threads": "--threads"}
-_OF_NETWORKS = {
-    "profile": "--profile",
-    "allow_stale": "--allow-stale",
-    "device_memory_bytes": "--device-memory-bytes",
-    "options": "--option",
-    "recommender": "--recommender",
-    "why": "--why",
-}
-_SHAPES_PRECISION = "bf16"  # of steps that software of transformers was fitted to
 
 
 @dataclass(frozen=True)
@@ -146,202 +111,3 @@ def is_decoder(network: str, dataset: str | None) -> bool:
     return is_shape(network) or (
         dataset is None and network not in known("ddlbench.networks") and ":" not in network
     )
-
-
-def _refuse_options_of_networks(values: dict[str, Any]) -> None:
-    if values.get("precision") not in (None, *get_args(Precision)):
-        known = ", ".join(get_args(Precision))
-        raise ConfigError(f"--precision {values['precision']}: write one of {known}")
-    for name, option in _OF_NETWORKS.items():
-        if values.get(name):
-            raise ConfigError(f"{option} decides nothing of a transformer's shape; leave it out")
-
-
-_DEFAULT_SOFTWARE = "nanotron"
-_FEW = 8
-_BILLION, _MILLION = 1e9, 1e6
-_HEADINGS = (
-    "t x d x p | > experts | > ZeRO | > micro | > predicted | > 90 % /1 | > tokens/s /3"
-    " | > memory /2 | fits"
-)
-_CUT = "t x d x p: tensor x data x pipeline."
-_MICRO = " micro: micro-batch x micro-batches of a replica; r: recomputes activations."
-_CALLS = {FITS: "fit", TOO_LARGE: "do not", CANNOT_TELL: "cannot be told"}
-
-
-@dataclass(frozen=True)
-class LayoutQuestion:
-    """What is trained: a shape by its name, so many sequences a step, with software on hardware."""
-
-    name: str
-    shape: Shape
-    sequences: int
-    software_name: str
-    software: Software
-    cluster: PlannedCluster
-
-    def layouts(self, geometry: str) -> pd.DataFrame:
-        """All layouts of a geometry.
-
-        Raises:
-            ConfigError: no layout divides the batch.
-        """
-        nodes, devices = parse_geometry(geometry, "--geometry")
-        fabric = self.cluster.fabric if nodes > 1 else None
-        system = System(self.cluster.device, fabric, nodes, devices)
-        return layouts(self.shape, system, self.software, self.sequences)
-
-
-def layout_answers(
-    values: dict[str, Any], hardware: str, software: str | None
-) -> tuple[Any, list[str]]:
-    """JSON values and lines for a terminal.
-
-    Raises:
-        ConfigError: something is missing, unknown, or of sites only.
-    """
-    _refuse_options_of_networks(values)
-    check_given(values, ("network",))
-    name, shape = _named_shape(values)
-    enter_project()
-    named = software or _DEFAULT_SOFTWARE
-    trains = Software.load(named)
-    if values["precision"]:
-        trains = replace(trains, precision=values["precision"])
-    question = LayoutQuestion(
-        name, shape, values["batch_size"], named, trains, planned_cluster(values, hardware)
-    )
-    answers = {geometry: question.layouts(geometry) for geometry in geometries(values)}
-    entries = [
-        {
-            "geometry": geometry,
-            "layouts": rows.astype(object).where(rows.notna(), None).to_dict("records"),
-        }
-        for geometry, rows in answers.items()
-    ]
-    if len(answers) > 1:
-        return {"geometries": entries}, _all_lines(question, answers)
-    ((geometry, rows),) = answers.items()
-    return entries[0], _one_lines(question, geometry, rows)
-
-
-def _named_shape(values: dict[str, Any]) -> tuple[str, Shape]:
-    """The network's shape, with as long samples as the options say.
-
-    Raises:
-        ConfigError: there is none of that name, or the dataset has none of its samples.
-    """
-    name, dataset, length = (values[key] for key in ("network", "dataset", "sequence_length"))
-    if dataset and (is_configuration(name) or is_shape(name)):
-        DATASETS.check(dataset)
-        spec = DATASETS[dataset]
-        if spec.kind != "tokens":
-            raise ConfigError(f"dataset {dataset} has images, {name} reads tokens")
-        length = length or spec.shape[0]
-    elif dataset:
-        name = f"{name}:{dataset}"
-    shape = shape_of(name) if is_configuration(name) else load_shape(name)
-    return name, replace(shape, sequence_length=length) if length else shape
-
-
-def _header(question: LayoutQuestion, geometry: str) -> list[str]:
-    shape = question.shape
-    count = shape.parameters
-    size, word = (_BILLION, "billion") if count >= _BILLION else (_MILLION, "million")
-    return paragraph(
-        f"{question.name}, {count / size:.1f} {word} parameters, {geometry}, "
-        f"{question.sequences:,} sequences of {shape.sequence_length:,} tokens a step, "
-        f"{question.software_name} on {question.cluster.name}"
-    )
-
-
-def _layout(rows: Sequence[Any]) -> list[Sequence[str]]:
-    experts = any(row.expert_parallel > 1 for row in rows)
-    return [
-        [f"{row.tensor} x {row.data} x {row.pipeline}" for row in rows],
-        [str(row.expert_parallel) if experts else "" for row in rows],
-        [_zero(row) for row in rows],
-        [
-            f"{row.micro_batch} x {row.micro_batches}{' r' * (row.recomputation == 'full')}"
-            for row in rows
-        ],
-    ]
-
-
-def _zero(row: Any) -> str:
-    """The stage; ``3 / 8`` if groups of eight replicas divide what it divides (HSDP)."""
-    return f"{row.zero_stage} / {row.shards}" if row.shards else str(row.zero_stage)
-
-
-def _columns(rows: Sequence[Any]) -> list[Sequence[str]]:
-    return [
-        in_one_unit([row.step_s for row in rows], TIMES),
-        [range_text(row.low_s, row.high_s) if row.low_s == row.low_s else "" for row in rows],
-        [f"{two_digits(row.tokens_per_s / 1e3)} k" for row in rows],
-        in_one_unit([row.memory_bytes for row in rows], BYTES),
-        [row.fits for row in rows],
-    ]
-
-
-def _one_lines(question: LayoutQuestion, geometry: str, answer: pd.DataFrame) -> list[str]:
-    rows = list(answer.itertuples())
-    if rows[0].fits == TOO_LARGE:
-        return [*_header(question, geometry), *_nothing_fits(question, geometry, answer)]
-    shown = rows[:_FEW]
-    columns = [*_layout(shown), *_columns(shown)]
-    equal = {place for place, row in enumerate(rows, start=1) if row.equal_to_best}
-    lines = _header(question, geometry)
-    lines += ranking(_HEADINGS, zip(*columns, strict=True), equal if len(equal) > 1 else ())
-    counts = answer["fits"].value_counts()
-    counted_calls = ", ".join(
-        f"{counts[call]} {word}" for call, word in _CALLS.items() if call in counts
-    )
-    lines += paragraph(
-        f"{counted(len(rows), 'layout')}: {counted_calls}. All within {EQUAL:.0%} of the first are "
-        f"equally good: {len(equal)}."
-    )
-    return lines + paragraph(_CUT + _MICRO) + _facts(question, {geometry: answer})
-
-
-def _nothing_fits(question: LayoutQuestion, geometry: str, answer: pd.DataFrame) -> list[str]:
-    least_bytes = answer["least_memory_bytes"].min()
-    held_bytes = question.cluster.device.memory_bytes
-    return paragraph(
-        f"{geometry}: none of {counted(len(answer), 'layout')} fits; the smallest "
-        f"needs {size_text(least_bytes)}, a device has {size_text(held_bytes)}."
-    )
-
-
-def _all_lines(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) -> list[str]:
-    firsts = {geometry: next(answer.itertuples()) for geometry, answer in answers.items()}
-    able = {geometry: first for geometry, first in firsts.items() if first.fits != TOO_LARGE}
-    best = list(able.values())
-    lines = _header(question, f"{len(answers)} geometries")
-    for geometry, answer in answers.items():
-        if geometry not in able:
-            lines += _nothing_fits(question, geometry, answer)
-    if not able:
-        return lines
-    columns = [list(able), *_layout(best), *_columns(best)]
-    lines += table(f"devices | {_HEADINGS}", zip(*columns, strict=True))
-    return [*lines, *paragraph(_CUT), *_facts(question, answers)]
-
-
-def _facts(question: LayoutQuestion, answers: Mapping[str, pd.DataFrame]) -> list[str]:
-    software, cluster = question.software, question.cluster
-    beyond = [geometry for geometry, answer in answers.items() if answer["beyond"].any()]
-    sources = "; ".join(dict.fromkeys(constant.source for constant in software.intervals.values()))
-    fitted = f"fitted on {software.fitted_on}" if software.fitted_on else "priors, nothing fitted"
-    facts = [
-        f"Device and links: data sheet of {cluster.device.description}"
-        + (f", fabric {cluster.fabric_name}." if cluster.fabric else "."),
-        f"Constants of {question.software_name}: {fitted}. Intervals: {sources or 'none'}.",
-    ]
-    if software.precision != _SHAPES_PRECISION:
-        facts.append(f"They were fitted in {_SHAPES_PRECISION}, not in {software.precision}.")
-    if beyond:
-        facts.append(
-            f"No fitted run had half as many devices ({LARGEST_FITTED} at most) as "
-            f"{', '.join(beyond)}: intervals are too narrow there."
-        )
-    return [line for fact in facts for line in paragraph(fact)]

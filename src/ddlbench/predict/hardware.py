@@ -29,6 +29,8 @@ from ddlbench.predict.constants import Described, HeldOut, WithConstants
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 _WITHOUT_BF16 = ("fp16", "fp32")
 """What a device without bf16 trains in."""
+RESERVED_BYTES = 2 * 2**30
+"""Of a device's memory, that no process of training gets: driver's context and NCCL."""
 
 
 @dataclass(frozen=True, kw_only=True)

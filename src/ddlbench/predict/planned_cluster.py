@@ -47,13 +47,12 @@ from ddlbench.predict.collective_times import (
     Operation,
     seconds,
 )
-from ddlbench.predict.hardware import DeviceSheet, Fabric, System
+from ddlbench.predict.hardware import RESERVED_BYTES, DeviceSheet, Fabric, System
 from ddlbench.predict.inputs import Inputs
 from ddlbench.predict.links import ALL_GATHER, CollectiveTimes, Hop, LinkTable
 from ddlbench.predict.prediction import Prediction
 from ddlbench.predict.ranking import UNKNOWN, Z90
 from ddlbench.predict.roofline import ITEM_BYTES, Layers, passes_s, shipped, update_s
-from ddlbench.predict.transformer.decoder_memory import RESERVED_BYTES
 
 LIBRARY = "nccl"
 _NOTE = "links are those of data sheets, their collectives those expected by their names"

@@ -264,7 +264,7 @@ TABLES: Mapping[str, TableKind] = {
         TableKind(
             CNN, ("strategy", "gpus", "seconds_per_iteration"), f"{_PREDICT}.paradl.measured:score"
         ),
-        TableKind("nccl", ("collective", "payload_bytes"), f"{_PREDICT}.collective_times:score"),
+        TableKind("nccl", ("collective", "payload_bytes"), f"{_PREDICT}.collective_points:score"),
     )
 }
 

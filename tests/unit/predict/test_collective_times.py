@@ -10,17 +10,19 @@ import pytest
 from scipy.optimize import least_squares
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict.collective_times import (
-    LONG,
-    MESH_RINGS,
+from ddlbench.predict.collective_points import (
     PUBLISHED,
-    Groups,
-    Library,
     calibrated,
     measured_at,
     read_points,
     refitted,
     score,
+)
+from ddlbench.predict.collective_times import (
+    LONG,
+    MESH_RINGS,
+    Groups,
+    Library,
     seconds,
     size_class,
 )

@@ -11,7 +11,7 @@ from decoder_factory import playbook
 
 from ddlbench.cli import commands
 from ddlbench.common.errors import ConfigError
-from ddlbench.predict import collective_times, horovod_scaling
+from ddlbench.predict import collective_points, horovod_scaling
 from ddlbench.predict.paradl.measured import PUBLISHED_MEASURED
 from ddlbench.predict.transformer.runs import MANY_NODES
 from ddlbench.predict.transformer.training_runs import PUBLISHED
@@ -69,7 +69,7 @@ def test_few_rows_calibrate_three_constants(runs, tmp_path):
     assert yaml.safe_load(output.read_text())["fitted_on"] == "8 steps of few.csv"
 
 
-@pytest.mark.parametrize("path", [horovod_scaling.PUBLISHED, collective_times.PUBLISHED])
+@pytest.mark.parametrize("path", [horovod_scaling.PUBLISHED, collective_points.PUBLISHED])
 def test_calibrate_finds_the_shipped_constants(path, tmp_path):
     output = tmp_path / "mine.yaml"
     told = json.loads(run("calibrate", path, "--output", output, "--json"))
@@ -82,7 +82,7 @@ def test_calibrate_finds_the_shipped_constants(path, tmp_path):
 
 def test_tables_of_two_kinds_are_not_fitted_together():
     with pytest.raises(ConfigError, match="different kinds, foundry, nccl"):
-        run("calibrate", FOUNDRY, collective_times.PUBLISHED)
+        run("calibrate", FOUNDRY, collective_points.PUBLISHED)
 
 
 def test_calibrate_proposes_rows():
@@ -111,7 +111,7 @@ KEYS = {
 }  # fmt: skip
 KINDS = ["playbook.csv", "foundry.csv", MANY_NODES]
 KINDS += [*(network.published for network in horovod_scaling.NETWORKS.values())]
-KINDS += [collective_times.PUBLISHED, PUBLISHED_MEASURED]
+KINDS += [collective_points.PUBLISHED, PUBLISHED_MEASURED]
 
 
 @pytest.mark.parametrize("path", KINDS, ids=lambda path: PurePath(path).name)

@@ -14,7 +14,6 @@ from ddlbench.predict.hardware import Accelerators
 from ddlbench.predict.transformer.configurations import (
     data_rings,
     ends_rings,
-    filled,
     hop_senders,
     tensor_rings,
 )
@@ -28,6 +27,7 @@ from ddlbench.predict.transformer.step import (
     schedule_of,
     steps,
 )
+from ddlbench.predict.transformer.training_runs import gpt_configurations
 
 NODE = 8
 
@@ -230,5 +230,5 @@ def test_a_wrong_value_is_said_in_one_sentence(columns, said):
 
 def test_a_missing_column_is_named_and_unknown_ones_do_not_matter():
     with pytest.raises(ConfigError, match="table: column 'tensor' is missing; needed: hidden_size"):
-        filled(table().drop(columns="tensor"), "table")
+        gpt_configurations(table().drop(columns="tensor"), "table")
     assert len(asked(colour="blue")) == 1

@@ -1,6 +1,6 @@
 """Configurations of transformers: their shape, how it is cut over devices, and what it counts.
 
-A table has one configuration a row::
+::
 
     shape   layers, hidden_size, attention_heads, sequence_length, vocabulary
     batch   global_batch = micro-batches x micro_batch x data
@@ -54,7 +54,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ddlbench.common.document import UnreadableJson, read_object
@@ -63,7 +62,6 @@ from ddlbench.common.form import Count, Form
 from ddlbench.common.schema import nearest, read_checked, read_yaml
 from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.predict.constants import Array
-from ddlbench.predict.run_tables import check_columns, refuse
 from ddlbench.predict.transformer.decoders import Decoders
 
 Numbers = NDArray[Any] | float
@@ -95,98 +93,10 @@ PRECISIONS: Mapping[str, Precision] = {
 """By name; the first is usual: half precision with master weights in single precision, and Adam."""
 HALF = 2.0
 """Bytes of an item, of which bytes of activations are given here and in the sources."""
-VOCABULARY, WHOLE_VOCABULARY = 50257, 51200
-"""GPT-2's byte pairs; and what Megatron-LM pads them to for its published runs."""
 PADDING = 128
 
-SHAPE = ("hidden_size", "attention_heads", "layers", "sequence_length")
-CUT = ("tensor", "data", "pipeline", "micro_batch")
-NEEDED = (*SHAPE, "global_batch", *CUT)
-OTHERS = ("vocabulary", "chunks", "zero", "sequence_parallel", "gradient_bytes")
-"""Columns of numbers that a table may leave out."""
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "interleaved-zero-bubble", "zero-bubble-v")
 """As :mod:`ddlbench.planning.schedules` names them."""
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "schedule": SCHEDULES,
-    "recomputation": RECOMPUTATIONS,
-    "precision": tuple(PRECISIONS),
-}
-"""Columns of words that a table may leave out; the first schedule and precision are usual."""
-ONE_NODE = 8
-"""What a table leaves out depends on whether it has more devices than this: see :func:`_usual`."""
-_LARGEST_ZERO = 3
-
-
-def filled(table: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Check a table of configurations, and fill in the columns that it may leave out.
-
-    Args:
-        table: :data:`NEEDED` columns and any others; those unknown are left out.
-        where: the table's name, for messages.
-
-    Returns:
-        :data:`NEEDED`, :data:`OTHERS` and :data:`CHOICES` of each row.
-
-    Raises:
-        ConfigError: a column is missing, or a value is not one that a transformer can have.
-    """
-    check_columns(table, NEEDED, where)
-    if table.empty:
-        raise ConfigError(f"{where}: has no row; write at least one configuration")
-    rows = pd.DataFrame(index=table.index)
-    for name in NEEDED:
-        rows[name] = _numbers(table[name], name, where)
-    usual = _usual(rows)
-    for name in (*OTHERS, *CHOICES):
-        rows[name] = usual[name]
-        if name in table.columns:
-            rows[name] = table[name].fillna(rows[name])
-    for name in OTHERS:
-        rows[name] = _numbers(rows[name], name, where)
-    for name, words in CHOICES.items():
-        wrong = ~rows[name].isin(words)
-        refuse(wrong, rows[name], where, f"{name} {{!r}} is unknown; {{}}", words)
-    wrong = rows["zero"] > _LARGEST_ZERO
-    refuse(wrong, rows["zero"], where, "zero is {}; write 0, 1, 2 or 3")
-    for part, whole in (("attention_heads", "tensor"), ("layers", "pipeline")):
-        wrong = rows[whole] > rows[part]
-        refuse(wrong, rows[whole], where, f"{whole} is {{}}; write at most the number of {part}")
-    if "devices" in table.columns:
-        cut = rows["tensor"] * rows["data"] * rows["pipeline"]
-        wrong = pd.to_numeric(table["devices"], errors="coerce") != cut
-        differ = table["devices"].astype(str) + ", but tensor x data x pipeline is " + cut.map(str)
-        refuse(wrong, differ, where, "devices is {}; write their product or leave it out")
-    return rows.reset_index(drop=True)
-
-
-def _numbers(given: pd.Series[Any], name: str, where: str) -> pd.Series[int]:
-    numbers = pd.to_numeric(given, errors="coerce")
-    least = 0 if name in ("zero", "sequence_parallel") else 1
-    wrong = ~np.isfinite(numbers) | (numbers < least) | (numbers != np.floor(numbers))
-    refuse(wrong, given, where, f"{name} is {{!r}}; write a whole number of {least} or more")
-    return numbers.astype("int64")
-
-
-def _usual(rows: pd.DataFrame) -> Mapping[str, Any]:
-    """Values of columns that a table leaves out: those of the published runs (docs/oracle.md).
-
-    On one node nothing is recomputed, GPT-2's vocabulary is not padded, and gradients are summed in
-    half precision; on many, all is recomputed, the vocabulary is Megatron's, and gradients are
-    summed in single precision.
-    """
-    many = rows["tensor"] * rows["data"] * rows["pipeline"] > ONE_NODE
-    return {
-        "vocabulary": np.where(many, WHOLE_VOCABULARY, VOCABULARY),
-        "chunks": 1,
-        "zero": 0,
-        "sequence_parallel": 0,
-        "schedule": SCHEDULES[0],
-        "gradient_bytes": np.where(many, 4, 2),
-        "recomputation": np.where(many, "full", "none"),
-        "precision": CHOICES["precision"][0],
-    }
-
-
 _FILES = (".yaml", ".yml")
 
 

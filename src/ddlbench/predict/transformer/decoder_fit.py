@@ -28,6 +28,8 @@ PULL = 0.2
 SOFT x PULL in n / k of the n runs, where k constants are fitted."""
 FEW_CONSTANTS = ("product_efficiency", "host_layer_s", "node_latency_factor")
 FEW_ROWS = 10
+PIPELINE, NO_PIPELINE = "pipeline", "no pipeline"
+"""Kinds of runs whose intervals differ."""
 LARGEST_FITTED = 256
 """Devices. Published runs on 512 are up to eight times as slow as on 256, with no cause told."""
 

@@ -25,11 +25,10 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.predict.constants import Array
 from ddlbench.predict.hardware import Software, System
 from ddlbench.predict.transformer.configurations import Shape
-from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED
+from ddlbench.predict.transformer.decoder_fit import LARGEST_FITTED, NO_PIPELINE, PIPELINE
 from ddlbench.predict.transformer.decoder_memory import CANNOT_TELL, FITS, TOO_LARGE, memory_calls
 from ddlbench.predict.transformer.decoder_time import step_time
 from ddlbench.predict.transformer.decoders import Decoders, machines
-from ddlbench.predict.transformer.run_scores import NO_PIPELINE, PIPELINE
 
 EQUAL = 0.04
 """Steps closer than this are equal; the median of twins, which differ in ZeRO's stage alone."""

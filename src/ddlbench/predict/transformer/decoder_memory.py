@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlbench.predict.constants import Array
-from ddlbench.predict.hardware import Software
+from ddlbench.predict.hardware import RESERVED_BYTES, Software
 from ddlbench.predict.transformer.decoders import Decoders
 
 CONSTANTS = ("logit_bytes", "gather_bytes", "fragmentation", "context_bytes")
@@ -41,8 +41,6 @@ itself, which is then counted here."""
 _HALF = 2.0
 SCORE_BYTES = 5.0
 """Of a score without flash attention: softmax (2), dropout (2) and its mask (1)."""
-RESERVED_BYTES = 2 * 2**30
-"""Of a device's memory, that no process of training gets: driver's context and NCCL."""
 SCATTER = 0.065
 """Mean error of the memory of published runs, each model held out (docs/oracle.md)."""
 FITS, TOO_LARGE, CANNOT_TELL = "fits", "does not fit", "cannot tell"

@@ -32,6 +32,8 @@ from ddlbench.predict.transformer.decoder_fit import (
     FEW_CONSTANTS,
     FEW_ROWS,
     LARGEST_FITTED,
+    NO_PIPELINE,
+    PIPELINE,
     first_stage_bytes,
     fit_time,
     fits_of,
@@ -54,7 +56,6 @@ from ddlbench.predict.transformer.training_runs import (
 )
 
 LEAST_ROWS = 5
-PIPELINE, NO_PIPELINE = "pipeline", "no pipeline"
 FIRST = 3
 WORST = 10
 DRAWS = 12

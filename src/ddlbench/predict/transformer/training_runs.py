@@ -37,7 +37,7 @@ from ddlbench.predict.run_tables import (
     read_table,
     refuse,
 )
-from ddlbench.predict.transformer.configurations import RECOMPUTATIONS, filled
+from ddlbench.predict.transformer.configurations import PRECISIONS, RECOMPUTATIONS, SCHEDULES
 from ddlbench.predict.transformer.decoders import OF_GPTS, Decoders, Machines, machines
 
 GIB = 2.0**30
@@ -87,6 +87,21 @@ _NEEDED = (
     "accelerator", "devices_per_node", "devices", "sequence_length", "micro_batch",
     "micro_batches", "step_s",
 )  # fmt: skip
+_GPT_NEEDED = (
+    "hidden_size", "attention_heads", "layers", "sequence_length", "global_batch", "tensor", "data",
+    "pipeline", "micro_batch",
+)  # fmt: skip
+_GPT_NUMBERS = ("vocabulary", "chunks", "zero", "sequence_parallel", "gradient_bytes")
+_GPT_WORDS: Mapping[str, tuple[str, ...]] = {
+    "schedule": SCHEDULES,
+    "recomputation": RECOMPUTATIONS,
+    "precision": tuple(PRECISIONS),
+}
+"""Columns of a table of GPTs that may be left out; the first schedule and precision are usual."""
+_VOCABULARY, _MEGATRON_VOCABULARY = 50257, 51200
+"""GPT-2's byte pairs; and what Megatron-LM pads them to for its published runs."""
+_ONE_NODE = 8
+_LARGEST_ZERO = 3
 _DEFAULTS: Mapping[str, float] = {"tensor": 1, "pipeline": 1}
 _SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
@@ -219,7 +234,7 @@ def gpts(paths: Sequence[Path]) -> TrainingRuns:
 def _of_gpts(table: pd.DataFrame, origin: Origin, where: str) -> pd.DataFrame:
     """The columns of this module, from those of :mod:`.configurations`."""
     check_columns(table, ("step_s",), where)
-    rows = filled(table, where)
+    rows = gpt_configurations(table, where)
     replicas = rows["data"] * rows["micro_batch"]
     return rows.assign(
         model=rows["hidden_size"].astype(str),
@@ -233,6 +248,76 @@ def _of_gpts(table: pd.DataFrame, origin: Origin, where: str) -> pd.DataFrame:
         activation_recomputation=rows["recomputation"],
         step_s=table["step_s"].to_numpy(),
     )
+
+
+def gpt_configurations(table: pd.DataFrame, where: str) -> pd.DataFrame:
+    """Check a table of GPTs' configurations, and fill in the columns that it may leave out.
+
+    Args:
+        table: shape, batch and cut of :mod:`.configurations`; unknown columns are left out.
+        where: the table's name, for messages.
+
+    Returns:
+        columns of numbers and words of each row.
+
+    Raises:
+        ConfigError: a column is missing, or a value is not one that a transformer can have.
+    """
+    check_columns(table, _GPT_NEEDED, where)
+    if table.empty:
+        raise ConfigError(f"{where}: has no row; write at least one configuration")
+    rows = pd.DataFrame(index=table.index)
+    for name in _GPT_NEEDED:
+        rows[name] = _numbers(table[name], name, where)
+    usual = _usual(rows)
+    for name in (*_GPT_NUMBERS, *_GPT_WORDS):
+        rows[name] = usual[name]
+        if name in table.columns:
+            rows[name] = table[name].fillna(rows[name])
+    for name in _GPT_NUMBERS:
+        rows[name] = _numbers(rows[name], name, where)
+    for name, words in _GPT_WORDS.items():
+        wrong = ~rows[name].isin(words)
+        refuse(wrong, rows[name], where, f"{name} {{!r}} is unknown; {{}}", words)
+    wrong = rows["zero"] > _LARGEST_ZERO
+    refuse(wrong, rows["zero"], where, "zero is {}; write 0, 1, 2 or 3")
+    for part, whole in (("attention_heads", "tensor"), ("layers", "pipeline")):
+        wrong = rows[whole] > rows[part]
+        refuse(wrong, rows[whole], where, f"{whole} is {{}}; write at most the number of {part}")
+    if "devices" in table.columns:
+        cut = rows["tensor"] * rows["data"] * rows["pipeline"]
+        wrong = pd.to_numeric(table["devices"], errors="coerce") != cut
+        differ = table["devices"].astype(str) + ", but tensor x data x pipeline is " + cut.map(str)
+        refuse(wrong, differ, where, "devices is {}; write their product or leave it out")
+    return rows.reset_index(drop=True)
+
+
+def _numbers(given: pd.Series[Any], name: str, where: str) -> pd.Series[int]:
+    numbers = pd.to_numeric(given, errors="coerce")
+    least = 0 if name in ("zero", "sequence_parallel") else 1
+    wrong = ~np.isfinite(numbers) | (numbers < least) | (numbers != np.floor(numbers))
+    refuse(wrong, given, where, f"{name} is {{!r}}; write a whole number of {least} or more")
+    return numbers.astype("int64")
+
+
+def _usual(rows: pd.DataFrame) -> Mapping[str, Any]:
+    """Values of columns that a table leaves out: those of the published runs (docs/oracle.md).
+
+    On one node nothing is recomputed, GPT-2's vocabulary is not padded, and gradients are summed in
+    half precision; on many, all is recomputed, the vocabulary is Megatron's, and gradients are
+    summed in single precision.
+    """
+    many = rows["tensor"] * rows["data"] * rows["pipeline"] > _ONE_NODE
+    return {
+        "vocabulary": np.where(many, _MEGATRON_VOCABULARY, _VOCABULARY),
+        "chunks": 1,
+        "zero": 0,
+        "sequence_parallel": 0,
+        "schedule": SCHEDULES[0],
+        "gradient_bytes": np.where(many, 4, 2),
+        "recomputation": np.where(many, "full", "none"),
+        "precision": _GPT_WORDS["precision"][0],
+    }
 
 
 def cleaned_s(runs: TrainingRuns, known: TrainingRuns | None = None) -> Array:

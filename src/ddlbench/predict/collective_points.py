@@ -1,0 +1,394 @@
+"""Measured collectives: what fits the constants of a library, corrects them, and scores them.
+
+A table has a point per row (:func:`read_points`). The points of one accelerator and one number of
+nodes are a sweep. The shipped points are of other people (NOTICE). Expected times are those of
+:mod:`ddlbench.predict.collective_times`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.common.errors import ConfigError
+from ddlbench.predict.collective_times import (
+    MEDIUM,
+    SIZE_CLASSES,
+    Groups,
+    Library,
+    is_mesh,
+    seconds,
+    size_class,
+)
+from ddlbench.predict.constants import Array, Fit, HeldOut, fit
+from ddlbench.predict.hardware import DeviceSheet, Fabric
+from ddlbench.predict.run_tables import (
+    ScoreQuestion,
+    check_columns,
+    each_kind,
+    error_means,
+    refuse,
+    rows_of_kind,
+)
+
+PUBLISHED = Path(str(files("ddlbench.predict").joinpath("published", "nccl_all_reduce.csv")))
+_SOFT, _PULL = 0.2, 0.4
+"""Error of a logarithm beyond which errors weigh less, and the pull of priors: sweeps differ by a
+fifth, and there are as many of them as constants."""
+_OWN_SIZES = (2**24, 2**30)
+_NEEDED = ("collective", "accelerator", "nodes", "ranks", "payload_bytes", "time_s")
+_LINK, _CARDS = "nvlink_gb_per_s_one_way", "nic_gb_per_s_a_node"
+
+
+@dataclass(frozen=True)
+class Points:
+    """Measured collectives of several sweeps.
+
+    Args:
+        rows: the table, checked; ``sweep`` names accelerator and nodes.
+        groups: of each.
+    """
+
+    rows: pd.DataFrame
+    groups: Groups
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, chosen: Array) -> Points:
+        return Points(self.rows[chosen].reset_index(drop=True), self.groups.take(chosen))
+
+    @property
+    def measured_s(self) -> Array:
+        return self.rows["time_s"].to_numpy(dtype=float)
+
+    @property
+    def payload_bytes(self) -> Array:
+        return self.rows["payload_bytes"].to_numpy(dtype=float)
+
+    def expected_s(self, library: Library) -> Array:
+        return seconds(self.groups, self.payload_bytes, library)
+
+
+def read_points(
+    table: pd.DataFrame,
+    where: str = "the table",
+    fabric: Fabric | None = None,
+    device: DeviceSheet | None = None,
+) -> Points:
+    """Check a table of all-reduces.
+
+    Args:
+        table: a row a point: collective, accelerator, nodes, ranks, payload_bytes (whole buffer),
+            time_s; nvlink_gb_per_s_one_way (the data sheet's if empty), nic_gb_per_s_a_node (if
+            there are several nodes).
+        where: its name.
+        fabric: whose latency and rate stand for those of the table.
+        device: whose link stands for those of the table.
+
+    Raises:
+        ConfigError: a column is missing, or a value is wrong.
+    """
+    check_columns(table, _NEEDED, where)
+    if table.empty:
+        raise ConfigError(f"{where}: has no row; write at least one point")
+    table = table.reset_index(drop=True).copy()
+    names = table["collective"].astype(str).str.replace("-", "_")
+    refuse(names != "all_reduce", table["collective"], where, "{!r} is no all-reduce; leave it out")
+    for name in ("nodes", "ranks", "payload_bytes", "time_s"):
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        wrong = ~(np.isfinite(numbers) & (numbers > 0))
+        refuse(wrong, table[name], where, f"{name} is {{!r}}; write a number above 0")
+        table[name] = numbers
+    refuse(table["ranks"] < 2, table["ranks"], where, "ranks is {!r}; write 2 or more")
+    for name in (_LINK, _CARDS):
+        given = table[name] if name in table else pd.Series(np.nan, index=table.index)
+        numbers = pd.to_numeric(given, errors="coerce")
+        wrong = (numbers.isna() & given.notna()) | (numbers <= 0)
+        refuse(wrong, given, where, f"{name} is {{!r}}; write a number above 0")
+        table[name] = numbers * 1e9
+    named = set(table["accelerator"])
+    sheets = {name: device or DeviceSheet.called(str(name)) for name in named}
+    of = [sheets[name] for name in table["accelerator"]]
+    if device:
+        table[_LINK] = np.nan
+    link = table[_LINK].fillna(
+        pd.Series([sheet.link.bytes_per_s if sheet else np.nan for sheet in of])
+    )
+    unknown = link.isna()
+    refuse(unknown, table["accelerator"], where, f"{{!r}} is in no data sheet; fill {_LINK}")
+    devices = table["ranks"] / table["nodes"]
+    cards = table[_CARDS]
+    if fabric:
+        cards = pd.Series([fabric.node_bytes_per_s(int(n)) for n in devices])
+    lacking = (table["nodes"] > 1) & cards.isna()
+    refuse(lacking, table["nodes"], where, f"{{!r}} nodes need a network; fill {_CARDS}")
+    table["sweep"] = [
+        f"{name}, {nodes:g} node{'s' if nodes > 1 else ''}"
+        for name, nodes in zip(table["accelerator"], table["nodes"], strict=True)
+    ]
+    groups = Groups(
+        nodes=table["nodes"].to_numpy(dtype=float),
+        devices_per_node=devices.to_numpy(dtype=float),
+        link_bytes_per_s=link.to_numpy(dtype=float),
+        sums=np.array([bool(sheet and sheet.link.sharp) for sheet in of]),
+        mesh=np.array([bool(sheet and is_mesh(sheet)) for sheet in of]),
+        cards_bytes_per_s=cards.to_numpy(dtype=float),
+        node_s=np.full(len(table), fabric.latency_s if fabric else np.nan),
+    )
+    return Points(table, groups)
+
+
+def fit_points(points: Points, library: Library) -> Fit:
+    """Fit the library's constants to points; each sweep weighs alike.
+
+    Args:
+        points: of any number of sweeps.
+        library: whose priors pull the constants.
+    """
+    sweeps = points.rows["sweep"]
+    weights = 1 / sweeps.map(sweeps.value_counts()).to_numpy(dtype=float)
+    return fit(
+        library.with_priors(),
+        points.expected_s,
+        points.measured_s,
+        soft=_SOFT,
+        pull=_PULL,
+        weights=weights / weights.mean(),
+    )
+
+
+def refitted(points: Points, library: Library) -> Library:
+    """The library with constants fitted to points."""
+    return library.fitted_to(fit_points(points, library))
+
+
+def measured_at(points: Points, library: Library) -> Library:
+    """The library corrected by few points of a cluster itself: latency and rate only.
+
+    Two sizes, 16 MB and 1 GB, on one geometry tell both; all shares of rates change alike, and all
+    latencies do.
+
+    Raises:
+        ConfigError: there is no point.
+    """
+    if not len(points):
+        raise ConfigError("no point to correct expected times by; measure 16 MB and 1 GB")
+    from scipy.optimize import least_squares  # noqa: PLC0415 - slow to import
+
+    def residuals(logs: Array) -> Array:
+        errors = np.log(points.expected_s(_scaled(library, *np.exp(logs))) / points.measured_s)
+        # Names leave a factor of two in the latency, of 1.3 in the rate.
+        return np.concatenate([errors, 0.05 * logs / np.log([2.0, 1.3])])
+
+    return _scaled(library, *np.exp(least_squares(residuals, [0.0, 0.0]).x))
+
+
+def _scaled(library: Library, latency: float, rate: float) -> Library:
+    factors = {
+        **dict.fromkeys(("start_s", "device_s", "node_s"), latency),
+        **dict.fromkeys(("ring_share", "switch_share", "tree_share", "network_share"), rate),
+    }
+    return library.with_constants(
+        {n: library.constant(n) * factor for n, factor in factors.items()}
+    )
+
+
+def held_out_s(points: Points, fitted: Points, library: Library, kinds: Array, of: Array) -> Array:
+    """Expected seconds of points, each kind by constants that were fitted without it.
+
+    Args:
+        points: n to predict.
+        fitted: m to fit.
+        library: with priors.
+        kinds: the kind of each point to predict, (n,).
+        of: the kind of each point to fit, (m,).
+
+    Raises:
+        ConfigError: all points are of one kind.
+    """
+    expected_s = np.empty(len(points))
+    for those, others in each_kind(kinds, of, "model"):
+        constants = refitted(fitted.take(others), library)
+        expected_s[those] = points.take(those).expected_s(constants)
+    return expected_s
+
+
+def intervals_of(ratios: Array, points: Points) -> dict[str, tuple[float, float]]:
+    """Intervals of measured over expected times, by size of the message, that cover 90 %.
+
+    The 5th and 95th percentiles; each sweep weighs alike, as its points err together.
+
+    Args:
+        ratios: measured over expected of points that were held out, (n,).
+        points: n.
+    """
+    classes = np.array([size_class(size) for size in points.payload_bytes])
+    sweeps = points.rows["sweep"]
+    intervals = {}
+    for name in SIZE_CLASSES:
+        of = classes == name
+        if of.any():
+            counts = sweeps[of].map(sweeps[of].value_counts()).to_numpy(dtype=float)
+            low, high = (_percentile(ratios[of], 1 / counts, share) for share in (0.05, 0.95))
+            intervals[name] = (low, high)
+    return intervals
+
+
+def _percentile(values: Array, weights: Array, share: float) -> float:
+    """A percentile of weighted values, between those beside it."""
+    order = np.argsort(values)
+    ends = np.cumsum(weights[order])
+    return float(np.interp(share, (ends - weights[order] / 2) / ends[-1], values[order]))
+
+
+def calibrated(points: Points, library: Library, where: str) -> Library:
+    """The library fitted to points, with intervals of the same with each sweep held out."""
+    sweeps = points.rows["sweep"].to_numpy()
+    held_s = held_out_s(points, points, library, sweeps, sweeps)
+    intervals = {
+        name: HeldOut(low=low, high=high, source=f"{where}, each sweep held out in turn")
+        for name, (low, high) in intervals_of(points.measured_s / held_s, points).items()
+    }
+    fitted = refitted(points, library)
+    return replace(fitted, intervals=intervals, fitted_on=f"{len(points)} points of {where}")
+
+
+def score(table: pd.DataFrame, question: ScoreQuestion) -> dict[str, Any]:
+    """Score a table of all-reduces, as :mod:`ddlbench.predict.run_tables` says.
+
+    ``model`` holds out each sweep (accelerator and nodes), ``gpus`` each number of nodes,
+    ``device`` each accelerator, ``submitter`` each source. ``coverage``: share of the points inside
+    the interval from names; where something is held out, so is it for the interval.
+    Errors count messages of 1 MB and more; ``by`` has the shorter ones.
+
+    Raises:
+        ConfigError: a value of the table or of the question is wrong.
+    """
+    fabric = Fabric.load(question.fabric) if question.fabric else None
+    device = DeviceSheet.named(question.device) if question.device else None
+    given = read_points(table, question.where, fabric, device)
+    points = given.take(rows_of_kind(question.kind, _filters(given.rows), len(given)))
+    library = Library.load(question.software or "nccl")
+    if question.hold_out == "none":
+        expected_s = points.expected_s(library)
+        ends = {name: (interval.low, interval.high) for name, interval in library.intervals.items()}
+        inside = _inside(points, points.measured_s / expected_s, ends)
+        own_s = None
+    else:
+        known = _with_shipped(given)
+        expected_s, inside, own_s = _nested(points, known, library, question.hold_out)
+    errors = np.abs(expected_s / points.measured_s - 1)
+    return _scored(points, errors, inside, own_s)
+
+
+def _with_shipped(given: Points) -> Points:
+    """The shipped points and those of a table, each once."""
+    known = read_points(pd.read_csv(PUBLISHED))
+    rows = pd.concat([known.rows, given.rows], ignore_index=True)
+    keys = ["accelerator", "nodes", "ranks", "payload_bytes", "time_s"]
+    groups = {
+        name: np.concatenate([values, getattr(given.groups, name)])
+        for name, values in vars(known.groups).items()
+    }
+    return Points(rows, Groups(**groups)).take(~rows.duplicated(keys).to_numpy())
+
+
+def _nested(
+    points: Points, known: Points, library: Library, hold_out: str
+) -> tuple[Array, Array, Array]:
+    """Expected seconds, whether the interval holds, and seconds with two own points known.
+
+    The interval of what is held out comes from the others, each of which is held out in turn.
+    """
+    kinds, of = _kinds_of(points, hold_out), _kinds_of(known, hold_out)
+    expected_s, own_s = np.empty(len(points)), np.full(len(points), np.nan)
+    inside = np.zeros(len(points), dtype=bool)
+    for those, chosen in each_kind(kinds, of, hold_out):
+        others = known.take(chosen)
+        constants, held = refitted(others, library), points.take(those)
+        expected_s[those] = held.expected_s(constants)
+        names = others.rows["sweep"].to_numpy()
+        if len(np.unique(names)) > 1:
+            inner_s = held_out_s(others, others, library, names, names)
+            ends = intervals_of(others.measured_s / inner_s, others)
+            inside[those] = _inside(held, held.measured_s / expected_s[those], ends)
+        own_s[those] = _by_own_points(held, constants)
+    return expected_s, inside, own_s
+
+
+def _by_own_points(held: Points, library: Library) -> Array:
+    """Seconds of each group's other sizes if 16 MB and 1 GB were measured; nan for these two."""
+    expected_s = np.full(len(held), np.nan)
+    columns = [name for name in ("sweep", "ranks", _CARDS, "source") if name in held.rows]
+    numbers = held.rows.groupby(columns, dropna=False).ngroup().to_numpy()
+    for number in np.unique(numbers):
+        at = numbers == number
+        measured = at & np.isin(held.payload_bytes, _OWN_SIZES)
+        if measured.sum() >= len(_OWN_SIZES):
+            again = measured_at(held.take(measured), library)
+            rest = at & ~measured
+            expected_s[rest] = held.take(rest).expected_s(again)
+    return expected_s
+
+
+def _inside(points: Points, ratios: Array, ends: Mapping[str, tuple[float, float]]) -> Array:
+    limits = np.array([ends.get(size_class(size), (0.0, np.inf)) for size in points.payload_bytes])
+    return np.asarray((ratios >= limits[:, 0]) & (ratios <= limits[:, 1]))
+
+
+def _kinds_of(points: Points, hold_out: str) -> Array:
+    rows = points.rows
+    match hold_out:
+        case "gpus":
+            return rows["nodes"].to_numpy(dtype=int).astype(str)
+        case "device":
+            return rows["accelerator"].to_numpy(dtype=str)
+        case "submitter" if "source" in rows:
+            return rows["source"].fillna("").str.split().str[0].to_numpy(dtype=str)
+        case _:
+            return rows["sweep"].to_numpy(dtype=str)
+
+
+def _filters(rows: pd.DataFrame) -> dict[str, Array]:
+    """Columns that ``--kind`` may name."""
+    names = {"bytes": "payload_bytes", "gpus": "ranks", "nodes": "nodes"}
+    columns = {name: rows[column].to_numpy(dtype=float) for name, column in names.items()}
+    return columns | {"accelerator": rows["accelerator"].to_numpy(dtype=str)}
+
+
+def _scored(points: Points, errors: Array, inside: Array, own_s: Array | None) -> dict[str, Any]:
+    long = points.payload_bytes >= SIZE_CLASSES[MEDIUM]
+    counted = long if long.any() else np.ones(len(points), dtype=bool)
+    classes = np.array([size_class(size) for size in points.payload_bytes])
+    sweeps = points.rows["sweep"].to_numpy()
+    by: dict[str, dict[str, Any]] = {
+        "sweep": {
+            name: _means(errors, inside, counted & (sweeps == name))
+            for name in dict.fromkeys(sweeps)
+            if (counted & (sweeps == name)).any()
+        },
+        "message": {
+            name: _means(errors, inside, classes == name)
+            for name in SIZE_CLASSES
+            if (classes == name).any()
+        },
+    }
+    if own_s is not None:
+        error = np.abs(own_s / points.measured_s - 1)
+        known = counted & np.isfinite(error)
+        if known.any():
+            by["known"] = {"16 MB and 1 GB of the sweep": _means(error, None, known)}
+    values = _means(errors, inside, counted)
+    return {**values, "all_rows": len(points), "fit": None, "choice": None, "by": by}
+
+
+def _means(errors: Array, inside: Array | None, of: Array) -> dict[str, Any]:
+    values = {"rows": int(of.sum()), **error_means(errors[of])}
+    return values | ({} if inside is None else {"coverage": float(inside[of].mean())})
