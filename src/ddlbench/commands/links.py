@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import click
 
+from ddlbench.common.document import refuse_compressed
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     Number,
@@ -53,6 +54,7 @@ def read(file: Path) -> None:
     time. Of a matrix: row = sender, column = receiver.
     """
     text = text_of(file)
+    refuse_other_forms(text, str(file))
     if is_nccl_tests(text):
         parsed = asdict(parse_nccl_tests(text, str(file)))
     else:
@@ -70,18 +72,32 @@ def _is_nvbandwidth(text: str) -> bool:
     return '"nvbandwidth"' in text
 
 
+def refuse_other_forms(text: str, where: str) -> None:
+    """Refuse what the same programs print in a form that is not read.
+
+    Raises:
+        ConfigError: it is the text of nvbandwidth, or the JSON of nccl-tests.
+    """
+    if "nvbandwidth Version" in text and not _is_nvbandwidth(text):
+        raise ConfigError(
+            f"{where}: is the text of nvbandwidth; run `nvbandwidth -j`, give its JSON"
+        )
+    if '"out_of_place"' in text and '"bus_bw"' in text:
+        raise ConfigError(f"{where}: is the JSON of nccl-tests; give the text that it prints")
+
+
 def text_of(path: Path) -> str:
     """The text of a file, or of standard input for ``-``.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or is compressed.
     """
-    if str(path) == "-":
-        return decoded(sys.stdin.buffer.read())
     try:
-        return decoded(path.read_bytes())
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    refuse_compressed(content, path)
+    return decoded(content)
 
 
 @links.command(epilog=examples("ddlbench links show results/mycluster/links/default/links.json"))
@@ -231,6 +247,8 @@ def compare_command(
         system = System(device, None, 1, devices_per_node or read.devices)
         pairs = judged_pairs(read.pairs, system, library)
         answers.append((Measured("copies", 1, system.devices_per_node, (), ()), system, pairs))
+    if not answers and read.devices == 1:
+        raise ConfigError(f"{sweep}: is of one GPU, which has no link; give a test of two or more")
     if not answers:
         raise ConfigError(
             f"{sweep}: no sweep of NCCL with {nodes or 'any'} node(s) in it; measure one, or "
@@ -256,6 +274,7 @@ def _content(
     path: Path, operation: str | None, nodes: int | None, devices_per_node: int | None
 ) -> _Content:
     text = text_of(path)
+    refuse_other_forms(text, str(path))
     if is_nccl_tests(text):
         test = parse_nccl_tests(text, str(path), operation)
         count = nodes or len(test.hosts)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import click
 
-from ddlbench.commands.links import text_of
+from ddlbench.commands.links import refuse_other_forms, text_of
 from ddlbench.commands.oracle_display import accuracy_lines
 from ddlbench.common.document import write_text
 from ddlbench.common.errors import ConfigError
@@ -372,6 +372,7 @@ def roofline_lines(values: dict[str, Any]) -> list[str]:
 
 
 _MOST_BYTES = 2**30
+_FEW_NAMES = 3
 _READERS: Mapping[str, tuple[Callable[[str], int], Callable[[str, str], LoggedRun]]] = {
     "MLPerf's :::MLLOG": (mlperf.lines_of, mlperf.read),
     "torchtitan": (torchtitan.lines_of, torchtitan.read),
@@ -407,6 +408,7 @@ def read_command(files: Sequence[Path], output: Path) -> None:
     systems: dict[str, Mapping[str, object]] = {}
     for file in files:
         text = _text(file)
+        refuse_other_forms(text, str(file))
         if (system := _system(text)) is not None:
             systems[file.stem] = system
         elif is_nccl_tests(text):
@@ -487,14 +489,22 @@ def _points_text(tests: Sequence[tuple[Path, NcclTest]]) -> str:
 
 
 def _lines(runs: Sequence[LoggedRun], tests: Sequence[tuple[Path, NcclTest]]) -> list[str]:
-    rows = [
-        (Path(run.source).name, run.log, run.status, duration_text(run.step_s),
-         run.note or ("" if run.step_s else "no step has a time above 0"))
-        for run in runs
-    ]  # fmt: skip
+    """The table of what was read, and the notes below it, each with its files."""
+    rows = [(Path(run.source).name, run.log, run.status, duration_text(run.step_s)) for run in runs]
     rows += [
         (file.name, f"nccl-tests, {test.operation}", counted(test.ranks, "rank"),
-         counted(len(test.points), "size"), "; ".join(test.remarks))
+         counted(len(test.points), "size"))
         for file, test in tests
     ]  # fmt: skip
-    return table("file | log | status | > step | note /1", rows)
+    notes: dict[str, list[str]] = {}
+    for run in runs:
+        if note := run.note or ("" if run.step_s else "no step has a time above 0"):
+            notes.setdefault(note, []).append(Path(run.source).name)
+    for file, test in tests:
+        for remark in test.remarks:
+            notes.setdefault(remark, []).append(file.name)
+    lines = table("file | log | status | > step", rows)
+    for note, names in notes.items():
+        more = f" and {len(names) - _FEW_NAMES} more" if len(names) > _FEW_NAMES else ""
+        lines += paragraph(f"{', '.join(names[:_FEW_NAMES])}{more}: {note}.", hanging="  ")
+    return lines

@@ -157,6 +157,21 @@ def parse_json(text: str | bytes) -> Any:
         raise UnreadableJson(_in_one_line(error)) from None
 
 
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd",
+               b"BZh": "bzip2"}  # fmt: skip
+
+
+def refuse_compressed(content: bytes, path: Path) -> None:
+    """Refuse a file that was packed.
+
+    Raises:
+        ConfigError: its first bytes say so.
+    """
+    for mark, program in _COMPRESSED.items():
+        if content.startswith(mark):
+            raise ConfigError(f"{path}: is compressed ({program}); unpack it")
+
+
 def read_json(path: Path) -> Any:
     """The value in a file.
 

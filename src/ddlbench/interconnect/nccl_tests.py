@@ -21,18 +21,25 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.interconnect.nvidia_programs import uncoloured_lines
 
-_RATES = r"\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+(\S+)"
+_NUMBER = r"\s+(?:[\d.]+(?:[eE][+-]?\d+)?|[A-Za-z/]+)"
+_HEAD = r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
 _ROW = re.compile(
-    r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
-    + _RATES + rf"(?:{_RATES})?\s*$"
-)  # fmt: skip
-_RANK = re.compile(r"\bRank\s+(\d{1,9})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+")
+    rf"{_HEAD}((?:{_NUMBER}){{10}}|(?:{_NUMBER}){{8}}|(?:{_NUMBER}){{5}}|(?:{_NUMBER}){{4}})"
+    r"(?:\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?\s*$"
+)
+_BROKEN_ROW = re.compile(r"^\s*\d{2,18}\s+\d{1,18}\s+[a-z][a-z0-9_]+\s+[a-z]+\s+-?\d+")
+_OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)\s+FAILED")
+_RANK = re.compile(
+    r"\bRank\s+(\d{1,9})\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
+)
 _DEVICE = re.compile(r"\bdevice\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _BEGIN = re.compile(r"\bnThread\s+\d+\s+nGpus\s+\d+")
 _PROGRAM = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|broadcast)_perf")
@@ -40,6 +47,9 @@ _OTHERS = re.compile(r"\b(alltoall|sendrecv|gather|scatter|reduce|hypercube)_per
 _FAILURE = re.compile(r"Test (?:NCCL )?failure|NCCL WARN|Test CUDA failure")
 _END = re.compile(r"Avg bus bandwidth")
 _LONGEST_S = 1e9
+_COLUMNS, _BOTH = 4, 8
+"""Columns of a time, and of two. The newest version may add one to each for differing bits."""
+_LEAST_EXPONENT, _MOST_WRONG = 1e5, 1e18
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class _Row:
 
 def is_nccl_tests(text: str) -> bool:
     """Whether a text has rows of nccl-tests, or their heading."""
-    return any(_BEGIN.search(line) or _ROW.search(line) for line in text.splitlines())
+    return any(_BEGIN.search(line) or _ROW.search(line) for line in uncoloured_lines(text))
 
 
 def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> NcclTest:
@@ -97,7 +107,7 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
     Raises:
         ConfigError: it has no row of a known operation, or each process ran alone.
     """
-    lines = text.splitlines()
+    lines = uncoloured_lines(text)
     rows = [row for line in lines if (row := _row(line)) is not None]
     if not rows:
         why = next((line.strip() for line in lines if _FAILURE.search(line)), "")
@@ -107,11 +117,17 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
         )
     placed = [match for line in lines if (match := _RANK.search(line))]
     numbers = Counter(int(match[1]) for match in placed)
-    hosts = tuple(dict.fromkeys(match[2] for match in placed))
+    hosts = tuple(dict.fromkeys(match[3] for match in placed))
+    groups = {match[2] for match in placed}
     if len(placed) > 1 and set(numbers) == {0}:
         raise ConfigError(
             f"{where}: {len(placed)} processes ran alone, as rank 0 each; build nccl-tests with "
             "MPI=1 and run it again"
+        )
+    if len(groups) > 1:
+        raise ConfigError(
+            f"{where}: its ranks are split into {len(groups)} groups, which share links; run it "
+            "without NCCL_TESTS_SPLIT and NCCL_TESTS_SPLIT_MASK"
         )
     _check_repeats(lines, operation, where)
     ranks = max(numbers, default=-1) + 1
@@ -124,7 +140,7 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
         hosts=hosts,
         devices=tuple(dict.fromkeys(names)),
         points=_points(rows),
-        remarks=tuple(_remarks(text, rows)),
+        remarks=tuple(_remarks(text, lines, rows)),
     )
 
 
@@ -158,28 +174,38 @@ def _row(line: str) -> _Row | None:
     match = _ROW.search(line)
     if match is None:
         return None
-    size, redop = int(match[1]), match[4]
+    size, redop, words = int(match[1]), match[4], match[6].split()
+    width = len(words) if len(words) < _BOTH else len(words) // 2
     # In-place values stand for out-of-place ones that were not measured.
-    both = [_times(match.group(*range(first, first + 4))) for first in (6, 10) if match[first]]
-    timed = [times for times in both if times is not None]
+    both = [words[place : place + _COLUMNS] for place in range(0, len(words), width)]
+    timed = [times for columns in both if (times := _times(columns)) is not None]
     if not timed or size == 0:
         return None
     time_s, ratio, wrong = timed[0]
-    unchecked = match[13] == "N/A" != match[9]
+    unchecked = len(both) == 2 and both[1][-1] == "N/A" != both[0][-1]
     return _Row(size, None if redop is None else redop != "none", time_s, ratio, wrong, unchecked)
 
 
-def _times(words: tuple[str, ...]) -> tuple[float, float | None, int] | None:
+def _times(words: Sequence[str]) -> tuple[float, float | None, int] | None:
     """Seconds, bus over algorithm bandwidth, and wrong values; None if that is no time."""
     try:
         time_s, algorithm, bus = float(words[0]) / 1e6, float(words[1]), float(words[2])
     except ValueError:
         return None
-    wrong = int(words[3][:18]) if words[3].isdigit() else 0
     if not 0 < time_s < _LONGEST_S:  # NaN fails, too
         return None
     # Rates have two digits after the point, so that small ones tell no ratio.
-    return time_s, bus / algorithm if algorithm >= 1 else None, wrong
+    return time_s, bus / algorithm if algorithm >= 1 else None, _wrong_values(words[3])
+
+
+def _wrong_values(word: str) -> int:
+    """A count, as ``%g`` prints it. Before version 2.13 the column has a relative error."""
+    if word.isdigit():
+        return int(word[:18])
+    with suppress(ValueError):
+        count = float(word)
+        return int(count) if _LEAST_EXPONENT <= count < _MOST_WRONG else 0
+    return 0
 
 
 def _operation(text: str, rows: list[_Row], ranks: int, where: str) -> str:
@@ -193,9 +219,10 @@ def _operation(text: str, rows: list[_Row], ranks: int, where: str) -> str:
         what = other[0] if other and not named else "several tests" if named else "its rates"
         if unchecked and not (other or named):
             what = "a test without a check in place (alltoall_perf, sendrecv_perf)"
+        by_name = "" if other or named or unchecked else " (`links compare` takes --operation)"
         raise ConfigError(
             f"{where}: {what} cannot be compared; give the output of one of all_reduce_perf, "
-            "all_gather_perf, reduce_scatter_perf, broadcast_perf, or name it with --operation"
+            f"all_gather_perf, reduce_scatter_perf, broadcast_perf{by_name}"
         )
     ratio = median(ratios)
     ring = 1 - 1 / ranks if ranks > 1 else None
@@ -215,9 +242,16 @@ def _points(rows: Iterable[_Row]) -> tuple[NcclPoint, ...]:
     return tuple(NcclPoint(size, median(times)) for size, times in sorted(by_size.items()))
 
 
-def _remarks(text: str, rows: list[_Row]) -> Iterable[str]:
+def _remarks(text: str, lines: Sequence[str], rows: list[_Row]) -> Iterable[str]:
     wrong = sum(row.wrong for row in rows)
+    failed = sum(int(match[1][:18]) for match in _OUT_OF_BOUNDS.finditer(text))
     if wrong:
-        yield f"{wrong} values are wrong: the links or the memory corrupt data"
+        yield f"{wrong:,} values are wrong: the links or the memory corrupt data"
+    elif failed:
+        yield f"{failed:,} sizes have wrong values: the links or the memory corrupt data"
+    broken = sum(1 for line in lines if _BROKEN_ROW.search(line) and not _ROW.search(line))
+    if broken:
+        rows_text = "1 row, which is" if broken == 1 else f"{broken} rows, which are"
+        yield f"other text breaks {rows_text} left out (NCCL_DEBUG=WARN avoids it)"
     if not _END.search(text):
         yield "its last line is missing: the test was cut off, or not all of it was captured"

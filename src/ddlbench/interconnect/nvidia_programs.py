@@ -416,6 +416,11 @@ class _Prefix(NamedTuple):
         return any(sign.isalnum() for sign in self.text)
 
 
+def uncoloured_lines(text: str) -> list[str]:
+    """The lines of a text without colours and invisible characters."""
+    return [_ESCAPE.sub("", line).translate(_INVISIBLE) for line in _LINE_END.split(text)]
+
+
 def plain_lines(text: str, known: re.Pattern[str], where: str) -> list[str]:
     """The lines of a text without colours, without what stands before each, and without indent.
 
@@ -427,7 +432,7 @@ def plain_lines(text: str, known: re.Pattern[str], where: str) -> list[str]:
     Raises:
         ConfigError: the output of several tasks is in it.
     """
-    lines = [_ESCAPE.sub("", line).translate(_INVISIBLE) for line in _LINE_END.split(text)]
+    lines = uncoloured_lines(text)
     prefixes = [
         # Every second piece is a time.
         _Prefix(number, tuple(" ".join(part.split()) for part in _STAMP.split(before)[::2]))

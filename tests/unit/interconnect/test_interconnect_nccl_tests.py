@@ -111,6 +111,35 @@ def test_wrong_values_and_a_missing_end_are_remarks():
     assert [word in " ".join(test.remarks) for word in ("12 values", "last line")] == [True, True]
 
 
+def test_large_counts_failed_checks_and_broken_rows_are_remarks():
+    many = ROWS.replace("393.34      0", "393.34  1.04858e+06")
+    assert "1,048,580 values are wrong" in parse_nccl_tests(text(many), "out").remarks[0]
+    failed = END.replace("0 OK", "5 FAILED")
+    assert "5 sizes have wrong values" in parse_nccl_tests(text(end=failed), "out").remarks[0]
+    broken = ROWS.replace("-1   2559.2", "-1worker-0:1 [0] NCCL INFO Connected all trees\n 2559.2")
+    test = parse_nccl_tests(text(broken), "out")
+    assert len(test.points) == 1
+    assert "other text breaks 1 row" in test.remarks[0]
+
+
+def test_times_of_the_day_differing_bits_and_colours():
+    plain = parse_nccl_tests(text(), "out")
+    dated = re.sub(r"      0$", "      0  2025-06-01 10:00:00", ROWS, flags=re.MULTILINE)
+    bits = ROWS.replace("      0   ", "      0         0   ")
+    bits = re.sub(r"      0$", "      0         0", bits, flags=re.MULTILINE)
+    coloured = re.sub(r"^(.*)$", "\x1b[32m\\1\x1b[0m", ROWS, flags=re.MULTILINE)
+    for rows in (dated, bits, coloured):
+        assert rows != ROWS
+        assert parse_nccl_tests(text(rows), "out") == plain
+
+
+def test_ranks_that_are_split_into_groups_are_refused():
+    split = re.sub(r"Rank (..) Group  0", lambda m: f"Rank {m[1]} Group {int(m[1]) % 8:2d}", text())
+    assert split != text()
+    with pytest.raises(ConfigError, match="split into 8 groups"):
+        parse_nccl_tests(split, "out")
+
+
 def test_a_cut_row_is_left_out_and_other_texts_are_not_recognised():
     cut = text(ROWS[: ROWS.rindex("436.94")], end="")
     assert len(parse_nccl_tests(cut, "out").points) == 1

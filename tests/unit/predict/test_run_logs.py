@@ -107,6 +107,36 @@ def test_blocks_and_rates_stand_for_epochs():
     assert run.step_s == pytest.approx(2) and "samples/s" in run.note
 
 
+def test_an_epoch_that_ends_early_counts_what_it_trained():
+    """DLRM tells a share of its epoch, BERT samples, GPT-3 tokens beside a batch of sequences."""
+    for progress, batch, length, step_s in (
+        (0.75, 64, None, 10 * 64 / 480),
+        (320, 64, None, 10 * 64 / 320),
+        (1536 * 2048 * 2, 1536, 2048, 5.0),
+    ):
+        lines = [event(1, "global_batch_size", batch), event(1, "train_samples", 640)]
+        lines += [event(1, "max_sequence_length", length)] if length else []
+        lines += [
+            event(1_000, "run_start"),
+            event(1_000, "epoch_start", None, epoch_num=0),
+            event(11_000, "eval_start", None, epoch_num=progress),
+            event(12_000, "eval_stop", None, epoch_num=progress),
+            event(12_000, "eval_accuracy", 0.8, epoch_num=progress),
+            event(12_000, "epoch_stop", None, epoch_num=0),
+            event(12_000, "run_stop", None, status="success"),
+        ]
+        run = mlperf.read("\n".join(lines), "log.txt")
+        assert run.step_s == pytest.approx(step_s), progress
+
+
+def test_a_second_run_of_mlperf_is_refused():
+    """A requeued job writes on in the same file."""
+    first = "\n".join([*settings(), *epochs(3)])
+    later = "\n".join(line.replace('"time_ms": ', '"time_ms": 90') for line in epochs(3))
+    with pytest.raises(ConfigError, match="log: a run begins .* s after the first, so it holds"):
+        mlperf.read(f"{first}\n{later}", "log")
+
+
 def test_damaged_lines_of_mlperf_are_skipped():
     whole_lines = [*settings(), *epochs(5)]
     noise = [":::MLLOG", ":::MLLOG {", ":::MLLOG {}", ":::MLLOG [1]", ':::MLLOG {"key": 5}',
@@ -160,6 +190,42 @@ def test_ranks_growing_batches_and_cut_lines_of_megatron():
     assert failed.status == "out of memory" and "warm-up included" in failed.note
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["elapsed time per iteration (s): 5.44", "elapsed time per iteration (ms): 5440.0/5500.0"],
+    ids=["bloom", "primus"],
+)
+def test_other_times_of_an_iteration(written):
+    assert "elapsed time per iteration (ms): 5444.9" in iteration(1)
+    lines = [
+        iteration(number).replace("elapsed time per iteration (ms): 5444.9", written)
+        for number in range(1, 11)
+    ]
+    assert megatron.read("\n".join(lines), "log").step_s == pytest.approx(5.44)
+
+
+def test_settings_that_mean_something_else():
+    """Groups without grouped queries; and DeepSpeed's list, whose world is the replicas."""
+    ungrouped = "  group_query_attention ........................... False\n"
+    one_group = MEGATRON.replace("num_query_groups ................................ None",
+                                 "num_query_groups ................................ 1")  # fmt: skip
+    assert one_group != MEGATRON
+    assert megatron.read(ungrouped + one_group, "log").key_value_heads == 32
+    assert megatron.read(one_group, "log").key_value_heads == 1
+    deepspeed = "[2024-04-06] [INFO] [config.py:1007:print]   world_size ................... 4\n"
+    assert megatron.read(MEGATRON + deepspeed, "log").devices == 16
+
+
+def test_steps_that_begin_again_are_noted():
+    once, slower = ([iteration(n, ms=ms) for n in range(1, 11)] for ms in (500.0, 900.0))
+    assert not megatron.read("\n".join(once), "log").note
+    again = megatron.read("\n".join(once + slower), "log")
+    assert (again.step_s, "begin again" in again.note) == (pytest.approx(0.9), True)
+    steps = [titan(step, 5856, 20 + step) for step in range(1, 21)]
+    assert not torchtitan.read(TITAN + "\n".join(steps), "log").note
+    assert "begin again" in torchtitan.read(TITAN + "\n".join(2 * steps), "log").note
+
+
 def titan(step, tps, second, rank=0):
     return (
         f"[rank{rank}]:[titan] 2025-03-12 11:10:{second:02d},500 - root - INFO - \x1b[31mstep: "
@@ -184,6 +250,30 @@ def test_steps_of_torchtitan():
     assert (run.devices, run.tensor, run.data, run.key_value_heads) == (8, 2, 4, 8)
     assert (run.status, run.steps_counted, run.memory_gib) == ("complete", 10, 41.41)
     assert (run.accelerator, run.model) == ("NVIDIA H100 80GB HBM3", "llama3 8B")
+
+
+def test_validation_does_not_train():
+    """It prints the same rates, and takes time between two steps."""
+    steps = [titan(step, 5856, 20 + step) for step in range(1, 21)]
+    validations = [
+        titan(step, 18_000, 20 + step).replace("step: ", "validate step: ") for step in (10, 20)
+    ]
+    run = torchtitan.read(TITAN + "\n".join([*steps, *validations]), "log")
+    assert run.step_s == pytest.approx(4 * 8192 / (8 * 5856))
+    slow = [titan(step, 5856, 2 * step + (20 if step > 10 else 0)) for step in range(1, 21)]
+    assert torchtitan.read("\n".join([*slow, validations[0]]), "log").step_s == pytest.approx(2)
+
+
+def test_other_forms_of_torchtitan():
+    """Of 2024, words per second; since the end of 2025 another line of the mesh."""
+    steps = "\n".join(titan(step, 5856, 20 + step) for step in range(1, 21))
+    plain = torchtitan.read(TITAN + steps, "log")
+    assert torchtitan.read(TITAN + steps.replace("tps: ", "wps: "), "log") == plain
+    mesh = "Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]"
+    parallelism = "pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=4, etp=1"
+    newer = TITAN.replace(mesh, f"Building device mesh with parallelism: {parallelism}")
+    assert newer != TITAN
+    assert torchtitan.read(newer + steps, "log") == plain
 
 
 def test_a_log_of_several_runs_is_refused_unless_they_are_restarts():

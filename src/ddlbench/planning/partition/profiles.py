@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlbench.common.document import refuse_compressed
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.experiment.profile import BatchTime, Profile, read_profile
 from ddlbench.planning.device_table import COLUMNS as DEVICE_COLUMNS
@@ -101,6 +102,7 @@ def text_of(path: Path) -> str:
     """A text file in UTF-8, or UTF-16 with its mark."""
     try:
         content = path.read_bytes()
+        refuse_compressed(content, path)
         marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         text = content.decode("utf-16" if content.startswith(marks) else "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

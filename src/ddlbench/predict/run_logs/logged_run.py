@@ -137,6 +137,23 @@ def settle(settings: dict[str, Any], name: str, value: Any, source: str) -> None
         )
 
 
+def begins_again(numbers: Sequence[int]) -> bool:
+    """Whether steps, in the order of the log, begin again: a restart, or one more run.
+
+    Ranks print a step at about the same time, so that one smaller number is no new beginning.
+    """
+    largest, second = -1, -1
+    for number in numbers:
+        if number < second:
+            return True
+        if number > largest:
+            largest, second = number, largest
+    return False
+
+
+AGAIN = "its steps begin again: of steps logged twice, the later one counts"
+
+
 def out_of_memory(text: str) -> bool:
     """Whether a rank says so."""
     return _OUT_OF_MEMORY.search(text) is not None

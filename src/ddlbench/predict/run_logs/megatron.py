@@ -9,8 +9,10 @@
        ... | global batch size:   128 | lm loss: 1.825991E+00 | ...
     [Rank 0] (after 2 iterations) memory (MB) | allocated: 1.5 | max allocated: 2.5 | ...
 
-An iteration stands on one line. Several ranks may print it. A batch that grows counts at its last
-size only.
+An iteration stands on one line, its time in milliseconds or seconds; Primus writes its mean beside
+it (``500.1/502.3``). Several ranks may print it. A batch that grows counts at its last size only.
+``num_query_groups`` counts with ``group_query_attention`` only. DeepSpeed lists its settings, too,
+whose ``world_size`` is the number of replicas: those lines are not read.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddlbench.predict.run_logs.logged_run import (
+    AGAIN,
     COMPLETE,
     CUT,
     MEGATRON,
     OUT_OF_MEMORY,
     LoggedRun,
     after_warm_up,
+    begins_again,
     median_of,
     out_of_memory,
     plain,
@@ -35,10 +39,14 @@ from ddlbench.predict.run_logs.logged_run import (
 )
 
 _ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)\s*(?:\||$)")
+_ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s*([\d.]+)(?:/[\d.]+)?\s*(?:\||$)")
 _BATCH = re.compile(r"global batch size:\s*(\d+)\s*(?:\||$)")
-_TFLOPS = re.compile(r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*([\d.]+)\s*(?:\||$)")
-_ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]+) \.{3,} (\S.*?)\s*$")
+_TFLOPS = re.compile(
+    r"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*([\d.]+)(?:/[\d.]+)?\s*(?:\||$)"
+)
+_ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]+) \.{3,} (\S+)")
+_OF_DEEPSPEED = re.compile(r"\[config\.py:\d+:print")
+_GROUPED = "group_query_attention"
 _SIZES = re.compile(r"([a-z-]+?)(?:-parallel)?[- ]size:\s*(\d+)")
 _MEMORY = re.compile(r"memory \(MB\).*?max allocated:\s*([\d.]+)")
 _PARAMETERS = re.compile(r"Total number of parameters in billions:\s*([\d.]+)")
@@ -57,6 +65,7 @@ _ARGUMENTS = {
     "micro_batch_size": "micro_batch",
     "world_size": "devices",
 }
+_ONLY_STEP = "its only step, warm-up included"
 _WORLD = {
     "world": "devices",
     "data": "data",
@@ -75,14 +84,16 @@ def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
     lines = plain(text)
     steps: dict[int, tuple[float, int | None, float | None]] = {}
+    numbers: list[int] = []
     last = 0
     for line in lines:
         iteration, elapsed = _ITERATION.search(line), _ELAPSED.search(line)
-        if iteration and elapsed and (milliseconds := real(elapsed[1])):
+        if iteration and elapsed and (time := real(elapsed[2])):
             last = int(iteration[2])
             size, rate = _BATCH.search(line), _TFLOPS.search(line)
-            steps[int(iteration[1])] = (
-                milliseconds / 1e3,
+            numbers.append(int(iteration[1]))
+            steps[numbers[-1]] = (
+                time / 1e3 if elapsed[1] == "ms" else time,
                 whole(size[1]) if size else None,
                 real(rate[1]) if rate else None,
             )
@@ -105,7 +116,7 @@ def read(text: str, source: str) -> LoggedRun:
         tflops_a_device=median_of(row[2] or 0 for row in counted),
         # Its MB are 2^20 bytes.
         memory_gib=max((peak_mb / 1024 for peak_mb in memory_mb if peak_mb), default=None),
-        note="its only step, warm-up included" if len(rows) == 1 else "",
+        note=_ONLY_STEP if len(rows) == 1 else AGAIN if begins_again(numbers) else "",
         **values,
     )
 
@@ -114,13 +125,18 @@ def _arguments(lines: Sequence[str], source: str) -> dict[str, Any]:
     """Shape and cut, from the list of arguments and the line of the world's size."""
     arguments: dict[str, Any] = {}
     cut: dict[str, Any] = {}
+    grouped = True
     for line in lines:
         if "world size:" in line:
             for name, word in _SIZES.findall(line):
                 if name in _WORLD and (size := whole(word)):
                     settle(cut, _WORLD[name], size, source)
-        elif (match := _ARGUMENT.search(line)) and match[1] in _ARGUMENTS:
-            size = whole(match[2])
-            if size is not None:
-                settle(arguments, _ARGUMENTS[match[1]], size, source)
+        elif (match := _ARGUMENT.search(line)) is None or _OF_DEEPSPEED.search(line):
+            continue
+        elif match[1] == _GROUPED:
+            grouped = match[2] != "False"
+        elif match[1] in _ARGUMENTS and (size := whole(match[2])) is not None:
+            settle(arguments, _ARGUMENTS[match[1]], size, source)
+    if not grouped and "attention_heads" in arguments:
+        arguments["key_value_heads"] = arguments["attention_heads"]
     return {**cut, **arguments}

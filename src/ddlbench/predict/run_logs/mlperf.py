@@ -9,7 +9,9 @@
     run_start [ epoch_start ... [ eval ] ... epoch_stop ]* run_stop    the epoch without evaluation
     run_start [ block_start ... block_stop | eval ]* run_stop    by samples_count of both
 
-Times are milliseconds. All ranks may print an event: the first of a kind and epoch counts. Steps
+Times are milliseconds. All ranks may print an event: the first of a kind and epoch counts. A run of
+one epoch may end within it: evaluations tell how far it trained, as a share of the epoch (DLRM), in
+samples (BERT) or in tokens (GPT-3, beside ``max_sequence_length``). Steps
 come from epochs, else from blocks, else from ``train_step_time`` or ``throughput`` (samples per
 second) of ``tracked_stats``. The accelerators are in another file of the submission,
 ``systems/<system>.json``: given beside the logs, it fills in what they lack. Of a weak-scaling
@@ -25,6 +27,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from ddlbench.common.errors import ConfigError
 from ddlbench.predict.run_logs.logged_run import (
     CUT,
     MLPERF,
@@ -41,6 +44,9 @@ from ddlbench.predict.run_logs.logged_run import (
 _MARK = ":::MLLOG"
 _ROUND = re.compile(r"v\d\.\d(?=[/_]|$)")
 _LONGEST_LINE = 100_000
+_BEGINNINGS = ("init_start", "init_stop", "run_start")
+_LATEST_RANK_S = 60.0
+"""Ranks of one run begin within this time."""
 _SHORT_END = 0.5
 """What follows an evaluation trains if it is longer than this share of what precedes it. CosmoFlow
 on 2,048 V100: 5.1 s of training, 0.2 s of evaluation, 2.3 s of checkpoint."""
@@ -64,9 +70,11 @@ def read(text: str, source: str) -> LoggedRun:
     first: dict[str, _Event] = {}
     for event in events:
         first.setdefault(event.key, event)
+    _check_single(events, first, source)
     batch, samples = _number(first, "global_batch_size"), _number(first, "train_samples")
     epochs = _epochs(events)
-    step_s, how = _steps(events, epochs, batch, samples)
+    trained = _trained_samples(events, first, samples) if len(epochs) == 1 else samples
+    step_s, how = _steps(events, epochs, batch, trained)
     counted = after_warm_up(step_s)
     run_s = _between(first, "run_start", "run_stop")
     stop = first.get("run_stop")
@@ -155,6 +163,43 @@ def _events(lines: Sequence[str]) -> Iterator[_Event]:
             yield _Event(key, time_ms / 1e3, entry.get("value"), known)
 
 
+def _check_single(events: Sequence[_Event], first: Mapping[str, _Event], source: str) -> None:
+    """Refuse a log in which a run begins long after the first one did.
+
+    Raises:
+        ConfigError: it holds several runs.
+    """
+    if "run_start" not in first:
+        return
+    begin_s = first["run_start"].time_s
+    later = [
+        event.time_s - begin_s
+        for event in events
+        if event.key in _BEGINNINGS and event.time_s > begin_s + _LATEST_RANK_S
+    ]
+    if later:
+        raise ConfigError(
+            f"{source}: a run begins {later[0]:.0f} s after the first, so it holds several runs; "
+            "give each a file of its own"
+        )
+
+
+def _trained_samples(
+    events: Sequence[_Event], first: Mapping[str, _Event], samples: int | None
+) -> float | None:
+    """Samples of the only epoch until its last evaluation, where that is told; else all."""
+    logged = [
+        progress
+        for event in events
+        if event.key in ("eval_accuracy", "eval_stop")
+        and (progress := real(event.metadata.get("epoch_num")))
+    ]
+    progress = logged[-1] if logged else 1.0
+    if progress <= 1:
+        return samples * progress if samples else None
+    return progress / (_number(first, "max_sequence_length") or 1)
+
+
 def _number(first: Mapping[str, _Event], key: str) -> int | None:
     return whole(first[key].value) if key in first else None
 
@@ -216,7 +261,7 @@ def _pairs(
 
 
 def _steps(
-    events: Sequence[_Event], epochs: Sequence[float], batch: int | None, samples: int | None
+    events: Sequence[_Event], epochs: Sequence[float], batch: int | None, samples: float | None
 ) -> tuple[list[float], str]:
     """Seconds a step, one value an epoch, a block or a report, and a doubt."""
     if epochs and batch and samples:

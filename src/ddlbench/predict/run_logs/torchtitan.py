@@ -7,10 +7,14 @@
     ... Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]
     ... local batch size 1, global batch size 8, ... sequence length 8192, total steps 1000 ...
     ... step: 22  loss:  6.2250  memory:  1.41GiB(1.79%)  tps: 5,856  tflops: 339.16  mfu: 34.29%
+    ... validate step: 22  loss:  6.1000  memory:  1.41GiB(1.79%)  tps: 18,000
 
-``tps`` are tokens per second and device, over all steps since the last line. Every rank may print
-its line: of a step, the median counts. A step is the batch's tokens over those of all devices in a
-second; where batch or devices are not told, the time between two lines over the steps between them.
+``tps`` (``wps`` in 2024) are tokens per second and device, over all steps since the last line. A
+validation does not train. Since the end of 2025 the mesh reads ``Building device mesh with
+parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1``, where experts take devices of the
+others. Every rank may print its line: of a step, the median counts. A step is the batch's tokens
+over those of all devices in a second; where batch or devices are not told, the time between two
+lines over the steps between them.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
@@ -31,6 +35,7 @@ from ddlbench.predict.run_logs.logged_run import (
     TORCHTITAN,
     LoggedRun,
     after_warm_up,
+    begins_again,
     median_of,
     out_of_memory,
     plain,
@@ -40,9 +45,10 @@ from ddlbench.predict.run_logs.logged_run import (
 )
 
 _STEP = re.compile(
-    r"\bstep:\s*(\d{1,12})\s+loss:\s*\S+.*?\bmemory:\s*([\d.]+)GiB\([\d.]+%\)\s+tps:\s*([\d,]+)"
-    r"(?:\s+tflops:\s*([\d.,]+))?"
+    r"(?<!validate )\bstep:\s*(\d{1,12})\s+loss:\s*\S+.*?\bmemory:\s*([\d.]+)GiB\([\d.]+%\)"
+    r"\s+(?:tps|wps):\s*([\d,]+)(?:\s+tflops:\s*([\d.,]+))?"
 )
+_VALIDATION = re.compile(r"\bvalidate step:\s*(\d{1,12})\b")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})")
 _DEVICE = re.compile(r"(?:CUDA|HIP|\w+) capacity: (.+?) with [\d.]+GiB memory")
 _MODEL = re.compile(r"Building (\S+ \S+) with \w+\(")
@@ -57,12 +63,14 @@ _SHAPES = {
 }
 _SIZE = re.compile(r"Model .*?size: ([\d,]+) total parameters")
 _MESH = re.compile(r"Building \d+-D device mesh with \[(.*?)\], \[([\d, ]{1,60})\]")
+_PARALLELISM = re.compile(r"Building device mesh with parallelism: (\w+=\d+(?:, \w+=\d+)*)")
 _DATA = ("dp_replicate", "dp_shard", "dp")
 _OTHERS = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
 _BATCH = re.compile(r"global batch size (\d+)")
 _LOCAL = re.compile(r"local batch size (\d+)")
 _SEQUENCE = re.compile(r"sequence length (\d+)")
 _TOTAL = re.compile(r"total steps (\d{1,12})")
+_AGAIN = "its steps begin again: of steps logged twice, the median counts"
 _DONE = re.compile(r"Training completed")
 
 
@@ -75,8 +83,13 @@ def read(text: str, source: str) -> LoggedRun:
     """The run of a log."""
     lines = plain(text)
     by_step: dict[int, list[tuple[float, float, float, float]]] = defaultdict(list)
+    validated: set[int] = set()
+    in_order: list[int] = []
     for line in lines:
+        if match := _VALIDATION.search(line):
+            validated.add(int(match[1]))
         if (match := _STEP.search(line)) and (tokens := real(match[3])):
+            in_order.append(int(match[1]))
             memory, tflops = real(match[2]) or 0.0, real(match[4] or "") or 0.0
             by_step[int(match[1])].append((tokens, tflops, memory, _seconds(line)))
     numbers = sorted(by_step)
@@ -91,8 +104,11 @@ def read(text: str, source: str) -> LoggedRun:
         step_s = [batch * sequence / (devices * rate) for rate in tokens_s if rate > 0]
         note = "its only step, warm-up included" if len(numbers) == 1 else ""
     else:
-        step_s, note = _by_clock(numbers, middle), "step_s by the clock of the log"
+        step_s = _by_clock(numbers, middle, validated)
+        note = "step_s by the clock of the log"
         note = note if step_s else "neither batch and devices nor times: no step_s"
+    if begins_again(in_order):
+        note = f"{note}; {_AGAIN}" if note else _AGAIN
     total = next((int(m[1]) for line in lines if (m := _TOTAL.search(line))), 0)
     ended = bool(numbers) and (
         0 < total <= numbers[-1] or any(_DONE.search(line) for line in lines)
@@ -123,9 +139,15 @@ def _seconds(line: str) -> float:
         return math.nan
 
 
-def _by_clock(numbers: Sequence[int], middle: Mapping[int, Sequence[float]]) -> list[float]:
-    """Seconds a step between two logged ones, after warm-up."""
-    spans = [(middle[b][3] - middle[a][3]) / (b - a) for a, b in pairwise(numbers)]
+def _by_clock(
+    numbers: Sequence[int], middle: Mapping[int, Sequence[float]], validated: Collection[int]
+) -> list[float]:
+    """Seconds a step between two logged ones without a validation between them, after warm-up."""
+    spans = [
+        (middle[b][3] - middle[a][3]) / (b - a)
+        for a, b in pairwise(numbers)
+        if not any(a <= step < b for step in validated)
+    ]
     return after_warm_up([span for span in spans if span > 0])
 
 
@@ -142,9 +164,8 @@ def _settings(lines: Sequence[str], source: str) -> dict[str, Any]:
                     settle(settings, _SHAPES[name], size, source)
         if (match := _SIZE.search(line)) and (count := real(match[1])):
             settings.setdefault("parameters_billion", count / 1e9)
-        if match := _MESH.search(line):
-            for name, size in _mesh(match[1], match[2]).items():
-                settle(settings, name, size, source)
+        for name, size in _cut(line).items():
+            settle(settings, name, size, source)
         if (match := _BATCH.search(line)) and (size := whole(match[1])):
             settle(settings, "global_batch", size, source)
         for name, pattern in (("micro_batch", _LOCAL), ("sequence_length", _SEQUENCE)):
@@ -153,12 +174,19 @@ def _settings(lines: Sequence[str], source: str) -> dict[str, Any]:
     return settings
 
 
-def _mesh(names: str, sizes: str) -> dict[str, int]:
-    dimensions = [name.strip(" '\"") for name in names.split(",")]
-    counts = [int(size) for size in sizes.split(",") if size.strip()]
-    if len(dimensions) != len(counts) or not set(dimensions) <= {*_DATA, *_OTHERS}:
+def _cut(line: str) -> dict[str, int]:
+    """Devices and their groups, where the line says them."""
+    if match := _PARALLELISM.search(line):
+        groups = dict(word.split("=") for word in match[1].split(", "))
+        mesh = {name: int(size) for name, size in groups.items() if name in {*_DATA, *_OTHERS}}
+    elif match := _MESH.search(line):
+        dimensions = [name.strip(" '\"") for name in match[1].split(",")]
+        counts = [int(size) for size in match[2].split(",") if size.strip()]
+        if len(dimensions) != len(counts) or not set(dimensions) <= {*_DATA, *_OTHERS}:
+            return {}
+        mesh = dict(zip(dimensions, counts, strict=True))
+    else:
         return {}
-    mesh = dict(zip(dimensions, counts, strict=True))
     data = math.prod(mesh.get(name, 1) for name in _DATA)
     others = {word: mesh.get(name, 1) for name, word in _OTHERS.items()}
-    return {"devices": math.prod(counts), "data": data, **others}
+    return {"devices": math.prod(mesh.values()), "data": data, **others}
