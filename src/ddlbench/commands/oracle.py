@@ -162,7 +162,7 @@ def best_command(question: cnn.Question, devices: int) -> tuple[Any, list[str]]:
 @of_network(GROUP_SAMPLES)
 def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> tuple[Any, list[str]]:
     """Say how far each strategy scales, what bounds an iteration from where on, what ends it."""
-    reaches = [cnn.reach(question, each) for each in strategy or STRATEGIES]
+    reaches = [cnn.reach(question, each) for each in strategy or question.strategies]
     lines = display.limits_lines(reaches, question)
     return [display.reach(each) for each in reaches], lines
 
@@ -170,7 +170,7 @@ def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> tuple[A
 @oracle.command(
     "target",
     short_help="Say which devices end an epoch in a given time.",
-    epilog=examples("ddlbench oracle target resnet50 --epoch-s 60 --batch-size 2048"),
+    epilog=examples("ddlbench oracle target resnet50 --epoch-s 60 --batch-size 32"),
 )
 @click.option("--epoch-s", type=Number(), required=True, help="Seconds that an epoch may take.")
 @MAX_DEVICES
@@ -178,7 +178,10 @@ def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> tuple[A
 def target_command(question: cnn.Question, epoch_s: float) -> tuple[Any, list[str]]:
     """Say with how many devices each strategy ends an epoch of NETWORK in time."""
     answers = cnn.fewest(question, epoch_s)
-    values = {key: display.answer(answer) if answer else None for key, answer in answers.items()}
+    values = {
+        name: {"why": answer} if isinstance(answer, str) else display.answer(answer)
+        for name, answer in answers.items()
+    }
     lines = display.target_lines(answers, question, epoch_s)
     return {"epoch_s": epoch_s, "strategies": values}, lines
 

@@ -188,16 +188,15 @@ def limits_lines(reaches: Iterable[Reach], question: Question) -> list[str]:
 
 
 def target_lines(
-    answers: Mapping[str, Answer | None], question: Question, epoch_s: float
+    answers: Mapping[str, Answer | str], question: Question, epoch_s: float
 ) -> list[str]:
     """The fewest devices of each strategy that keep the time."""
     lines = paragraph(f"{_machine(question)}; an epoch in {duration_text(epoch_s)}")
-    able = [answer for answer in answers.values() if answer]
-    lines += table(_HEADINGS, _rows(able, with_devices=True))
-    missed = [name for name, answer in answers.items() if answer is None]
-    if missed:
-        lines += paragraph(f"not in time with any number of devices: {', '.join(missed)}")
-    return lines
+    able = [answer for answer in answers.values() if not isinstance(answer, str)]
+    if able:
+        lines += table(_HEADINGS, _rows(able, with_devices=True))
+    missed = [(name, why) for name, why in answers.items() if isinstance(why, str)]
+    return lines + left_out(f"Not in time on up to {question.most_devices:,} devices", missed)
 
 
 def _rows(answers: Sequence[Answer], *, with_devices: bool) -> list[tuple[str, ...]]:

@@ -134,7 +134,8 @@ def recommend(
 
         options, experiment = planned.with_experiment(options)
         network = options["network"]
-        if network and (software or planned.is_decoder(network, options["dataset"])):
+        dataset = options["dataset"]
+        if network and planned.is_decoder(network, dataset, by_software=bool(software)):
             of_networks = {
                 "profile": profile,
                 "allow_stale": allow_stale,
@@ -149,8 +150,10 @@ def recommend(
             values, lines = layout_answers({**options, **of_networks}, hardware, software)
             show(values, lines, as_json=as_json)
             return
-        if options["sequence_length"]:
-            raise ConfigError("--sequence-length is of a transformer's shape; leave it out")
+        for name in ("software", "sequence_length"):
+            if {**options, "software": software}[name]:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} is of a transformer's shape; leave it out")
         questions = planned.planned_questions_of(options, hardware, profile, experiment)
     fixed = {
         "recommender": recommender,

@@ -112,6 +112,7 @@ def layout_answers(
     entries = [
         {
             "geometry": geometry,
+            "precision": trains.precision,
             "layouts": rows.astype(object).where(rows.notna(), None).to_dict("records"),
         }
         for geometry, rows in answers.items()
@@ -156,8 +157,8 @@ def _header(question: LayoutQuestion, geometry: str) -> list[str]:
     size, word = (_BILLION, "billion") if count >= _BILLION else (_MILLION, "million")
     return paragraph(
         f"{question.name}, {count / size:.1f} {word} parameters, {geometry}, "
-        f"{question.sequences:,} sequences of {shape.sequence_length:,} tokens a step, "
-        f"{question.software_name} on {question.cluster.name}"
+        f"{counted(question.sequences, 'sequence')} of {shape.sequence_length:,} tokens a step, "
+        f"{question.software_name} in {question.software.precision} on {question.cluster.name}"
     )
 
 

@@ -18,6 +18,7 @@ from ddlbench.experiment.cell import parse_geometry
 from ddlbench.experiment.paths import enter_project
 from ddlbench.experiment.registry import known
 from ddlbench.planning.layer_table import layers_of
+from ddlbench.planning.network_tables import transformer_shape
 from ddlbench.predict.candidate import Knowledge
 from ddlbench.predict.planned_cluster import PlannedCluster, PlannedInputs, batch_ladder
 from ddlbench.predict.transformer.configurations import is_configuration, is_shape
@@ -104,10 +105,16 @@ def with_experiment(values: dict[str, Any]) -> tuple[dict[str, Any], Experiment 
     return {**given, "fabric": values["fabric"], "threads": None, "configfile": None}, experiment
 
 
-def is_decoder(network: str, dataset: str | None) -> bool:
-    """Whether a name is a shape's, or nothing else that could be trained without a dataset."""
-    if dataset is None and is_configuration(network):
+def is_decoder(network: str, dataset: str | None, *, by_software: bool = False) -> bool:
+    """Whether a name is a shape's, or nothing else that could be trained without a dataset.
+
+    ``by_software``: software of transformers is given, so that one of ours counts as its shape.
+    """
+    if is_shape(network):
         return True
-    return is_shape(network) or (
-        dataset is None and network not in known("ddlbench.networks") and ":" not in network
-    )
+    if dataset is not None:
+        is_ours = transformer_shape(network, dataset) is not None
+        return by_software and (is_ours or is_configuration(network))
+    if is_configuration(network):
+        return True
+    return network not in known("ddlbench.networks") and ":" not in network

@@ -259,8 +259,14 @@ def _spelling(kinds: Sequence[str], value: object) -> str:
         if number.is_integer() and abs(number) < _LARGEST_WRITTEN:
             return f"; write {number:.0f}"
         if "number" in kinds and math.isfinite(number):
-            return f"; write {number!r}"
+            return f"; write {_yaml_number(number)}"
     return ""
+
+
+def _yaml_number(number: float) -> str:
+    """A number as YAML reads it: ``1e-05`` without a point is a text."""
+    mantissa, mark, exponent = repr(number).partition("e")
+    return f"{mantissa}.0e{exponent}" if mark and "." not in mantissa else repr(number)
 
 
 _LINK = re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # to a page of the documents

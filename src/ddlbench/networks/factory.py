@@ -97,11 +97,18 @@ def build_with_traits(
 def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
     """The network on the device "meta": shapes only, without memory and random numbers.
 
+    A network that reads its weights while it is built is built on the CPU.
+
     Raises:
         ConfigError: there is no such network, or it is no module.
     """
-    with unchanged(), torch.device("meta"):
-        return out_of_place(_checked(network, load("ddlbench.networks", network)(spec), spec))
+    factory = load("ddlbench.networks", network)
+    try:
+        with unchanged(), torch.device("meta"):
+            return out_of_place(_checked(network, factory(spec), spec))
+    except NotImplementedError:  # no value can be read from this device
+        with unchanged():
+            return out_of_place(_checked(network, factory(spec), spec)).to("meta")
 
 
 def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) -> nn.Sequential:

@@ -177,6 +177,12 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _lacks_kernel(error: BlockFails) -> bool:
+    """Whether a device may run the block that this processor cannot."""
+    cause = error.__cause__
+    return isinstance(cause, NotImplementedError) or "not implemented for" in str(cause)
+
+
 def main(network: str, dataset: str) -> None:
     """Print the rows of a network, for a process that has no torch."""
     spec = DATASETS[dataset]
@@ -185,8 +191,7 @@ def main(network: str, dataset: str) -> None:
         rows = layer_rows(skeleton(network, spec), spec)
     except ConfigError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        # A device may run a block that this processor cannot.
-        sys.exit(1 if isinstance(error, BlockFails) else REFUSED)
+        sys.exit(1 if isinstance(error, BlockFails) and _lacks_kernel(error) else REFUSED)
     print(csv_text([LAYER_COLUMNS, *((network, dataset, *row) for row in rows)]), end="")
 
 

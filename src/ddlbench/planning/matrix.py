@@ -319,7 +319,7 @@ def why_unsupported(cell: Cell, site: Site) -> str | None:
         return Reason(
             "too_few_images",
             f"{images} training images are fewer than one mini-batch of {cell.batch_size}; "
-            "raise data_scale",
+            + ("raise data_scale" if cell.data_scale < 1 else "lower batch_size"),
         )
     few = too_few_steps(cell, strategy, images // cell.batch_size)
     if few is not None and counted:

@@ -14,6 +14,7 @@ The terminal, ``--json``, choice.json, the end of a run and the HTML report all 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -181,13 +182,17 @@ def _nothing_compared(question: Question, ranking: Ranking, known: Knowledge) ->
 
 
 def _reasons(ranking: Ranking) -> str:
-    """The commonest kind of reason of what is not ranked, with one example."""
+    """The commonest kind of reason of what is not ranked, with one example.
+
+    Of strategies that do not fit, the example is the one that needs least.
+    """
     codes = Counter(c.code for c in ranking.not_ranked)
     code, count = codes.most_common(1)[0]
-    example = next(str(c.reason) for c in ranking.not_ranked if c.code == code)
-    return (
-        f"{count} of {len(ranking.candidates)} strategies: {example.partition('; ')[0].rstrip('.')}"
-    )
+    alike = [candidate for candidate in ranking.not_ranked if candidate.code == code]
+    example = min(alike, key=lambda c: c.room.needed_bytes if c.room else math.inf)
+    reason = str(example.reason).partition("; ")[0].rstrip(".")
+    name = f"{example.label} " if example.room and count > 1 else ""
+    return f"{count} of {len(ranking.candidates)} strategies: {name}{reason}"
 
 
 def _why_not(ranking: Ranking, recommended: Candidate) -> dict[str, str]:

@@ -301,6 +301,10 @@ class ConditionLinks(LinkTable):
         latency_s = path.round_trip_s / 2 + path.stall_s(1)
         return Hop(latency_s, path.bandwidth_bytes_per_s), self._note
 
+    def node_bytes_per_s(self, devices_per_node: int) -> float:
+        """The condition's rate, which each node has once."""
+        return self.path.rate_bytes_per_s
+
     def class_of(self, place: tuple[int, int]) -> Hashable:
         """That of the undisturbed network, whose hops some pairs have."""
         return super().class_of(place) if self._base is None else self._base.class_of(place)

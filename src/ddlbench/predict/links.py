@@ -226,6 +226,13 @@ class LinkTable:
         within = self.within_node is not None and self.within_node._one_node
         return within or any(pair.scope == "node" for pair in self.links.pairs)
 
+    def node_bytes_per_s(self, devices_per_node: int) -> float:
+        """What all devices of a node send to other nodes at one time, one way.
+
+        Pairs are measured one by one, which does not tell it: infinite.
+        """
+        return math.inf
+
     def message_ends_s(self, level: str) -> Callable[[float], float] | None:
         """Processor seconds of sending and receiving a message, by its bytes; None if unknown.
 

@@ -103,7 +103,7 @@ class PlannedLinks(LinkTable):
         self._system = system
 
     def hop(self, kind: str, source: tuple[int, int], target: tuple[int, int]) -> tuple[Hop, str]:
-        """A device's link, or its part of the network cards."""
+        """A device's link, or the network cards that it may use while no other device does."""
         return self._within if source[0] == target[0] else self._between
 
     @cached_property
@@ -120,6 +120,13 @@ class PlannedLinks(LinkTable):
             return self._within
         rate = nccl.constant("network_share") * fabric.bytes_per_s
         return Hop(nccl.constant("start_s") + fabric.message_s, rate), _NOTE
+
+    def node_bytes_per_s(self, devices_per_node: int) -> float:
+        """Of all network cards of a node."""
+        fabric = self._system.fabric
+        if fabric is None:
+            return math.inf
+        return library().constant("network_share") * fabric.node_bytes_per_s(devices_per_node)
 
     def collective(
         self, operation: str, nodes: int, devices_per_node: int, transport: str | None

@@ -32,7 +32,7 @@ Seconds are from a profile and measured links:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import inf
@@ -132,6 +132,8 @@ class Exchange:
         slowest_hop: between a worker and a server.
         server_s: seconds in which the busiest server gets the gradients of all workers.
         worker_s: seconds in which the slowest worker sends its gradients to all servers.
+        node_s: seconds in which the cards of the busiest node carry the gradients of all workers;
+            0 where they are unknown.
         remarks: on the links.
     """
 
@@ -139,6 +141,7 @@ class Exchange:
     slowest_hop: Hop
     server_s: float
     worker_s: float
+    node_s: float
     remarks: tuple[str, ...]
 
     @classmethod
@@ -166,13 +169,33 @@ class Exchange:
             workers=len(places["worker"]),
             worker_s=max(seconds(place, servers) for place in workers.different),
             server_s=max(seconds(place, workers) for place in servers.different),
+            node_s=share
+            * _most_crossing(places["server"], places["worker"])
+            / links.node_bytes_per_s(inputs.cell.devices_per_node),
             slowest_hop=max(hops, key=lambda hop: hop.time_s(share)),
             remarks=tuple(remarks),
         )
 
     def transfer_s(self, workers: int) -> float:
         """Seconds of all gradients or weights one way, without latency, of ``workers`` at once."""
-        return max(self.server_s, self.worker_s) if workers > 1 else self.worker_s
+        return max(self.all_s, self.worker_s) if workers > 1 else self.worker_s
+
+    @property
+    def all_s(self) -> float:
+        """Seconds in which the busiest server, and the cards of its node, serve all workers."""
+        return max(self.server_s, self.node_s)
+
+
+def _most_crossing(servers: Sequence[Place], workers: Sequence[Place]) -> int:
+    """Pairs of a worker and a server whose messages pass the cards of the busiest node one way."""
+    served, working = (Counter(node for node, _ in places) for places in (servers, workers))
+    return max(
+        max(
+            served[node] * (len(workers) - working[node]),
+            working[node] * (len(servers) - served[node]),
+        )
+        for node in served | working
+    )
 
 
 class StepCosts:

@@ -148,9 +148,10 @@ def test_a_network_that_cannot_be_built_is_refused_at_once():
     assert str(error).startswith("torchvision has no network")
 
 
-def test_length_of_samples_is_of_shapes():
-    error = ask(*NDR, *RESNET, "--geometry", "1x8", "--sequence-length", "512").exception
-    assert "--sequence-length is of a transformer's shape" in str(error)
+@pytest.mark.parametrize("option", [("--sequence-length", "512"), ("--software", "fsdp")])
+def test_options_of_shapes(option):
+    error = ask(*NDR, *RESNET, "--geometry", "1x8", *option).exception
+    assert f"{option[0]} is of a transformer's shape" in str(error)
 
 
 def test_a_dataset_of_images_is_not_ignored():

@@ -72,6 +72,7 @@ def test_the_configuration_itself_is_good() -> None:
         ("settings.epochs", True, "settings.epochs: True is not a whole number (Measured epochs"),
         ("repeats", "3", "repeats: '3' is not a whole number; write 3 (How often"),
         ("settings.learning_rate", "1e-3", "'1e-3' is not a number; write 0.001 (Of SGD"),
+        ("settings.learning_rate", "1e-05", "'1e-05' is not a number; write 1.0e-05 (Of SGD"),
         ("settings.learning_rate", float("nan"), "nan is not a number (Of SGD"),
         ("settings.cudnn_benchmark", "yes", "cudnn_benchmark: 'yes' is not true or false (Let"),
         ("settings", None, "settings: is empty; write a group of 'key: value' lines, or leave the"),

@@ -324,7 +324,7 @@ def test_a_level_that_is_missing_is_one_sentence(tmp_path):
         ("{latency_s: 0.1, bandwidth_bytes_per_s: -1}", "-1 is too small; write more than 0"),
         ("{latency_s: -1, bandwidth_bytes_per_s: 1}", "-1 is too small; write at least 0"),
         ("{latency_s: 0.1}", "'bandwidth_bytes_per_s' is missing"),
-        ("{latency_s: 5e-6, bandwidth_bytes_per_s: 1}", "'5e-6' is not a number; write 5e-06"),
+        ("{latency_s: 5e-6, bandwidth_bytes_per_s: 1}", "'5e-6' is not a number; write 5.0e-06"),
         ("{latency: 1}", "'latency' is not a key here; did you mean 'latency_s'"),
     ],
 )

@@ -123,6 +123,24 @@ def test_of_equal_chances_the_first_of_the_table_is_advised():
     assert advise(question, ranking, known).recommended is first
 
 
+def test_servers_of_a_node_share_its_cards():
+    """Eight workers send whole gradients to the other node, all through its cards."""
+    cluster = PlannedCluster.named("h100-sxm", "ethernet-100", [(2, 8), (16, 1)])
+    known = Knowledge(cluster.site, PlannedInputs(cluster, batch_ladder(2048, [16])))
+    gradients_bytes = sum(cost.parameter_bytes for cost in block_costs("alexnet", "imagenet"))
+    card_s = gradients_bytes / (library().constant("network_share") * 12.5e9)
+    communication_s = {}
+    for nodes, devices in ((2, 8), (16, 1)):
+        options = {"parameter-server": {"servers": 8}}
+        question = Question("alexnet", "imagenet", nodes, devices, 2048, {}, options)
+        ranking = recommend(question, known)
+        (server,) = [c for c in ranking.candidates if c.strategy == "parameter-server"]
+        communication_s[nodes] = server.prediction.communication_s
+        assert "do not share" not in str(server.prediction.limits)
+    assert communication_s[2] >= 2 * 8 * card_s
+    assert communication_s[16] == pytest.approx(2 * card_s, rel=0.05)
+
+
 def test_splits_are_not_predicted_by_blocks_alone(cluster):
     inputs = PlannedInputs(cluster, batch_ladder(1024, [4]))
     question = Question("vgg16", "imagenet", 1, 4, 1024, {}, {})

@@ -25,10 +25,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from math import prod
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.schema import nearest
+from ddlbench.common.screen import counted, duration_text
 from ddlbench.common.statistics import GB, doubled
 from ddlbench.predict.hardware import Platform
 from ddlbench.predict.paradl import authors_code, corrected, printed
@@ -219,6 +221,16 @@ class Question:
     def workload(self) -> Workload:
         return load_workload(self.network)
 
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Those that the variant has a row for."""
+        return tuple(name for name in STRATEGIES if name in variant_of(self.variant).terms)
+
+    @property
+    def most_devices(self) -> int:
+        """That are tried."""
+        return min(self.platform.largest_ring, self.max_devices or self.platform.largest_ring)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -267,7 +279,7 @@ def best(question: Question, devices: int) -> list[Answer]:
         raise ConfigError(f"{devices} devices: write a number above 0")
     answers = [
         _answer(question, strategy, devices, question.batch_size)
-        for strategy in STRATEGIES
+        for strategy in question.strategies
         if _suits(strategy, devices, question.platform)
     ]
     return sorted(answers, key=lambda answer: (bool(answer.why), answer.epoch_s))
@@ -285,48 +297,59 @@ def reach(question: Question, strategy: str) -> Reach:
             regimes.append((answer.devices, answer.projection.bottleneck))
         if answer.projection.communication_s > answer.projection.compute_s:
             outweighed.append(answer.devices)
-    ring = question.platform.largest_ring
-    stops, end = f"the platform: {ring} devices", f"{ring:,} devices (the platform)"
+    most = question.most_devices
+    limit = "the platform" if most == question.platform.largest_ring else "--max-devices"
+    stops, end = f"{limit}: {most} devices", f"{most:,} devices ({limit})"
     if strategy == "serial":
         stops = end = "1 device"
-    refusals = [answer for answer in sizes if answer.why]
-    if refusals:
-        last = refusals[-1] if sizes[-1].why else refusals[0]
-        stops = end = f"{last.devices} devices: {last.why}"
-        most, layer = last.projection.max_devices, last.projection.limiting_layer
-        if last.devices > most:
+    if (refusal := _last_refusal(sizes)) is not None:
+        stops = end = f"{counted(refusal.devices, 'device')}: {refusal.why}"
+        most, layer = refusal.projection.max_devices, refusal.projection.limiting_layer
+        if refusal.devices > most:
             end = f"{most:,} devices ({layer.removeprefix('the ')})"
     return Reach(strategy, sizes, tuple(regimes), next(iter(outweighed), None), stops, end)
 
 
-def fewest(question: Question, epoch_s: float) -> dict[str, Answer | None]:
-    """Fewest devices with which each strategy ends an epoch in ``epoch_s``; None if it cannot.
+def _last_refusal(sizes: Sequence[Answer]) -> Answer | None:
+    """The first refusal after which none can run; None if the largest size can."""
+    after = list(takewhile(lambda answer: bool(answer.why), reversed(sizes)))
+    return after[-1] if after else None
+
+
+def fewest(question: Question, epoch_s: float) -> dict[str, Answer | str]:
+    """Fewest devices with which each strategy ends an epoch in ``epoch_s``, or why it cannot.
 
     Raises:
         ConfigError: the time is not above 0.
     """
     if epoch_s <= 0:
         raise ConfigError(f"an epoch of {epoch_s:g} s: write a time above 0")
-    smallest = {
-        strategy: next(
-            (
-                answer
-                for answer in _scaling(question, strategy)
-                if not answer.why and answer.epoch_s <= epoch_s
-            ),
-            None,
-        )
-        for strategy in STRATEGIES
-    }
-    return dict(
-        sorted(smallest.items(), key=lambda answer: answer[1].devices if answer[1] else math.inf)
-    )
+    smallest = {name: _fewest(question, name, epoch_s) for name in question.strategies}
+
+    def devices(entry: tuple[str, Answer | str]) -> float:
+        return math.inf if isinstance(entry[1], str) else entry[1].devices
+
+    return dict(sorted(smallest.items(), key=devices))
+
+
+def _fewest(question: Question, strategy: str, epoch_s: float) -> Answer | str:
+    sizes = []
+    for answer in _scaling(question, strategy):
+        if not answer.why and answer.epoch_s <= epoch_s:
+            return answer
+        sizes.append(answer)
+    able = [answer for answer in sizes if not answer.why]
+    if able:
+        fastest = min(able, key=lambda answer: answer.epoch_s)
+        return f"{duration_text(fastest.epoch_s)} at best, on {counted(fastest.devices, 'device')}"
+    if not sizes:
+        return "it runs on whole nodes, which are more devices"
+    return sizes[0].why
 
 
 def _scaling(question: Question, strategy: str) -> Iterator[Answer]:
     platform = question.platform
-    most = min(platform.largest_ring, question.max_devices or platform.largest_ring)
-    for devices in doubled(1, most):
+    for devices in doubled(1, question.most_devices):
         if not _suits(strategy, devices, platform):
             continue
         groups = groups_of(strategy, devices, platform.devices_per_node)

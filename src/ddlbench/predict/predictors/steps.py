@@ -27,6 +27,9 @@ Parameter server: N workers push gradients of S bytes to K servers and pull weig
                       N S / (K BW),                     the servers' links, full each way
                       N t_u )                           the servers' updates
 
+    push, and the servers' bound:  at least c S / (K BW_n)    c pairs of a worker and a server cross
+                                                              the cards BW_n of the busiest node
+
     t_c = t(B/N) - t_opt + t_u,  t_u = t_opt / K        servers share the optimiser's step
 
 L is the latency of the slowest hop between a worker and a server, through the training transport;
@@ -282,6 +285,9 @@ class SplitLayers(OfSteps):
     of = "devices that compute each layer together"
 
 
+_OWN_LINKS = "each device has a link of its own; those of one node do not share one"
+
+
 class ParameterServerMessages(BuiltInPredictor):
     """Message by message, while backward runs."""
 
@@ -301,7 +307,7 @@ class ParameterServerMessages(BuiltInPredictor):
         sent_s = 2 * (exchange.slowest_hop.latency_s + one_way_s)
         waited_s = Replay(step, costs).exposed_s if self.hides else sent_s + update_s
         if not inputs.strategy.is_synchronous(inputs.cell):
-            bound_s = max(exchange.server_s, exchange.workers * update_s)
+            bound_s = max(exchange.all_s, exchange.workers * update_s)
             waited_s = max(waited_s, bound_s - compute_s)
         # Updates count as compute. Waiting for links or for a bound counts as communication.
         updates_s = min(waited_s, update_s)
@@ -313,7 +319,7 @@ class ParameterServerMessages(BuiltInPredictor):
             exposed_communication_s=exposed_s,
             limits=(
                 "the sum of the workers' gradients costs a server nothing",
-                "each device has a link of its own; those of one node do not share one",
+                *(() if exchange.node_s else (_OWN_LINKS,)),
                 "replicas do not slow each other down, no straggling worker",
             ),
             notes=costs.remarks,
