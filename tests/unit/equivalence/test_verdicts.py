@@ -124,8 +124,8 @@ def test_of_several_balances_the_worst_is_told():
 
 
 def test_difference_is_absolute_and_of_any_type():
-    one = torch.tensor([1 + 1j])
-    assert difference(one, torch.tensor([1 + 0j])) == 1.0
+    value = torch.tensor([1 + 1j])
+    assert difference(value, torch.tensor([1 + 0j])) == 1.0
     assert difference(torch.tensor([2**60]), torch.tensor([2**60])) == 0.0
     assert difference(torch.ones(0), torch.ones(0)) == 0.0
     assert difference(torch.tensor([math.inf]), torch.tensor([1.0])) == math.inf

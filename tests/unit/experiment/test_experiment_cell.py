@@ -71,8 +71,8 @@ def test_fields_are_read_back_from_a_result(cell: Cell, options: dict[str, Any])
 
 
 @given(cells, cells)
-def test_different_cells_have_different_paths(one: Cell, other: Cell) -> None:
-    assert (one == other) == (one.id == other.id)
+def test_different_cells_have_different_paths(first: Cell, second: Cell) -> None:
+    assert (first == second) == (first.id == second.id)
 
 
 @given(cells, st.integers(0, 1000))
@@ -122,8 +122,8 @@ def test_numbers_of_fields_have_one_form() -> None:
 
 
 def test_option_order_is_no_difference() -> None:
-    one = CELL.with_(options=(("chunks", 8), ("balance", "size")))
-    assert one == CELL.with_(options=(("balance", "size"), ("chunks", 8)))
+    cell = CELL.with_(options=(("chunks", 8), ("balance", "size")))
+    assert cell == CELL.with_(options=(("balance", "size"), ("chunks", 8)))
 
 
 HEAD = "cifar10/resnet18/gpipe/1x4"

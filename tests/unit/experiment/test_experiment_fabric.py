@@ -59,8 +59,8 @@ def test_links_inside_nodes_are_a_condition_of_their_own():
     )
     assert both.inside == LinkCondition(0.02e-3, 8e9, 0.0, mtu=9000)
     assert both.backend == "relay"  # netem makes none
-    said = both.to_dict()
-    assert said["inside"] == {"latency_s": 0.02e-3, "bandwidth_bits_per_s": 8e9}
+    values = both.to_dict()
+    assert values["inside"] == {"latency_s": 0.02e-3, "bandwidth_bits_per_s": 8e9}
     only = LinkCondition.from_mapping({"inside": INSIDE}, "here")
     assert (only.latency_s, only.bandwidth_bits_per_s, only.loss) == (0.0, None, 0.0)
 

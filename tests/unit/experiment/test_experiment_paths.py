@@ -46,11 +46,11 @@ def test_variables_and_home_are_filled_in(tmp_path):
 def test_no_folder_gets_the_name_of_a_variable(template, why, key):
     with pytest.raises(ConfigError) as caught:
         expanded(template, key)
-    said = str(caught.value)
-    assert said.startswith(f"{key}: {template!r} is no path on {socket.gethostname()}, as ")
-    assert why in said
-    assert "; write " in said
-    assert "\n" not in said
+    message = str(caught.value)
+    assert message.startswith(f"{key}: {template!r} is no path on {socket.gethostname()}, as ")
+    assert why in message
+    assert "; write " in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("variable", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])

@@ -184,9 +184,9 @@ def test_a_cell_of_one_node_may_have_links_inside_it(tmp_path: Path) -> None:
         f"device: cpu\nlauncher: local\nnodes: 2\ndevices_per_node: 4\nfabrics: {{pcie: {inside}}}"
     )
     site = _load(tmp_path, text)
-    one = CELL.with_(fabric="pcie", devices_per_node=2)
-    assert site.supports(one) is None
-    reason = str(site.supports(one.with_(nodes=2, devices_per_node=1)))
+    cell = CELL.with_(fabric="pcie", devices_per_node=2)
+    assert site.supports(cell) is None
+    reason = str(site.supports(cell.with_(nodes=2, devices_per_node=1)))
     assert "one device a node, so there is no link that pcie could shape" in reason
 
 

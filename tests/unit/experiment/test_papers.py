@@ -362,17 +362,17 @@ def test_the_command_lists_every_figure(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     ended = CliRunner().invoke(commands, ["papers", "--json"])
     assert ended.exit_code == 0, ended.output
-    told = json.loads(ended.stdout)
-    assert len(told) == len(FILES)
-    assert all(row["figure"] and row["title"] for row in told)
-    assert all(bool(row["command"]) != bool(row["not_drawn"]) for row in told)
-    assert {"cells", "cells_there", "expected_s", "scale"} <= told[0].keys()
-    one = next(row for row in told if row["figure"] == "ddlbench/fig4")
-    assert one["command"] == (
+    rows = json.loads(ended.stdout)
+    assert len(rows) == len(FILES)
+    assert all(row["figure"] and row["title"] for row in rows)
+    assert all(bool(row["command"]) != bool(row["not_drawn"]) for row in rows)
+    assert {"cells", "cells_there", "expected_s", "scale"} <= rows[0].keys()
+    fig4 = next(row for row in rows if row["figure"] == "ddlbench/fig4")
+    assert fig4["command"] == (
         "snakemake --profile profiles/local --configfile config/papers/ddlbench/fig4.yaml "
         "--config scale=laptop"
     )
-    assert one["cells"] == 12
+    assert fig4["cells"] == 12
     shown = CliRunner().invoke(commands, ["papers"]).stdout.splitlines()
     assert max(map(len, shown)) <= 80
     assert [line.split()[0] for line in shown[1 : 1 + len(FILES)]] == list(FILES)  # a line each
@@ -404,8 +404,8 @@ def test_the_next_command_runs_what_was_planned(given: list[str], monkeypatch) -
     file = "config/papers/ddlbench/fig4.yaml"
     ended = CliRunner().invoke(commands, ["plan", "--configfile", file, *given])
     assert ended.exit_code == 0, ended.exception
-    said = " ".join(ended.output.split())
-    assert f"--configfile {file} --config {given[0][2:]}={given[1]}" in said
+    output = " ".join(ended.output.split())
+    assert f"--configfile {file} --config {given[0][2:]}={given[1]}" in output
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_every_command_of_an_experiment_takes_a_scale(words: str) -> None:
     made = commands
     for word in words.split():
         made = made.get_command(click.Context(made), word)
-    names = {option for one in made.params for option in one.opts}
+    names = {option for parameter in made.params for option in parameter.opts}
     assert {"--configfile", "--site", "--scale"} <= names
 
 
@@ -448,7 +448,7 @@ def test_sites_are_compared_at_the_scale_that_was_asked_for(monkeypatch) -> None
 def test_the_page_has_every_figure() -> None:
     rows = papers_table()
     assert all(f"\n{figure}," in rows for figure in FILES)
-    (table,) = (one for one in TABLES if one.path == "docs/papers/figures.csv")
+    (table,) = (entry for entry in TABLES if entry.path == "docs/papers/figures.csv")
     page = (ROOT / table.path).read_text("utf-8")
     assert table.text(page) == page, "python -m ddlbench.commands.tables writes it anew"
 

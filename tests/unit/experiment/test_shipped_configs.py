@@ -54,10 +54,10 @@ def test_sites_are_valid(path: Path) -> None:
 
 
 def test_the_example_site_names_every_key() -> None:
-    said = read_yaml(CONFIG / "sites" / "slurm-example.yaml")
+    example = read_yaml(CONFIG / "sites" / "slurm-example.yaml")
     schema = site_schema()["properties"]
-    assert set(said) == set(schema)
-    assert set(said["slurm"]) == set(schema["slurm"]["properties"])
+    assert set(example) == set(schema)
+    assert set(example["slurm"]) == set(schema["slurm"]["properties"])
 
 
 def test_the_demo_fits_this_machine_of_two_cores() -> None:

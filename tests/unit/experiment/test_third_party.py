@@ -181,7 +181,7 @@ class Predictor:
 
 
 @pytest.mark.parametrize(
-    ("find", "group", "target", "said"),
+    ("find", "group", "target", "sentence"),
     [
         (
             strategy_of,
@@ -193,9 +193,11 @@ class Predictor:
         (predictor_of, "predictors", "Predictor", "has the name 'amdahl'; write name = 'odd'"),
     ],
 )
-def test_a_class_that_its_entry_point_does_not_fit_is_named(third_party, find, group, target, said):
+def test_a_class_that_its_entry_point_does_not_fit_is_named(
+    third_party, find, group, target, sentence
+):
     third_party("odd_classes", ODD_CLASSES, {f"ddlbench.{group}": {"odd": target}})
-    with pytest.raises(ConfigError, match=f"{group[:-4]}.* 'odd': .*{said}"):
+    with pytest.raises(ConfigError, match=f"{group[:-4]}.* 'odd': .*{sentence}"):
         find("odd")
 
 
@@ -236,18 +238,20 @@ def test_a_command_of_another_package_is_listed_with_its_summary_and_runs(third_
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g in PLUGINS for n in PLUGINS[g]])
 def test_whoever_lacks_a_plug_in_is_told_how_to_install_it(group, name, monkeypatch):
     assert (project_root() / PLUGINS[group][name] / "pyproject.toml").is_file()
-    told = rf"{kind_of(group)} {name} needs the plug-in .*pip install .*\./{PLUGINS[group][name]}"
+    sentence = (
+        rf"{kind_of(group)} {name} needs the plug-in .*pip install .*\./{PLUGINS[group][name]}"
+    )
     monkeypatch.setattr(entry_points, "entry_points", lambda group: ())
     for cache in (entry_points.third_party, known, cli._added, matrix.check_name):
         cache.cache_clear()
     monkeypatch.setattr(cli, "entry_points", lambda group: ())
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=sentence):
         if group == "ddlbench.commands":
             CliRunner().invoke(cli.commands, [name], catch_exceptions=False)
         elif group == "ddlbench.strategies":
             matrix.check_name(group, name, "test")
     if group == "ddlbench.strategies":
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=sentence):
             load(group, name)
     for cache in (entry_points.third_party, known, cli._added, matrix.check_name):
         cache.cache_clear()

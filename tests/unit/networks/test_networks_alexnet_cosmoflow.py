@@ -60,9 +60,9 @@ def test_cosmoflow_of_smaller_volumes_trains(side: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "sentence"),
     [(DATASETS["mnist"], "reads volumes, but dataset 'mnist' has images"), (_cube(3), "has 3")],
 )
-def test_cosmoflow_says_what_it_reads(spec: DatasetSpec, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_cosmoflow_says_what_it_reads(spec: DatasetSpec, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
         build("cosmoflow", spec, seed=1)

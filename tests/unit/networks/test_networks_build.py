@@ -55,8 +55,8 @@ def test_weights_do_not_depend_on_the_global_generator_nor_move_it() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     second = build("mobilenetv2", CIFAR10, seed=7)
-    for one, two in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for left, right in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(left, right)
 
 
 def test_built_on_the_cpu_whatever_the_default_device() -> None:

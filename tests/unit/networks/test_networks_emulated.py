@@ -69,22 +69,24 @@ def test_a_pass_saves_as_many_bytes_as_the_profile_says(network, occupied):
 @pytest.mark.parametrize("network", ["vgg11", "resnet18"])
 def test_a_shrunk_network_has_a_share_of_the_bytes_and_the_same_times(network, occupied):
     tenth = replace(ONE_CORE, shrink=10)
-    whole, small = (emulated.emulated_network(one, network, CIFAR) for one in (ONE_CORE, tenth))
+    whole, small = (
+        emulated.emulated_network(accelerator, network, CIFAR) for accelerator in (ONE_CORE, tenth)
+    )
     assert num_parameters(small) == pytest.approx(num_parameters(whole) / 10, rel=0.01)
-    buffers = [sum(b.numel() for b in one.buffers()) for one in (whole, small)]
+    buffers = [sum(b.numel() for b in module.buffers()) for module in (whole, small)]
     assert buffers[1] == pytest.approx(buffers[0] / 10, rel=0.01)
     passed, saved, seconds = [], [], []
-    for one in (whole, small):
+    for module in (whole, small):
         kept: list[int] = []
         occupied.clear()
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor, kept=kept: kept.append(tensor.numel()) or tensor, lambda packed: packed
         ):
-            first = one[:-1](torch.zeros(4, *CIFAR.shape))
+            first = module[:-1](torch.zeros(4, *CIFAR.shape))
         passed.append(first.numel())
         saved.append(sum(kept))
         seconds.append(sum(occupied))
-        assert one[-1](first).shape == (4, CIFAR.num_classes)  # labels stay as they are
+        assert module[-1](first).shape == (4, CIFAR.num_classes)  # labels stay as they are
     assert passed[1] == pytest.approx(passed[0] / 10, abs=4)
     assert saved[1] == pytest.approx(saved[0] / 10, rel=0.01)
     assert seconds[1] == seconds[0]

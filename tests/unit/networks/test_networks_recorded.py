@@ -231,12 +231,12 @@ def test_blocks_compute_what_the_module_does(kind, names) -> None:
                 outputs.append(output)
             assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6)
     used, trained = (
-        {n for n, weight in one.module.named_parameters() if weight.grad is not None}
-        for one in (module, other)
+        {n for n, weight in network.module.named_parameters() if weight.grad is not None}
+        for network in (module, other)
     )
     assert used == trained
     for name in used:
-        pair = (one.get_parameter(name).grad for one in (module.module, other.module))
+        pair = (network.get_parameter(name).grad for network in (module.module, other.module))
         assert torch.allclose(*pair, rtol=1e-4, atol=1e-5), name
     state = {name.partition(".")[2] for name in blocks.state_dict()}
     assert used <= state <= set(module.module.state_dict())

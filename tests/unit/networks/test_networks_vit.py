@@ -61,8 +61,8 @@ def _split(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, value in tensors.items():
         layer, _, kind = name.rpartition(".in_proj_")
         if layer:
-            for part, one in zip(("query", "key", "value"), value.chunk(3), strict=True):
-                ours[f"{_ours(layer + '.')[:-1]}.{part}.{kind}".replace("self_", "")] = one
+            for part, tensor in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                ours[f"{_ours(layer + '.')[:-1]}.{part}.{kind}".replace("self_", "")] = tensor
         else:
             ours[_ours(name)] = value
     return ours

@@ -23,7 +23,7 @@ from ddlbench.planning.strategy import strategy_of
 from ddlbench.planning.trainable import why_not_cut
 
 CIFAR10, IMAGENET, TOKENS = (DATASETS[name] for name in ("cifar10", "imagenet", "tokens"))
-ONE = torch.ones(2, 10)
+LOGITS = torch.ones(2, 10)
 Outputs = namedtuple("Outputs", "logits aux")
 
 
@@ -47,22 +47,22 @@ class ByKeyword(nn.Module):
 @pytest.mark.parametrize(
     "returned",
     [
-        ONE,
-        Outputs(ONE, None),
-        SimpleNamespace(logits=ONE),
-        {"logits": ONE, "hidden": torch.zeros(3)},
-        {"out": ONE, "aux": torch.zeros(3)},
-        (ONE, torch.zeros(3)),
-        [None, ONE],
+        LOGITS,
+        Outputs(LOGITS, None),
+        SimpleNamespace(logits=LOGITS),
+        {"logits": LOGITS, "hidden": torch.zeros(3)},
+        {"out": LOGITS, "aux": torch.zeros(3)},
+        (LOGITS, torch.zeros(3)),
+        [None, LOGITS],
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_the_tensor_of_what_a_module_returns(returned: Any) -> None:
     network = whole(Returns(returned), "it is one")
-    assert network(torch.zeros(2)) is ONE
+    assert network(torch.zeros(2)) is LOGITS
 
 
-@pytest.mark.parametrize("returned", [None, 3, {}, {"loss": ONE}, (), ({},)])
+@pytest.mark.parametrize("returned", [None, 3, {}, {"loss": LOGITS}, (), ({},)])
 def test_what_is_no_tensor_is_one_sentence(returned: Any) -> None:
     with pytest.raises(ConfigError, match="without a tensor called logits or out; return one"):
         tensor_of(returned)
@@ -86,7 +86,7 @@ def test_the_weights_are_the_library_s_and_follow_from_the_seed() -> None:
     (first, second, other) = (build("torchvision:resnet18", CIFAR10, seed) for seed in (1, 1, 2))
     names = {name.partition(".")[2] for name in first.state_dict()}
     assert names == set(models.resnet18(num_classes=10).state_dict())
-    weights = [one.conv1.conv1.weight for one in (first, second, other)]
+    weights = [network.conv1.conv1.weight for network in (first, second, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     assert skeleton("torchvision:resnet18", CIFAR10).fc.fc.weight.is_meta

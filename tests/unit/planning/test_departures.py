@@ -34,7 +34,7 @@ def departure(cell, base=None):
 
 
 def changed(step, loss):
-    return tuple(loss if place == step else one for place, one in enumerate(LOSSES))
+    return tuple(loss if place == step else usual for place, usual in enumerate(LOSSES))
 
 
 def first_losses(dtype=torch.float32, *, frozen=False, parts=1):

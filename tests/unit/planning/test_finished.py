@@ -32,14 +32,14 @@ def write(cell: str, **changes: Any) -> Path:
     return path
 
 
-def found() -> Finished:
+def finished() -> Finished:
     return finished_of(CELLS, "local")
 
 
 def test_a_valid_result_is_done_and_one_that_is_missing_waits() -> None:
     write(CELLS[0])
-    assert found().waiting(CELLS) == set(CELLS[1:])
-    assert list(found().remarks()) == []
+    assert finished().waiting(CELLS) == set(CELLS[1:])
+    assert list(finished().remarks()) == []
 
 
 @pytest.mark.parametrize(
@@ -56,25 +56,25 @@ def test_a_valid_result_is_done_and_one_that_is_missing_waits() -> None:
 def test_an_invalid_result_is_put_aside_and_measured_again(changes, why: str) -> None:
     path = write(CELLS[0], **changes)
     before = path.read_text()
-    (sentence,) = put_aside_invalid(found(), "local")
+    (sentence,) = put_aside_invalid(finished(), "local")
     assert why in sentence
     assert not path.exists()
     assert path.with_name("result.json.broken").read_text() == before
-    assert found() == Finished({}, {}, {})
+    assert finished() == Finished({}, {}, {})
 
 
 def test_a_folder_in_place_of_a_result_is_put_aside() -> None:
     result_file("local", CELLS[0]).mkdir(parents=True)
-    (sentence,) = put_aside_invalid(found(), "local")
+    (sentence,) = put_aside_invalid(finished(), "local")
     assert "result.json.broken" in sentence
 
 
 def test_a_result_of_a_newer_version_is_neither_done_nor_measured_again() -> None:
     path = write(CELLS[0], schema_version=2)
-    assert found().waiting(CELLS) == set(CELLS[1:])
-    assert list(put_aside_invalid(found(), "local")) == []
+    assert finished().waiting(CELLS) == set(CELLS[1:])
+    assert list(put_aside_invalid(finished(), "local")) == []
     assert path.is_file()
-    (sentence,) = found().left_remarks()
+    (sentence,) = finished().left_remarks()
     assert sentence.startswith("result.json of 1 cell: written by a newer ddlbench (schema 2; ")
 
 
@@ -86,13 +86,13 @@ def test_a_result_that_cannot_be_read_today_is_left(number: int, monkeypatch) ->
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(Path, "read_bytes", unreadable)
-    assert CELLS[0] not in found().waiting(CELLS)
-    assert list(put_aside_invalid(found(), "local")) == []
+    assert CELLS[0] not in finished().waiting(CELLS)
+    assert list(put_aside_invalid(finished(), "local")) == []
 
 
 def test_cells_with_one_fault_share_a_sentence() -> None:
     for cell_id in CELLS:
         write(cell_id, schema_version=2)
-    (sentence,) = found().remarks()
+    (sentence,) = finished().remarks()
     assert sentence.startswith("result.json of 3 cells: ")
     assert sentence.endswith(f"(first: {CELLS[0]})")

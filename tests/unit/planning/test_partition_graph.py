@@ -54,10 +54,10 @@ def _closed_sets(graph: LayerGraph) -> list[frozenset[int]]:
 
 
 def _ancestors(graph: LayerGraph, node: int) -> set[int]:
-    actual: set[int] = set()
+    ancestors: set[int] = set()
     for source in graph.read[node]:
-        actual |= {source} | _ancestors(graph, source)
-    return actual
+        ancestors |= {source} | _ancestors(graph, source)
+    return ancestors
 
 
 def _sent(graph: LayerGraph, state: frozenset[int], released: bool) -> float:

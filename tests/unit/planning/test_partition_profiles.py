@@ -38,7 +38,10 @@ def test_a_devices_table_is_the_chain_of_its_graph():
         computing_s = share * sum(node.time_s for node in graph.nodes)
         assert sum(node.time_s for node in chain.nodes) == pytest.approx(computing_s)
         stages = partition(chain, [Level(4, 32e9)]).stages
-        assert [(one.first, one.last, one.replicas) for one in stages] == [(0, 15, 3), (15, 40, 1)]
+        assert [(stage.first, stage.last, stage.replicas) for stage in stages] == [
+            (0, 15, 3),
+            (15, 40, 1),
+        ]
 
 
 def _block(number: int, **changes):

@@ -315,8 +315,8 @@ def test_predictions_need_profiles_too(tmp_path: Path, monkeypatch: pytest.Monke
     cost = estimate(rows, LOCAL, tmp_path)
     settings = Profiling(budget_s=40 - START_S, runs=3)
     predicting = replace(EXPERIMENT, predict=True, profile=settings)
-    told = " ".join(" ".join(plan_lines(cost, predicting, LOCAL, rows, [BASE, DDP])).split())
-    assert "1 profile too, about 2.0 min each, and links, about " in told
+    text = " ".join(" ".join(plan_lines(cost, predicting, LOCAL, rows, [BASE, DDP])).split())
+    assert "1 profile too, about 2.0 min each, and links, about " in text
     assert "profile too" not in _shown(rows, LOCAL, tmp_path)
 
 
@@ -411,9 +411,9 @@ def test_what_is_shown_when_all_is_done(tmp_path: Path) -> None:
 
 
 def test_the_yaml_that_lets_pipelines_of_own_networks_run_is_shown(tmp_path: Path) -> None:
-    own = GPIPE.with_(strategy="pipe-1f1b", network="studentnets.models:vit")
+    cell = GPIPE.with_(strategy="pipe-1f1b", network="studentnets.models:vit")
     reason = Reason("unknown_blocks", "its blocks are not known; write balance: profile")
-    text = _shown([MatrixRow(own, None, reason)], LOCAL, tmp_path)
+    text = _shown([MatrixRow(cell, None, reason)], LOCAL, tmp_path)
     assert "pipe-1f1b, 1 cell: its balance reads a table of the built-in networks" in text
     assert "Write into config/config.yaml: strategies: pipe-1f1b: {balance: profile}" in text
 
@@ -445,11 +445,11 @@ def test_operations_and_a_measured_rate_tell_of_other_networks(tmp_path: Path) -
     cost = estimate(_rows(other), LOCAL, tmp_path)
     assert cost.run_s_expected == pytest.approx(2 + 10 * 0.5 * ratio)
     assert cost.cells_known_by_operations == 1
-    own = short.with_(network="my.models:net")
-    assert estimate(_rows(own), LOCAL, tmp_path).cells_unknown == 1
+    own_cell = short.with_(network="my.models:net")
+    assert estimate(_rows(own_cell), LOCAL, tmp_path).cells_unknown == 1
     twice = sum(b.work for b in block_costs(short.network, short.dataset) or ()) * 2
     parts = OwnParts(operations={("my.models:net", "mnist"): twice})
-    known = estimate(_rows(own), LOCAL, tmp_path, parts)
+    known = estimate(_rows(own_cell), LOCAL, tmp_path, parts)
     assert known.run_s_expected == pytest.approx(2 + 10 * 0.5 * 2)
     text = _shown(_rows(other), LOCAL, tmp_path)
     assert "from operations, roughly" in text

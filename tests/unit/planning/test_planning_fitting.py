@@ -58,8 +58,8 @@ def test_what_is_fitted(strategy, geometry, batch_size, options) -> None:
 
 def test_a_group_of_data_and_tensor_is_fitted() -> None:
     """Two groups of 4, as 6 samples do not divide over four of 2."""
-    asked = replace(question("4x2", 6, "gpt-tiny"), dataset="tokens")
-    cell = asked.cell("data-tensor")
+    case = replace(question("4x2", 6, "gpt-tiny"), dataset="tokens")
+    cell = case.cell("data-tensor")
     assert dict(cell.options) == {"group": 4}
     assert why_not(cell) is None
 
@@ -130,9 +130,9 @@ def test_micro_batches_fill_the_stages_first(samples, stages) -> None:
     batch_size=st.integers(1, 300),
 )
 def test_every_strategy_has_a_cell_that_runs_or_says_why(nodes, devices_per_node, batch_size):
-    asked = question(f"{nodes}x{devices_per_node}", batch_size)
+    case = question(f"{nodes}x{devices_per_node}", batch_size)
     for strategy in SHIPPED_STRATEGIES:
-        descriptor, cell = strategy_of(strategy), asked.cell(strategy)
+        descriptor, cell = strategy_of(strategy), case.cell(strategy)
         plain = normalise(cell.with_(options=()))
         reason, by_default = why_not(cell), why_not(plain)
         assert reason is None or str(reason)

@@ -10,8 +10,8 @@ from ddlbench.planning.step import buckets, buckets_once_full
 from ddlbench.planning.workload import DEFAULT_BUCKET_BYTES
 
 
-def grouped(found, sizes):
-    return [[sizes[index] for index in bucket] for bucket in found]
+def grouped(groups, sizes):
+    return [[sizes[index] for index in bucket] for bucket in groups]
 
 
 def test_buckets_hold_neighbours_up_to_their_size():

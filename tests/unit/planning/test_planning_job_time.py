@@ -22,13 +22,13 @@ def site(stage_timeout_s, cell_timeout_s):
 )
 def test_the_job_asks_for_its_data_the_cell_and_spare_minutes(stage_s, cell_s, minutes):
     """By hand: minutes rounded up, and five to spare."""
-    asked = request(2, 4, site(stage_s, cell_s))
-    assert asked.runtime_min == minutes
+    resources = request(2, 4, site(stage_s, cell_s))
+    assert resources.runtime_min == minutes
     assert job_minutes(site(stage_s, cell_s)) == minutes
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "wished", "found"),
+    ("limit_s", "wished", "timeouts"),
     [
         (None, (1800, 3600), (1800, 3600)),
         (24 * HOUR_S, (1800, 3600), (1800, 3600)),
@@ -40,8 +40,8 @@ def test_the_job_asks_for_its_data_the_cell_and_spare_minutes(stage_s, cell_s, m
         (60, (1800, 3600), (60, 60)),  # nothing fits
     ],
 )
-def test_timeouts_that_fit(limit_s, wished, found):
-    assert timeouts_within(limit_s, *wished) == found
+def test_timeouts_that_fit(limit_s, wished, timeouts):
+    assert timeouts_within(limit_s, *wished) == timeouts
 
 
 @pytest.mark.parametrize("limit_s", range((SPARE_MINUTES + 2) * 60, 3 * HOUR_S, 37))

@@ -33,7 +33,7 @@ SITE = Site(
     cell_timeout_s=60,
     hang_timeout_s=600,
 )
-OWN = "my.models:net"
+OWN_NETWORK = "my.models:net"
 AXES = {
     "dataset": ["mnist"],
     "network": ["resnet18"],
@@ -437,25 +437,25 @@ def test_thousands_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     "strategy", ["pipedream", "pipe-1f1b", "pipe-interleaved", "pipe-zbv", "model-parallel-p2p"]
 )
 def test_a_pipeline_of_an_own_network_is_cut_by_its_profile(strategy: str) -> None:
-    axes = {"network": ["vgg11", OWN], "strategy": [strategy]}
-    builtin, own = _expand(axes)
-    assert own.unsupported is None
-    assert own.cell.option("balance", "") == "profile"
-    assert "balance=profile" in own.cell.id
+    axes = {"network": ["vgg11", OWN_NETWORK], "strategy": [strategy]}
+    builtin, own_row = _expand(axes)
+    assert own_row.unsupported is None
+    assert own_row.cell.option("balance", "") == "profile"
+    assert "balance=profile" in own_row.cell.id
     assert builtin.cell.option("balance", "") == ""
     written = _expand(axes, strategies={strategy: {"balance": "profile"}})
-    assert own.cell.id == written[1].cell.id
+    assert own_row.cell.id == written[1].cell.id
 
 
 @pytest.mark.parametrize("strategy", ["sequential", "ddp", "gpipe", "model-parallel"])
 def test_what_needs_no_blocks_stays_as_it_is(strategy: str) -> None:
-    (row,) = _expand({"network": [OWN], "strategy": [strategy]})
+    (row,) = _expand({"network": [OWN_NETWORK], "strategy": [strategy]})
     assert row.unsupported is None
     assert row.cell.options == ()
 
 
 def test_a_balance_that_was_written_stays() -> None:
-    axes = {"network": [OWN], "strategy": ["pipe-1f1b"]}
+    axes = {"network": [OWN_NETWORK], "strategy": ["pipe-1f1b"]}
     (row,) = _expand(axes, strategies={"pipe-1f1b": {"balance": "work"}})
     assert row.unsupported is not None
     assert "balance work reads a table of the built-in networks" in row.unsupported
@@ -464,7 +464,7 @@ def test_a_balance_that_was_written_stays() -> None:
 
 
 def test_an_included_cell_of_an_own_network_runs_too() -> None:
-    entry = {"dataset": "mnist", "network": OWN, "strategy": "pipedream", "geometry": "1x2"}
+    entry = {"dataset": "mnist", "network": OWN_NETWORK, "strategy": "pipedream", "geometry": "1x2"}
     rows = _expand(include=[entry])
     assert rows[-1].cell.option("balance", "") == "profile"
     assert rows[-1].unsupported is None

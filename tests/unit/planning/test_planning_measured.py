@@ -179,8 +179,8 @@ def test_bytes_that_a_stage_holds() -> None:
         held_bytes(gpipe, gpipe.strategy.pipeline_of(gpipe), profile)
         == (50 + 4000 + 14 + passes,) * 2
     )
-    one = make_plan(_cell("pipe-1f1b", balance="2+2"), SITE_NAME)
-    assert held_bytes(one, one.strategy.pipeline_of(one), profile) == (
+    plan_1f1b = make_plan(_cell("pipe-1f1b", balance="2+2"), SITE_NAME)
+    assert held_bytes(plan_1f1b, plan_1f1b.strategy.pipeline_of(plan_1f1b), profile) == (
         50 + 4000 + 14 + passes / 2,
         50 + 4000 + 14 + passes / 4,
     )

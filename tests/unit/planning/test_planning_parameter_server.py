@@ -73,8 +73,8 @@ def test_servers_take_the_first_places() -> None:
     ],
 )
 def test_reasons(cell: Cell, reason: str | None) -> None:
-    said = strategy_of(cell.strategy).supports(cell)
-    assert said is None if reason is None else reason in str(said)
+    actual = strategy_of(cell.strategy).supports(cell)
+    assert actual is None if reason is None else reason in str(actual)
 
 
 def test_it_depends_on_the_mode_whether_updates_are_stale() -> None:

@@ -95,7 +95,7 @@ def test_every_network_on_every_dataset_can_be_cut(network: str, dataset: str) -
             continue
         assert strategy_of(strategy).supports(cell) is None
         stages = _stages(cell)
-        edges = [0, *(behind for _, behind, _ in stages)]
+        edges = [0, *(end for _, end, _ in stages)]
         assert [first for first, _, _ in stages] == edges[:-1]
         assert edges[-1] == len(costs)
         assert all(a < b for a, b in itertools.pairwise(edges))
@@ -165,7 +165,7 @@ def test_semantics() -> None:
 
 # What it refuses ---------------------------------------------------------------------------------
 
-OWN = "my.module:network"
+OWN_NETWORK = "my.module:network"
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,15 @@ OWN = "my.module:network"
         (_cell(balance="3+20"), "balance 3+20 has 2 parts for 4 stages"),
         (_cell(balance="3+20", replicas="3+1"), None),
         (_cell(balance="3+9", replicas="3+1"), "balance 3+9 deals 12 blocks, vgg11 has 23"),
-        (_cell("1x2", network=OWN, balance="3+9"), None),
-        (_cell("1x2", network=OWN, balance="profile"), None),
-        (_cell("1x2", network=OWN), "balance work reads a table of the built-in networks"),
+        (_cell("1x2", network=OWN_NETWORK, balance="3+9"), None),
+        (_cell("1x2", network=OWN_NETWORK, balance="profile"), None),
+        (_cell("1x2", network=OWN_NETWORK), "balance work reads a table of the built-in networks"),
         (_cell(vertical_sync=True, stage_all_reduce="async"), "use one of the two"),
     ],
 )
 def test_reasons_of_pipedream(cell: Cell, reason: str | None) -> None:
-    said = strategy_of(cell.strategy).supports(cell)
-    assert said is None if reason is None else reason in str(said)
+    actual = strategy_of(cell.strategy).supports(cell)
+    assert actual is None if reason is None else reason in str(actual)
 
 
 # From a profile ----------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ def _cell(strategy: str, nodes: int = 1, devices: int = 4, batch: int = 48, **op
     ],
 )
 def test_what_cannot_run_is_one_sentence(cell: Cell, reason: str | None) -> None:
-    said = strategy_of(cell.strategy).supports(cell)
-    assert said is None if reason is None else reason in str(said), said
+    actual = strategy_of(cell.strategy).supports(cell)
+    assert actual is None if reason is None else reason in str(actual), actual
 
 
 def test_replicas_are_whole_pipelines_side_by_side() -> None:

@@ -67,8 +67,8 @@ def test_a_node_is_a_group_unless_said_otherwise(strategy: str) -> None:
     ],
 )
 def test_reasons(cell: Cell, reason: str | None) -> None:
-    said = strategy_of(cell.strategy).supports(cell)
-    assert said is None if reason is None else reason in str(said)
+    actual = strategy_of(cell.strategy).supports(cell)
+    assert actual is None if reason is None else reason in str(actual)
 
 
 def test_grids() -> None:

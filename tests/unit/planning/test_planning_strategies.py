@@ -139,8 +139,8 @@ def test_placements_are_whole(strategy: str, nodes: int, devices: int) -> None:
     ],
 )
 def test_reasons(cell: Cell, reason: str | None) -> None:
-    said = strategy_of(cell.strategy).supports(cell)
-    assert said is None if reason is None else reason in str(said)
+    actual = strategy_of(cell.strategy).supports(cell)
+    assert actual is None if reason is None else reason in str(actual)
 
 
 def test_the_baseline_has_one_form() -> None:

@@ -67,9 +67,9 @@ def test_extra(replicas, extra, counts) -> None:
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 4))
 def test_a_stage_admits_what_the_next_one_asks_for(replicas, extra) -> None:
     counts = warmups(replicas, extra)
-    asked = [(count + 1) * r for count, r in zip(counts, replicas, strict=True)]
+    demands = [(count + 1) * r for count, r in zip(counts, replicas, strict=True)]
     for stage, (count, r) in enumerate(zip(counts[:-1], replicas[:-1], strict=True)):
-        assert count * r >= asked[stage + 1]
+        assert count * r >= demands[stage + 1]
     assert counts[-1] == 0
 
 

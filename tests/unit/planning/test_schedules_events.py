@@ -66,8 +66,8 @@ def _ends(
 )
 def test_receives_posted_ahead_hide_messages(messaging, forwards) -> None:
     ends = _ends(gpipe(2, 3), messaging, message_s=5, notice_s=1)
-    told = [ends[1, f"F{number}"] for number in range(3)]
-    assert told == forwards
+    actual = [ends[1, f"F{number}"] for number in range(3)]
+    assert actual == forwards
 
 
 def test_1f1b_waits_for_its_sends() -> None:
@@ -140,9 +140,9 @@ def test_a_rank_starts_when_it_is_told_to() -> None:
 
 
 def test_one_rank_alone_has_the_same_actions() -> None:
-    whole, one = pipedream((2, 1), 7), pipedream((2, 1), 7, only_rank=1)
-    assert one.actions == ((), whole.actions[1], ())
-    assert (one.in_flight, one.warmups, one.stage_ranks) == (
+    whole, part = pipedream((2, 1), 7), pipedream((2, 1), 7, only_rank=1)
+    assert part.actions == ((), whole.actions[1], ())
+    assert (part.in_flight, part.warmups, part.stage_ranks) == (
         whole.in_flight, whole.warmups, whole.stage_ranks
     )  # fmt: skip
     assert model_parallel(2, 3, only_rank=0).actions[0] == model_parallel(2, 3).actions[0]

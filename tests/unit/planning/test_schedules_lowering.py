@@ -41,8 +41,8 @@ def torchs_posts(
     micro_batches: int,
 ) -> tuple[tuple[tuple[int, Channel], ...], ...]:
     """Torch's list of each rank, as :func:`posted_receives` says it."""
-    own = [_Stage(index, ranks, places) for index, rank in enumerate(places) if rank == 0]
-    lists = schedule(own, micro_batches, loss_fn=lambda *_: None).pipeline_order_with_comms
+    stages = [_Stage(index, ranks, places) for index, rank in enumerate(places) if rank == 0]
+    lists = schedule(stages, micro_batches, loss_fn=lambda *_: None).pipeline_order_with_comms
     posts: list[list[tuple[int, Channel]]] = [[] for _ in range(ranks)]
     for rank, actions in lists.items():
         done = 0

@@ -47,10 +47,10 @@ def test_both_halves_are_the_whole(name) -> None:
     for block in blocks_of(network, "fp32", CPU, resident=True):
         whole = gradients(block, inputs, split=False)
         split = gradients(block, inputs, split=True)
-        for one, other in zip(whole, split, strict=True):
-            assert (one is None) == (other is None), block.name
-            if one is not None:
-                torch.testing.assert_close(one, other)
+        for first, second in zip(whole, split, strict=True):
+            assert (first is None) == (second is None), block.name
+            if first is not None:
+                torch.testing.assert_close(first, second)
         inputs = next_input(block.forward(inputs)).detach()
 
 

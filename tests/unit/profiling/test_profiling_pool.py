@@ -60,7 +60,7 @@ def test_times_are_medians_over_the_runs():
     assert whole.alone[0].step_s == pytest.approx(0.022)
     assert whole.alone[0].count == 15
     assert whole.notes == ("same",)
-    assert [one["host"] for one in whole.provenance["runs"]] == ["n1", "n1.5", "n1.1"]
+    assert [entry["host"] for entry in whole.provenance["runs"]] == ["n1", "n1.5", "n1.1"]
 
 
 def test_an_interval_holds_those_of_all_runs():

@@ -47,12 +47,12 @@ def train_here(case, rank: int, store: Store | None) -> dict:
     context = context_of(plan, process, store)
     executor.prepare(plan, process, network(), Reader(cell, process, torch.float32), context)
     executor.run(0, 3)  # torch settles its buckets after the first step
-    said = executor.module._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    bucket_sizes = executor.module._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     details = executor.details()
     executor.close()
     for name in Accelerator("").variables():
         del os.environ[name]
-    return {"sizes": [int(size) for size in said.split(",")], "details": details}
+    return {"sizes": [int(size) for size in bucket_sizes.split(",")], "details": details}
 
 
 @pytest.mark.parametrize("shrink", [1, 5.5], ids=["whole", "shrunk"])

@@ -67,26 +67,26 @@ def test_order_is_that_of_a_pipeline(checkpoint):
     for span in spans:
         assert 0 <= span.start_s <= span.end_s
     for micro_batch in range(CHUNKS):
-        ahead, behind = (at[0, "forward", micro_batch], at[1, "forward", micro_batch])
-        assert ahead.end_s <= behind.start_s
+        earlier, later = (at[0, "forward", micro_batch], at[1, "forward", micro_batch])
+        assert earlier.end_s <= later.start_s
         assert at[1, "backward", micro_batch].start_s <= at[0, "backward", micro_batch].start_s
         if micro_batch < RECOMPUTED[checkpoint]:
             for partition in range(PARTS):
                 again = at[partition, "recompute", micro_batch]
                 assert again.end_s <= at[partition, "backward", micro_batch].start_s
     for partition in range(PARTS):
-        own = sorted(
+        partition_spans = sorted(
             (span for span in spans if span.partition == partition), key=lambda s: s.start_s
         )
-        assert all(one.end_s <= other.start_s for one, other in pairwise(own))
+        assert all(first.end_s <= second.start_s for first, second in pairwise(partition_spans))
 
 
 def test_recording_changes_nothing_and_leaves_no_hooks():
     watched, loss, _ = recorded("except_last")
     plain = GPipe(network(), balance=[3, 3], devices=[torch.device("cpu")] * PARTS, chunks=CHUNKS)
     assert torch.equal(step(plain), loss)
-    for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+    for first, second in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(first.grad, second.grad)
     for module in watched.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks

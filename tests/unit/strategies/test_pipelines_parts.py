@@ -52,10 +52,12 @@ def test_another_order_than_planned_is_an_error():
     executor.planned = one_f_one_b(2, 3)
     executor.process = SimpleNamespace(stage=0)
     passes = [(action.kind, 0, action.micro_batch) for action in executor.planned.computations(0)]
-    for order, said in ((passes, None), (sorted(passes), "F0 F1 F2"), (passes[:-1], "ran")):
-        executor.passes = [Action(*one) for one in order]
-        if said is None:
+    for order, sentence in ((passes, None), (sorted(passes), "F0 F1 F2"), (passes[:-1], "ran")):
+        executor.passes = [Action(*fields) for fields in order]
+        if sentence is None:
             executor._check_order()
         else:
-            with pytest.raises(RuntimeError, match=f"another order than planned.*{said}|{said}"):
+            with pytest.raises(
+                RuntimeError, match=f"another order than planned.*{sentence}|{sentence}"
+            ):
                 executor._check_order()

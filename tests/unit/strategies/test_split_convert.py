@@ -25,10 +25,10 @@ def _meta(network: str, dataset: str):
 
 @pytest.mark.parametrize("network", IMAGE_NETWORKS)
 def test_imagenet_splits_by_rows_filters_and_channels(network):
-    blocks, told = _meta(network, "imagenet")
-    names = [one.name for one in told]
+    blocks, traces = _meta(network, "imagenet")
+    names = [trace.name for trace in traces]
     before = [name for name, _ in blocks.named_parameters()]
-    rows = split_rows(blocks, told, fake_grid("height", 4))
+    rows = split_rows(blocks, traces, fake_grid("height", 4))
     assert rows.split_blocks == names[: names.index("avgpool")]
     # VGG and AlexNet average over nothing: their head reads every position.
     mean = network.startswith(("resnet", "mobilenet"))
@@ -36,8 +36,8 @@ def test_imagenet_splits_by_rows_filters_and_channels(network):
     assert (GATHER_NAME in dict(blocks.named_children())) is not mean
     assert [name for name, _ in blocks.named_parameters()] == before
     for by in ("filter", "channel"):
-        blocks, told = _meta(network, "imagenet")
-        dealt = split_weights(blocks, told, fake_group(8), by)
+        blocks, traces = _meta(network, "imagenet")
+        dealt = split_weights(blocks, traces, fake_group(8), by)
         convolutions = [n for n in before if n.endswith("weight") and "bn" not in n]
         assert len(dealt.split_layers) >= 7
         assert len(dealt.split_layers) <= len(convolutions)
@@ -47,7 +47,7 @@ def test_imagenet_splits_by_rows_filters_and_channels(network):
 
 
 @pytest.mark.parametrize(
-    ("network", "dataset", "split", "devices", "said"),
+    ("network", "dataset", "split", "devices", "sentence"),
     [
         (
             "vgg11",
@@ -81,16 +81,16 @@ def test_imagenet_splits_by_rows_filters_and_channels(network):
         ),
     ],
 )
-def test_rows_name_the_limiting_layer(network, dataset, split, devices, said):
-    blocks, told = _meta(network, dataset)
+def test_rows_name_the_limiting_layer(network, dataset, split, devices, sentence):
+    blocks, traces = _meta(network, dataset)
     with pytest.raises(Unsupported) as error:
-        split_rows(blocks, told, fake_grid(split, devices))
-    assert said in str(error.value)
+        split_rows(blocks, traces, fake_grid(split, devices))
+    assert sentence in str(error.value)
 
 
 def test_an_earlier_end_makes_room():
-    blocks, told = _meta("vgg11", "cifar10")
-    rows = split_rows(blocks, told, fake_grid("height", 2), until="features_20")
+    blocks, traces = _meta("vgg11", "cifar10")
+    rows = split_rows(blocks, traces, fake_grid("height", 2), until="features_20")
     assert rows.split_blocks[-1] == "features_19"
     names = list(dict(blocks.named_children()))
     assert names[names.index("features_19") + 1 :][:2] == [GATHER_NAME, "features_20"]
@@ -107,43 +107,43 @@ def test_an_earlier_end_makes_room():
     ],
 )
 def test_an_end_that_finds_itself(network, dataset, devices, last):
-    blocks, told = _meta(network, dataset)
-    rows = split_rows(blocks, told, fake_grid("height", devices), until="auto")
+    blocks, traces = _meta(network, dataset)
+    rows = split_rows(blocks, traces, fake_grid("height", devices), until="auto")
     assert rows.split_blocks[-1] == last
 
 
 @pytest.mark.parametrize(
-    ("until", "said"),
+    ("until", "sentence"),
     [
         ("fc", "until: fc names no block up to the head; write one of bn1, "),
         ("nothing", "names no block"),
         ("conv1", "the first block, conv1, needs all rows"),
     ],
 )
-def test_ends_that_are_none(until, said):
-    blocks, told = _meta("resnet18", "mnist")
-    with pytest.raises(Unsupported, match=said):
-        split_rows(blocks, told, fake_grid("height", 2), until=until)
+def test_ends_that_are_none(until, sentence):
+    blocks, traces = _meta("resnet18", "mnist")
+    with pytest.raises(Unsupported, match=sentence):
+        split_rows(blocks, traces, fake_grid("height", 2), until=until)
 
 
 @pytest.mark.parametrize(
-    ("network", "by", "devices", "said"),
+    ("network", "by", "devices", "sentence"),
     [
         ("resnet18", "filter", 11, "layer fc (Linear) has 10 filters, too few for 11 devices"),
         ("mobilenetv2", "filter", 17, "layer classifier (Linear) has 10 filters, too few"),
         ("mobilenetv2", "channel", 17, "has 16 input channels, too few for 17 devices"),
     ],
 )
-def test_weights_name_the_limiting_layer(network, by, devices, said):
-    blocks, told = _meta(network, "mnist")
+def test_weights_name_the_limiting_layer(network, by, devices, sentence):
+    blocks, traces = _meta(network, "mnist")
     with pytest.raises(Unsupported) as error:
-        split_weights(blocks, told, fake_group(devices), by)
-    assert said in str(error.value)
+        split_weights(blocks, traces, fake_group(devices), by)
+    assert sentence in str(error.value)
 
 
 def test_by_channel_the_first_layer_stays_whole():
-    blocks, told = _meta("resnet18", "cifar10")
-    dealt = split_weights(blocks, told, fake_group(4), "channel")
+    blocks, traces = _meta("resnet18", "cifar10")
+    dealt = split_weights(blocks, traces, fake_group(4), "channel")
     assert "conv1" not in dealt.split_layers
     assert "conv1" in dealt.whole_layers
     assert dealt.split_layers[:2] == ["layer1_0.conv1", "layer1_0.conv2"]
@@ -153,10 +153,10 @@ def test_tracing_leaves_the_network_as_it_is():
     network = build("mobilenetv2", DATASETS["mnist"], seed=0)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     hooks = sum(len(m._forward_hooks) for m in network.modules())
-    told = traced(network, (2, 1, 28, 28))
-    assert told[0].shapes == ((2, 1, 28, 28), (2, 32, 28, 28))
-    assert told[-1].layers == {"classifier": [((2, 1280), (2, 10))]}
-    assert not any(one.mixing for one in told[:-3])
+    traces = traced(network, (2, 1, 28, 28))
+    assert traces[0].shapes == ((2, 1, 28, 28), (2, 32, 28, 28))
+    assert traces[-1].layers == {"classifier": [((2, 1280), (2, 10))]}
+    assert not any(trace.mixing for trace in traces[:-3])
     assert sum(len(m._forward_hooks) for m in network.modules()) == hooks
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name])

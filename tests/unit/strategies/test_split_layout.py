@@ -75,18 +75,18 @@ def test_every_rank_gets_what_its_outputs_read(*, extent, ranks, kernel, stride,
     whole = F.conv1d(values, weight, stride=stride, padding=padding, dilation=dilation)
     for rank in range(ranks):
         held = torch.full((extent,), torch.nan)
-        first, behind = halo.kept(rank)
-        held[first:behind] = values[0, 0, first:behind]
-        for owner, (first, behind) in halo.received(rank):
-            assert (rank, (first, behind)) in halo.sent(owner)
-            assert overlap(halo.owned[owner], (first, behind)) == (first, behind)
-            assert held[first:behind].isnan().all()  # nothing comes twice
-            held[first:behind] = values[0, 0, first:behind]
-        first, behind = halo.wanted[rank]
-        rows = F.pad(held[first:behind], halo.padding[rank]).view(1, 1, -1)
-        first, behind = Parts.even(outputs, ranks)[rank]
-        own = F.conv1d(rows, weight, stride=stride, dilation=dilation)
-        assert torch.equal(own, whole[..., first:behind])
+        first, end = halo.kept(rank)
+        held[first:end] = values[0, 0, first:end]
+        for owner, (first, end) in halo.received(rank):
+            assert (rank, (first, end)) in halo.sent(owner)
+            assert overlap(halo.owned[owner], (first, end)) == (first, end)
+            assert held[first:end].isnan().all()  # nothing comes twice
+            held[first:end] = values[0, 0, first:end]
+        first, end = halo.wanted[rank]
+        rows = F.pad(held[first:end], halo.padding[rank]).view(1, 1, -1)
+        first, end = Parts.even(outputs, ranks)[rank]
+        part = F.conv1d(rows, weight, stride=stride, dilation=dilation)
+        assert torch.equal(part, whole[..., first:end])
 
 
 @given(
@@ -129,7 +129,7 @@ def test_groups_and_lines_of_a_picture():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "shared"), [((0, 3), (2, 5), (2, 3)), ((0, 2), (4, 5), (4, 4))]
+    ("first", "second", "shared"), [((0, 3), (2, 5), (2, 3)), ((0, 2), (4, 5), (4, 4))]
 )
-def test_overlap(one, other, shared):
-    assert overlap(one, other) == shared
+def test_overlap(first, second, shared):
+    assert overlap(first, second) == shared

@@ -55,15 +55,15 @@ def test_layers_of_different_modules_are_no_pair() -> None:
 def test_pairs_of_a_transformer(precision: str) -> None:
     network = with_precision(transformer(), precision, "cpu")
     actual = find_pairs(network)
-    assert [one.pair.row for one in actual] == [
+    assert [entry.pair.row for entry in actual] == [
         f"layer_{number}.{name}" for number in (0, 1) for name in ("attention.output", "fc2")
     ]
-    assert [one.units for one in actual] == [4, 24, 4, 24]
-    for one in actual:
-        assert isinstance(network.get_submodule(one.row), nn.Linear)
+    assert [entry.units for entry in actual] == [4, 24, 4, 24]
+    for entry in actual:
+        assert isinstance(network.get_submodule(entry.row), nn.Linear)
 
 
-class _Own(nn.Module):
+class _UserModule(nn.Module):
     """Nobody knows what a module of a user does between its layers."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class _Own(nn.Module):
 
 
 def test_only_modules_whose_calls_are_known_are_split() -> None:
-    assert find_pairs(nn.Sequential(_Own())) == []
+    assert find_pairs(nn.Sequential(_UserModule())) == []
     halves = OrderedDict(fc1=nn.Linear(8, 6), gelu=nn.GELU(), fc2=nn.Linear(6, 8))
     known = linear_pairs(nn.Sequential(nn.Conv2d(1, 1, 2), nn.Sequential(halves)))
     assert (known.pairs, known.heads, known.hidden) == (1, 0, 6)
@@ -130,9 +130,9 @@ def cell_of(strategy: str, network: str, devices: int, **options: Any) -> Cell:
     ids=lambda value: value.id if isinstance(value, Cell) else "",
 )
 def test_what_is_refused(cell: Cell, reason: str | None, code: str) -> None:
-    said = strategy_of(cell.strategy).supports(cell)
-    assert said == reason
-    assert getattr(said, "code", "") == code
+    actual = strategy_of(cell.strategy).supports(cell)
+    assert actual == reason
+    assert getattr(actual, "code", "") == code
 
 
 def test_groups_lie_side_by_side() -> None:

@@ -72,7 +72,7 @@ def test_it_is_recommended(make, tmp_path):
     sweeps = (make.sweep(0.001, 1e9, 4), make.sweep(0.001, 1e9, 4, transport="horovod"))
     make.write_site(root, make.profile(), make.links(make.pair([0] * 4), sweeps=sweeps))
     ranking = recommend(make.question(), make.knowledge(root))
-    (actual,) = (one for one in ranking.ranked if one.strategy == NAME)
+    (actual,) = (candidate for candidate in ranking.ranked if candidate.strategy == NAME)
     assert actual.prediction is not None
     assert actual.bound == 4  # its devices
     assert actual.prediction.predictor == "ddlbench"  # from the messages that it declares

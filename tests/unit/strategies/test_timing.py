@@ -93,7 +93,7 @@ def test_phases_last_until_something_interrupts_them():
     recorder.phase("")
     assert kinds(recorder) == [("forward", 5), ("halo", 5), ("forward", 5), ("backward", 5)]
     spans = recorder.spans()
-    assert all(one[3] == other[2] for one, other in pairwise(spans))
+    assert all(span[3] == following[2] for span, following in pairwise(spans))
     assert recorder.wait_s == pytest.approx(spans[1][3] - spans[1][2])
 
 
