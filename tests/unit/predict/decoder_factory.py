@@ -33,7 +33,7 @@ def decoder(model: str, **given: float) -> Decoders:
         **given,
     }
     words = {"recomputation": np.array([columns.pop("recomputation", "none")])}
-    return Decoders({name: np.array([float(one)]) for name, one in columns.items()} | words)
+    return Decoders({name: np.array([float(value)]) for name, value in columns.items()} | words)
 
 
 def nanotron(**constants: float) -> Software:

@@ -65,7 +65,7 @@ def write_cases(root: Path, repeats: int = 3) -> list[MatrixRow]:
     return rows
 
 
-def one(frame: pd.DataFrame, **wanted: Any) -> Any:
+def only_row(frame: pd.DataFrame, **wanted: Any) -> Any:
     """The only row with these values."""
     for name, value in wanted.items():
         frame = frame[frame[name] == value]

@@ -76,10 +76,10 @@ def plain(library, **values):
 def test_bytes_of_a_ring_by_hand(library):
     groups = Groups.of_system(system(device="a100-sxm-80gb"))  # 300 GB/s, no sum in the switch
     payload = np.array([300e9])
-    one = plain(library)
-    assert seconds(groups, payload, one) == pytest.approx(2 * 7 / 8)
-    assert seconds(groups, payload, one, "all_gather") == pytest.approx(7 / 8)
-    assert seconds(groups, payload, one, "broadcast") == pytest.approx(1)
+    plain_library = plain(library)
+    assert seconds(groups, payload, plain_library) == pytest.approx(2 * 7 / 8)
+    assert seconds(groups, payload, plain_library, "all_gather") == pytest.approx(7 / 8)
+    assert seconds(groups, payload, plain_library, "broadcast") == pytest.approx(1)
 
 
 def test_latency_grows_with_nodes_and_a_gather_has_half(library):
@@ -200,8 +200,10 @@ def test_two_own_points_tell_latency_and_rate(library, published):
         {name: library.constant(name) * 1.5 for name in ("start_s", "device_s", "node_s")}
     )
     made = read_points(table.assign(time_s=points.expected_s(planted)))
-    own = measured_at(made.take(np.isin(made.payload_bytes, (2**24, GIB))), library)
-    assert own.constant("start_s") == pytest.approx(planted.constant("start_s"), rel=0.1)
+    measured_library = measured_at(made.take(np.isin(made.payload_bytes, (2**24, GIB))), library)
+    assert measured_library.constant("start_s") == pytest.approx(
+        planted.constant("start_s"), rel=0.1
+    )
 
 
 def test_one_sweep_of_a_subset_can_be_scored(published):
@@ -249,16 +251,16 @@ def test_verdicts_follow_the_interval(library):
 def test_far_beyond_the_fit_nothing_is_judged(library):
     measured, there = sweep(64, library, 3.0)
     judged = judged_sweep(measured, there, library)
-    assert {one.verdict for one in judged} == {"cannot tell"}
+    assert {judgement.verdict for judgement in judged} == {"cannot tell"}
     assert "64 are over twice" in sentence(judged, there)
 
 
 def test_copies_are_compared_with_the_data_sheet(library):
     rates = [("median", 390e9), ("slowest", 200e9), ("wrong", 500e9)]
     judged = judged_pairs(rates, system(), library)
-    assert [one.verdict for one in judged] == ["normal", "slow", "fast"]
+    assert [judgement.verdict for judgement in judged] == ["normal", "slow", "fast"]
     mesh = judged_pairs(rates, system(device="v100-sxm-32gb"), library)
-    assert {one.verdict for one in mesh} == {"cannot tell"}
+    assert {judgement.verdict for judgement in mesh} == {"cannot tell"}
 
 
 def test_classes_of_sizes():

@@ -106,8 +106,8 @@ def test_a_token_is_computed_by_its_active_experts_alone():
     given = {"micro_batch": 4, "experts": 8}
     parts = [passes_s(software, **given, active_experts=k)["passes"][0] for k in (1, 2, 3)]
     assert parts[2] - parts[1] == pytest.approx(parts[1] - parts[0], rel=1e-6)
-    one = passes_s(software, micro_batch=4)["passes"][0]
-    assert parts[0] == pytest.approx(one, rel=1e-6)
+    dense_s = passes_s(software, micro_batch=4)["passes"][0]
+    assert parts[0] == pytest.approx(dense_s, rel=1e-6)
 
 
 def test_exchanges_of_tokens_cost_more_between_nodes():

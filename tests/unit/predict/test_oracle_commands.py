@@ -24,7 +24,7 @@ def run(*arguments):
     return result.output
 
 
-def told(*arguments):
+def json_of(*arguments):
     return json.loads(run(*arguments, "--json"))
 
 
@@ -48,38 +48,38 @@ def wide(monkeypatch):
 
 
 def test_accuracy_on_the_published_measurements():
-    actual = told("score", MEASURED)
+    actual = json_of("score", MEASURED)
     assert actual["campaign"] == "report"
     assert actual["cells_scored"] == 38
     assert actual["mean_accuracy"] >= 0.80
-    assert min(one["accuracy"] for one in actual["strategies"].values()) >= 0.60
-    means = [one["accuracy"] for one in actual["strategies"].values()]
+    assert min(score["accuracy"] for score in actual["strategies"].values()) >= 0.60
+    means = [score["accuracy"] for score in actual["strategies"].values()]
     assert actual["mean_accuracy"] == pytest.approx(sum(means) / len(means))
     assert set(actual["networks"]) == {"resnet50", "vgg16"}
     assert set(actual["campaigns"]) == {"logs_2020_01"}
     assert actual["baselines"]["paradl-projected"] == pytest.approx(0.657, abs=0.001)
     assert actual["mean_accuracy"] > max(actual["baselines"].values())
-    published = told("score", MEASURED, "--predictor", "authors-code")
+    published = json_of("score", MEASURED, "--predictor", "authors-code")
     assert 0.60 < published["mean_accuracy"] < 0.72
 
 
 @pytest.mark.slow
 def test_held_out_networks_and_sizes():
     for by in ("network", "size"):
-        actual = told("calibrate", MEASURED, "--hold-out", by)["hold_out"]
+        actual = json_of("calibrate", MEASURED, "--hold-out", by)["hold_out"]
         assert actual["mean_accuracy"] >= 0.72
         assert min(actual["strategies"].values()) >= 0.60
 
 
 def test_calibrated_constants_are_those_of_the_shipped_platform(tmp_path):
     output = tmp_path / "fitted.yaml"
-    actual = told("calibrate", MEASURED, "--output", str(output))
+    actual = json_of("calibrate", MEASURED, "--output", str(output))
     shipped, written = Platform.load("abci"), Platform.load(str(output))
     assert set(actual["constants"]) == set(shipped.constants)
-    for name, said in actual["constants"].items():
-        assert said["meaning"]
-        assert said["value"] == pytest.approx(shipped.constant(name), rel=0.01)
-        assert written.constant(name) == pytest.approx(said["value"])
+    for name, constant in actual["constants"].items():
+        assert constant["meaning"]
+        assert constant["value"] == pytest.approx(shipped.constant(name), rel=0.01)
+        assert written.constant(name) == pytest.approx(constant["value"])
     assert "38 rows fit 5 constants" in run("calibrate", MEASURED)
 
 
@@ -88,7 +88,7 @@ def test_carry_forward_does_not_score_itself(tmp_path):
         tmp_path, gpus=[16, 32], model=["vgg16"] * 2, strategy=["data"] * 2,
         batch_per_gpu=[32] * 2, seconds_per_iteration=[0.4, 0.5],
     )  # fmt: skip
-    actual = told("score", path, "--predictor", "carry-forward")
+    actual = json_of("score", path, "--predictor", "carry-forward")
     assert actual["cells_scored"] == 1
     assert actual["mean_accuracy"] == pytest.approx(0.8)
 
@@ -99,7 +99,7 @@ def test_unreliable_rows_are_left_out(tmp_path):
         batch_per_gpu=[32] * 2, seconds_per_iteration=[0.4, 9.0],
         reliability=["ok: checked", "unreliable: one iteration"],
     )  # fmt: skip
-    actual = told("score", path)
+    actual = json_of("score", path)
     assert actual["cells_scored"] == 1
     assert actual["left_out"] == [{"cell": "vgg16/data/p32", "why": "unreliable: one iteration"}]
     assert "left out" in run("score", path)
@@ -169,32 +169,36 @@ def test_platforms_that_cannot_be(tmp_path, place, value, says):
 
 
 def test_best_ranks_what_can_run_first():
-    actual = told("best", "resnet50", "--devices", "64", "--batch-size", "2048")
+    actual = json_of("best", "resnet50", "--devices", "64", "--batch-size", "2048")
     assert actual["best"] == actual["ranking"][0]["strategy"] == "data"
-    runs = [one["runs"] for one in actual["ranking"]]
+    runs = [candidate["runs"] for candidate in actual["ranking"]]
     assert runs == sorted(runs, reverse=True)
-    refused = {one["strategy"]: one["why"] for one in actual["ranking"] if not one["runs"]}
+    refused = {
+        candidate["strategy"]: candidate["why"]
+        for candidate in actual["ranking"]
+        if not candidate["runs"]
+    }
     assert "limited by" in refused["spatial"]
     assert "GB a device" in refused["filter"]
     assert "best: data" in run("best", "resnet50", "--devices", "64", "--batch-size", "2048")
 
 
 def test_limits_say_where_a_strategy_ends_and_what_bounds_it():
-    (actual,) = told("limits", "vgg16", "--batch-size", "32", "--strategy", "filter")
+    (actual,) = json_of("limits", "vgg16", "--batch-size", "32", "--strategy", "filter")
     assert "limited by conv1_1" in actual["stops"]
     assert actual["regimes"][0]["from_devices"] == 2
     assert actual["communication_outweighs_from"] == 2
-    (data,) = told("limits", "vgg16", "--batch-size", "32", "--strategy", "data")
-    assert [one["term"] for one in data["regimes"]] == ["layers", "gradients"]
+    (data,) = json_of("limits", "vgg16", "--batch-size", "32", "--strategy", "data")
+    assert [regime["term"] for regime in data["regimes"]] == ["layers", "gradients"]
     assert "longest term" in run("limits", "vgg16", "--batch-size", "32")
 
 
 def test_target_gives_the_fewest_devices():
     arguments = ("resnet50", "--batch-size", "64", "--epoch-s", "120")
-    actual = told("target", *arguments)["strategies"]
+    actual = json_of("target", *arguments)["strategies"]
     assert actual["data"]["epoch_s"] <= 120
-    halved = told("limits", "resnet50", "--batch-size", "64", "--strategy", "data")[0]["sizes"]
-    before = [one for one in halved if one["devices"] == actual["data"]["devices"] // 2]
+    halved = json_of("limits", "resnet50", "--batch-size", "64", "--strategy", "data")[0]["sizes"]
+    before = [size for size in halved if size["devices"] == actual["data"]["devices"] // 2]
     assert before[0]["epoch_s"] > 120
     assert "at best, on 2 devices" in actual["filter"]["why"]
     assert "Not in time" in run("target", *arguments)

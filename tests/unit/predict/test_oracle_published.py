@@ -26,17 +26,17 @@ from ddlbench.predict.paradl.workload import (
 from ddlbench.predict.run_tables import ScoreQuestion
 
 ABCI = Platform.load("abci")
-OWN = read_published_projections()
+OWN_PROJECTIONS = read_published_projections()
 
 
 def projections(strategy, network):
     rows = measured_rows(pd.read_csv(PUBLISHED_MEASURED), "measured.csv")
     rows = rows[(rows.campaign == "report") & (rows.strategy == strategy) & (rows.model == network)]
     for row in rows.to_dict("records"):
-        asked = question_of(row, ABCI)
+        question = question_of(row, ABCI)
         yield (
-            project("authors-code", load_workload(network), ABCI, asked),
-            OWN.loc[row["cell"]],
+            project("authors-code", load_workload(network), ABCI, question),
+            OWN_PROJECTIONS.loc[row["cell"]],
         )
 
 
@@ -50,8 +50,8 @@ def projections(strategy, network):
 def test_near_its_own_projections(strategy, within, network):
     actual = list(projections(strategy, network))
     assert actual
-    for told, own in actual:
-        assert told.iteration_s == pytest.approx(own.seconds_per_iteration, rel=within)
+    for projection, published in actual:
+        assert projection.iteration_s == pytest.approx(published.seconds_per_iteration, rel=within)
 
 
 @pytest.mark.parametrize(
@@ -61,43 +61,43 @@ def test_the_printed_table_on_the_published_measurements(strategy, accuracy):
     """Table III as printed is another model than the authors' code."""
     rows = measured_rows(pd.read_csv(PUBLISHED_MEASURED), "measured.csv")
     rows = rows[rows.reliability.str.startswith("ok")]
-    told = score(rows, ScoreQuestion(predictor="printed-table"))["strategies"]
-    assert told[strategy]["accuracy"] == pytest.approx(accuracy, abs=0.01)
-    assert "data+spatial" not in told or told["data+spatial"]["accuracy"] is None
+    strategies = score(rows, ScoreQuestion(predictor="printed-table"))["strategies"]
+    assert strategies[strategy]["accuracy"] == pytest.approx(accuracy, abs=0.01)
+    assert "data+spatial" not in strategies or strategies["data+spatial"]["accuracy"] is None
 
 
 def test_the_printed_table_by_hand():
     """Two convolutions and a linear layer, 4 devices of one node, 8 samples."""
     workload = make.workload()
-    told = project("printed-table", workload, make.platform(), make.ask("filter", 4, 8))
-    assert told.computation["layers"] == pytest.approx(8 * workload.time_s / 4)
+    projection = project("printed-table", workload, make.platform(), make.ask("filter", 4, 8))
+    assert projection.computation["layers"] == pytest.approx(8 * workload.time_s / 4)
     ring = make.platform().level(4)
     first, second = make.LAYERS[:2]
     rounds = sum(
         ring.latency_s + 4 * 8 * layer.y / 4 * ring.s_per_byte for layer in (first, second)
     )
-    assert told.communication["activations"] == pytest.approx(3 * 3 * rounds)
+    assert projection.communication["activations"] == pytest.approx(3 * 3 * rounds)
     with pytest.raises(ConfigError, match="printed-table has no row for data\\+spatial"):
         project("printed-table", workload, make.platform(), make.ask("data+spatial", 8, 8))
 
 
 def test_the_published_limit_of_a_spatial_split_is_of_inputs():
     """VGG-16 at 226 pixels: the last layers before the head read 15 x 15."""
-    asked = configuration_of("spatial", 4, 4, 8.0)
-    told = project("authors-code", load_workload("vgg16"), ABCI, asked)
-    assert told.max_devices == 225
+    configuration = configuration_of("spatial", 4, 4, 8.0)
+    projection = project("authors-code", load_workload("vgg16"), ABCI, configuration)
+    assert projection.max_devices == 225
 
 
 def test_data_spatial_of_vgg16_is_the_heads():
-    for told, own in projections("data+spatial", "vgg16"):
-        assert told.iteration_s == pytest.approx(own.seconds_per_iteration, rel=0.08)
+    for projection, published in projections("data+spatial", "vgg16"):
+        assert projection.iteration_s == pytest.approx(published.seconds_per_iteration, rel=0.08)
 
 
 def test_hand_worked_from_its_log():
     """Its log of VGG16, data+filter, 32 samples a group: 0.0730 s compute, 0.0813 s in the node."""
-    told, _ = next(projections("data+filter", "vgg16"))
-    assert told.compute_s == pytest.approx(0.0730121212, rel=1e-3)
-    assert told.communication["activations"] == pytest.approx(0.081342792, rel=1e-3)
+    projection, _ = next(projections("data+filter", "vgg16"))
+    assert projection.compute_s == pytest.approx(0.0730121212, rel=1e-3)
+    assert projection.communication["activations"] == pytest.approx(0.081342792, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_spatial_layers_count_shortcuts_that_the_table_leaves_out():
     c1, c2, fc = make.LAYERS
     beside = Layer("down", "conv", (3, 8, 8), (8, 4, 4), 32, 1, 2, shortcut=True)
     workload = make.workload(layers=(c1, beside, c2, fc), spatial_layers=3, layer_times_s=())
-    told = project("authors-code", workload, make.platform(), make.ask("spatial", 2, 8))
+    projection = project("authors-code", workload, make.platform(), make.ask("spatial", 2, 8))
     split, whole = 27_756 + 18_720, 3_840
     expected = 8 * 0.06 * (split / 2 + whole) / (split + whole)
-    assert told.computation["layers"] == pytest.approx(expected)
+    assert projection.computation["layers"] == pytest.approx(expected)

@@ -72,9 +72,9 @@ def test_few_rows_calibrate_three_constants(runs, tmp_path):
 @pytest.mark.parametrize("path", [horovod_scaling.PUBLISHED, collective_points.PUBLISHED])
 def test_calibrate_finds_the_shipped_constants(path, tmp_path):
     output = tmp_path / "mine.yaml"
-    told = json.loads(run("calibrate", path, "--output", output, "--json"))
+    fitted = json.loads(run("calibrate", path, "--output", output, "--json"))
     written = yaml.safe_load(output.read_text())["constants"]
-    for name, values in told["constants"].items():
+    for name, values in fitted["constants"].items():
         assert written[name]["value"] == pytest.approx(values["value"])
         assert values["low"] <= values["value"] <= values["high"]
     assert "fitted" in run("calibrate", path)

@@ -233,7 +233,7 @@ def link_table(device: str) -> LinkTable:
         make.pair([0, 0, 0, 0], 2e9, 5e-5, {(0, 3): 0.5e9}, method=transport),
         make.pair([0, 0, 1, 1, 2, 2, 3, 3], 4e8, 2e-4, {(0, 5): 1e8}, method=transport),
     ]
-    sweeps = tuple(one for place in places for one in _sweeps(place, transport))
+    sweeps = tuple(sweep for place in places for sweep in _sweeps(place, transport))
     values = make.links(*matrices, sweeps=sweeps) | {
         "device_kind": device,
         "overlaps": [{**shape, **overlap} for shape in shapes],

@@ -76,7 +76,7 @@ def test_half_precision_halves_activations_not_weights():
     half = Workload(roofline_profile(H100, key, [8]))
     whole = Workload(roofline_profile(H100, ProfileKey("imagenet", "vgg16"), [8]))
     assert half.parameter_bytes == whole.parameter_bytes
-    saved = [sum(block.saved_bytes for block in one.blocks) for one in (half, whole)]
+    saved = [sum(block.saved_bytes for block in workload.blocks) for workload in (half, whole)]
     assert saved[0] == saved[1] / 2
     assert half.step(8).step_s < whole.step(8).step_s
 

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import predict_factory as make
 import pytest
-from predict_results import one, row, write_cases, write_ok
+from predict_results import only_row, row, write_cases, write_ok
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.planning.matrix import MatrixRow
@@ -26,14 +26,14 @@ def test_a_row_a_predictor_and_configuration(site):
     frame = predictions(rows, SITE, root)
     assert tuple(frame.columns) == COLUMNS
     assert not frame.duplicated(["predictor", "cell_id"]).any()
-    told = one(frame, predictor="sequential")
-    assert told.predicted_step_s == pytest.approx(0.42)
-    assert told.measured_step_s == pytest.approx(0.41)
-    assert told.signed_error == pytest.approx(0.01 / 0.41)
-    assert told.repeats == 3
-    assert told.repeat_spread == pytest.approx(0.02 / 0.41)
-    assert (told.measured_low_s, told.measured_high_s) == pytest.approx((0.40, 0.42))
-    horovod = one(frame, predictor="thesis-5.1-transport", nodes=1, devices_per_node=4)
+    sequential = only_row(frame, predictor="sequential")
+    assert sequential.predicted_step_s == pytest.approx(0.42)
+    assert sequential.measured_step_s == pytest.approx(0.41)
+    assert sequential.signed_error == pytest.approx(0.01 / 0.41)
+    assert sequential.repeats == 3
+    assert sequential.repeat_spread == pytest.approx(0.02 / 0.41)
+    assert (sequential.measured_low_s, sequential.measured_high_s) == pytest.approx((0.40, 0.42))
+    horovod = only_row(frame, predictor="thesis-5.1-transport", nodes=1, devices_per_node=4)
     assert horovod.base_step_s == pytest.approx(0.41)
     assert horovod.predicted_memory_bytes > 0
     assert horovod.measured_memory_bytes > 0
@@ -44,8 +44,8 @@ def test_a_row_a_predictor_and_configuration(site):
 
 def test_who_learns_from_repeat_0_is_scored_on_the_others(site):
     root, rows = site
-    told = predictions(rows, SITE, root).query("predictor == 'data-extrapolation'")
-    ddp = one(told, strategy="ddp", devices_per_node=4)
+    extrapolated = predictions(rows, SITE, root).query("predictor == 'data-extrapolation'")
+    ddp = only_row(extrapolated, strategy="ddp", devices_per_node=4)
     assert ddp.repeats == 2
     assert ddp.measured_step_s == pytest.approx(0.4 * 1.05)  # repeats 1 and 2
     assert ddp.predicted_step_s == pytest.approx(0.4 * 0.9, rel=0.1)  # steps of repeat 0
@@ -54,7 +54,7 @@ def test_who_learns_from_repeat_0_is_scored_on_the_others(site):
 def test_errors_by_predictor_and_strategy(site):
     root, rows = site
     table = errors(predictions(rows, SITE, root))
-    eq1 = one(table, predictor="ddlbench-eq1")
+    eq1 = only_row(table, predictor="ddlbench-eq1")
     assert (eq1.strategy, eq1.n) == ("horovod", 2)
     expected = [(0.26 + 2 * (1e-4 + 50e6 / 1e9)) / 0.5 - 1, (0.18 + 6 * (1e-4 + 0.025)) / 0.5 - 1]
     assert eq1.mean_absolute_error == pytest.approx(sum(map(abs, expected)) / 2)
@@ -65,9 +65,9 @@ def test_errors_by_predictor_and_strategy(site):
     sigma = 0.2 / 1.693  # three draws of a normal distribution lie 1.693 sigma apart
     assert eq1.noise_floor == pytest.approx(math.sqrt(2 / math.pi * (1 + 1 / 3)) * sigma, rel=1e-3)
     frame = predictions(rows, SITE, root).assign(profile_runs=3)
-    thrice = one(errors(frame), predictor="ddlbench-eq1")
+    thrice = only_row(errors(frame), predictor="ddlbench-eq1")
     assert thrice.noise_floor == pytest.approx(math.sqrt(2 / math.pi * 2 / 3) * sigma, rel=1e-3)
-    overall = one(table, predictor="linear", strategy=ALL)
+    overall = only_row(table, predictor="linear", strategy=ALL)
     assert overall.n == 9
     assert overall.baseline
 
@@ -77,12 +77,12 @@ def test_cells_without_a_measurement_are_predicted_and_not_scored(site):
     further = make.cell("ddp", "1x4", 64)
     refused = MatrixRow(make.cell("gpipe", "2x2"), None, "cannot span 2")
     frame = predictions([*rows, row(further), refused], SITE, root)
-    told = one(frame, predictor="ddp-buckets", cell_id=further.id)
-    assert told.status == "not run"
-    assert told.predicted_step_s > 0
-    assert math.isnan(told.measured_step_s)
+    outcome = only_row(frame, predictor="ddp-buckets", cell_id=further.id)
+    assert outcome.status == "not run"
+    assert outcome.predicted_step_s > 0
+    assert math.isnan(outcome.measured_step_s)
     assert refused.cell.id not in set(frame["cell_id"])
-    assert one(errors(frame), predictor="ddp-buckets").n == 2
+    assert only_row(errors(frame), predictor="ddp-buckets").n == 2
 
 
 def test_a_cell_that_cannot_be_predicted_says_why(site):
@@ -90,10 +90,10 @@ def test_a_cell_that_cannot_be_predicted_says_why(site):
     other = make.cell("ddp", "1x4", fabric="slow")
     write_ok(root, other, 0.5)
     frame = predictions([*rows, row(other)], SITE, root)
-    told = one(frame, predictor="ddp-buckets", cell_id=other.id)
-    assert math.isnan(told.predicted_step_s)
-    assert "needs the links of this fabric" in told.notes
-    assert one(errors(frame), predictor="ddp-buckets").not_predicted == 1
+    outcome = only_row(frame, predictor="ddp-buckets", cell_id=other.id)
+    assert math.isnan(outcome.predicted_step_s)
+    assert "needs the links of this fabric" in outcome.notes
+    assert only_row(errors(frame), predictor="ddp-buckets").not_predicted == 1
 
 
 def test_without_any_profile_it_is_one_sentence(site, tmp_path):

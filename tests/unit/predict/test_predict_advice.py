@@ -174,8 +174,8 @@ def test_fitted_options_are_told(here):
     ranking, advice = answered(make.question("1x8", 64), here)
     assert by_strategy(ranking)["pipe-1f1b"].cell.option("chunks") == 8
     assert any("chunks=8" in sentence and "1F1B" in sentence for sentence in advice.sentences)
-    asked = make.question("1x8", 64, options={"pipe-1f1b": {"chunks": 16}})
-    _, advice = answered(asked, here)
+    question = make.question("1x8", 64, options={"pipe-1f1b": {"chunks": 16}})
+    _, advice = answered(question, here)
     assert not any("chunks=16" in sentence for sentence in advice.sentences)  # as it was written
 
 
@@ -241,12 +241,14 @@ def test_measuring_is_not_advised_where_it_is_refused(here):
 def test_an_answer_is_the_whole_ranking(here):
     question = make.question(batch_size=30)
     ranking, advice = answered(question, here)
-    told = answer_dict(question, ranking, advice)
-    assert told["advice"] == list(advice.sentences)
-    assert [one["strategy"] for one in told["candidates"]] == [c.strategy for c in ranking.ranked]
-    assert len(told["candidates"]) + len(told["not_ranked"]) == len(ranking.candidates)
-    assert all(one["reason"] for one in told["not_ranked"])
-    assert told["tied"] == [c.strategy for c in ranking.tied]
+    answer = answer_dict(question, ranking, advice)
+    assert answer["advice"] == list(advice.sentences)
+    assert [candidate["strategy"] for candidate in answer["candidates"]] == [
+        c.strategy for c in ranking.ranked
+    ]
+    assert len(answer["candidates"]) + len(answer["not_ranked"]) == len(ranking.candidates)
+    assert all(candidate["reason"] for candidate in answer["not_ranked"])
+    assert answer["tied"] == [c.strategy for c in ranking.tied]
     assert advice.extended(["More."]).sentences == (*advice.sentences, "More.")
 
 

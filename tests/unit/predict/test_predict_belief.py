@@ -28,9 +28,9 @@ def test_equal_candidates_share() -> None:
     ("other_s", "spreads"), [(1.1, (0.06, 0.08)), (1.0, (0.2, 0.01)), (1.5, (0.3, 0.2))]
 )
 def test_two_are_the_difference_of_normals(other_s, spreads) -> None:
-    one, other = Belief(1.0, spreads[0], "predicted"), Belief(other_s, spreads[1], "measured")
+    left, right = Belief(1.0, spreads[0], "predicted"), Belief(other_s, spreads[1], "measured")
     expected = phi(math.log(other_s) / math.hypot(*spreads))
-    first, second = races([one, other], [0.0, 0.0], 0)
+    first, second = races([left, right], [0.0, 0.0], 0)
     assert (first.fastest, second.fastest) == pytest.approx((expected, 1 - expected), abs=DRAWS)
     assert second.beats_first == second.beats_base == pytest.approx(1 - expected, abs=DRAWS)
     assert first.beats_first == first.beats_base == 0
@@ -84,11 +84,11 @@ def test_the_same_draws_every_time() -> None:
 
 
 def test_runs_narrow_what_is_known() -> None:
-    one, three = from_runs([1.0]), from_runs([1.0, 1.02, 0.98])
-    assert one.spread == pytest.approx(0.05 * math.sqrt(2 / 2))
-    assert three.spread < one.spread / 1.7
-    assert from_runs([1.0, 1.5]).spread > one.spread
-    assert (three.step_s, three.basis, three.runs) == (1.0, "measured", 3)
+    single, triple = from_runs([1.0]), from_runs([1.0, 1.02, 0.98])
+    assert single.spread == pytest.approx(0.05 * math.sqrt(2 / 2))
+    assert triple.spread < single.spread / 1.7
+    assert from_runs([1.0, 1.5]).spread > single.spread
+    assert (triple.step_s, triple.basis, triple.runs) == (1.0, "measured", 3)
 
 
 def test_a_prediction_is_as_good_as_it_was() -> None:

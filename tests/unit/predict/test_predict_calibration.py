@@ -32,12 +32,12 @@ GEOMETRIES = ("1x2", "1x4", "2x2")
 def cells(work=0.0, communication=0.0, step_s=0.0, noise=0.0, strategy="ddp"):
     """Twelve cells whose measured steps depart from predictions by these constants."""
     draw = random.Random(1)
-    actual = []
+    calibration_cells = []
     for network, geometry in itertools.product(NETWORKS, GEOMETRIES):
         work_s, sent_s = draw.uniform(0.1, 1.0), draw.uniform(0.0, 0.5)
         predicted_s = work_s + 0.5 * sent_s
         measured_s = predicted_s + work * work_s + communication * sent_s + step_s
-        actual.append(
+        calibration_cells.append(
             CalibrationCell(
                 f"mnist/{network}/{strategy}/{geometry}/rep0",
                 strategy,
@@ -49,7 +49,7 @@ def cells(work=0.0, communication=0.0, step_s=0.0, noise=0.0, strategy="ddp"):
                 measured_s * draw.gauss(1, noise),
             )
         )
-    return actual
+    return calibration_cells
 
 
 @pytest.mark.parametrize(
@@ -69,23 +69,23 @@ def test_without_an_error_nothing_is_changed():
 
 
 def test_one_cell_changes_less_than_twelve():
-    own = cells(work=0.2)
-    assert 0 < fit("ddp", own[:1]).work < fit("ddp", own).work
+    planted = cells(work=0.2)
+    assert 0 < fit("ddp", planted[:1]).work < fit("ddp", planted).work
 
 
 def test_a_network_is_held_out_of_its_own_prediction():
-    own = cells(work=0.1)
+    planted = cells(work=0.1)
     odd = [
         CalibrationCell(**{**vars(cell), "measured_s": 5 * cell.measured_s})
         if cell.network == "vgg16"
         else cell
-        for cell in own
+        for cell in planted
     ]
     actual = held_out(odd, lambda cell: cell.network)
     for cell in odd:
         if cell.network == "vgg16":  # the others know nothing of its factor
             assert actual[cell.cell_id] == pytest.approx(cell.measured_s / 5, rel=0.05)
-    assert held_out(own[:3], lambda cell: cell.network) == {}
+    assert held_out(planted[:3], lambda cell: cell.network) == {}
 
 
 def test_constants_that_help_no_other_network_are_not_used():
@@ -125,19 +125,20 @@ def test_intervals_cover_nine_in_ten():
 
 
 def test_the_ratio_is_that_of_the_worst_of_few():
-    own = cells(work=0.3, noise=0.05)[:6]
-    actual = held_out(own, lambda cell: cell.network)
+    planted = cells(work=0.3, noise=0.05)[:6]
+    actual = held_out(planted, lambda cell: cell.network)
     worst = max(
-        max(actual[c.cell_id] / c.measured_s, c.measured_s / actual[c.cell_id]) for c in own
+        max(actual[c.cell_id] / c.measured_s, c.measured_s / actual[c.cell_id]) for c in planted
     )
-    assert ratio_of(own) == pytest.approx(worst)
+    assert ratio_of(planted) == pytest.approx(worst)
 
 
 def test_strategies_of_a_family_share_their_interval():
     steady, noisy = cells(), cells(noise=0.2, strategy="horovod")
     pipeline = cells(noise=0.05, strategy="pipe-gpipe")
     ratios = {
-        one.strategy: one.ratio for one in calibrate("local", steady + noisy + pipeline).strategies
+        entry.strategy: entry.ratio
+        for entry in calibrate("local", steady + noisy + pipeline).strategies
     }
     assert ratios["ddp"] == ratios["horovod"] == ratio_of(steady + noisy)
     assert ratios["pipe-gpipe"] == ratio_of(pipeline)
@@ -146,17 +147,17 @@ def test_strategies_of_a_family_share_their_interval():
 
 
 def test_cells_that_differ_most_are_chosen():
-    own = cells()
+    planted = cells()
     computes = CalibrationCell("a", "ddp", "mlp", "1x2", 1.0, 0.0, 1.0)
     sends = CalibrationCell("b", "ddp", "mlp", "2x1", 0.1, 5.0, 1.0)
-    first = choose([*own, computes, sends], 2)
+    first = choose([*planted, computes, sends], 2)
     assert sends in first
-    assert len(choose(own, 50)) == 12
+    assert len(choose(planted, 50)) == 12
 
 
 def test_a_strategy_needs_three_cells():
     actual = calibrate("local", [*cells()[:2], *cells(strategy="horovod")])
-    assert [one.strategy for one in actual.strategies] == ["horovod"]
+    assert [entry.strategy for entry in actual.strategies] == ["horovod"]
 
 
 def test_a_prediction_takes_the_constants_of_its_strategy():

@@ -18,7 +18,7 @@ from ddlbench.predict.recommend import recommend
 from ddlbench.strategies.ddp.descriptor import DistributedDataParallel
 
 NAME = "faulty"
-ASKED = make.question()
+QUESTION = make.question()
 
 
 class Faulty(DistributedDataParallel):
@@ -58,9 +58,9 @@ def raising(monkeypatch):
     ["supports", "most_speedup", "placement", "plan", "step", "samples_per_update"],
 )
 def test_others_are_ranked(here, raising, method, error, code):
-    before = recommend(ASKED, here)
+    before = recommend(QUESTION, here)
     raising(method, error)
-    ranking = recommend(replace(ASKED), here)  # a question plans a cell once
+    ranking = recommend(replace(QUESTION), here)  # a question plans a cell once
     (failed,) = (c for c in ranking.candidates if c.strategy == NAME)
     assert (failed.ranked, failed.belief) == (False, None)
     assert failed.code == (
@@ -70,13 +70,13 @@ def test_others_are_ranked(here, raising, method, error, code):
     assert [(c.strategy, c.predicted_s) for c in ranking.ranked] == [
         (c.strategy, c.predicted_s) for c in before.ranked if c.strategy != NAME
     ]
-    answer = answer_dict(ASKED, ranking, advise(ASKED, ranking, here))
-    assert NAME in [one["strategy"] for one in answer["not_ranked"]]
+    answer = answer_dict(QUESTION, ranking, advise(QUESTION, ranking, here))
+    assert NAME in [entry["strategy"] for entry in answer["not_ranked"]]
 
 
 def test_a_memory_model_that_fails_leaves_the_prediction(here, raising):
     raising("memory_bytes", ConfigError("no model"))
-    actual = assess(ASKED.cell(NAME), here)
+    actual = assess(QUESTION.cell(NAME), here)
     assert actual.ranked
     assert (actual.room, actual.fits, actual.memory_bytes) == (None, None, None)
 
@@ -85,7 +85,7 @@ def test_a_package_that_is_not_here_is_one_reason(here, monkeypatch):
     monkeypatch.setitem(STRATEGIES, NAME, "package_that_is_not_here:Faulty")
     known.cache_clear()
     try:
-        ranking = recommend(ASKED, here)
+        ranking = recommend(QUESTION, here)
     finally:
         known.cache_clear()
     (failed,) = (c for c in ranking.candidates if c.strategy == NAME)
@@ -97,7 +97,7 @@ def test_a_package_that_is_not_here_is_one_reason(here, monkeypatch):
 
 @pytest.mark.parametrize("strategy", sorted(SHIPPED_STRATEGIES))
 def test_what_is_known_of_a_cell_is_consistent(here, strategy):
-    actual = assess(ASKED.cell(strategy), here)
+    actual = assess(QUESTION.cell(strategy), here)
     assert actual.ranked == (actual.belief is not None and not actual.reason)
     assert (actual.prediction is None) == (actual.predicted_s is None) == (actual.expected is None)
     assert bool(actual.code) == bool(actual.reason)
@@ -108,17 +108,17 @@ def test_what_is_known_of_a_cell_is_consistent(here, strategy):
 
 
 def test_what_does_not_train_as_one_device_does_is_not_ranked(here):
-    cell = ASKED.cell("ddp")
+    cell = QUESTION.cell("ddp")
     sentence = "does not train as one device does: loss 2.31 at step 3, 2.28 on one device"
     departing = (Departure(cell.with_(epochs=1, repeat=1), sentence),)
     known = replace(here, history=(Measured(cell, 0.1),), departures=departing)
     actual = assess(cell, known)
     assert (actual.ranked, actual.code, str(actual.reason)) == (False, "other_training", sentence)
-    assert assess(ASKED.cell("gpipe"), known).code != "other_training"
+    assert assess(QUESTION.cell("gpipe"), known).code != "other_training"
 
 
 def test_runs_go_before_the_prediction(here):
-    cell = ASKED.cell("ddp")
+    cell = QUESTION.cell("ddp")
     runs = tuple(Measured(cell, step_s) for step_s in (0.3, 0.5, 0.31))
     actual = assess(cell, replace(here, history=runs))
     assert (actual.basis, actual.shown_s, actual.belief.runs) == ("measured", 0.31, 3)
@@ -128,33 +128,33 @@ def test_runs_go_before_the_prediction(here):
 
 
 def test_what_ran_here_needs_no_prediction_but_must_fit(here):
-    cell = ASKED.cell("filter")
+    cell = QUESTION.cell("filter")
     runs = (Measured(cell, 0.3),)
     assert assess(cell, here).code == "no_prediction"
     assert assess(cell, replace(here, history=runs)).ranked
-    ddp = ASKED.cell("ddp")
+    ddp = QUESTION.cell("ddp")
     small = replace(here, history=(Measured(ddp, 0.3),), device_memory_bytes=1)
     assert assess(ddp, small).code == "too_large"
 
 
 def test_without_a_profile_a_run_is_still_held_against_its_bound(tmp_path):
     """Model parallel in a quarter of one device's time is noise, whatever files are missing."""
-    cells = {name: ASKED.cell(name) for name in ("sequential", "model-parallel")}
+    cells = {name: QUESTION.cell(name) for name in ("sequential", "model-parallel")}
     history = (Measured(cells["sequential"], 0.4), Measured(cells["model-parallel"], 0.1))
     bare = make.knowledge(tmp_path, history=history)
     assert assess(cells["model-parallel"], bare).bound == 1
-    ranking = recommend(ASKED, bare)
+    ranking = recommend(QUESTION, bare)
     assert [(c.strategy, c.chance) for c in ranking.ranked] == [
         ("sequential", 1.0),
         ("model-parallel", 0.0),
     ]
     assert ranking.above_bound(ranking.ranked[1])
-    assert advise(ASKED, ranking, bare).strategy is None  # nothing that can gain is known
+    assert advise(QUESTION, ranking, bare).strategy is None  # nothing that can gain is known
 
 
 def test_a_plan_of_another_update_is_not_the_step_that_was_asked_for(here, raising, monkeypatch):
     monkeypatch.setattr(Faulty, "samples_per_update", lambda *_given: 64)
-    cell = ASKED.cell(NAME)
+    cell = QUESTION.cell(NAME)
     actual = assess(cell, here)
     assert (actual.ranked, actual.code, actual.prediction) == (False, "other_update", None)
     ran = assess(cell, replace(here, history=(Measured(cell, 0.1),)))
@@ -162,8 +162,8 @@ def test_a_plan_of_another_update_is_not_the_step_that_was_asked_for(here, raisi
 
 
 def test_a_prediction_is_no_faster_than_its_bound(here):
-    base = assess(ASKED.cell("sequential"), here)
-    cell = ASKED.cell("ddp")
+    base = assess(QUESTION.cell("sequential"), here)
+    cell = QUESTION.cell("ddp")
     fast = replace(
         assess(cell, here),
         prediction=Prediction("x", 0.01),
@@ -188,7 +188,7 @@ def test_a_prediction_is_no_faster_than_its_bound(here):
 @pytest.mark.parametrize(("has", "fits"), [(None, None), (1e9, True), (1e6, False)])
 def test_room_is_that_of_the_fullest_device(here, has, fits):
     site = make.site(memory_per_device_mb=None, launcher="slurm")
-    room = assess(ASKED.cell("ddp"), replace(here, site=site, device_memory_bytes=has)).room
+    room = assess(QUESTION.cell("ddp"), replace(here, site=site, device_memory_bytes=has)).room
     assert isinstance(room, Room)
     assert (room.capacity_bytes, room.fits) == (has, fits)
     assert room.needed_bytes > 100e6  # weights, gradients

@@ -42,10 +42,10 @@ def test_an_answer_a_case_whatever_strategies_the_matrix_has(tmp_path, experimen
     ]
     refused = MatrixRow(make.cell("gpipe", "2x2"), None, "cannot span 2")
     actual = answers(experiment, [*map(row, cells), refused], make.site(), tmp_path)
-    assert [one["case"]["devices_per_node"] for one in actual] == [4, 2]
-    for one in actual:
-        named = [c["strategy"] for c in one["candidates"]]
-        assert one["recommended"] in named
+    assert [answer["case"]["devices_per_node"] for answer in actual] == [4, 2]
+    for answer in actual:
+        named = [c["strategy"] for c in answer["candidates"]]
+        assert answer["recommended"] in named
         assert len(named) == len(set(named))
         assert {"horovod", "ddp", "gpipe"} <= set(named)
     path = tmp_path / "advice.json"
@@ -64,10 +64,10 @@ def test_what_was_measured_is_told(tmp_path, experiment):
     base, cell = make.cell("sequential", "1x1", 32), make.cell("ddp", "1x2", 32)
     write_ok(tmp_path, base, 0.4)
     write_ok(tmp_path, cell, 0.1)
-    (one,) = answers(experiment, [row(base), row(cell, base)], make.site(), tmp_path)
-    assert one["recommended"] == "ddp"
-    (told,) = (c for c in one["candidates"] if c["strategy"] == "ddp")
-    assert (told["basis"], told["runs"]) == ("measured", 1)
+    (answer,) = answers(experiment, [row(base), row(cell, base)], make.site(), tmp_path)
+    assert answer["recommended"] == "ddp"
+    (candidate,) = (c for c in answer["candidates"] if c["strategy"] == "ddp")
+    assert (candidate["basis"], candidate["runs"]) == ("measured", 1)
 
 
 def test_a_case_of_which_nothing_is_known_has_no_answer(tmp_path, experiment):

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import predict_factory as make
 import pytest
-from predict_results import one, row, write_cases, write_failed, write_ok
+from predict_results import only_row, row, write_cases, write_failed, write_ok
 
 from ddlbench.predict.accuracy import ALL, errors
 from ddlbench.predict.evaluate import predictions
@@ -35,16 +35,16 @@ def cases_of(root, rows):
 
 def test_table_8_1_names_the_cost_of_the_wrong_choice(site):
     table = cases_of(*site)
-    rule = one(table, recommender="horovod-unless-oom", devices_per_node=4)
+    rule = only_row(table, recommender="horovod-unless-oom", devices_per_node=4)
     assert (rule.recommended, rule.fastest, rule.candidates) == ("horovod", "ddp", 4)
     assert rule.extra_time == pytest.approx(0.25)
     assert rule.correct == 0
     assert rule.within_noise == 0  # 0.45 .. 0.55 against 0.36 .. 0.44
     assert rule.baseline
-    fastest = one(table, recommender="data-extrapolation", devices_per_node=4)
+    fastest = only_row(table, recommender="data-extrapolation", devices_per_node=4)
     assert fastest.correct == 1
     assert fastest.extra_time == 0
-    assert not one(table, recommender="carry-forward", devices_per_node=2).recommended
+    assert not only_row(table, recommender="carry-forward", devices_per_node=2).recommended
 
 
 def test_epochs_are_compared_each_at_its_own_batch(tmp_path):
@@ -60,11 +60,11 @@ def test_epochs_are_compared_each_at_its_own_batch(tmp_path):
     frame = predictions(rows, SITE, tmp_path)
     assert set(table_8_1(frame, "cpu")["batch_size"]) == {32}  # GPipe is alone at its batch
     cases, rates = published_cases(frame, "cpu")
-    own = one(cases, recommender="horovod-unless-oom", kind=cases["kind"].iloc[-1])
-    assert own.kind == "epochs, each at its own batch, Horovod or GPipe"
-    assert (own.recommended, own.fastest, own.candidates) == ("horovod", "gpipe", 2)
-    assert own.extra_time == pytest.approx((0.2 / 32) / (0.5 / 128) - 1)
-    every = one(
+    rule = only_row(cases, recommender="horovod-unless-oom", kind=cases["kind"].iloc[-1])
+    assert rule.kind == "epochs, each at its own batch, Horovod or GPipe"
+    assert (rule.recommended, rule.fastest, rule.candidates) == ("horovod", "gpipe", 2)
+    assert rule.extra_time == pytest.approx((0.2 / 32) / (0.5 / 128) - 1)
+    every = only_row(
         cases,
         recommender="horovod-unless-oom",
         kind="epochs, each at its own batch, all strategies",
@@ -81,12 +81,12 @@ def test_a_pick_from_repeat_0_is_judged_by_the_other_repeats(site):
         if entry.cell.strategy == "horovod":
             write_ok(root, entry.cell, 0.5 if entry.cell.repeat else 0.1)
     table = cases_of(root, rows)
-    learnt = one(table, recommender="data-extrapolation", devices_per_node=4)
+    learnt = only_row(table, recommender="data-extrapolation", devices_per_node=4)
     assert (learnt.recommended, learnt.fastest) == ("horovod", "ddp")
     assert learnt.correct == 0
     assert learnt.extra_time == pytest.approx(0.25)  # of repeat 1: 0.5 against 0.4
     # Who did not learn from repeat 0 is judged by both: (0.1 + 0.5) / 2 against 0.38.
-    rule = one(table, recommender="horovod-unless-oom", devices_per_node=4)
+    rule = only_row(table, recommender="horovod-unless-oom", devices_per_node=4)
     assert (rule.recommended, rule.fastest, rule.correct) == ("horovod", "horovod", 1)
 
 
@@ -94,22 +94,24 @@ def test_with_one_repeat_a_pick_from_it_is_not_scored(tmp_path):
     rows = write_cases(tmp_path, repeats=1)
     frame = predictions(rows, SITE, tmp_path)
     cases = table_8_1(frame, "cpu")
-    for _, told in cases[cases["recommender"] == "data-extrapolation"].iterrows():
-        assert told.recommended == "ddp"
-        assert told.fastest == ""
-        assert told[["correct", "within_noise", "extra_time"]].isna().all()
-        assert NOT_SCORED in told.note
+    for _, case in cases[cases["recommender"] == "data-extrapolation"].iterrows():
+        assert case.recommended == "ddp"
+        assert case.fastest == ""
+        assert case[["correct", "within_noise", "extra_time"]].isna().all()
+        assert NOT_SCORED in case.note
     rates = table_8_2(cases)
-    learnt = one(rates, recommender="data-extrapolation")
+    learnt = only_row(rates, recommender="data-extrapolation")
     assert (learnt.n, learnt.correct, learnt.not_scored) == (0, 0, 2)
     assert math.isnan(learnt.top1)
     assert learnt.verdict == NOT_SCORED
-    rule = one(rates, recommender="horovod-unless-oom")
+    rule = only_row(rates, recommender="horovod-unless-oom")
     assert (rule.n, rule.not_scored) == (2, 0)
-    told = one(with_choices(errors(frame), rates), predictor="data-extrapolation", strategy=ALL)
-    assert told.n == 0
-    assert math.isnan(told.top1)
-    assert math.isnan(told.mean_regret)
+    scores = only_row(
+        with_choices(errors(frame), rates), predictor="data-extrapolation", strategy=ALL
+    )
+    assert scores.n == 0
+    assert math.isnan(scores.top1)
+    assert math.isnan(scores.mean_regret)
 
 
 def test_a_pick_without_a_repeat_of_its_own_is_not_scored(site):
@@ -119,10 +121,10 @@ def test_a_pick_without_a_repeat_of_its_own_is_not_scored(site):
         if entry.cell.strategy == "ddp" and entry.cell.devices == 4 and entry.cell.repeat:
             write_failed(root, entry.cell, "timeout")
     table = cases_of(root, rows)
-    learnt = one(table, recommender="data-extrapolation", devices_per_node=4)
+    learnt = only_row(table, recommender="data-extrapolation", devices_per_node=4)
     assert learnt.recommended == "ddp"
     assert math.isnan(learnt.correct)
-    rates = one(table_8_2(table), recommender="data-extrapolation")
+    rates = only_row(table_8_2(table), recommender="data-extrapolation")
     assert (rates.n, rates.not_scored, rates.top1) == (1, 1, 1)
 
 
@@ -130,7 +132,7 @@ def test_a_tie_counts_as_its_expectation_whatever_the_order(site):
     root, rows = site
     for order in (rows, rows[::-1]):
         table = cases_of(root, order)
-        tie = one(table, recommender="linear", devices_per_node=4)
+        tie = only_row(table, recommender="linear", devices_per_node=4)
         assert tie.tied == 4
         assert "tie of 4" in tie.note
         assert sorted(tie.recommended.split(" or ")) == [
@@ -141,7 +143,7 @@ def test_a_tie_counts_as_its_expectation_whatever_the_order(site):
         ]
         assert tie.correct == pytest.approx(1 / 4)
         assert tie.extra_time == pytest.approx((0.25 + 0 + 0.5 + 1) / 4)
-        rates = one(table_8_2(table), recommender="linear")
+        rates = only_row(table_8_2(table), recommender="linear")
         assert (rates.n, rates.ties, rates.correct) == (2, 2, pytest.approx(1 / 2))
         assert rates.top1 == pytest.approx(1 / 4)
         assert rates.mean_regret == pytest.approx(1.75 / 4)
@@ -153,12 +155,12 @@ def test_of_a_tie_what_did_not_run_is_wrong_and_costs_nothing(site):
         if entry.cell.strategy == "gpipe" and entry.cell.devices == 4:
             write_failed(root, entry.cell, "out_of_memory")
     table = cases_of(root, rows)
-    tie = one(table, recommender="linear", devices_per_node=4)
+    tie = only_row(table, recommender="linear", devices_per_node=4)
     assert tie.correct == pytest.approx(1 / 4)
     assert tie.not_run == pytest.approx(1 / 4)
     assert tie.extra_time == pytest.approx((0.25 + 0 + 1) / 3)
     assert "1 of 4 did not run: out_of_memory" in tie.note
-    assert one(table_8_2(table), recommender="linear").no_measurement == pytest.approx(1 / 4)
+    assert only_row(table_8_2(table), recommender="linear").no_measurement == pytest.approx(1 / 4)
 
 
 def test_overlapping_intervals_are_no_difference(tmp_path):
@@ -170,10 +172,10 @@ def test_overlapping_intervals_are_no_difference(tmp_path):
             write_ok(tmp_path, cell, step_s * (1 + 0.1 * (repeat - 1)))
             rows.append(row(cell))
     table = cases_of(tmp_path, rows)
-    rule = one(table, recommender="horovod-unless-oom")
+    rule = only_row(table, recommender="horovod-unless-oom")
     assert rule.correct == 0
     assert rule.within_noise == 1
-    tie = one(table, recommender="linear")
+    tie = only_row(table, recommender="linear")
     assert (tie.correct, tie.within_noise) == (0.5, 1)
 
 
@@ -184,7 +186,7 @@ def test_out_of_memory_moves_the_rule_and_fails_a_pick(site):
             write_failed(root, entry.cell, "out_of_memory")
     frame = predictions(rows, SITE, root)
     table = table_8_1(frame, "cpu")
-    rule = one(table, recommender="horovod-unless-oom", devices_per_node=4)
+    rule = only_row(table, recommender="horovod-unless-oom", devices_per_node=4)
     assert rule.recommended == "gpipe"
     assert rule.extra_time == pytest.approx(0.5)
     thesis = frame[frame["strategy"].isin(["horovod", "gpipe"]) & (frame["devices_per_node"] == 4)]
@@ -195,28 +197,28 @@ def test_out_of_memory_moves_the_rule_and_fails_a_pick(site):
         [cheap, frame[(frame["strategy"] == "ddp") & (frame["devices_per_node"] == 4)]]
     )
     table = table_8_1(pair, "cpu")
-    failed = one(table, recommender="thesis")
+    failed = only_row(table, recommender="thesis")
     assert failed.recommended == "horovod"
     assert math.isnan(failed.extra_time)
     assert failed.correct == 0
     assert "the pick did not run: out_of_memory" in failed.note
-    assert one(table_8_2(table), recommender="thesis").no_measurement == 1
+    assert only_row(table_8_2(table), recommender="thesis").no_measurement == 1
 
 
 def test_table_8_2_counts_and_says_when_it_does_not_discriminate(site):
     root, rows = site
     frame = predictions(rows, SITE, root)
     table = table_8_2(table_8_1(frame, "cpu"))
-    rule = one(table, recommender="horovod-unless-oom")
+    rule = only_row(table, recommender="horovod-unless-oom")
     assert (rule.dataset, rule.n, rule.correct, rule.top1) == ("mnist", 2, 0, 0)
     assert rule.mean_regret == pytest.approx(0.25)
     assert rule.verdict.startswith(NOT_DISCRIMINATING)
     assert rule.usual_winner == "ddp"
-    carried = one(table, recommender="carry-forward")
+    carried = only_row(table, recommender="carry-forward")
     assert (carried.n, carried.correct, carried.no_recommendation) == (2, 1, 1)
     joined = with_choices(errors(frame), table)
-    assert one(joined, predictor="carry-forward", strategy=ALL).top1 == pytest.approx(0.5)
-    assert math.isnan(one(joined, predictor="ddlbench-eq1").top1)
+    assert only_row(joined, predictor="carry-forward", strategy=ALL).top1 == pytest.approx(0.5)
+    assert math.isnan(only_row(joined, predictor="ddlbench-eq1").top1)
 
 
 def test_a_split_of_winners_discriminates(site):
@@ -225,19 +227,19 @@ def test_a_split_of_winners_discriminates(site):
         if entry.cell.strategy == "gpipe" and entry.cell.devices == 2:
             write_ok(root, entry.cell, 0.1)
     table = table_8_2(cases_of(root, rows))
-    assert one(table, recommender="thesis").verdict == ""
+    assert only_row(table, recommender="thesis").verdict == ""
 
 
 @pytest.mark.parametrize("says", ["profile", "site"])
 def test_what_does_not_fit_is_not_picked(site, says):
     root, rows = site
-    asked = SITE
+    chosen_site = SITE
     if says == "profile":
         make.write_site(root, make.profile(device_memory_bytes=250_000_000), None)
     else:
-        asked = make.site(memory_per_device_mb=250)
-    frame = predictions(rows, asked, root)
-    assert one(frame, predictor="ddlbench-eq1", devices_per_node=4).fits == False  # noqa: E712
+        chosen_site = make.site(memory_per_device_mb=250)
+    frame = predictions(rows, chosen_site, root)
+    assert only_row(frame, predictor="ddlbench-eq1", devices_per_node=4).fits == False  # noqa: E712
     table = table_8_1(frame, "cpu")
     for name in ("thesis", "ddlbench", "measured-links"):
         picks = set(table[table["recommender"] == name]["recommended"])
@@ -247,15 +249,15 @@ def test_what_does_not_fit_is_not_picked(site, says):
 @pytest.mark.parametrize("memory_mb", [100, 250, 300, 10_000])
 def test_tables_and_recommend_agree_on_what_fits(site, memory_mb):
     root, rows = site
-    asked = make.site(memory_per_device_mb=memory_mb)
-    frame = predictions(rows, asked, root)
-    actual = recommend(make.question(), make.knowledge(root, site=asked))
-    told = {candidate.strategy: candidate.fits for candidate in actual.candidates}
+    chosen_site = make.site(memory_per_device_mb=memory_mb)
+    frame = predictions(rows, chosen_site, root)
+    actual = recommend(make.question(), make.knowledge(root, site=chosen_site))
+    fits = {candidate.strategy: candidate.fits for candidate in actual.candidates}
     shown = frame[(frame["devices_per_node"] == 4) & frame["predicted_step_s"].notna()]
     shown = shown[shown["predictor"] != "paradl-authors"]  # has a memory model of its own
     assert set(shown["strategy"]) == {"horovod", "ddp", "gpipe", "model-parallel"}
     for record in shown.to_dict("records"):
-        assert record["fits"] is told[record["strategy"]] is not None
+        assert record["fits"] is fits[record["strategy"]] is not None
 
 
 def test_recommenders_that_say_the_same_are_judged_once():

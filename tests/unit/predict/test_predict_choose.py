@@ -42,7 +42,9 @@ class Bed:
     @property
     def known(self):
         history = tuple(
-            Measured(one.cell, one.step_s) for one in self.finished.values() if one.step_s
+            Measured(glance.cell, glance.step_s)
+            for glance in self.finished.values()
+            if glance.step_s
         )
         return make.knowledge(self._folder, history=history)
 
@@ -127,9 +129,9 @@ def test_a_cell_without_a_result_ends_its_candidate_only(tmp_path) -> None:
     assert choice.ranking.best.strategy != first
     path = choice_file("local", "a/b", tmp_path)
     write_choice(bed.content(choice), path)
-    told = read_choice(path)
-    assert told["answers"][0]["recommended"] is not None
-    assert first in [one["strategy"] for one in told["answers"][0]["not_ranked"]]
+    content = read_choice(path)
+    assert content["answers"][0]["recommended"] is not None
+    assert first in [candidate["strategy"] for candidate in content["answers"][0]["not_ranked"]]
 
 
 def test_where_no_cell_leaves_a_result_there_is_still_an_answer(tmp_path) -> None:
@@ -175,15 +177,15 @@ def test_started_again_it_measures_nothing_twice(tmp_path) -> None:
 def test_a_choice_says_what_it_saved(tmp_path) -> None:
     bed = Bed(tmp_path)
     choice = bed.choose(cells=2)
-    assert choice.device_s == sum(4 * one.elapsed_s for one in bed.finished.values())
+    assert choice.device_s == sum(4 * glance.elapsed_s for glance in bed.finished.values())
     others = [c for c in choice.ranking.ranked if c.basis == "predicted"]
     expected = choice.device_s + sum(4 * (10 + 12 * c.shown_s) for c in others)
     assert choice.device_s_all() == pytest.approx(expected)
     path = choice_file("local", "a/b", tmp_path)
     write_choice(bed.content(choice), path)
-    told = json.loads(path.read_text())
-    assert told["answers"][0]["recommended"] == "sequential"  # nothing is surely faster
-    assert [trial["strategy"] for trial in told["trials"]] == bed.measured
+    content = json.loads(path.read_text())
+    assert content["answers"][0]["recommended"] == "sequential"  # nothing is surely faster
+    assert [trial["strategy"] for trial in content["trials"]] == bed.measured
 
 
 def test_the_figure_knows_what_was_measured(tmp_path) -> None:
@@ -198,9 +200,11 @@ def test_what_was_measured_before_counts_as_measured(tmp_path) -> None:
     earlier = QUESTION.cell("ddp")
     bed.finished[earlier.id] = Glance(earlier, Status.OK, 20.0, 0.5, 10.0)
     content = bed.content(bed.choose(cells=1))
-    told = {one["strategy"]: one for one in content["answers"][0]["candidates"]}
-    assert (told["ddp"]["basis"], told["ddp"]["measured_step_s"]) == ("measured", 0.5)
-    assert told["ddp"]["predicted_step_s"] not in (None, 0.5)
+    candidates = {
+        candidate["strategy"]: candidate for candidate in content["answers"][0]["candidates"]
+    }
+    assert (candidates["ddp"]["basis"], candidates["ddp"]["measured_step_s"]) == ("measured", 0.5)
+    assert candidates["ddp"]["predicted_step_s"] not in (None, 0.5)
     assert "ddp" not in [trial["strategy"] for trial in content["trials"]]
 
 

@@ -18,7 +18,7 @@ CELL = ("--network", "vgg11", "--dataset", "mnist", "--geometry", "1x2", "--batc
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
+def runs(tmp_path, monkeypatch):
     """Commands that were run; each leaves a result of 0.1 s a step, as the workflow does."""
     make.write_site(tmp_path / "results", make.profile(), make.links(make.pair([0] * 2)))
     monkeypatch.chdir(tmp_path)
@@ -34,24 +34,24 @@ def asked(tmp_path, monkeypatch):
     return seen
 
 
-def test_the_workflow_measures_and_the_choice_is_kept(asked, tmp_path) -> None:
+def test_the_workflow_measures_and_the_choice_is_kept(runs, tmp_path) -> None:
     ended = CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2"])
     assert ended.exit_code == 0, ended.output
-    assert 1 <= len(asked) <= 2
-    assert asked[0][1:3] == ["-m", "snakemake"]
-    assert asked[0][4:6] == ["--profile", "profiles/local"]
-    assert asked[0][6:10] == ["--configfile", "config/config.yaml", "--config", "site=local"]
+    assert 1 <= len(runs) <= 2
+    assert runs[0][1:3] == ["-m", "snakemake"]
+    assert runs[0][4:6] == ["--profile", "profiles/local"]
+    assert runs[0][6:10] == ["--configfile", "config/config.yaml", "--config", "site=local"]
     assert "Measured for this choice: " in ended.output
     folder = tmp_path / "results/local/choices/mnist/vgg11/1x2/batch_size=16"
     kept = json.loads((folder / "choice.json").read_text())
-    assert len(kept["trials"]) == len(asked)
+    assert len(kept["trials"]) == len(runs)
     assert (folder / "choice.png").is_file()
     again = CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "2"])
     assert again.exit_code == 0
-    assert len(asked) == len(kept["trials"])  # nothing twice
+    assert len(runs) == len(kept["trials"])  # nothing twice
 
 
-def test_a_workflow_that_cannot_measure_ends_with_an_answer(asked, monkeypatch, tmp_path) -> None:
+def test_a_workflow_that_cannot_measure_ends_with_an_answer(runs, monkeypatch, tmp_path) -> None:
     commands_run = []
 
     def run(command, **_more):
@@ -69,7 +69,7 @@ def test_a_workflow_that_cannot_measure_ends_with_an_answer(asked, monkeypatch, 
     assert "workflow could not begin" in kept["stopped"]
 
 
-def test_a_cell_that_crashes_takes_only_its_strategy_out(asked, monkeypatch, tmp_path) -> None:
+def test_a_cell_that_crashes_takes_only_its_strategy_out(runs, monkeypatch, tmp_path) -> None:
     def run(command, **_more):
         log = (tmp_path / command[3]).with_name("log.txt")
         log.parent.mkdir(parents=True)
@@ -91,13 +91,13 @@ def test_a_cell_that_crashes_takes_only_its_strategy_out(asked, monkeypatch, tmp
         (["--budget-device-hours", "1"], "give K, too"),
     ],
 )
-def test_what_would_be_ignored_is_refused(asked, further, says) -> None:
+def test_what_would_be_ignored_is_refused(runs, further, says) -> None:
     with pytest.raises(ConfigError, match=says):
         CliRunner().invoke(commands, ["recommend", *CELL, *further], catch_exceptions=False)
-    assert asked == []
+    assert runs == []
 
 
-def test_each_case_has_a_file_of_its_own(asked, tmp_path) -> None:
+def test_each_case_has_a_file_of_its_own(runs, tmp_path) -> None:
     further = ["--option", "pipe-gpipe.chunks=8"]
     for more in ([], further):
         CliRunner().invoke(commands, ["recommend", *CELL, "--measure", "1", *more])

@@ -46,12 +46,12 @@ def wide(monkeypatch):
 
 def test_predict_has_one_answer_and_all_only_when_asked(folder):
     out = run(predict, *CELL, "--strategy", "horovod", "--json").output
-    assert [one["predictor"] for one in json.loads(out)["predictions"]] == ["ddlbench"]
+    assert [entry["predictor"] for entry in json.loads(out)["predictions"]] == ["ddlbench"]
     out = run(predict, *CELL, "--strategy", "horovod", "--all", "--json").output
-    told = {entry["predictor"]: entry for entry in json.loads(out)["predictions"]}
-    assert {"ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "linear"} <= set(told)
-    assert told["linear"]["step_s"] == pytest.approx((0.1 + 0.16) / 2)
-    assert len(told["linear"]["memory_bytes"]) == 2
+    by_predictor = {entry["predictor"]: entry for entry in json.loads(out)["predictions"]}
+    assert {"ddlbench-eq1", "thesis-5.1-p2p", "thesis-5.1-transport", "linear"} <= set(by_predictor)
+    assert by_predictor["linear"]["step_s"] == pytest.approx((0.1 + 0.16) / 2)
+    assert len(by_predictor["linear"]["memory_bytes"]) == 2
 
 
 def test_predict_prints_a_table_with_limits(folder):
@@ -59,18 +59,18 @@ def test_predict_prints_a_table_with_limits(folder):
     assert "GPipe on 1x2 (2 CPU workers), 16 samples a step" in out
     assert "thesis-6" not in out
     assert "The papers' models and baselines beside it: --all." in out
-    asked = (*CELL, "--strategy", "gpipe", "--option", "gpipe.chunks=8", "--all")
-    assert "thesis-6" in run(predict, *asked).output
-    full = run(predict, *asked, "--why").output
+    words = (*CELL, "--strategy", "gpipe", "--option", "gpipe.chunks=8", "--all")
+    assert "thesis-6" in run(predict, *words).output
+    full = run(predict, *words, "--why").output
     assert "on CPU all partitions share one process" in full
 
 
 def test_recommend_json_and_table(folder):
-    told = json.loads(run(recommend, *CELL, "--json").output)
-    assert told["recommended"] in told["tied"]
-    assert {entry["strategy"] for entry in told["candidates"]} >= {"horovod", "ddp", "gpipe"}
+    answer = json.loads(run(recommend, *CELL, "--json").output)
+    assert answer["recommended"] in answer["tied"]
+    assert {entry["strategy"] for entry in answer["candidates"]} >= {"horovod", "ddp", "gpipe"}
     shown = " ".join(run(recommend, *CELL).output.split())
-    assert all(sentence in shown for sentence in told["advice"])
+    assert all(sentence in shown for sentence in answer["advice"])
     none = json.loads(run(recommend, *CELL, "--device-memory-bytes", "1", "--json").output)
     assert (none["recommended"], none["candidates"]) == (None, [])
     thesis = json.loads(run(recommend, *CELL, "--recommender", "thesis", "--json").output)
@@ -107,9 +107,9 @@ def test_accuracy_writes_predictions_and_tables(folder):
     for strategy, step_s in (("sequential", 0.3), ("ddp", 0.2), ("model-parallel", 0.4)):
         geometry = "1x1" if strategy == "sequential" else "1x2"
         write_ok(folder / "results", make.cell(strategy, geometry, 16), step_s)
-    told = json.loads(run(accuracy, "--configfile", str(config), "--json").output)
-    assert {entry["predictor"] for entry in told["accuracy"]} >= {"sequential", "ddp-buckets"}
-    assert told["table_8_1"][0]["fastest"] == "ddp"
+    tables = json.loads(run(accuracy, "--configfile", str(config), "--json").output)
+    assert {entry["predictor"] for entry in tables["accuracy"]} >= {"sequential", "ddp-buckets"}
+    assert tables["table_8_1"][0]["fastest"] == "ddp"
     lying = folder / "results" / "local" / "trial"
     assert (lying / "predictions.json").is_file()
     names = {path.name for path in (lying / "tables").iterdir()}
@@ -129,10 +129,10 @@ def test_accuracy_writes_predictions_and_tables(folder):
 
 def test_measured_cells_of_the_site_serve_predictors_that_carry_them_on(folder):
     write_ok(folder / "results", make.cell("ddp", "1x2", 16), 0.2)
-    asked = ["--network", "vgg11", "--dataset", "mnist", "--geometry", "1x4", "--batch-size", "32"]
-    out = run(predict, *asked, "--strategy", "ddp", "--predictor", "carry-forward", "--json").output
+    words = ["--network", "vgg11", "--dataset", "mnist", "--geometry", "1x4", "--batch-size", "32"]
+    out = run(predict, *words, "--strategy", "ddp", "--predictor", "carry-forward", "--json").output
     assert json.loads(out)["predictions"][0]["step_s"] == pytest.approx(0.2)
-    ranked = json.loads(run(recommend, *asked, "--recommender", "carry-forward", "--json").output)
+    ranked = json.loads(run(recommend, *words, "--recommender", "carry-forward", "--json").output)
     assert ranked["recommended"] == "ddp"
 
 
@@ -144,26 +144,26 @@ def test_screens_fit_the_terminal(folder, monkeypatch, width, why):
     write_ok(folder / "results", make.cell("sequential", "1x1", 16), 0.3)
     further = ["--why"] if why else []
     ranked = run(recommend, *CELL, *further).output.splitlines()
-    told = run(predict, *CELL, "--strategy", "ddp", *further).output.splitlines()
-    assert max(map(len, (*ranked, *told))) <= width
-    assert why or (len(ranked) <= 25 and len(told) <= 25)
+    predicted = run(predict, *CELL, "--strategy", "ddp", *further).output.splitlines()
+    assert max(map(len, (*ranked, *predicted))) <= width
+    assert why or (len(ranked) <= 25 and len(predicted) <= 25)
     every = run(predict, *CELL, "--strategy", "ddp", "--all", *further).output.splitlines()
     assert max(map(len, every)) <= width
     assert sum(line.startswith("->") for line in every) == 1
-    assert sum(line.startswith("->") for line in told) == 0
+    assert sum(line.startswith("->") for line in predicted) == 0
     row = next(line for line in ranked if " DDP " in line)
     assert "200 ms" in row
     assert "DDP (measured, 1 run, 184-217 ms): 1.50x one device" in " ".join(ranked)
-    assert "Measured here: 200 ms (1 repeat)." in " ".join(told)
+    assert "Measured here: 200 ms (1 repeat)." in " ".join(predicted)
 
 
-ASKED = ("--network", "resnet18", "--dataset", "cifar10", "--geometry", "1x2", "--batch-size", "16")
+CASE = ("--network", "resnet18", "--dataset", "cifar10", "--geometry", "1x2", "--batch-size", "16")
 DEMO = [
     ("plan",),
     ("status",),
     ("report", "--show"),
-    ("recommend", *ASKED),
-    ("predict", *ASKED, "--strategy", "horovod"),
+    ("recommend", *CASE),
+    ("predict", *CASE, "--strategy", "horovod"),
     ("predict", "accuracy"),
     ("links", "show", "results/local/links/default/links.json"),
     ("oracle", "anomalies", "results/local/demo/predictions.json"),
@@ -201,9 +201,9 @@ def test_a_missing_file_is_one_sentence_with_the_whole_command(folder):
     config = folder / "config" / "config.yaml"
     config.write_text(config.read_text().replace("site: local", "site: elsewhere"))
     make.write_site(folder / "results", make.profile(), None)
-    told = " ".join(run(recommend, *CELL).output.split())
+    output = " ".join(run(recommend, *CELL).output.split())
     command = f"snakemake --profile profiles/local {links} --config site=local"
-    assert told.endswith(f"Make what is missing with: {command}")
+    assert output.endswith(f"Make what is missing with: {command}")
 
 
 def test_a_noisy_profile_is_told_with_the_range_of_its_steps(tmp_path, monkeypatch):
@@ -236,7 +236,7 @@ def test_calibration_learns_from_measured_cells_and_changes_predictions(folder):
     table = run(calibrate, "--configfile", str(config)).output
     assert table.splitlines()[0].split()[:3] == ["strategy", "n", "before"]
     after = json.loads(run(predict, *CELL, "--strategy", "ddp", "--json").output)
-    steps = [told["predictions"][0]["step_s"] for told in (before, after)]
+    steps = [answer["predictions"][0]["step_s"] for answer in (before, after)]
     assert abs(steps[1] - 1.0) < abs(steps[0] - 1.0)
     assert "by cells measured here" in run(predict, *CELL, "--strategy", "ddp").output
     assert "calibrated by 4 cells" in run(predict, *CELL, "--strategy", "ddp").output

@@ -221,8 +221,8 @@ def test_every_strategy_has_an_answer_or_a_reason(strategy):
 )
 def test_ends_of_messages_cost_time_where_nobody_waits_for_them(strategy, longer):
     """A rank that waits for a message has the time; one whose message came before has not."""
-    own = make.sweep(0.001, 1e9, 2, operation="p2p")
-    quiet = table(BARE, own, hidden_share=1.0)
+    sweep = make.sweep(0.001, 1e9, 2, operation="p2p")
+    quiet = table(BARE, sweep, hidden_share=1.0)
     busy = with_processor_times(quiet, (1, 1e-6), (100 * MB, 1e-6))
     free, charged = (
         predicted(strategy, links, options={"balance": "1+1+1+1"}).step_s for links in (quiet, busy)

@@ -18,7 +18,7 @@ SLOWDOWN = 1.6  # of four replicas
 ALL = ["ddlbench", "ddp-serial", "ddp-all-reduce", "ddp-buckets"]
 
 
-def told(predictor="ddp-serial", batch_size=32, sweeps=SWEEPS, workload=None, **options):
+def prediction_of(predictor="ddp-serial", batch_size=32, sweeps=SWEEPS, workload=None, **options):
     """A step of 4 ranks, whose all-reduces nothing hides."""
     workload = workload or make.workload()
     values = make.links(make.pair([0, 0, 0, 0], method="gloo"), sweeps=sweeps)
@@ -34,7 +34,7 @@ def sequential_s(samples: int) -> float:
 
 @pytest.mark.parametrize("predictor", ALL)
 def test_updated_weights_are_gathered_after_the_update(predictor):
-    plain, sharded = told(predictor), told(predictor, shard="optimizer")
+    plain, sharded = prediction_of(predictor), prediction_of(predictor, shard="optimizer")
     # Rank 0 updates 40 MB, and the update takes so much less.
     saved_s = (1 - 0.4) * 0.05 * sequential_s(8)
     slowdown = 1.0 if predictor == "ddp-buckets" else SLOWDOWN
@@ -47,12 +47,12 @@ def test_updated_weights_are_gathered_after_the_update(predictor):
 
 @pytest.mark.parametrize("predictor", ALL)
 def test_micro_batches_follow_each_other_and_update_once(predictor):
-    actual = told(predictor, 128, accumulate=4)  # micro-batches of 8
+    actual = prediction_of(predictor, 128, accumulate=4)  # micro-batches of 8
     slowdown = 1.0 if predictor == "ddp-buckets" else SLOWDOWN
     update_s = 0.05 * sequential_s(8)
     assert actual.compute_s == pytest.approx(slowdown * (4 * sequential_s(8) - 3 * update_s))
     # Gradients leave once, in a backward pass of 8 samples.
-    once = told(predictor, 32)
+    once = prediction_of(predictor, 32)
     assert actual.communication_s == pytest.approx(once.communication_s)
     assert actual.exposed_communication_s == pytest.approx(once.exposed_communication_s)
     assert actual.interval_s == pytest.approx(
@@ -62,23 +62,23 @@ def test_micro_batches_follow_each_other_and_update_once(predictor):
 
 def test_fp16_gradients_are_messages_of_half_the_bytes():
     # Four all-reduces of 5 to 20 MB.
-    assert told(hook="fp16").communication_s == pytest.approx(4 * 2e-3 + 0.05)
+    assert prediction_of(hook="fp16").communication_s == pytest.approx(4 * 2e-3 + 0.05)
 
 
 @pytest.mark.parametrize("predictor", ALL)
 def test_factors_are_all_reduced_one_after_the_other(predictor):
     with pytest.raises(ValueError, match="no shapes of tensors"):
-        told(predictor, hook="powersgd")
+        prediction_of(predictor, hook="powersgd")
     tensors = make.profile()["tensors"]
     shapes = [[10_000, tensor["bytes"] // 40_000] for tensor in tensors]
     shaped = make.workload(
         tensors=[{**tensor, "shape": shape} for tensor, shape in zip(tensors, shapes, strict=True)]
     )
-    actual = told(predictor, workload=shaped, hook="powersgd", hook_rank=2)
+    actual = prediction_of(predictor, workload=shaped, hook="powersgd", hook_rank=2)
     factors = [8 * side for shape in shapes for side in shape]
     if predictor == "ddp-serial":
         assert actual.communication_s == pytest.approx(8 * 2e-3 + sum(factors) / 1e9)
-    assert 0 < actual.communication_s < told(predictor).communication_s
+    assert 0 < actual.communication_s < prediction_of(predictor).communication_s
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_broadcasts_that_begin_on_one_node_take_turns(roots, at_once, turns):
 
 def test_a_gather_that_was_not_swept_is_named():
     with pytest.raises(ValueError, match="no broadcast through gloo was swept"):
-        told(sweeps=SWEEPS[:1], shard="optimizer")
+        prediction_of(sweeps=SWEEPS[:1], shard="optimizer")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_a_gather_that_was_not_swept_is_named():
 )
 @pytest.mark.parametrize("predictor", ["paradl-authors", "paradl-corrected"])
 def test_paradl_has_no_row_for_them(predictor, options):
-    assert told(predictor).step_s > 0
+    assert prediction_of(predictor).step_s > 0
     with pytest.raises(NotPredictable, match="data parallelism computes a share at once"):
-        told(predictor, **options)
+        prediction_of(predictor, **options)

@@ -16,7 +16,7 @@ NAN = math.nan
 
 
 @pytest.mark.parametrize(
-    ("measured", "low", "high", "told"),
+    ("measured", "low", "high", "direction"),
     [
         (1.0, NAN, NAN, ""),
         (1.24, NAN, NAN, ""),
@@ -27,8 +27,8 @@ NAN = math.nan
         (0.7, 0.6, 0.85, ""),
     ],
 )
-def test_a_run_departs_when_its_whole_interval_does(measured, low, high, told):
-    assert departs(measured, low, high, 1.0, 0.25) == told
+def test_a_run_departs_when_its_whole_interval_does(measured, low, high, direction):
+    assert departs(measured, low, high, 1.0, 0.25) == direction
 
 
 def run_of(**values):
@@ -41,9 +41,9 @@ def run_of(**values):
 
 
 def test_the_part_that_is_off_by_more_is_named():
-    told = anomalies(run_of()).iloc[0]
-    assert (told["departs"], told["part"], told["ratio"]) == ("longer", "communication", 2.0)
-    assert (told["part_measured_s"], told["part_projected_s"]) == (1.4, 0.5)
+    row = anomalies(run_of()).iloc[0]
+    assert (row["departs"], row["part"], row["ratio"]) == ("longer", "communication", 2.0)
+    assert (row["part_measured_s"], row["part_projected_s"]) == (1.4, 0.5)
     slow = anomalies(run_of(measured_compute_s=1.9, measured_communication_s=0.1)).iloc[0]
     assert slow["part"] == "computation"
     assert anomalies(run_of(measured_compute_s=NAN)).iloc[0]["part"] == ""
@@ -75,18 +75,18 @@ def test_predictions_become_runs():
 
 def test_the_command_flags_published_runs(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
-    asked = ["anomalies", str(PUBLISHED_MEASURED)]
-    told = CliRunner().invoke(oracle, [*asked, "--json"])
-    assert told.exit_code == 1  # some depart
-    runs = json.loads(told.output)["runs"]
+    words = ["anomalies", str(PUBLISHED_MEASURED)]
+    ended = CliRunner().invoke(oracle, [*words, "--json"])
+    assert ended.exit_code == 1  # some depart
+    runs = json.loads(ended.output)["runs"]
     assert len(runs) == 38
     flagged = [row for row in runs if row["departs"]]
     assert 0 < len(flagged) < 20
     assert all(abs(math.log(row["ratio"])) > math.log(1.25) for row in flagged)
-    shown = CliRunner().invoke(oracle, asked).output
+    shown = CliRunner().invoke(oracle, words).output
     assert f"{len(flagged)} of 38 runs depart" in shown
     assert all(row["run"] in shown for row in flagged)
-    assert CliRunner().invoke(oracle, [*asked, "--limit", "9"]).exit_code == 0
+    assert CliRunner().invoke(oracle, [*words, "--limit", "9"]).exit_code == 0
 
 
 def test_a_campaign_that_is_not_there():

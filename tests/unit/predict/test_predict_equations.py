@@ -29,28 +29,32 @@ EMULATED = {"provenance": {"cpu_model": make.ACCELERATOR.remark}}
 SLOW_RING = make.pair([0, 0, 0, 0], bandwidth=1e9, latency_s=1e-4, slow={(3, 0): 5e8})
 
 
-def told(name, plan, links=None, history=(), **profile):
+def prediction_of(name, plan, links=None, history=(), **profile):
     return ask(predictor_of(name), make.workload(**profile), links, plan, history)
 
 
 def test_sequential_is_the_profiles_own_step():
-    actual = told("sequential", make.plan("sequential", "1x1", 32))
+    actual = prediction_of("sequential", make.plan("sequential", "1x1", 32))
     assert actual.step_s == pytest.approx(0.42)
     assert actual.interval_s == pytest.approx((0.98 * 0.42, 1.02 * 0.42))
     assert actual.notes == ()
 
 
 def test_sequential_at_another_batch_is_read_off_the_line_and_says_so():
-    actual = told("sequential", make.plan("sequential", "1x1", 64))
+    actual = prediction_of("sequential", make.plan("sequential", "1x1", 64))
     assert actual.step_s == pytest.approx(0.1 + 0.64)
     assert actual.interval_s is None
     assert "extrapolated from batch 8, 16, 32" in actual.notes[0]
-    assert "interpolated" in told("sequential", make.plan("sequential", "1x1", 24)).notes[0]
+    assert (
+        "interpolated" in prediction_of("sequential", make.plan("sequential", "1x1", 24)).notes[0]
+    )
 
 
 def test_ddlbench_eq1():
     options = {"fusion_threshold_bytes": 64 * MB}
-    actual = told("ddlbench-eq1", make.plan("horovod", options=options), make.table(SLOW_RING))
+    actual = prediction_of(
+        "ddlbench-eq1", make.plan("horovod", options=options), make.table(SLOW_RING)
+    )
     # G = 100 MB > th; the hop from rank 3 to 0 is the slowest of the ring.
     exposed = 2 * 3 * (1e-4 + 64e6 / (4 * 5e8))
     assert actual.compute_s == pytest.approx(0.1 + 0.01 * 8)  # the baseline has one worker's batch
@@ -69,10 +73,12 @@ def test_horovod_never_splits_a_tensor():
 
 
 def test_eq1_sends_all_gradients_below_the_threshold_and_the_last_tensor_without_fusion():
-    small = told("ddlbench-eq1", make.plan("horovod"), make.table(), parameters=(2 * MB, 6 * MB))
+    small = prediction_of(
+        "ddlbench-eq1", make.plan("horovod"), make.table(), parameters=(2 * MB, 6 * MB)
+    )
     assert small.exposed_communication_s == pytest.approx(6 * (1e-4 + 8e6 / 4e9))
     options = {"fusion_threshold_bytes": 0}
-    unfused = told("ddlbench-eq1", make.plan("horovod", options=options), make.table())
+    unfused = prediction_of("ddlbench-eq1", make.plan("horovod", options=options), make.table())
     assert unfused.exposed_communication_s == pytest.approx(6 * (1e-4 + 10e6 / 4e9))
 
 
@@ -82,13 +88,13 @@ def test_thesis_5_1_takes_the_workers_batch_and_its_own_links():
     table = make.table(gloo, p2p)
     ring = {"thesis-5.1-p2p": 6 * 100e6 / (4 * 8e9), "thesis-5.1-transport": 6 * 100e6 / (4 * 1e9)}
     for name, exposed in ring.items():
-        actual = told(name, make.plan("horovod"), table)
+        actual = prediction_of(name, make.plan("horovod"), table)
         assert actual.compute_s == pytest.approx(0.1 + 0.01 * 8)  # t(B/W), not t(B)/W
         assert actual.exposed_communication_s == pytest.approx(exposed)
 
 
 def test_ddlbench_eq2():
-    actual = told("ddlbench-eq2", make.plan("gpipe", options={"chunks": 8}), make.table())
+    actual = prediction_of("ddlbench-eq2", make.plan("gpipe", options={"chunks": 8}), make.table())
     # 3 cuts, there and back, of one micro-batch of 4 samples of 1000 bytes.
     exposed = 2 * 3 * (1e-4 + 4000 / 1e9)
     assert actual.exposed_communication_s == pytest.approx(exposed)
@@ -98,7 +104,7 @@ def test_ddlbench_eq2():
 
 
 def test_model_parallelism_is_eq2_with_one_micro_batch():
-    actual = told("model-parallel", make.plan("model-parallel"), make.table())
+    actual = prediction_of("model-parallel", make.plan("model-parallel"), make.table())
     assert actual.compute_s == pytest.approx(0.42)
     assert actual.bubble_s == 0
     assert actual.exposed_communication_s == pytest.approx(2 * 3 * (1e-4 + 32_000 / 1e9))
@@ -110,7 +116,7 @@ def test_model_parallelism_is_eq2_with_one_micro_batch():
 def test_eq_6_1_factors_of_the_thesis_table_6_1(chunks, share):
     batch = 16 * chunks
     plan = make.plan("gpipe", batch_size=batch, options={"chunks": chunks})
-    actual = told("thesis-6", plan, make.table())
+    actual = prediction_of("thesis-6", plan, make.table())
     sequential = chunks * (0.1 + 0.16)  # T_seq at the micro-batch size
     assert actual.compute_s + actual.bubble_s == pytest.approx(sequential * share)
 
@@ -127,12 +133,12 @@ def test_eq_6_2():
 def test_eq_6_2_reads_cut_sizes_and_links():
     chain = make.pair([0, 0], bandwidth=1e6, latency_s=0.01)
     plan = make.plan("gpipe", "1x2", 32, options={"chunks": 4})
-    actual = told("thesis-6", plan, make.table(chain))
+    actual = prediction_of("thesis-6", plan, make.table(chain))
     assert actual.exposed_communication_s == pytest.approx(2 * 4 * (0.01 + 8 * 1000 / 1e6))
 
 
 def test_ddlbench_eq3_and_linear_are_a_share_of_the_sequential_step():
-    linear = told("linear", make.plan("ddp"))
+    linear = prediction_of("linear", make.plan("ddp"))
     assert linear.step_s == pytest.approx(0.42 / 4)
     plan = make.plan("ddp")
     eq3 = predictor_of("ddlbench-eq3").predict(make.workload(), None, plan, plan.cell)
@@ -164,17 +170,17 @@ def test_only_the_default_has_a_small_first_bucket():
 def test_ddp_by_ring_and_by_measured_all_reduce():
     plan = make.plan("ddp", options={"bucket_cap_bytes": 1000 * MB})  # one bucket, ready at the end
     table = make.table(make.pair([0] * 4, method="gloo"), sweeps=(make.sweep(0.01, 1e9, 4),))
-    ring = told("ddp-buckets", plan, table)
+    ring = prediction_of("ddp-buckets", plan, table)
     assert ring.compute_s == pytest.approx(0.18)
     assert ring.exposed_communication_s == pytest.approx(6 * (1e-4 + 100e6 / 4e9))
-    swept = told("ddp-all-reduce", plan, table)
+    swept = prediction_of("ddp-all-reduce", plan, table)
     assert swept.compute_s == pytest.approx(1.6 * 0.18)  # four silent replicas on a node
     assert swept.exposed_communication_s == pytest.approx(0.01 + 0.1)
 
 
 def test_one_worker_communicates_nothing():
     for name, strategy in (("ddlbench-eq1", "horovod"), ("ddp-all-reduce", "ddp")):
-        actual = told(name, make.plan(strategy, "1x1"), make.table(make.pair([0, 0])))
+        actual = prediction_of(name, make.plan(strategy, "1x1"), make.table(make.pair([0, 0])))
         assert actual.exposed_communication_s == actual.communication_s == 0
     assert ring_all_reduce_s([], 1e9) == 0
 
@@ -190,10 +196,10 @@ def test_carry_forward_scales_the_smallest_size_by_samples_a_device():
         (make.cell("ddp", "1x3", 30), 9.0),
         (make.cell("gpipe", "1x2", 16), 7.0),
     )
-    actual = told("carry-forward", make.plan("ddp", "1x4", 64), history=past)
+    actual = prediction_of("carry-forward", make.plan("ddp", "1x4", 64), history=past)
     assert actual.step_s == pytest.approx(0.4 * (64 / 4) / (16 / 2))
     with pytest.raises(NotPredictable, match="no smaller ddp cell"):
-        told("carry-forward", make.plan("ddp", "1x2", 64), history=past)
+        prediction_of("carry-forward", make.plan("ddp", "1x2", 64), history=past)
 
 
 def test_hardware_extrapolation_goes_from_one_device_to_many():
@@ -204,15 +210,15 @@ def test_hardware_extrapolation_goes_from_one_device_to_many():
         (make.cell("sequential", "1x1", 8), 0.1),
         (make.cell("ddp", "1x2", 32), 9.0),
     )
-    many = told("hardware-extrapolation", make.plan("ddp", "4x4", 128), history=past)
+    many = prediction_of("hardware-extrapolation", make.plan("ddp", "4x4", 128), history=past)
     assert many.step_s == pytest.approx(0.5 * (128 / 32) / 16)
-    one_node = told("hardware-extrapolation", make.plan("ddp", "1x4", 32), history=past)
+    one_node = prediction_of("hardware-extrapolation", make.plan("ddp", "1x4", 32), history=past)
     assert one_node.step_s == pytest.approx(0.5 / 4)
     pipeline = make.plan("pipe-gpipe", "1x4", 32, options={"chunks": 4})
-    actual = told("hardware-extrapolation", pipeline, history=past)
+    actual = prediction_of("hardware-extrapolation", pipeline, history=past)
     assert actual.step_s == pytest.approx(0.5 / (4 * 4 / (4 + 3)))
     with pytest.raises(NotPredictable, match="sequential training of vgg11 on mnist is not"):
-        told("hardware-extrapolation", make.plan("ddp", "1x4"))
+        prediction_of("hardware-extrapolation", make.plan("ddp", "1x4"))
 
 
 def test_data_extrapolation_is_the_first_steps_of_repeat_0(tmp_path):
@@ -221,10 +227,10 @@ def test_data_extrapolation_is_the_first_steps_of_repeat_0(tmp_path):
     steps.write_text("epoch,step,warmup,step_s,load_s,loss\n" + "\n".join(rows) + "\n")
     plan = make.plan("ddp", repeat=2)
     past = (Measured(plan.cell.with_(repeat=0), 1.0, steps),)
-    actual = told("data-extrapolation", plan, history=past)
+    actual = prediction_of("data-extrapolation", plan, history=past)
     assert actual.step_s == pytest.approx(0.55)  # median of 0.1 .. 1.0
     with pytest.raises(NotPredictable):
-        told("data-extrapolation", plan)
+        prediction_of("data-extrapolation", plan)
 
 
 def measured_beside(cell, steps_file):
@@ -234,7 +240,7 @@ def measured_beside(cell, steps_file):
         cell.with_(nodes=1, devices_per_node=1),
         cell,
     )
-    return tuple(Measured(one, 0.2, steps_file) for one in cells)
+    return tuple(Measured(variant, 0.2, steps_file) for variant in cells)
 
 
 @pytest.mark.parametrize("name", sorted(PREDICTORS))
@@ -258,7 +264,7 @@ def test_a_step_is_compute_and_bubble_and_exposed_communication(name, tmp_path):
     made = {"alone": [alone] if work else [], **device}
     if name == "linear-pairs":
         made["layers"] = [{**layer, "kind": "Linear"} for layer in make.profile()["layers"]]
-    actual = told(name, plan, table, past, **made)
+    actual = prediction_of(name, plan, table, past, **made)
     total = actual.compute_s + actual.bubble_s + actual.exposed_communication_s
     assert actual.step_s == pytest.approx(total)
     assert actual.communication_s >= actual.exposed_communication_s >= 0
@@ -269,9 +275,9 @@ def test_a_step_is_compute_and_bubble_and_exposed_communication(name, tmp_path):
 
 def test_a_predictor_refuses_what_it_does_not_speak_of():
     with pytest.raises(NotPredictable, match="is of horovod, not of ddp"):
-        told("ddlbench-eq1", make.plan("ddp"), make.table())
+        prediction_of("ddlbench-eq1", make.plan("ddp"), make.table())
     with pytest.raises(NotPredictable, match="needs the links of this fabric"):
-        told("ddlbench-eq1", make.plan("horovod"), None)
+        prediction_of("ddlbench-eq1", make.plan("horovod"), None)
     with pytest.raises(ConfigError, match="unknown predictor 'eq1'"):
         predictor_of("eq1")
     with pytest.raises(ConfigError, match="is not a predictor"):
@@ -293,13 +299,13 @@ def test_serial_hides_nothing():
     swept = make.sweep(0.01, 1e9, 4)
     links = make.table(sweeps=(swept, make.sweep(0.02, 5e8, 4, transport="horovod")))
     options = {"bucket_cap_bytes": 25 * 2**20}
-    actual = told("ddp-serial", make.plan("ddp", options=options), links)
+    actual = prediction_of("ddp-serial", make.plan("ddp", options=options), links)
     alone = 1.6 * (0.1 + 0.01 * 8)
     assert actual.compute_s == pytest.approx(alone)
     sizes = [m.bytes for m in filled_buckets(make.workload().tensors, 2**20, 25 * 2**20)]
     assert actual.exposed_communication_s == pytest.approx(sum(0.01 + s / 1e9 for s in sizes))
     options = {"fusion_threshold_bytes": 64 * MB}
-    actual = told("horovod-serial", make.plan("horovod", options=options), links)
+    actual = prediction_of("horovod-serial", make.plan("horovod", options=options), links)
     assert actual.step_s == pytest.approx(alone + 2 * 0.02 + 100e6 / 5e8)
 
 
@@ -308,19 +314,21 @@ def test_a_few_steps_of_rounds_are_whole_rounds(tmp_path):
     rows = ["step_s,warmup", "9,1", *(f"{t},0" for t in [0.1, 0.1, 0.1, 0.9] * 5)]
     steps.write_text("\n".join(rows) + "\n")
     past = (Measured(plan.cell.with_(repeat=0), 1.0, steps),)
-    actual = told("data-extrapolation", plan, history=past)
+    actual = prediction_of("data-extrapolation", plan, history=past)
     assert actual.step_s == pytest.approx(0.3)
     assert actual.notes == ("first 12 steps of repeat 0",)
 
 
 def test_averaged_weights_are_sent_once_a_round():
     links = make.table(sweeps=(make.sweep(0.01, 1e9, 4),))
-    actual = told("averaged-weights", make.plan("local-sgd"), links)
+    actual = prediction_of("averaged-weights", make.plan("local-sgd"), links)
     assert actual.compute_s == pytest.approx(1.6 * (0.1 + 0.01 * 8))
     # Buckets of at most 25 MiB in the order of the weights: 10, 20, 30, 40 MB.
     assert actual.exposed_communication_s == pytest.approx((4 * 0.01 + 0.1) / 4)
     often = make.plan("local-sgd", options={"average_every_steps": 1})
-    assert told("averaged-weights", often, links).communication_s == pytest.approx(4 * 0.01 + 0.1)
+    assert prediction_of("averaged-weights", often, links).communication_s == pytest.approx(
+        4 * 0.01 + 0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -328,10 +336,10 @@ def test_averaged_weights_are_sent_once_a_round():
 )
 def test_torchgpipes_partitions_take_turns_on_cpu(checkpoint, recomputed):
     options = {"chunks": 4, "checkpoint": checkpoint}
-    actual = told("torchgpipe-turns", make.plan("gpipe", "1x4", 32, options=options))
-    whole, one = 0.1 + 0.32, 0.1 + 0.08  # a step of 32 samples, and of 8
+    actual = prediction_of("torchgpipe-turns", make.plan("gpipe", "1x4", 32, options=options))
+    whole, part = 0.1 + 0.32, 0.1 + 0.08  # a step of 32 samples, and of 8
     # Forward is 0.3 of a step, backward 0.6, loading and the update 0.1.
-    expected = 0.1 * whole + 4 * 0.9 * one + recomputed * 0.3 * one
+    expected = 0.1 * whole + 4 * 0.9 * part + recomputed * 0.3 * part
     assert actual.step_s == pytest.approx(expected)
     assert actual.bubble_s == actual.communication_s == 0
     assert actual.step_s > whole  # no speed-up, whatever the devices
@@ -341,23 +349,23 @@ def test_torchgpipes_partitions_take_turns_on_cpu(checkpoint, recomputed):
 
 def test_turns_are_independent_of_devices_and_links_and_say_nothing_of_gpus():
     plans = [make.plan("gpipe", geometry, 32) for geometry in ("1x2", "1x4")]
-    two, four = (told("torchgpipe-turns", plan) for plan in plans)
+    two, four = (prediction_of("torchgpipe-turns", plan) for plan in plans)
     assert two.step_s == four.step_s
-    parallel = told("torchgpipe-turns", make.plan("model-parallel", "1x4", 32))
+    parallel = prediction_of("torchgpipe-turns", make.plan("model-parallel", "1x4", 32))
     assert parallel.step_s == pytest.approx(0.42)  # one micro-batch: the sequential step
     for other in ({"device_kind": "cuda"}, EMULATED):
         with pytest.raises(NotPredictable, match="on other devices compute at once"):
-            told("torchgpipe-turns", plans[0], **other)
+            prediction_of("torchgpipe-turns", plans[0], **other)
 
 
 @pytest.mark.parametrize(("checkpoint", "again"), [("never", 0), ("except_last", 3), ("always", 4)])
 def test_torchgpipes_partitions_compute_at_once_on_emulated_devices(checkpoint, again):
     options = {"chunks": 4, "checkpoint": checkpoint, "balance": "1+1+1+1"}
-    prediction = told(
+    prediction = prediction_of(
         "torchgpipe-replay", make.plan("gpipe", "1x4", 32, options=options), **EMULATED
     )
-    whole, one = 0.1 + 0.32, 0.1 + 0.08  # a step of 32 samples, and of 8
-    forward_s, backward_s = 0.3 * one / 4, 0.6 * one / 4  # of a partition, as all are alike
+    whole, part = 0.1 + 0.32, 0.1 + 0.08  # a step of 32 samples, and of 8
+    forward_s, backward_s = 0.3 * part / 4, 0.6 * part / 4  # of a partition, as all are alike
     # Fill and drain of 4 partitions. The first recomputes the last micro-batch while it waits,
     # each later one between two backward passes (torchgpipe_step).
     passes_s = (4 + 3) * (forward_s + backward_s)
@@ -372,7 +380,9 @@ def test_torchgpipes_partitions_compute_at_once_on_emulated_devices(checkpoint, 
 
 
 def test_model_parallelism_on_emulated_devices_is_one_device_after_the_other():
-    prediction = told("torchgpipe-replay", make.plan("model-parallel", "1x4", 32), **EMULATED)
+    prediction = prediction_of(
+        "torchgpipe-replay", make.plan("model-parallel", "1x4", 32), **EMULATED
+    )
     assert prediction.step_s == pytest.approx(0.42)
     assert prediction.bubble_s == pytest.approx(0.75 * 0.9 * 0.42)
 
@@ -381,21 +391,21 @@ def test_a_replay_of_partitions_says_nothing_of_cores_and_gpus():
     plan = make.plan("gpipe", "1x4", 32)
     for kind in ("cpu", "cuda"):
         with pytest.raises(NotPredictable, match="is of emulated accelerators"):
-            told("torchgpipe-replay", plan, device_kind=kind)
+            prediction_of("torchgpipe-replay", plan, device_kind=kind)
 
 
 @pytest.mark.parametrize("strategy", ["gpipe", "model-parallel"])
 def test_ddlbench_knows_what_torchgpipe_runs_on(strategy):
     plan = make.plan(strategy, "1x4", 32)
-    assert told("ddlbench", plan).step_s == told("torchgpipe-turns", plan).step_s
-    emulated = told("ddlbench", plan, **EMULATED)
-    assert emulated.step_s == told("torchgpipe-replay", plan, **EMULATED).step_s
+    assert prediction_of("ddlbench", plan).step_s == prediction_of("torchgpipe-turns", plan).step_s
+    emulated = prediction_of("ddlbench", plan, **EMULATED)
+    assert emulated.step_s == prediction_of("torchgpipe-replay", plan, **EMULATED).step_s
 
 
 def test_only_on_cores_does_the_thesis_equation_lack_that_partitions_take_turns():
     plan, links = make.plan("gpipe", "1x4", 32), make.table()
     for profile, lacks in (({}, True), (EMULATED, False)):
-        limits = told("thesis-6", plan, links, **profile).limits
+        limits = prediction_of("thesis-6", plan, links, **profile).limits
         assert any("one after the other" in limit for limit in limits) == lacks
 
 

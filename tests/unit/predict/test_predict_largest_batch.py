@@ -25,14 +25,14 @@ def memory(strategy: str = "ddp", capacity_bytes: float = 2e9, **options) -> Mem
 
 def ending(*statuses: Status):
     """A measurement that ends each cell in turn as said, and the batches it was asked for."""
-    asked: list[int] = []
+    batches: list[int] = []
 
     def measure(cell):
-        asked.append(cell.batch_size)
-        status = statuses[len(asked) - 1]
+        batches.append(cell.batch_size)
+        status = statuses[len(batches) - 1]
         return Glance(cell, status, 10.0, 0.1 if status == Status.OK else None, None)
 
-    return measure, asked
+    return measure, batches
 
 
 def nothing(_cell) -> None:
@@ -48,36 +48,36 @@ def test_the_unit_is_what_a_strategy_can_cut(strategy, options, unit) -> None:
 
 
 def test_bisection_finds_what_a_search_of_all_finds() -> None:
-    asked = memory()
+    ddp_memory = memory()
     most = 4000
-    expected = max((b for b in range(4, most + 1, 4) if asked.fits(b)), default=0)
-    assert predicted_largest(asked, 4, most) == expected
-    assert asked.needed(expected) <= asked.capacity_bytes < asked.needed(expected + 4) or (
-        expected == most
-    )
+    expected = max((b for b in range(4, most + 1, 4) if ddp_memory.fits(b)), default=0)
+    assert predicted_largest(ddp_memory, 4, most) == expected
+    assert ddp_memory.needed(expected) <= ddp_memory.capacity_bytes < ddp_memory.needed(
+        expected + 4
+    ) or (expected == most)
     assert predicted_largest(memory(capacity_bytes=1.0), 4, most) == 0
 
 
 def test_a_cell_confirms_it() -> None:
-    measure, asked = ending(Status.OK)
+    measure, batches = ending(Status.OK)
     actual = largest_batch(memory(), measure, nothing)
-    assert asked == [actual.predicted] == [actual.batch_size]
+    assert batches == [actual.predicted] == [actual.batch_size]
     assert actual.confirmed
     assert "confirmed by a cell" in batch_advice(actual, memory())[0]
 
 
 def test_out_of_memory_lowers_it() -> None:
-    measure, asked = ending(Status.OUT_OF_MEMORY, Status.OUT_OF_MEMORY, Status.OK)
+    measure, batches = ending(Status.OUT_OF_MEMORY, Status.OUT_OF_MEMORY, Status.OK)
     actual = largest_batch(memory(), measure, nothing)
-    assert asked[0] > asked[1] > asked[2] == actual.batch_size
-    assert memory().needed(asked[1]) <= 0.9 * memory().needed(asked[0])
+    assert batches[0] > batches[1] > batches[2] == actual.batch_size
+    assert memory().needed(batches[1]) <= 0.9 * memory().needed(batches[0])
     assert [trial.status for trial in actual.trials] == ["out_of_memory", "out_of_memory", "ok"]
 
 
 def test_it_gives_up_and_says_so() -> None:
-    measure, asked = ending(*[Status.OUT_OF_MEMORY] * 2)
+    measure, batches = ending(*[Status.OUT_OF_MEMORY] * 2)
     actual = largest_batch(memory(), measure, nothing, trials=2)
-    assert len(asked) == 2
+    assert len(batches) == 2
     assert (actual.batch_size, actual.confirmed) == (0, False)
     assert "No batch was confirmed" in batch_advice(actual, memory())[-1]
 
@@ -86,9 +86,9 @@ def test_a_dry_run_measures_nothing_and_results_are_reused() -> None:
     actual = largest_batch(memory(), None, nothing)
     assert actual.batch_size == actual.predicted > 0
     assert "predicted, not measured" in batch_advice(actual, memory())[0]
-    measure, asked = ending()
+    measure, batches = ending()
     again = largest_batch(memory(), measure, lambda cell: Glance(cell, Status.OK, 10.0, 0.1, None))
-    assert (asked, again.batch_size) == ([], actual.batch_size)
+    assert (batches, again.batch_size) == ([], actual.batch_size)
 
 
 def test_nothing_fits_and_other_failures() -> None:

@@ -49,27 +49,29 @@ def workload(**changes: Any) -> Any:
     sizes = [(WIDTH, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, WIDTH), (WIDTH, WIDTH)]
     blocks = []
     for index, (given, taken) in enumerate(sizes):
-        own = [one for one in layers if one["block"] == index]
+        block_layers = [layer for layer in layers if layer["block"] == index]
         blocks.append(
             make.block(
                 index,
-                sum(one["parameter_bytes"] for one in own),
+                sum(layer["parameter_bytes"] for layer in block_layers),
                 input_bytes_per_sample=4 * given,
                 output_bytes_per_sample=4 * taken,
-                saved_bytes_per_sample=sum(one["saved_bytes_per_sample"] for one in own),
-                forward=make.timings(0.0, 0.005 if len(own) > 1 else 0.001),
-                backward=make.timings(0.0, 0.01 if len(own) > 1 else 0.002),
+                saved_bytes_per_sample=sum(
+                    layer["saved_bytes_per_sample"] for layer in block_layers
+                ),
+                forward=make.timings(0.0, 0.005 if len(block_layers) > 1 else 0.001),
+                backward=make.timings(0.0, 0.01 if len(block_layers) > 1 else 0.002),
             )
         )
     tensors = [
         {
-            "name": f"{one['name']}.weight",
-            "block": one["block"],
-            "bytes": one["parameter_bytes"],
+            "name": f"{layer['name']}.weight",
+            "block": layer["block"],
+            "bytes": layer["parameter_bytes"],
             "ready_fraction": 1.0,
         }
-        for one in reversed(layers)
-        if one["parameter_bytes"]
+        for layer in reversed(layers)
+        if layer["parameter_bytes"]
     ]
     values = {"layers": layers, "blocks": blocks, "tensors": tensors, **changes}
     return make.workload(**values)
@@ -96,7 +98,7 @@ def share(step: Any, phase: str) -> float:
     return sum(task.share for task in step.tasks if getattr(task, "phase", "") == phase)
 
 
-def told(
+def prediction_of(
     predictor: str, strategy: str, geometry: str, batch_size: int, delays: Any = (), **options: int
 ) -> Any:
     values = make.links(make.pair([0, 0, 1, 1], method="gloo"), sweeps=SWEEPS)
@@ -130,7 +132,7 @@ def test_one_device_sends_nothing() -> None:
 
 @pytest.mark.parametrize("predictor", ["linear-pairs", DEFAULT_PREDICTOR])
 def test_every_message_delays_the_step(predictor: str) -> None:
-    actual = told(predictor, "tensor-parallel", "1x2", 8)
+    actual = prediction_of(predictor, "tensor-parallel", "1x2", 8)
     sent_s = 3 * (1e-3 + 8 * KB / 1e9)
     assert actual.communication_s == pytest.approx(sent_s)
     assert actual.exposed_communication_s == pytest.approx(sent_s)
@@ -145,13 +147,13 @@ def test_every_message_follows_a_computation() -> None:
         "message_bytes": 1, "after_s": 0.003, "transport": "gloo",
     }  # fmt: skip
     late, early = (
-        told("linear-pairs", "tensor-parallel", "1x2", 8, each) for each in ([delay], ())
+        prediction_of("linear-pairs", "tensor-parallel", "1x2", 8, each) for each in ([delay], ())
     )
     assert late.communication_s - early.communication_s == pytest.approx(3 * 0.002)
 
 
 def test_groups_share_the_link_between_nodes() -> None:
-    actual = told("linear-pairs", "data-tensor", "2x2", 16)
+    actual = prediction_of("linear-pairs", "data-tensor", "2x2", 16)
     gradient_bytes = 4 * (2 * WIDTH * HIDDEN + 4 * WIDTH * WIDTH) / 2
     within_s = 3 * (1e-3 + 8 * KB / 1e9)
     # Two ranks of each node send over its link at once.
@@ -160,11 +162,11 @@ def test_groups_share_the_link_between_nodes() -> None:
 
 def test_what_splits_no_pair_is_refused() -> None:
     with pytest.raises(NotPredictable, match="linear-pairs is of pairs of linear layers; ddp"):
-        told("linear-pairs", "ddp", "1x2", 8)
+        prediction_of("linear-pairs", "ddp", "1x2", 8)
 
 
 def test_a_profile_without_shapes_is_refused() -> None:
-    layers = [{**one, "shape": None} for one in workload().layer_entries]
+    layers = [{**layer, "shape": None} for layer in workload().layer_entries]
     plan = make.plan("tensor-parallel", "1x2", 8, network="mine:net")
     with pytest.raises(ConfigError, match="has no shapes of layers; make it again"):
         strategy_of("tensor-parallel").step(workload(layers=layers), plan)

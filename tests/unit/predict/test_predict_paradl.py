@@ -38,14 +38,14 @@ SIZES = (400, 400, 400)
 WEIGHTS = 300
 
 
-def told(name: str, strategy: str, geometry: str = "1x4", **options: Any) -> Any:
+def prediction_of(name: str, strategy: str, geometry: str = "1x4", **options: Any) -> Any:
     plan = make.plan(strategy, geometry, 32, options=options)
     workload = make.workload(parameters=SIZES, layers=CONVOLUTIONS)
     return ask(predictor_of(name), workload, make.table(LINKS), plan)
 
 
 def test_data_parallel_by_hand() -> None:
-    actual = told("paradl-corrected", "ddp")
+    actual = prediction_of("paradl-corrected", "ddp")
     of_worker = 0.1 + 0.01 * 8  # a step of 8 samples; 90 % of it passes, 5 % load
     update_s = 0.05 * (0.1 + 0.01 * 32)
     assert actual.compute_s == pytest.approx((0.9 + 0.05) * of_worker + update_s)
@@ -54,7 +54,7 @@ def test_data_parallel_by_hand() -> None:
 
 
 def test_a_pipeline_loads_the_whole_batch_in_one_process() -> None:
-    actual = told("paradl-corrected", "gpipe", "1x2", chunks=4, balance="size")
+    actual = prediction_of("paradl-corrected", "gpipe", "1x2", chunks=4, balance="size")
     stage_s = 0.9 * (0.1 + 0.01 * 8) * 2 / 3  # two of three layers, of a micro-batch
     update_s = 0.05 * 0.42 * 200 / WEIGHTS
     load_s = 0.05 * 0.42
@@ -62,7 +62,7 @@ def test_a_pipeline_loads_the_whole_batch_in_one_process() -> None:
 
 
 def test_the_authors_code_differs_where_the_faults_are() -> None:
-    theirs, corrected = (told(f"paradl-{v}", "filter") for v in ("authors", "corrected"))
+    theirs, corrected = (prediction_of(f"paradl-{v}", "filter") for v in ("authors", "corrected"))
     assert theirs.communication_s != pytest.approx(corrected.communication_s)
     assert all(value > 0 for value in theirs.memory_bytes)
 
@@ -76,8 +76,8 @@ def test_the_authors_code_differs_where_the_faults_are() -> None:
     ],
 )
 def test_published_says_what_it_takes_for_granted(strategy: str, says: str) -> None:
-    assert any(says in limit for limit in told("paradl-authors", strategy).limits)
-    assert not any(says in limit for limit in told("paradl-corrected", strategy).limits)
+    assert any(says in limit for limit in prediction_of("paradl-authors", strategy).limits)
+    assert not any(says in limit for limit in prediction_of("paradl-corrected", strategy).limits)
 
 
 def test_a_profile_without_shapes_says_what_to_do() -> None:
@@ -89,4 +89,4 @@ def test_a_profile_without_shapes_says_what_to_do() -> None:
 
 def test_other_strategies_are_refused() -> None:
     with pytest.raises(NotPredictable, match="is of .*, not of model-parallel"):
-        told("paradl-corrected", "model-parallel")
+        prediction_of("paradl-corrected", "model-parallel")

@@ -39,7 +39,7 @@ FIRST, SECOND = layer(0, "Conv2d", IMAGE, PLANE, 3), layer(1, "Conv2d", PLANE, P
 HEAD = layer(2, "Linear", [16], [10])
 
 
-def told(strategy: str, geometry: str = "1x4", *layers: Any, **options: Any) -> Prediction:
+def prediction_of(strategy: str, geometry: str = "1x4", *layers: Any, **options: Any) -> Prediction:
     """The projection for two convolutions of kernel 3 and a linear layer, unless others are said.
 
     Of two nodes as of one: every hop has the same latency and bandwidth.
@@ -63,7 +63,7 @@ def halo(rows: float, row_items: int, messages: int, samples: int = BATCH) -> fl
 
 
 def test_filters_deal_out_linear_layers_and_send_no_gradients() -> None:
-    actual = told("filter")
+    actual = prediction_of("filter")
     shared = WHOLE_S / 3 * (1 / 4 + 1 / 4 + 3 / 10)  # of ten classes the fullest device has three
     update_s = UPDATE_S * (1 / 4 + 1 / 4 + 3 / 10) / 3
     assert actual.compute_s == pytest.approx(shared + update_s + LOAD_S)
@@ -73,7 +73,7 @@ def test_filters_deal_out_linear_layers_and_send_no_gradients() -> None:
 
 
 def test_channels_deal_out_all_layers_but_the_first() -> None:
-    actual = told("channel")
+    actual = prediction_of("channel")
     parts = 1 + 1 / 4 + 1 / 4
     assert actual.compute_s == pytest.approx((WHOLE_S + UPDATE_S) * parts / 3 + LOAD_S)
     outputs = 2 * gather(4, BATCH * PLANE_ITEMS) + 2 * gather(4, BATCH * 10)
@@ -84,12 +84,12 @@ def test_channels_deal_out_all_layers_but_the_first() -> None:
 def test_channels_leave_the_first_layer_whole_where_it_has_enough_of_them() -> None:
     """An image has three channels, enough for two devices: our strategy leaves it whole still."""
     parts = 1 + 1 / 2 + 1 / 2
-    actual = told("channel", "1x2")
+    actual = prediction_of("channel", "1x2")
     assert actual.compute_s == pytest.approx((WHOLE_S + UPDATE_S) * parts / 3 + LOAD_S)
 
 
 def test_groups_of_filters_reduce_what_a_device_has_between_groups() -> None:
-    actual = told("data-filter", "2x2")
+    actual = prediction_of("data-filter", "2x2")
     samples, step_s = 16, 0.1 + 0.01 * 16
     assert actual.compute_s == pytest.approx(
         0.9 * step_s / 2 + UPDATE_S / 2 + 0.05 * step_s  # a group's samples, on every device
@@ -102,7 +102,7 @@ def test_groups_of_filters_reduce_what_a_device_has_between_groups() -> None:
 
 
 def test_rows_send_gradients_of_split_layers_alone() -> None:
-    actual = told("spatial")
+    actual = prediction_of("spatial")
     parts = 1 / 4 + 1 / 4 + 1
     assert actual.compute_s == pytest.approx(WHOLE_S * parts / 3 + UPDATE_S + LOAD_S)
     row = 3 * 4, 16 * 4
@@ -115,17 +115,17 @@ def test_rows_send_gradients_of_split_layers_alone() -> None:
 def test_rows_of_two_devices_have_one_neighbour_each() -> None:
     halos = halo(1, 3 * 4, 1) + 2 * halo(1, 16 * 4, 1)
     rest = gather(2, BATCH * PLANE_ITEMS) + 2 * gather(2, 2 * WEIGHTS)
-    assert told("spatial", "1x2").communication_s == pytest.approx(halos + rest)
+    assert prediction_of("spatial", "1x2").communication_s == pytest.approx(halos + rest)
 
 
 def test_columns_have_halos_of_the_height() -> None:
     halos = halo(2, 3 * 8, 2) + 2 * halo(2, 16 * 8, 2)
     rest = gather(4, BATCH * PLANE_ITEMS) + 2 * gather(4, 2 * WEIGHTS)
-    assert told("spatial", split="width").communication_s == pytest.approx(halos + rest)
+    assert prediction_of("spatial", split="width").communication_s == pytest.approx(halos + rest)
 
 
 def test_a_grid_exchanges_along_both_dimensions_and_gathers_line_by_line() -> None:
-    actual = told("spatial", split="both")  # 2 x 2
+    actual = prediction_of("spatial", split="both")  # 2 x 2
     halos = halo(1, 3 * 4 // 2, 1) + halo(1, 3 * 8 // 2, 1)
     halos += 2 * (halo(1, 16 * 4 // 2, 1) + halo(1, 16 * 8 // 2, 1))
     whole = gather(2, BATCH * PLANE_ITEMS / 2) + gather(2, BATCH * PLANE_ITEMS)
@@ -133,17 +133,17 @@ def test_a_grid_exchanges_along_both_dimensions_and_gathers_line_by_line() -> No
 
 
 def test_rows_end_where_the_plan_ends_them() -> None:
-    actual = told("spatial", until="block1")
+    actual = prediction_of("spatial", until="block1")
     halos = halo(2, 3 * 4, 2)
     rest = gather(4, BATCH * PLANE_ITEMS) + 2 * gather(4, WEIGHTS)
     assert actual.communication_s == pytest.approx(halos + rest)
-    assert actual.compute_s > told("spatial").compute_s
+    assert actual.compute_s > prediction_of("spatial").compute_s
 
 
 def test_batch_normalisation_and_a_mean_over_positions() -> None:
     norm = layer(1, "BatchNorm2d", PLANE, PLANE)
     mean = layer(2, "AdaptiveAvgPool2d", PLANE, [16, 1, 1])
-    actual = told("spatial", "1x4", FIRST, norm, mean, layer(3, "Linear", [16], [10]))
+    actual = prediction_of("spatial", "1x4", FIRST, norm, mean, layer(3, "Linear", [16], [10]))
     statistics = gather(4, 4 * 2 * 16) + 2 * gather(4, 2 * 16)
     ended = 2 * gather(4, BATCH * 16)
     gradients = 2 * gather(4, 2 * WEIGHTS)
@@ -152,7 +152,7 @@ def test_batch_normalisation_and_a_mean_over_positions() -> None:
 
 
 def test_groups_of_rows_reduce_split_layers_over_all_and_the_head_between_groups() -> None:
-    actual = told("data-spatial", "2x2")
+    actual = prediction_of("data-spatial", "2x2")
     halos = halo(1, 3 * 4, 1, 16) + 2 * halo(1, 16 * 4, 1, 16)
     whole = gather(2, 16 * PLANE_ITEMS)
     split = 2 * gather(4, 2 * WEIGHTS)
@@ -162,15 +162,15 @@ def test_groups_of_rows_reduce_split_layers_over_all_and_the_head_between_groups
 
 def test_a_group_of_one_is_data_parallel() -> None:
     for strategy in ("data-spatial", "data-filter"):
-        alone = told(strategy, "1x4", group=1)
+        alone = prediction_of(strategy, "1x4", group=1)
         assert alone.communication_s == pytest.approx(2 * gather(4, 3 * WEIGHTS))
-        assert alone.compute_s == pytest.approx(told("ddp").compute_s)
+        assert alone.compute_s == pytest.approx(prediction_of("ddp").compute_s)
 
 
 def test_uneven_rows_are_those_of_the_fullest_device() -> None:
     seven = [16, 7, 4]
     layers = (layer(0, "Conv2d", [3, 7, 4], seven), layer(1, "Linear", [448], [10]))
-    actual = told("spatial", "1x4", *layers)
+    actual = prediction_of("spatial", "1x4", *layers)
     assert actual.compute_s == pytest.approx(WHOLE_S / 2 * (2 / 7 + 1) + UPDATE_S + LOAD_S)
     padded = gather(4, BATCH * 16 * 8 * 4)
     assert actual.communication_s == pytest.approx(padded + 2 * gather(4, WEIGHTS))

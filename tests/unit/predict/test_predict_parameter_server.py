@@ -15,34 +15,34 @@ from ddlbench.predict.prediction import ask, predictor_of
 L = 1e-4
 
 
-def told(name, geometry, batch_size=32, *pairs, **options):
+def prediction_of(name, geometry, batch_size=32, *pairs, **options):
     plan = make.plan("parameter-server", geometry, batch_size, options=options)
     links = make.table(*pairs or [make.pair([0] * 8)])
     return ask(predictor_of(name), make.workload(), links, plan)
 
 
 def test_in_step_all_workers_share_the_servers_links():
-    actual = told("parameter-server", "1x3")  # two workers of 16 samples: 0.26 s
+    actual = prediction_of("parameter-server", "1x3")  # two workers of 16 samples: 0.26 s
     assert actual.compute_s == pytest.approx(0.26)
     assert actual.exposed_communication_s == pytest.approx(2 * (L + 0.2))
     assert actual.communication_s == pytest.approx(actual.exposed_communication_s)
 
 
 def test_two_servers_halve_transfer_and_update():
-    actual = told("parameter-server", "1x4", servers=2)
+    actual = prediction_of("parameter-server", "1x4", servers=2)
     assert actual.compute_s == pytest.approx(0.26 - 0.013 / 2)
     assert actual.exposed_communication_s == pytest.approx(2 * (L + 0.1))
     # More servers than workers do not help: a worker's own link is full.
-    more = told("parameter-server", "1x6", servers=4)
+    more = prediction_of("parameter-server", "1x6", servers=4)
     assert more.exposed_communication_s == pytest.approx(2 * (L + 0.1))
 
 
 def test_each_worker_counts_with_its_own_hop():
     slow = make.pair([0, 0, 0], slow={(2, 0): 5e8})
-    actual = told("parameter-server", "1x3", 32, slow)
+    actual = prediction_of("parameter-server", "1x3", 32, slow)
     assert actual.exposed_communication_s == pytest.approx(2 * (L + 0.1 + 0.2))
     between_workers = make.pair([0, 0, 0], slow={(1, 2): 5e8})
-    actual = told("parameter-server", "1x3", 32, between_workers)
+    actual = prediction_of("parameter-server", "1x3", 32, between_workers)
     assert actual.exposed_communication_s == pytest.approx(2 * (L + 0.2))
 
 
@@ -56,43 +56,43 @@ def test_places_that_no_matrix_tells_apart_count_like_each_of_them(geometry):
     places = [(process.node, process.devices[0]) for process in plan.processes]
     servers, workers = places[:2], places[2:]
 
-    def seconds(one, other):
-        ways = [links.hop("transport", *ends)[0] for ends in ((one, other), (other, one))]
+    def seconds(first, second):
+        ways = [links.hop("transport", *ends)[0] for ends in ((first, second), (second, first))]
         return 50 * MB / min(way.bandwidth_bytes_per_s for way in ways)
 
     busiest_s = max(
         *(sum(seconds(worker, server) for worker in workers) for server in servers),
         *(sum(seconds(worker, server) for server in servers) for worker in workers),
     )
-    actual = told(
+    actual = prediction_of(
         "parameter-server", geometry, 32 if geometry != "5x1" else 33, measured, servers=2
     )
     assert actual.exposed_communication_s == pytest.approx(2 * (L + busiest_s))
 
 
 def test_out_of_step_a_worker_has_the_links_alone_until_they_are_full():
-    two = told("parameter-server", "1x3", mode="async")
+    two = prediction_of("parameter-server", "1x3", mode="async")
     assert two.step_s == pytest.approx(0.26 + 2 * (L + 0.1))
-    six = told("parameter-server", "1x7", 96, mode="async")
+    six = prediction_of("parameter-server", "1x7", 96, mode="async")
     assert six.step_s == pytest.approx(6 * 0.1)
     assert six.communication_s >= six.exposed_communication_s
 
 
 def test_messages_leave_while_backward_runs():
-    actual = told("parameter-server-messages", "1x2", message_bytes=50 * MB)
+    actual = prediction_of("parameter-server-messages", "1x2", message_bytes=50 * MB)
     # t(32) = 0.42, backward 0.252, optimiser 0.021. Two messages, ready at halves of the pass:
     # pushed 0.176, 0.302; updated 0.1866, 0.3126; pulled 0.2366, 0.3626; back L later.
     waited_s = 0.3626 + L - 0.252
     assert actual.compute_s == pytest.approx(0.42)
     assert actual.exposed_communication_s == pytest.approx(waited_s - 0.021)
     assert actual.communication_s == pytest.approx(2 * (L + 0.1))
-    whole = told("parameter-server-messages", "1x2", message_bytes=1000 * MB)
-    closed = told("parameter-server", "1x2")
+    whole = prediction_of("parameter-server-messages", "1x2", message_bytes=1000 * MB)
+    closed = prediction_of("parameter-server", "1x2")
     assert whole.step_s == pytest.approx(closed.step_s)
 
 
 def test_the_interval_is_that_of_the_workers_step():
-    actual = told("parameter-server", "1x3")
+    actual = prediction_of("parameter-server", "1x3")
     spread_s = 0.02 * 0.26
     assert actual.interval_s == pytest.approx((actual.step_s - spread_s, actual.step_s + spread_s))
 

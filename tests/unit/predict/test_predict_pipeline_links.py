@@ -31,7 +31,7 @@ def test_one_pipeline_of_a_kind_stands_for_all(strategy, nodes, slow, balance, k
     if strategy == "pipe-zb":
         options["stages_per_rank"] = 1
     options["balance"] = balance
-    asked = make.plan(strategy, geometry, 32 * replicas, options=options)
+    plan = make.plan(strategy, geometry, 32 * replicas, options=options)
     sums = [
         make.sweep(0.006, 1e9, 2, level="network", nodes=count, devices_per_node=1)
         for count in (2, 4)
@@ -51,10 +51,10 @@ def test_one_pipeline_of_a_kind_stands_for_all(strategy, nodes, slow, balance, k
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PipelineLinks, "kinds", sorted_by_links)
-        actual = ask(predictor_of("ddlbench"), make.workload(), links, asked)
+        actual = ask(predictor_of("ddlbench"), make.workload(), links, plan)
         patch.setattr(PipelineLinks, "kinds", apart)
-        whole = ask(predictor_of("ddlbench"), make.workload(), links, asked)
-    assert [list(one.counts) for one in seen] == [kinds]
+        whole = ask(predictor_of("ddlbench"), make.workload(), links, plan)
+    assert [list(entry.counts) for entry in seen] == [kinds]
     assert actual.step_s == pytest.approx(whole.step_s)
     assert actual.communication_s == pytest.approx(whole.communication_s)
     assert actual.exposed_communication_s == pytest.approx(whole.exposed_communication_s)

@@ -49,13 +49,13 @@ def plan(strategy: str, geometry: str, batch_size: int, balance: str, **options)
     return make.plan(strategy, geometry, batch_size, options={"balance": balance, **options})
 
 
-def told(
-    asked: Plan,
+def prediction_of(
+    pipeline: Plan,
     table: LinkTable | None = None,
     name: str = "pipeline-replay",
     work: Workload | None = None,
 ) -> Prediction:
-    return ask(predictor_of(name), work or workload(), table or make.table(FREE), asked)
+    return ask(predictor_of(name), work or workload(), table or make.table(FREE), pipeline)
 
 
 def recorded(folder: Path, ran: Plan, stages: dict[int, tuple[float, float]]) -> Measured:
@@ -94,7 +94,7 @@ def recorded(folder: Path, ran: Plan, stages: dict[int, tuple[float, float]]) ->
     ],
 )
 def test_equal_stages(strategy, geometry, options, work_ms, step_ms) -> None:
-    actual = told(plan(strategy, geometry, 32, "1+1+1+1", **options))
+    actual = prediction_of(plan(strategy, geometry, 32, "1+1+1+1", **options))
     assert actual.step_s == pytest.approx(step_ms / 1e3)
     assert actual.compute_s == pytest.approx(work_ms / 1e3)
     assert actual.bubble_s == pytest.approx((step_ms - work_ms) / 1e3)
@@ -114,9 +114,12 @@ def test_a_notice_waits_for_a_sender_that_computes() -> None:
         "operation": "p2p", "nodes": 1, "devices_per_node": 2, "ranks": 2, "message_bytes": 1024,
         "alone_s": 0.001, "after_s": 0.003, "transport": "gloo",
     }  # fmt: skip
-    asked = plan("pipe-gpipe", "1x2", 32, "2+2", chunks=4)
+    pipeline = plan("pipe-gpipe", "1x2", 32, "2+2", chunks=4)
     late = LinkTable(make.Links.from_dict({**make.links(FREE), "delays": [delay]}))
-    added_s = [told(asked, late, name).step_s - told(asked, None, name).step_s for name in BOTH]
+    added_s = [
+        prediction_of(pipeline, late, name).step_s - prediction_of(pipeline, None, name).step_s
+        for name in BOTH
+    ]
     assert added_s == pytest.approx([2 * 3 * 0.002, 0.0])
 
 
@@ -131,7 +134,7 @@ def test_a_notice_waits_for_a_sender_that_computes() -> None:
     ],
 )
 def test_pipedreams_period_is_its_longest_stage(geometry, balance, replicas, period_ms) -> None:
-    actual = told(plan("pipedream", geometry, 8, balance, replicas=replicas))
+    actual = prediction_of(plan("pipedream", geometry, 8, balance, replicas=replicas))
     assert actual.step_s == pytest.approx(period_ms / 1e3)
     ranks = int(geometry.removeprefix("1x"))
     assert actual.compute_s == pytest.approx(0.096 / ranks)
@@ -145,34 +148,36 @@ def test_replicas_that_are_not_in_step_leave_holes() -> None:
         for n, s in enumerate(per_block)
     ]
     work = workload(parameters=(0, 0, 0), blocks=blocks)
-    asked = plan("pipedream", "1x4", 8, "1+1+1", replicas="2+1+1")
-    assert told(asked, work=work).step_s == pytest.approx(0.008 * 3 / 2)
+    pipeline = plan("pipedream", "1x4", 8, "1+1+1", replicas="2+1+1")
+    assert prediction_of(pipeline, work=work).step_s == pytest.approx(0.008 * 3 / 2)
     more = plan("pipedream", "1x4", 8, "1+1+1", replicas="2+1+1", extra_warmup=1)
-    assert told(more, work=work).step_s == pytest.approx(0.008)
+    assert prediction_of(more, work=work).step_s == pytest.approx(0.008)
 
 
 def test_loading_and_updates() -> None:
     """Rank 0 loads 21 ms before its first pass and updates a tenth of the weights in 2.1 ms."""
-    asked = plan("pipe-gpipe", "1x4", 32, "1+1+1+1", chunks=4)
-    actual = told(asked, work=make.workload(node_slowdown=ALONE))
+    pipeline = plan("pipe-gpipe", "1x4", 32, "1+1+1+1", chunks=4)
+    actual = prediction_of(pipeline, work=make.workload(node_slowdown=ALONE))
     assert actual.step_s == pytest.approx(0.021 + 7 * 0.024 + 0.0021)
     assert actual.compute_s == pytest.approx((4 * 4 * 0.024 + 0.021 + 0.021) / 4)
     # In PipeDream's steady state only its longest stage counts: the last, with 40 % of the weights.
-    flowing = told(plan("pipedream", "1x4", 32, "1+1+1+1"), work=make.workload(node_slowdown=ALONE))
+    flowing = prediction_of(
+        plan("pipedream", "1x4", 32, "1+1+1+1"), work=make.workload(node_slowdown=ALONE)
+    )
     assert flowing.step_s == pytest.approx(max(0.096 + 0.021 + 0.0021, 0.096 + 0.0084))
 
 
 def test_devices_that_compute_at_a_time_slow_each_other_down() -> None:
     """GPipe of 4 and 4 works 4/7 of the time: 16/7 devices, between 1 (1.0) and 4 (1.6)."""
-    asked = plan("pipe-gpipe", "1x4", 32, "1+1+1+1", chunks=4)
+    pipeline = plan("pipe-gpipe", "1x4", 32, "1+1+1+1", chunks=4)
     slowed = workload(node_slowdown=[*ALONE, {"replicas": 4, "slowdown": 1.6, "interval": None}])
     factor = 1 + 0.6 * (16 / 7 - 1) / 3
-    assert told(asked, work=slowed).step_s == pytest.approx(7 * 0.024 * factor)
+    assert prediction_of(pipeline, work=slowed).step_s == pytest.approx(7 * 0.024 * factor)
     one_at_a_time = plan("model-parallel-p2p", "1x4", 32, "1+1+1+1")
-    assert told(one_at_a_time, work=slowed).step_s == pytest.approx(0.384)
+    assert prediction_of(one_at_a_time, work=slowed).step_s == pytest.approx(0.384)
     across = make.plan("pipe-gpipe", "4x1", 32, options={"balance": "1+1+1+1", "chunks": 4})
     apart = make.table(make.pair([0, 1, 2, 3], bandwidth=1e18, latency_s=0.0))
-    assert told(across, apart, work=slowed).step_s == pytest.approx(7 * 0.024)
+    assert prediction_of(across, apart, work=slowed).step_s == pytest.approx(7 * 0.024)
 
 
 # With messages -----------------------------------------------------------------------------------
@@ -188,7 +193,7 @@ def test_torchs_gpipe_hides_no_message() -> None:
         B of rank 0                   188-252 262-326     g1 leaves at 253
     """
     links = make.table(make.pair([0, 0], bandwidth=16_000 / 0.008, latency_s=0.001))
-    actual = told(plan("pipe-gpipe", "1x2", 32, "2+2", chunks=2), links)
+    actual = prediction_of(plan("pipe-gpipe", "1x2", 32, "2+2", chunks=2), links)
     assert actual.step_s == pytest.approx(0.326)
     assert actual.compute_s == pytest.approx(0.192)
     assert actual.bubble_s == pytest.approx(0.096)
@@ -198,7 +203,7 @@ def test_torchs_gpipe_hides_no_message() -> None:
 
 def test_model_parallelism_crosses_every_cut_twice() -> None:
     links = make.table(make.pair([0, 0], bandwidth=8_000 / 0.001, latency_s=0.001))
-    actual = told(plan("model-parallel-p2p", "1x2", 8, "2+2"), links)
+    actual = prediction_of(plan("model-parallel-p2p", "1x2", 8, "2+2"), links)
     assert actual.step_s == pytest.approx(0.096 + 2 * 0.002)
     assert actual.communication_s == pytest.approx(0.004)
 
@@ -206,13 +211,15 @@ def test_model_parallelism_crosses_every_cut_twice() -> None:
 def test_a_slow_link_holds_a_full_pipeline_up() -> None:
     """Stages of 16 + 32 ms, messages of 60: there and back 216 ms, two mini-batches under way."""
     links = make.table(make.pair([0, 0], bandwidth=8_000 / 0.060, latency_s=0.0))
-    actual = told(plan("pipedream", "1x2", 8, "2+2"), links)
+    actual = prediction_of(plan("pipedream", "1x2", 8, "2+2"), links)
     assert actual.step_s == pytest.approx(0.108)
     assert actual.exposed_communication_s == pytest.approx(0.108 - 0.048)
     quick = make.table(make.pair([0, 0], bandwidth=8_000 / 0.010, latency_s=0.0))
-    assert told(plan("pipedream", "1x2", 8, "2+2"), quick).step_s == pytest.approx(0.116 / 2)
+    assert prediction_of(plan("pipedream", "1x2", 8, "2+2"), quick).step_s == pytest.approx(
+        0.116 / 2
+    )
     deeper = plan("pipedream", "1x2", 8, "2+2", extra_warmup=1)  # one more hides all of it
-    assert told(deeper, quick).step_s == pytest.approx(0.048)
+    assert prediction_of(deeper, quick).step_s == pytest.approx(0.048)
 
 
 def test_links_are_those_of_the_placement() -> None:
@@ -221,7 +228,7 @@ def test_links_are_those_of_the_placement() -> None:
         make.pair([0, 0], bandwidth=1e18, latency_s=0.0),
         make.pair([0, 1], bandwidth=8_000 / 0.005, latency_s=0.0),
     )
-    actual = told(plan("model-parallel-p2p", "2x2", 8, "1+1+1+1"), links)
+    actual = prediction_of(plan("model-parallel-p2p", "2x2", 8, "1+1+1+1"), links)
     assert actual.step_s == pytest.approx(0.096 + 2 * 0.005)
 
 
@@ -230,8 +237,8 @@ def test_replicas_of_a_stage_wait_for_their_sum(when, period_ms) -> None:
     """Gradients of 10, 20 and 30 MB are three buckets of 6 ms; asynchronous, 72 ms hide them."""
     sweep = make.sweep(0.006, 1e18, 2)
     links = make.table(FREE, sweeps=(sweep,))
-    asked = plan("pipedream", "1x3", 8, "3+1", replicas="2+1", stage_all_reduce=when)
-    actual = told(asked, links)
+    pipeline = plan("pipedream", "1x3", 8, "3+1", replicas="2+1", stage_all_reduce=when)
+    actual = prediction_of(pipeline, links)
     assert actual.step_s == pytest.approx(period_ms / 1e3)
     assert actual.communication_s == pytest.approx(0.018 / 2)
 
@@ -239,7 +246,7 @@ def test_replicas_of_a_stage_wait_for_their_sum(when, period_ms) -> None:
 def test_replicas_of_a_synchronous_pipeline_sum_at_the_end() -> None:
     """Two pipelines of two stages, two micro-batches of 8 each: 3 * 48 ms, and the sums."""
     links = make.table(FREE, sweeps=(make.sweep(0.006, 1e18, 2),))
-    actual = told(plan("pipe-gpipe", "1x4", 32, "2+2", chunks=2, replicas=2), links)
+    actual = prediction_of(plan("pipe-gpipe", "1x4", 32, "2+2", chunks=2, replicas=2), links)
     # Rank 0 ends last. Gradients of 10 and 20 MB do not fit into one bucket, nor do 30 and 40.
     assert actual.step_s == pytest.approx(3 * 0.048 + 0.012)
     assert actual.communication_s == pytest.approx(0.012 + 0.012)
@@ -249,15 +256,15 @@ def test_replicas_sum_what_the_runtime_sends() -> None:
     """A tensor above the bucket's size is one message, as VGG's fc1 of 411 MB; small ones share."""
     fc1, few = 411_041_792, 1_000_000
     tensors = [
-        {**one, "block": block, "bytes": size}
-        for one, block, size in zip(
+        {**tensor, "block": block, "bytes": size}
+        for tensor, block, size in zip(
             2 * make.profile()["tensors"], (3, 2, 1, 1, 0, 0), (few, fc1, few, few, few, few),
             strict=False,
         )
     ]  # fmt: skip
     links = make.table(FREE, sweeps=(make.sweep(0.006, 1e18, 2),))
-    asked = plan("pipedream", "1x3", 8, "3+1", replicas="2+1")
-    actual = told(asked, links, work=workload(tensors=tensors))
+    pipeline = plan("pipedream", "1x3", 8, "3+1", replicas="2+1")
+    actual = prediction_of(pipeline, links, work=workload(tensors=tensors))
     sent = buckets([few, few, few, few, fc1], DEFAULT_BUCKET_BYTES)  # as GradientSum
     assert [len(bucket) for bucket in sent] == [4, 1]
     assert actual.communication_s == pytest.approx(len(sent) * 0.006 / 2)
@@ -281,23 +288,23 @@ def test_halves_of_a_backward_pass_follow_from_its_layers() -> None:
 def test_halves_that_were_timed_count() -> None:
     timed = {"input_half": make.timings(0.0, 0.0015), "weight_half": make.timings(0.0, 0.0007)}
     work = workload(blocks=[make.block(index, 0, **timed) for index in range(4)])
-    asked = plan("pipe-zb", "1x2", 32, "1+1+1+1", chunks=4)
-    times = stage_times(work, asked, 8, 32, as_profiled(work))
+    pipeline = plan("pipe-zb", "1x2", 32, "1+1+1+1", chunks=4)
+    times = stage_times(work, pipeline, 8, 32, as_profiled(work))
     assert times.input_s == pytest.approx((0, 0.012, 0.012, 0.012))
     assert times.weight_s == pytest.approx((0.016, 0.0056, 0.0056, 0.0056))
-    assert not any("halves" in limit for limit in told(asked, work=work).limits)
+    assert not any("halves" in limit for limit in prediction_of(pipeline, work=work).limits)
 
 
 @pytest.mark.parametrize("strategy", ["pipe-zb", "pipe-zbv"])
 def test_zero_bubble_schedules_fill_with_weight_gradients(strategy) -> None:
-    asked = plan(strategy, "1x2", 32, "1+1+1+1", chunks=4)
+    pipeline = plan(strategy, "1x2", 32, "1+1+1+1", chunks=4)
     work = workload()
-    times = stage_times(work, asked, 8, 32, as_profiled(work))
+    times = stage_times(work, pipeline, 8, 32, as_profiled(work))
     assert times.input_s == pytest.approx((0, 0.008, 0.008, 0.008))
     assert times.weight_s == pytest.approx((0.016, 0.008, 0.008, 0.008))
-    actual = told(asked)
+    actual = prediction_of(pipeline)
     assert actual.compute_s == pytest.approx(4 * 2 * 0.024)
-    interleaved = told(plan("pipe-interleaved", "1x2", 32, "1+1+1+1", chunks=4))
+    interleaved = prediction_of(plan("pipe-interleaved", "1x2", 32, "1+1+1+1", chunks=4))
     assert actual.compute_s <= actual.step_s * (1 + 1e-9)
     assert actual.step_s < interleaved.step_s
     assert any("halves" in limit for limit in actual.limits)
@@ -311,9 +318,9 @@ RECORDED = {0: (32.0, 32.0), 1: (16.0, 64.0)}
 
 def test_recorded_passes_serve_other_schedules_and_cuts(tmp_path) -> None:
     ran = recorded(tmp_path / "a", plan("pipe-gpipe", "1x2", 16, "2+2", chunks=2), RECORDED)
-    asked = plan("pipe-1f1b", "1x2", 16, "1+3", chunks=2)
+    pipeline = plan("pipe-1f1b", "1x2", 16, "1+3", chunks=2)
     work = workload(node_slowdown=[*ALONE, {"replicas": 2, "slowdown": 3.0, "interval": None}])
-    actual = ask(predictor_of("pipeline-recorded"), work, make.table(FREE), asked, (ran,))
+    actual = ask(predictor_of("pipeline-recorded"), work, make.table(FREE), pipeline, (ran,))
     # Of 8 samples: stage 0 has one block of 2 x 8 and 1 x 16 ms, stage 1 one like it and two of
     # 1 x 8 and 2 x 16 ms: F 16, B 16; F 32, B 80. Replicas slow nothing further.
     assert actual.compute_s == pytest.approx(2 * (32 + 112) / 2 / 1e3)
@@ -329,8 +336,8 @@ def test_halves_of_a_recorded_backward_pass_add_up(tmp_path) -> None:
         for kind, ms in halves.items()
     ]
     (tmp_path / "a" / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    asked = plan("pipe-1f1b", "1x2", 16, "2+2", chunks=2)
-    actual = ask(predictor_of("pipeline-recorded"), workload(), make.table(FREE), asked, (ran,))
+    pipeline = plan("pipe-1f1b", "1x2", 16, "2+2", chunks=2)
+    actual = ask(predictor_of("pipeline-recorded"), workload(), make.table(FREE), pipeline, (ran,))
     assert actual.compute_s == pytest.approx(2 * 2 * (8 + 32) / 1e3)
 
 
@@ -346,18 +353,18 @@ def test_halves_of_a_recorded_backward_pass_add_up(tmp_path) -> None:
 def test_without_a_readable_record_there_is_no_prediction(tmp_path, spoil) -> None:
     ran = recorded(tmp_path / "a", plan("pipe-gpipe", "1x2", 16, "2+2", chunks=2), RECORDED)
     spoil(tmp_path / "a")
-    asked = plan("pipe-1f1b", "1x2", 16, "2+2", chunks=2)
+    pipeline = plan("pipe-1f1b", "1x2", 16, "2+2", chunks=2)
     with pytest.raises(NotPredictable, match="needs a run of another pipeline of vgg11 at 1x2"):
-        ask(predictor_of("pipeline-recorded"), workload(), make.table(FREE), asked, (ran,))
+        ask(predictor_of("pipeline-recorded"), workload(), make.table(FREE), pipeline, (ran,))
 
 
 def test_a_cells_own_record_is_not_asked(tmp_path) -> None:
-    asked = plan("pipe-gpipe", "1x2", 16, "2+2", chunks=2)
-    ran = recorded(tmp_path / "a", asked, RECORDED)
+    pipeline = plan("pipe-gpipe", "1x2", 16, "2+2", chunks=2)
+    ran = recorded(tmp_path / "a", pipeline, RECORDED)
     elsewhere = recorded(tmp_path / "b", plan("pipe-1f1b", "2x1", 16, "2+2", chunks=2), RECORDED)
     with pytest.raises(NotPredictable, match="none is measured"):
-        told_by = predictor_of("pipeline-recorded")
-        ask(told_by, workload(), make.table(FREE), asked, (ran, elsewhere))
+        predictor = predictor_of("pipeline-recorded")
+        ask(predictor, workload(), make.table(FREE), pipeline, (ran, elsewhere))
 
 
 # The partitioner's own word ----------------------------------------------------------------------
@@ -367,15 +374,15 @@ def test_of_a_measured_plan_it_is_what_the_partitioner_promised(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     links = make.links(make.pair([0] * 4, bandwidth=1e8))
     make.write_site(tmp_path / "results", make.profile(), links)
-    asked = make_plan(make.cell("pipedream", "1x4", 16, options={"balance": "profile"}), "local")
+    pipeline = make_plan(make.cell("pipedream", "1x4", 16, options={"balance": "profile"}), "local")
     inputs = Inputs("local")
     actual = ask(
         predictor_of("pipeline-period"),
-        inputs.workload(asked.cell),
-        inputs.links(asked.cell),
-        asked,
+        inputs.workload(pipeline.cell),
+        inputs.links(pipeline.cell),
+        pipeline,
     )
-    assert actual.step_s == asked.details["planned_period_s"]
+    assert actual.step_s == pipeline.details["planned_period_s"]
     assert actual.memory_bytes
 
 
@@ -384,20 +391,22 @@ def test_periods_by_hand() -> None:
     links = make.table(make.pair([0] * 4, bandwidth=1e6))
     straight = plan("pipedream", "1x4", 8, "1+1+1+1")
     for name in ("pipeline-period", "pipeline-period-paper"):
-        actual = told(straight, links, name)
+        actual = prediction_of(straight, links, name)
         assert actual.step_s == pytest.approx(0.024)
         assert actual.communication_s == pytest.approx(3 * 0.016)
         assert actual.exposed_communication_s == 0
     replicated = plan("pipedream", "1x3", 8, "3+1", replicas="2+1")
-    released = told(replicated, links, "pipeline-period")
+    released = prediction_of(replicated, links, "pipeline-period")
     assert released.step_s == pytest.approx((0.072 + 4 * 60 / 2) / 2)
-    assert told(replicated, links, "pipeline-period-paper").step_s == pytest.approx(2 * 60 / 2)
+    assert prediction_of(replicated, links, "pipeline-period-paper").step_s == pytest.approx(
+        2 * 60 / 2
+    )
     assert released.bubble_s == pytest.approx(0.036 - 0.032)
 
 
 def test_between_nodes_the_partitioner_has_the_links_of_the_network() -> None:
     links = make.table(make.pair([0, 0], bandwidth=1e9), make.pair([0, 1], bandwidth=1e5))
-    actual = told(plan("pipedream", "2x2", 8, "1+1+1+1"), links, "pipeline-period")
+    actual = prediction_of(plan("pipedream", "2x2", 8, "1+1+1+1"), links, "pipeline-period")
     assert actual.step_s == pytest.approx(2 * 0.08)
 
 
@@ -405,16 +414,16 @@ def test_between_nodes_the_partitioner_has_the_links_of_the_network() -> None:
 
 
 def test_a_profile_of_other_blocks_is_refused() -> None:
-    asked = plan("pipe-gpipe", "1x2", 32, "3+3", chunks=2)
+    pipeline = plan("pipe-gpipe", "1x2", 32, "3+3", chunks=2)
     with pytest.raises(ConfigError, match="has 4 blocks, the plan cuts 6: profile the network"):
-        told(asked)
+        prediction_of(pipeline)
     with pytest.raises(NotPredictable, match="not of gpipe"):
-        told(make.plan("gpipe", "1x2"))
+        prediction_of(make.plan("gpipe", "1x2"))
 
 
 def test_one_device_needs_no_links() -> None:
-    asked = plan("pipe-gpipe", "1x1", 32, "4", chunks=4)
-    actual = ask(predictor_of("pipeline-replay"), workload(), None, asked)
+    pipeline = plan("pipe-gpipe", "1x1", 32, "4", chunks=4)
+    actual = ask(predictor_of("pipeline-replay"), workload(), None, pipeline)
     assert actual.step_s == pytest.approx(4 * 4 * 0.024)
     with pytest.raises(NotPredictable, match="needs the links"):
         ask(predictor_of("pipeline-replay"), workload(), None, plan("pipedream", "1x2", 8, "2+2"))
@@ -481,7 +490,7 @@ def test_no_part_of_a_prediction_lies_below_zero_by_rounding():
             make.block(index, 0, forward=make.timings(0.0, 1e-4 * milliseconds * (index + 1) / 3))
             for index in range(4)
         ]
-        alone = told(plan("pipe-1f1b", "1x1", 32, "4"), work=workload(blocks=blocks))
+        alone = prediction_of(plan("pipe-1f1b", "1x1", 32, "4"), work=workload(blocks=blocks))
         assert 0 <= alone.bubble_s < 1e-9 * alone.step_s
 
 

@@ -56,12 +56,14 @@ def configfile(folder):
     return written
 
 
-def asked(**changes):
+def questions_with(**changes):
     return questions_of({**GIVEN, **changes})
 
 
 def test_options_make_a_question():
-    actual = asked(precision="bf16", threads=2, options=("gpipe.chunks=8", "ddp.hook=fp16"))
+    actual = questions_with(
+        precision="bf16", threads=2, options=("gpipe.chunks=8", "ddp.hook=fp16")
+    )
     question = actual.single
     assert (question.network, question.dataset, question.geometry) == ("vgg11", "mnist", "1x2")
     assert question.settings == {"precision": "bf16", "threads_per_device": 2}
@@ -71,49 +73,49 @@ def test_options_make_a_question():
 
 def test_a_fabric_that_nobody_has_is_refused():
     with pytest.raises(ConfigError, match="site local has no fabric 'slow'"):
-        asked(fabric="slow")
+        questions_with(fabric="slow")
 
 
 def test_a_precision_that_no_cell_has_is_refused():
     with pytest.raises(ConfigError, match="--precision: 'fp8' is not allowed; write fp32"):
-        asked(precision="fp8")
+        questions_with(precision="fp8")
 
 
 def test_what_nobody_writes_is_no_setting():
-    assert asked().single.settings == {}
-    assert case_id(asked().single) == "mnist/vgg11/1x2/batch_size=16"
+    assert questions_with().single.settings == {}
+    assert case_id(questions_with().single) == "mnist/vgg11/1x2/batch_size=16"
 
 
 @pytest.mark.parametrize("name", sorted(NOTHING))
 def test_what_is_missing_is_named(name):
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is missing"):
-        asked(**{name: None})
+        questions_with(**{name: None})
 
 
 @pytest.mark.parametrize("text", ["chunks=8", "gpipe.chunks", "gpipe.=8", ".chunks=8"])
 def test_an_option_without_its_strategy_is_refused(text):
     with pytest.raises(ConfigError, match=r"gpipe\.chunks=8"):
-        asked(options=(text,))
+        questions_with(options=(text,))
 
 
 def test_several_geometries_are_several_questions():
-    actual = asked(geometry="1x2, 1x4,2x2")
+    actual = questions_with(geometry="1x2, 1x4,2x2")
     assert [question.geometry for question in actual.each] == ["1x2", "1x4", "2x2"]
     with pytest.raises(ConfigError, match="takes one geometry"):
         _ = actual.single
     with pytest.raises(ConfigError, match="--geometry"):
-        asked(geometry="1x2,four")
+        questions_with(geometry="1x2,four")
 
 
 def test_names_are_checked():
     with pytest.raises(ConfigError, match="did you mean 'alexnet'"):
-        asked(network="alexnt")
+        questions_with(network="alexnt")
     with pytest.raises(ConfigError, match="unknown strategy 'gpip'"):
-        asked(options=("gpip.chunks=8",))
+        questions_with(options=("gpip.chunks=8",))
 
 
 def test_an_experiment_says_what_is_not_written(configfile):
-    actual = asked(configfile=configfile(), **NOTHING)
+    actual = questions_with(configfile=configfile(), **NOTHING)
     question = actual.single
     assert (question.network, question.dataset, question.geometry) == ("vgg11", "mnist", "1x2")
     assert question.batch_size == 16
@@ -131,7 +133,7 @@ def test_choices_of_differing_experiments_lie_apart(configfile):
             settings=f"{{batch_size: 16, precision: {settings}}}",
             strategies=f"{{gpipe: {{chunks: {options}}}}}",
         )
-        questions.append(asked(configfile=path, **NOTHING).single)
+        questions.append(questions_with(configfile=path, **NOTHING).single)
     cells = {question.cell("gpipe").id for question in questions}
     assert len(cells) == 3
     assert len({case_id(question) for question in questions}) == 3
@@ -140,7 +142,7 @@ def test_choices_of_differing_experiments_lie_apart(configfile):
 
 def test_what_is_written_goes_before_the_experiment(configfile):
     path = configfile()
-    actual = asked(
+    actual = questions_with(
         configfile=path, network="resnet18", dataset="cifar10", geometry="1x4", batch_size=64,
         options=("gpipe.chunks=4",),
     ).single  # fmt: skip
@@ -163,38 +165,40 @@ def test_what_is_written_goes_before_the_experiment(configfile):
 def test_of_several_values_one_must_be_written(configfile, line, value, option, choices):
     path = configfile(**{line: value})
     with pytest.raises(ConfigError, match=f"--{option}") as error:
-        asked(configfile=path, **NOTHING)
+        questions_with(configfile=path, **NOTHING)
     assert all(choice in str(error.value) for choice in choices)
     assert "\n" not in str(error.value)
     for choice in choices:
-        actual = asked(configfile=path, **{**NOTHING, option: choice}).single
+        actual = questions_with(configfile=path, **{**NOTHING, option: choice}).single
         assert getattr(actual, option) == choice
 
 
 def test_several_batches_want_one(configfile):
     path = configfile(geometry="[1x2]\n  batch_size: [16, 32]", settings="{loader_workers: 1}")
     with pytest.raises(ConfigError, match=r"--batch-size 16 \| 32"):
-        asked(configfile=path, **NOTHING)
-    assert asked(configfile=path, **{**NOTHING, "batch_size": 32}).single.batch_size == 32
+        questions_with(configfile=path, **NOTHING)
+    assert questions_with(configfile=path, **{**NOTHING, "batch_size": 32}).single.batch_size == 32
 
 
 def test_a_written_value_leaves_what_the_experiment_has_with_it(configfile):
     """VGG-11 has one geometry here, so it need not be written."""
     path = configfile(network="[vgg11, resnet18]", geometry="[1x2, 1x4]")
     path.write_text(path.read_text() + "exclude:\n  - {network: vgg11, geometry: 1x4}\n")
-    assert asked(configfile=path, **{**NOTHING, "network": "vgg11"}).single.geometry == "1x2"
+    assert (
+        questions_with(configfile=path, **{**NOTHING, "network": "vgg11"}).single.geometry == "1x2"
+    )
 
 
 def test_the_same_question_by_options_and_by_an_experiment_has_the_same_answer(configfile):
     words = ("--network", "vgg11", "--dataset", "mnist", "--geometry", "1x2", "--batch-size", "16")
     path = configfile(settings="{batch_size: 16}", strategies="{}")
 
-    def told(*given):
+    def answer_of(*given):
         ended = CliRunner().invoke(commands, ["recommend", *given, "--json"])
         assert ended.exit_code == 0, ended.output
         return json.loads(ended.stdout)
 
-    by_options, by_file = told(*words), told("--configfile", str(path))
+    by_options, by_file = answer_of(*words), answer_of("--configfile", str(path))
     assert [(c["strategy"], c["cell_id"], c["step_s"]) for c in by_options["candidates"]] == [
         (c["strategy"], c["cell_id"], c["step_s"]) for c in by_file["candidates"]
     ]
@@ -206,10 +210,10 @@ def test_sizes_are_compared_on_the_screen_and_in_json(folder):
     words += ["--geometry", "1x4,1x2"]
     ended = CliRunner().invoke(commands, [*words, "--json"])
     assert ended.exit_code == 0, ended.output
-    told = json.loads(ended.stdout)
-    assert [each["geometry"] for each in told["geometries"]] == ["1x2", "1x4"]  # the fewest first
+    answer = json.loads(ended.stdout)
+    assert [each["geometry"] for each in answer["geometries"]] == ["1x2", "1x4"]  # the fewest first
     shown = CliRunner().invoke(commands, words).output
-    assert all(sentence in " ".join(shown.split()) for sentence in told["advice"])
+    assert all(sentence in " ".join(shown.split()) for sentence in answer["advice"])
     assert len(list(folder.rglob("sizes.png"))) == 1
     with pytest.raises(ConfigError, match="one geometry"):
         CliRunner().invoke(commands, [*words, "--measure", "1"], catch_exceptions=False)
@@ -227,9 +231,9 @@ def test_other_commands_take_one_geometry(command):
 def test_a_prediction_above_its_bound_is_told_as_such():
     words = ["predict", "--strategy", "model-parallel", "--network", "vgg11", "--dataset", "mnist"]
     words += ["--geometry", "1x2", "--batch-size", "16", "--json"]
-    told = json.loads(CliRunner().invoke(commands, words).stdout)
-    assert told["bound"] == 1
-    assert told["predictions"][0]["step_s"] > 0
+    answer = json.loads(CliRunner().invoke(commands, words).stdout)
+    assert answer["bound"] == 1
+    assert answer["predictions"][0]["step_s"] > 0
 
 
 def test_the_largest_batch_has_options_that_suit_a_large_batch():
@@ -266,6 +270,6 @@ def test_the_largest_batch_of_a_dry_run():
     ]
     ended = CliRunner().invoke(commands, words)
     assert ended.exit_code == 0, ended.output
-    told = json.loads(ended.stdout)
-    assert 0 < told["needed_bytes"] <= 200_000_000
-    assert told["batch_size"] % 2 == 0
+    answer = json.loads(ended.stdout)
+    assert 0 < answer["needed_bytes"] <= 200_000_000
+    assert answer["batch_size"] % 2 == 0

@@ -82,9 +82,9 @@ def test_what_was_measured_above_its_bound_is_shown_and_marked(tmp_path):
     ranking = recommend(question, make.knowledge(root, history=history))
     above = {c.strategy: ranking.above_bound(c) for c in ranking.ranked if c.strategy in cells}
     assert above == {BASE: False, "model-parallel": True, "ddp": True, "horovod": False}
-    told = {c.strategy: candidate_dict(ranking, c) for c in ranking.ranked}
-    assert told["model-parallel"]["speedup"] == pytest.approx(1.4)
-    assert told["model-parallel"]["chance"] == 0
+    rows = {c.strategy: candidate_dict(ranking, c) for c in ranking.ranked}
+    assert rows["model-parallel"]["speedup"] == pytest.approx(1.4)
+    assert rows["model-parallel"]["chance"] == 0
 
 
 def test_a_row_is_of_one_world(tmp_path):
@@ -104,8 +104,8 @@ def test_a_row_is_of_one_world(tmp_path):
         assert actual.basis == basis
         ratio = 0.3 / 0.2 if basis == "measured" else one_device_s / ddp.predicted_s
         assert actual.ratio == pytest.approx(ratio)
-        told = candidate_dict(ranking, ddp)
-        assert (told["speedup"], told["speedup_basis"]) == (actual.ratio, basis)
+        row = candidate_dict(ranking, ddp)
+        assert (row["speedup"], row["speedup_basis"]) == (actual.ratio, basis)
 
 
 def planted(strategy: str, step_s: float, spread: float = 0.1, **changes) -> Candidate:

@@ -33,7 +33,7 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def found(root):
+def ranking_of(root):
     """The ranking of a question, with what is known besides."""
 
     def ranking(question=None, **known_here):
@@ -42,15 +42,15 @@ def found(root):
     return ranking
 
 
-def by_strategy(found):
-    return {candidate.strategy: candidate for candidate in found.candidates}
+def by_strategy(ranking):
+    return {candidate.strategy: candidate for candidate in ranking.candidates}
 
 
-def test_the_ranking_is_by_predicted_time(found):
-    ranking = found()
-    told = [c.predicted_s for c in ranking.ranked]
-    assert told == sorted(told)
-    assert len(told) >= 5
+def test_the_ranking_is_by_predicted_time(ranking_of):
+    ranking = ranking_of()
+    steps_s = [c.predicted_s for c in ranking.ranked]
+    assert steps_s == sorted(steps_s)
+    assert len(steps_s) >= 5
     assert ranking.best is ranking.candidates[0]
     assert ranking.candidates == ranking.ranked + ranking.not_ranked
     assert all(c.cell.batch_size == 32 for c in ranking.candidates)
@@ -60,19 +60,19 @@ def test_the_ranking_is_by_predicted_time(found):
 def test_a_slow_link_turns_the_recommendation(tmp_path):
     make.write_site(tmp_path, make.profile(), make.links(make.pair([0] * 4, bandwidth=1e6)))
     ranking = recommend(make.question(), make.knowledge(tmp_path))
-    told = by_strategy(ranking)
+    candidates = by_strategy(ranking)
     sums = ("horovod", "ddp")  # all gradients over the link
     assert ranking.best.strategy not in sums
-    assert ranking.best.predicted_s < min(told[name].predicted_s for name in sums)
-    assert told["horovod"].prediction.exposed_communication_s > 100
+    assert ranking.best.predicted_s < min(candidates[name].predicted_s for name in sums)
+    assert candidates["horovod"].prediction.exposed_communication_s > 100
 
 
 @pytest.mark.parametrize(
     "recommender", ["measured-links", "overlap", "thesis", "ddlbench", "linear"]
 )
 @pytest.mark.parametrize("memory", [10 * MB, 150 * MB, 250 * MB, 280 * MB, 320 * MB, 10_000 * MB])
-def test_what_does_not_fit_is_never_recommended(found, recommender, memory):
-    ranking = found(
+def test_what_does_not_fit_is_never_recommended(ranking_of, recommender, memory):
+    ranking = ranking_of(
         make.question(batch_size=64), recommender=recommender, device_memory_bytes=memory
     )
     for candidate in ranking.candidates:
@@ -88,59 +88,61 @@ def test_what_does_not_fit_is_never_recommended(found, recommender, memory):
     assert too_large == sorted(too_large, reverse=True)  # these come first
 
 
-def test_nothing_fits_is_said(found):
-    ranking = found(device_memory_bytes=1)
+def test_nothing_fits_is_said(ranking_of):
+    ranking = ranking_of(device_memory_bytes=1)
     assert ranking.best is ranking.base is None
     assert (ranking.ranked, ranking.tied) == ((), ())
     ddp = by_strategy(ranking)["ddp"]
     assert (ddp.code, ddp.chance) == ("too_large", None)
 
 
-def test_the_sites_memory_counts_on_cpus(found):
-    assert found(site=make.site(memory_per_device_mb=1)).best is None
-    unknown = found(site=make.site(memory_per_device_mb=None, launcher="slurm"))
+def test_the_sites_memory_counts_on_cpus(ranking_of):
+    assert ranking_of(site=make.site(memory_per_device_mb=1)).best is None
+    unknown = ranking_of(site=make.site(memory_per_device_mb=None, launcher="slurm"))
     assert unknown.best.fits is None
     assert unknown.best.memory_bytes > 0
 
 
-def test_a_local_site_shares_its_machine_s_memory(found):
+def test_a_local_site_shares_its_machine_s_memory(ranking_of):
     local = make.site(memory_per_device_mb=None)
-    ranking = found(site=local)
+    ranking = ranking_of(site=local)
     (capacity,) = {c.room.capacity_bytes for c in ranking.ranked}
     assert capacity == pytest.approx(local.memory_per_device_bytes)
     half = make.site(memory_per_device_mb=None, nodes=8)
     assert half.memory_per_device_bytes == pytest.approx(capacity / 2)
 
 
-def test_what_cannot_run_stands_below_with_its_reason(found):
-    across = by_strategy(found(make.question("2x2")))["gpipe"]
+def test_what_cannot_run_stands_below_with_its_reason(ranking_of):
+    across = by_strategy(ranking_of(make.question("2x2")))["gpipe"]
     assert (across.prediction, across.bound, across.code) == (None, None, "one_node_only")
     assert "cannot span 2" in across.reason
-    assert by_strategy(found(make.question(batch_size=30)))["ddp"].code == "uneven_batch"
+    assert by_strategy(ranking_of(make.question(batch_size=30)))["ddp"].code == "uneven_batch"
 
 
-def test_old_weights_only_when_asked_for(found, monkeypatch):
+def test_old_weights_only_when_asked_for(ranking_of, monkeypatch):
     monkeypatch.setitem(STRATEGIES, "stale", f"{__name__}:Stale")
     known.cache_clear()
     try:
-        stale = by_strategy(found())["stale"]
+        stale = by_strategy(ranking_of())["stale"]
         assert (stale.ranked, stale.code) == (False, "old_weights")
-        shown = by_strategy(found(allow_stale=True))["stale"]
+        shown = by_strategy(ranking_of(allow_stale=True))["stale"]
         assert shown.ranked
         assert shown.prediction is not None
         # Nor does a run of it count: it is not the step that was asked for.
         run = Measured(stale.cell, 0.001)
-        assert not by_strategy(found(history=(run,)))["stale"].ranked
-        assert by_strategy(found(history=(run,), allow_stale=True))["stale"].basis == "measured"
+        assert not by_strategy(ranking_of(history=(run,)))["stale"].ranked
+        assert (
+            by_strategy(ranking_of(history=(run,), allow_stale=True))["stale"].basis == "measured"
+        )
     finally:
         known.cache_clear()
 
 
-def test_options_reach_their_strategy(found):
-    ranking = found(make.question(options={"gpipe": {"chunks": 8}}))
+def test_options_reach_their_strategy(ranking_of):
+    ranking = ranking_of(make.question(options={"gpipe": {"chunks": 8}}))
     assert by_strategy(ranking)["gpipe"].cell.option("chunks") == 8
     with pytest.raises(ConfigError, match="options of gpipe"):
-        found(make.question(options={"gpipe": {"chunk": 8}}))
+        ranking_of(make.question(options={"gpipe": {"chunk": 8}}))
 
 
 @pytest.mark.parametrize(
@@ -151,29 +153,29 @@ def test_options_reach_their_strategy(found):
         ({"options": {"gpip": {}}}, "did you mean 'gpipe'"),
     ],
 )
-def test_names_are_checked(found, changes, says):
-    asked = make.question(**changes)
+def test_names_are_checked(ranking_of, changes, says):
+    question = make.question(**changes)
     with pytest.raises(ConfigError, match=says):
-        found(asked)
+        ranking_of(question)
 
 
-def test_an_unknown_recommender_is_refused(found):
+def test_an_unknown_recommender_is_refused(ranking_of):
     with pytest.raises(ConfigError, match="unknown recommender 'theses'; did you mean 'thesis'"):
-        found(recommender="theses")
+        ranking_of(recommender="theses")
 
 
-def test_a_network_of_ones_own_needs_its_profile(found):
+def test_a_network_of_ones_own_needs_its_profile(ranking_of):
     with pytest.raises(ConfigError, match=r"no profile of mine.nets:tiny .* make it with"):
-        found(make.question(network="mine.nets:tiny"))
+        ranking_of(make.question(network="mine.nets:tiny"))
 
 
-def test_on_cpus_pipelines_of_one_process_are_not_recommended_for_their_speed(found):
+def test_on_cpus_pipelines_of_one_process_are_not_recommended_for_their_speed(ranking_of):
     """Four partitions that take turns are no faster than one device; on GPUs they may be."""
-    told = by_strategy(found())
-    assert told["gpipe"].prediction.predictor == "ddlbench"
-    assert told["gpipe"].bound == 1
-    assert told["gpipe"].predicted_s > told["sequential"].predicted_s
-    on_gpu = by_strategy(found(site=make.site(device="cuda"), recommender="measured-links"))
+    candidates = by_strategy(ranking_of())
+    assert candidates["gpipe"].prediction.predictor == "ddlbench"
+    assert candidates["gpipe"].bound == 1
+    assert candidates["gpipe"].predicted_s > candidates["sequential"].predicted_s
+    on_gpu = by_strategy(ranking_of(site=make.site(device="cuda"), recommender="measured-links"))
     assert on_gpu["gpipe"].prediction.predictor == "thesis-6"
     assert on_gpu["gpipe"].bound > 1
 
@@ -192,74 +194,74 @@ def test_on_emulated_devices_pipelines_of_one_process_are_faster_than_one(tmp_pa
     assert candidates["model-parallel"].bound == 1
 
 
-def test_splits_are_ranked_where_their_prediction_holds(found):
-    on_cpu = by_strategy(found())
-    on_gpu = by_strategy(found(site=make.site(device="cuda"), recommender="measured-links"))
-    asked = by_strategy(found(recommender="overlap"))
+def test_splits_are_ranked_where_their_prediction_holds(ranking_of):
+    on_cpu = by_strategy(ranking_of())
+    on_gpu = by_strategy(ranking_of(site=make.site(device="cuda"), recommender="measured-links"))
+    overlapping = by_strategy(ranking_of(recommender="overlap"))
     for name in ("filter", "channel"):  # one row before the head: no spatial split
         assert (on_cpu[name].prediction, on_cpu[name].code) == (None, "no_prediction")
-        for candidate in (on_gpu[name], asked[name]):
+        for candidate in (on_gpu[name], overlapping[name]):
             assert candidate.prediction is not None, candidate.reason
             assert candidate.prediction.predictor == "paradl-corrected"
 
 
-def test_what_was_measured_goes_before_predictions(found):
+def test_what_was_measured_goes_before_predictions(ranking_of):
     cells = {name: make.question().cell(name) for name in ("ddp", "horovod")}
     history = (Measured(cells["ddp"], 0.12), Measured(cells["horovod"], 99.0))
-    ranking = found(history=history)
+    ranking = ranking_of(history=history)
     assert (ranking.best.strategy, ranking.best.basis) == ("ddp", "measured")
     assert ranking.best.chance > 0.99
     assert ranking.ranked[-1].strategy == "horovod"
-    told = candidate_dict(ranking, ranking.best)
-    assert (told["measured_step_s"], told["runs"], told["basis"]) == (0.12, 1, "measured")
+    best = candidate_dict(ranking, ranking.best)
+    assert (best["measured_step_s"], best["runs"], best["basis"]) == (0.12, 1, "measured")
 
 
-def test_another_recommender_gives_its_own_word(found):
+def test_another_recommender_gives_its_own_word(ranking_of):
     history = (Measured(make.question().cell("ddp"), 0.001),)
-    ranking = found(recommender="thesis", history=history)
+    ranking = ranking_of(recommender="thesis", history=history)
     assert {c.strategy for c in ranking.ranked} == {"sequential", "gpipe", "horovod"}
     ddp = by_strategy(ranking)["ddp"]
     assert (ddp.measured_s, ddp.code) == ((0.001,), "no_prediction")
 
 
-def test_a_strategy_without_a_prediction_is_ranked_once_it_is_measured(found):
+def test_a_strategy_without_a_prediction_is_ranked_once_it_is_measured(ranking_of):
     split = make.question().cell("data-filter")
-    assert not by_strategy(found())["data-filter"].ranked
-    ranking = found(history=(Measured(split, 0.12),))
+    assert not by_strategy(ranking_of())["data-filter"].ranked
+    ranking = ranking_of(history=(Measured(split, 0.12),))
     assert ranking.best.strategy == "data-filter"
     assert ranking.best.predicted_s is None
 
 
-def test_close_candidates_are_a_tie(found):
+def test_close_candidates_are_a_tie(ranking_of):
     cells = [make.question().cell(name) for name in ("ddp", "horovod", "parameter-server")]
     steps = zip(cells, (0.00100, 0.00101, 0.00200), strict=True)
     history = tuple(Measured(cell, step_s) for cell, step_s in steps)
-    assert [c.strategy for c in found(history=history).tied] == ["ddp", "horovod"]
+    assert [c.strategy for c in ranking_of(history=history).tied] == ["ddp", "horovod"]
 
 
 @pytest.mark.parametrize(("memory", "named"), [(10_000 * MB, "horovod"), (280 * MB, "gpipe")])
-def test_the_rule_of_thumb_goes_by_memory_alone(found, memory, named):
-    asked = make.question(batch_size=64)
-    ranking = found(asked, recommender="horovod-unless-oom", device_memory_bytes=memory)
+def test_the_rule_of_thumb_goes_by_memory_alone(ranking_of, memory, named):
+    question = make.question(batch_size=64)
+    ranking = ranking_of(question, recommender="horovod-unless-oom", device_memory_bytes=memory)
     assert ranking.best.strategy == named
     assert ranking.tied == (ranking.best,)
     assert all(c.chance is None for c in ranking.ranked)
 
 
-def test_nobody_wins_by_a_run_that_cannot_be(found):
+def test_nobody_wins_by_a_run_that_cannot_be(ranking_of):
     """A run faster than the strategy can be is shown, and one device stays in front of it."""
     cells = [make.question().cell(name) for name in ("sequential", "model-parallel")]
     history = (Measured(cells[0], 0.4), *(Measured(cells[1], 0.1) for _ in range(3)))
-    ranking = found(history=history)
-    told = by_strategy(ranking)["model-parallel"]
-    assert (told.basis, told.shown_s, told.chance) == ("measured", 0.1, 0.0)
-    assert ranking.speedup(told).ratio == pytest.approx(4)
-    assert ranking.above_bound(told)
-    assert ranking.ranked.index(ranking.base) < ranking.ranked.index(told)
+    ranking = ranking_of(history=history)
+    candidate = by_strategy(ranking)["model-parallel"]
+    assert (candidate.basis, candidate.shown_s, candidate.chance) == ("measured", 0.1, 0.0)
+    assert ranking.speedup(candidate).ratio == pytest.approx(4)
+    assert ranking.above_bound(candidate)
+    assert ranking.ranked.index(ranking.base) < ranking.ranked.index(candidate)
 
 
-def test_after_a_failure_the_chances_of_the_others_grow(found):
-    ranking = found()
+def test_after_a_failure_the_chances_of_the_others_grow(ranking_of):
+    ranking = ranking_of()
     first = next(c for c in ranking.ranked if c.strategy != "sequential" and c.chance)
     left = ranking.without([first.strategy])
     out = by_strategy(left)[first.strategy]

@@ -27,12 +27,12 @@ def test_every_predictor_speaks_of_the_strategy_that_it_is_asked_about(device):
 
 
 def test_the_default_asks_one_predictor_for_every_strategy():
-    asked = {
+    predictors = {
         predictor_for(DEFAULT_RECOMMENDER, s, d)
         for s in SHIPPED_STRATEGIES
         for d in ("cpu", "cuda")
     }
-    assert asked == {"ddlbench"}
+    assert predictors == {"ddlbench"}
 
 
 def test_measured_links_speaks_of_every_strategy_but_of_splits_on_cpus():
@@ -41,16 +41,16 @@ def test_measured_links_speaks_of_every_strategy_but_of_splits_on_cpus():
             assert predictor_for("measured-links", strategy, "cuda") is None
             continue
         assert predictor_for("measured-links", strategy, "cuda") in PREDICTORS
-        asked = predictor_for("measured-links", strategy, "cpu")
-        assert (asked is None) == (strategy_of(strategy).family == "split")
+        predictor = predictor_for("measured-links", strategy, "cpu")
+        assert (predictor is None) == (strategy_of(strategy).family == "split")
 
 
 def test_on_cpus_measured_links_hides_nothing_and_takes_turns():
-    asked = {s: predictor_for("measured-links", s, "cpu") for s in SHIPPED_STRATEGIES}
-    assert asked["horovod"] == "horovod-serial"
-    assert asked["ddp"] == "ddp-serial"
-    assert asked["parameter-server"] == "parameter-server"
-    assert asked["gpipe"] == asked["model-parallel"] == "torchgpipe-turns"
+    predictors = {s: predictor_for("measured-links", s, "cpu") for s in SHIPPED_STRATEGIES}
+    assert predictors["horovod"] == "horovod-serial"
+    assert predictors["ddp"] == "ddp-serial"
+    assert predictors["parameter-server"] == "parameter-server"
+    assert predictors["gpipe"] == predictors["model-parallel"] == "torchgpipe-turns"
     on_gpu = {s: predictor_for("measured-links", s, "cuda") for s in SHIPPED_STRATEGIES}
     assert on_gpu == {s: predictor_for("overlap", s, "cpu") for s in SHIPPED_STRATEGIES}
     assert (on_gpu["gpipe"], on_gpu["ddp"]) == ("thesis-6", "ddp-buckets")
@@ -75,5 +75,5 @@ def test_a_predictor_of_all_strategies_is_a_recommender():
 
 
 def test_help_names_every_recommender():
-    told = CliRunner().invoke(recommend, ["--help"]).output
-    assert all(name in told for name in RECOMMENDERS)
+    text = CliRunner().invoke(recommend, ["--help"]).output
+    assert all(name in text for name in RECOMMENDERS)

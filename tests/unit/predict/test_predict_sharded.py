@@ -25,7 +25,7 @@ SWEEPS = (
 COLLECTIVES = ("all_gather", "reduce_scatter")
 
 
-def told(
+def prediction_of(
     strategy="fsdp", kind="cpu", *, sweeps=SWEEPS, costs=(), delays=(), tensors=None, **options
 ):
     """A step of blocks with 10, 20, 30, 40 MB of weights on 4 ranks."""
@@ -44,20 +44,20 @@ def test_on_cpus_every_message_delays_the_step():
     once_s = 4e-3 + 0.025
     twice_s = once_s + 3e-3 + 0.015
     scattered_s = 4 * 2e-3 + 0.05
-    actual = told()
+    actual = prediction_of()
     assert actual.exposed_communication_s == pytest.approx(twice_s + scattered_s)
     assert actual.compute_s == pytest.approx(1.6 * 0.18)  # a sequential step of 8, four replicas
-    kept = told(reshard_after_forward=False)
+    kept = prediction_of(reshard_after_forward=False)
     assert kept.exposed_communication_s == pytest.approx(once_s + scattered_s)
 
 
 def test_messages_of_fsdp_itself_are_preferred_and_hold_its_copies():
     swept = tuple(make.sweep(0.1, 1e9, 4, operation=name, transport="fsdp") for name in COLLECTIVES)
-    plain, actual = told(), told(sweeps=(*SWEEPS, *swept))
+    plain, actual = prediction_of(), prediction_of(sweeps=(*SWEEPS, *swept))
     assert actual.communication_s == pytest.approx(7 * 0.1 + 0.04 + 4 * 0.1 + 0.1)
     assert actual.compute_s == plain.compute_s
-    elsewhere = tuple({**one, "level": "network", "nodes": 2} for one in swept)
-    assert told(sweeps=(*SWEEPS, *elsewhere)).communication_s == plain.communication_s
+    elsewhere = tuple({**sweep, "level": "network", "nodes": 2} for sweep in swept)
+    assert prediction_of(sweeps=(*SWEEPS, *elsewhere)).communication_s == plain.communication_s
 
 
 def test_each_further_tensor_of_a_block_costs_its_calls():
@@ -71,7 +71,7 @@ def test_each_further_tensor_of_a_block_costs_its_calls():
         for block, count in enumerate((1, 1, 4, 2))
         for number in range(count)
     ]
-    dear, cheap = (told(costs=each, tensors=tensors) for each in (costs, ()))
+    dear, cheap = (prediction_of(costs=each, tensors=tensors) for each in (costs, ()))
     # Three further tensors are gathered twice; one, of the last block, once.
     added_s = 3 * (2 * 0.001 + 0.002) + 1 * (0.001 + 0.002)
     assert dear.exposed_communication_s - cheap.exposed_communication_s == pytest.approx(added_s)
@@ -83,27 +83,27 @@ def test_a_message_after_a_computation_takes_longer_on_cpus():
         {**shape, "operation": name, "after_s": after_s}
         for name, after_s in zip(COLLECTIVES, (0.003, 0.0005), strict=True)
     ]
-    late, early = told(delays=delays), told()
+    late, early = prediction_of(delays=delays), prediction_of()
     # A gather takes 3 ms instead of 1 ms, seven times; a scatter is not shortened.
     assert late.exposed_communication_s - early.exposed_communication_s == pytest.approx(0.014)
-    on_gpus = [told(kind="cuda", delays=each).communication_s for each in (delays, ())]
+    on_gpus = [prediction_of(kind="cuda", delays=each).communication_s for each in (delays, ())]
     assert on_gpus[0] == on_gpus[1]
 
 
 def test_weights_in_half_the_bytes_are_gathered_in_half_of_them():
-    actual = told(param_dtype="bf16")
+    actual = prediction_of(param_dtype="bf16")
     assert actual.communication_s == pytest.approx(7e-3 + 0.02 + 4 * 2e-3 + 0.05)
 
 
 def test_on_gpus_messages_run_beside_computation():
-    actual, serial = told(kind="cuda"), told()
+    actual, serial = prediction_of(kind="cuda"), prediction_of()
     assert 0 < actual.exposed_communication_s < serial.exposed_communication_s
     assert actual.communication_s == pytest.approx(serial.communication_s)
 
 
 def test_strategies_without_shares_are_refused():
     with pytest.raises(NotPredictable, match="ranks that share the weights; ddp"):
-        told("ddp")
+        prediction_of("ddp")
 
 
 def test_what_was_not_swept_is_named():

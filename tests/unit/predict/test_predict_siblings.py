@@ -48,10 +48,10 @@ def test_many_are_what_draws_say() -> None:
     draws = np.random.default_rng(1).multivariate_normal([0.0] * 3, covariance, 400_000)
     near = draws[abs(draws[:, 0] - 0.1) < 0.01]
     beliefs = [Belief(1.0, float(spread), "predicted") for spread in spreads]
-    told = informed(beliefs, {0: Belief(math.exp(0.1), 1e-6, "measured", 1)}, correlation)
+    posteriors = informed(beliefs, {0: Belief(math.exp(0.1), 1e-6, "measured", 1)}, correlation)
     for index in (1, 2):
-        assert math.log(told[index].step_s) == pytest.approx(near[:, index].mean(), abs=0.01)
-        assert told[index].spread == pytest.approx(near[:, index].std(), rel=0.05)
+        assert math.log(posteriors[index].step_s) == pytest.approx(near[:, index].mean(), abs=0.01)
+        assert posteriors[index].spread == pytest.approx(near[:, index].std(), rel=0.05)
 
 
 def test_a_surprise_counts_as_three_spreads() -> None:

@@ -62,9 +62,9 @@ def sizes(**speedups: float | None) -> list[Size]:
     ],
 )
 def test_the_size_after_which_more_devices_do_not_pay(speedups, last) -> None:
-    told = sizes_dict(sizes(**speedups))
-    assert told["enough"] == last
-    (sentence,) = told["advice"]
+    content = sizes_dict(sizes(**speedups))
+    assert content["enough"] == last
+    (sentence,) = content["advice"]
     if last not in (None, "1x1"):
         assert last in sentence
 
@@ -76,13 +76,17 @@ def test_where_nothing_was_compared_it_says_so() -> None:
 
 
 def test_the_numbers_of_a_size() -> None:
-    one = size("1x4", 3.0)
-    assert (one.devices, one.speedup, one.efficiency) == (4, pytest.approx(3), pytest.approx(0.75))
+    entry = size("1x4", 3.0)
+    assert (entry.devices, entry.speedup, entry.efficiency) == (
+        4,
+        pytest.approx(3),
+        pytest.approx(0.75),
+    )
     # MNIST's 60 000 images are 1000 steps of 60, of 0.4 s on four devices each.
-    assert one.epoch_device_s == pytest.approx(1000 * 0.4 * 4)
-    told = one.to_dict()
-    assert told["epoch_device_hours"] == pytest.approx(1600 / 3600)
-    assert (told["geometry"], told["recommended"]) == ("1x4", "ddp")
+    assert entry.epoch_device_s == pytest.approx(1000 * 0.4 * 4)
+    fields = entry.to_dict()
+    assert fields["epoch_device_hours"] == pytest.approx(1600 / 3600)
+    assert (fields["geometry"], fields["recommended"]) == ("1x4", "ddp")
     alone = size("1x4", 1.0)  # the advice is to stay on one device
     assert (alone.devices, alone.efficiency) == (1, 0.25)
     assert alone.epoch_device_s == pytest.approx(1000 * 1.2)
@@ -104,11 +108,13 @@ def test_the_screen_is_that_of_the_numbers(tmp_path, monkeypatch, width) -> None
     lines = sizes_lines(actual, here)
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
-    for one in actual:
-        row = next(line for line in lines if line.startswith(one.question.geometry))
-        assert one.best.label in row
-        assert f"{one.speedup:.2f}" in row
+    for entry in actual:
+        row = next(line for line in lines if line.startswith(entry.question.geometry))
+        assert entry.best.label in row
+        assert f"{entry.speedup:.2f}" in row
     assert sizes_advice(actual)[0] in text
     assert "1x8." in text  # beyond what the site has
-    told = json.loads(json.dumps(sizes_dict(actual)))
-    assert [one["speedup"] for one in told["geometries"]] == [one.speedup for one in actual]
+    content = json.loads(json.dumps(sizes_dict(actual)))
+    assert [entry["speedup"] for entry in content["geometries"]] == [
+        entry.speedup for entry in actual
+    ]

@@ -52,7 +52,7 @@ GROUPS = alone(
 )
 
 
-def told(
+def prediction_of(
     predictor: str,
     strategy: str,
     geometry: str,
@@ -73,7 +73,7 @@ def told(
 
 @pytest.mark.parametrize("predictor", ["split-layers", DEFAULT_PREDICTOR])
 def test_a_device_alone_and_its_messages(predictor):
-    actual = told(predictor, "filter", "1x2")
+    actual = prediction_of(predictor, "filter", "1x2")
     sent_s = 3 * (0.002 + 0.002) + 2 * (0.001 + 0.002)
     slowdown = 1.2  # two replicas, between one (1) and four (1.6)
     assert actual.predictor == predictor
@@ -87,20 +87,22 @@ def test_messages_wait_for_a_core():
         "operation": "all_reduce", "transport": "gloo", "nodes": 1, "devices_per_node": 2,
         "ranks": 2, "message_bytes": MB, "alone_s": None, "after_s": 0.005,
     }  # fmt: skip
-    late, swept = (told("split-layers", "filter", "1x2", delays=each) for each in ([delay], ()))
+    late, swept = (
+        prediction_of("split-layers", "filter", "1x2", delays=each) for each in ([delay], ())
+    )
     # An all-reduce of 1 MB takes 2 ms in a row, 5 ms after a computation: two of them, 3 ms each.
     assert late.communication_s - swept.communication_s == pytest.approx(2 * 0.003)
 
 
 def test_rows_take_the_longest_hop_of_a_swap():
-    actual = told("split-layers", "spatial", "1x4")
+    actual = prediction_of("split-layers", "spatial", "1x4")
     assert actual.communication_s == pytest.approx(5 * (0.001 + 0.01))
     assert actual.compute_s == pytest.approx(1.6 * 0.1)
     assert actual.interval_s is None
 
 
 def test_groups_share_the_link_between_nodes():
-    actual = told("split-layers", "data-filter", "2x2", 16)
+    actual = prediction_of("split-layers", "data-filter", "2x2", 16)
     within_s = 0.002 + 0.002
     over_s = 0.003 + 2 * 0.004  # two devices of each node send at once
     assert actual.communication_s == pytest.approx(within_s + over_s)
@@ -109,9 +111,9 @@ def test_groups_share_the_link_between_nodes():
 @pytest.mark.parametrize("predictor", ["split-layers", DEFAULT_PREDICTOR])
 def test_a_profile_without_the_run_is_refused(predictor):
     with pytest.raises(NotPredictable, match=r"no step of one device of channel alone .*make it"):
-        told(predictor, "channel", "1x2")
+        prediction_of(predictor, "channel", "1x2")
 
 
 def test_other_strategies_are_refused():
     with pytest.raises(NotPredictable, match="compute each layer together; ddp is not"):
-        told("split-layers", "ddp", "1x2")
+        prediction_of("split-layers", "ddp", "1x2")

@@ -55,11 +55,11 @@ def workload_of(cell: Cell) -> Workload:
             }
             for leaf in leaves
         ]
-        own = sum(p.nbytes for p in block.plain.parameters())
+        parameter_bytes = sum(p.nbytes for p in block.plain.parameters())
         rows.append(
             make.block(
                 block.index,
-                own,
+                parameter_bytes,
                 name=block.name,
                 input_bytes_per_sample=given,
                 output_bytes_per_sample=taken,
@@ -112,12 +112,12 @@ CELLS = {
 
 def measured() -> dict[Cell, tuple[int, int]]:
     """Predicted bytes of a rank, and those of the rank that had most."""
-    actual = {}
+    by_cell = {}
     for ranks, cells in CELLS.items():
         for cell, peaks in zip(cells, run_ranks(measure_here, cells, ranks), strict=True):
             assert len(set(memory_bytes(workload_of(cell), make_plan(cell)))) == 1
-            actual[cell] = memory_bytes(workload_of(cell), make_plan(cell))[0], max(peaks)
-    return actual
+            by_cell[cell] = memory_bytes(workload_of(cell), make_plan(cell))[0], max(peaks)
+    return by_cell
 
 
 def test_the_model_counts_what_is_there() -> None:

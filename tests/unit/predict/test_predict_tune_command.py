@@ -22,7 +22,7 @@ CHUNKS = ("--vary", "chunks=2,4,8")
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
+def measured_ids(tmp_path, monkeypatch):
     """Cells that were asked for; each leaves a result of 0.1 s a step, as the workflow does."""
     make.write_site(
         tmp_path / "results", make.profile((make.MB,) * 23), make.links(make.pair([0] * 2))
@@ -40,10 +40,10 @@ def asked(tmp_path, monkeypatch):
     return seen
 
 
-def test_a_dry_run_measures_nothing_and_says_what_it_would_cost(asked, tmp_path) -> None:
+def test_a_dry_run_measures_nothing_and_says_what_it_would_cost(measured_ids, tmp_path) -> None:
     ended = CliRunner().invoke(commands, [*CASE, *CHUNKS, "--dry-run"])
     assert ended.exit_code == 0, ended.output
-    assert asked == []
+    assert measured_ids == []
     assert "A search measures up to 3 cells: " in ended.output
     assert "device-hours" in ended.output
     assert "best: chunks=" in ended.output
@@ -51,22 +51,22 @@ def test_a_dry_run_measures_nothing_and_says_what_it_would_cost(asked, tmp_path)
     assert max(map(len, ended.output.splitlines())) <= 80
 
 
-def test_the_workflow_measures_and_the_search_is_kept(asked, tmp_path) -> None:
+def test_the_workflow_measures_and_the_search_is_kept(measured_ids, tmp_path) -> None:
     ended = CliRunner().invoke(commands, [*CASE, *CHUNKS, "--trials", "2"])
     assert ended.exit_code == 0, ended.output
-    assert 1 <= len(asked) <= 2
-    assert f"Measured for this search: {len(asked)} cells" in ended.output
+    assert 1 <= len(measured_ids) <= 2
+    assert f"Measured for this search: {len(measured_ids)} cells" in ended.output
     path = tmp_path / "results/local/tunings/pipe-gpipe/mnist/vgg11/1x2/batch_size=16/tuning.json"
     kept = json.loads(path.read_text())
-    assert [trial["cell_id"] for trial in kept["trials"]] == asked
+    assert [trial["cell_id"] for trial in kept["trials"]] == measured_ids
     assert kept["best"]["basis"] == "measured"
     assert path.with_suffix(".png").is_file()
-    told = CliRunner().invoke(commands, [*CASE, *CHUNKS, "--trials", "2", "--json"])
-    assert json.loads(told.stdout)["trials"] == kept["trials"]
-    assert len(asked) == len(kept["trials"])  # nothing twice
+    second_run = CliRunner().invoke(commands, [*CASE, *CHUNKS, "--trials", "2", "--json"])
+    assert json.loads(second_run.stdout)["trials"] == kept["trials"]
+    assert len(measured_ids) == len(kept["trials"])  # nothing twice
 
 
-def test_by_default_it_varies_what_is_worth_it(asked) -> None:
+def test_by_default_it_varies_what_is_worth_it(measured_ids) -> None:
     ended = CliRunner().invoke(commands, [*CASE, "--dry-run", "--json"])
     assert ended.exit_code == 0, ended.output
     assert set(json.loads(ended.stdout)["case"]["varied"]) == {"chunks", "replicas", "balance"}
@@ -84,7 +84,7 @@ def test_by_default_it_varies_what_is_worth_it(asked) -> None:
         (["--vary", "chunks=2", "--option", "pipe-gpipe.chunks=4"], "exclude each other"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(asked, further, says) -> None:
+def test_what_is_wrong_is_one_sentence(measured_ids, further, says) -> None:
     with pytest.raises(ConfigError, match=says):
         CliRunner().invoke(commands, [*CASE, *further], catch_exceptions=False)
-    assert asked == []
+    assert measured_ids == []

@@ -38,18 +38,24 @@ class Bed:
     def __init__(self, folder, slower=lambda cell: 1.1, values=CHUNKS, memory=None) -> None:
         make.write_site(folder, make.profile(VGG11), make.links(make.pair([0] * 4)))
         known = make.knowledge(folder, device_memory_bytes=memory)
-        self.found = configurations(make.question(), "pipe-gpipe", values, known)
+        self.configurations = configurations(make.question(), "pipe-gpipe", values, known)
         self._slower = slower
         self.finished: dict[str, Glance] = {}
-        self.asked: list[str] = []
+        self.measured: list[str] = []
 
     def step_s(self, cell: Cell) -> float | Status:
-        one = next(one for one in self.found if short_cell(one.cell).id == cell.id)
+        configuration = next(
+            configuration
+            for configuration in self.configurations
+            if short_cell(configuration.cell).id == cell.id
+        )
         factor = self._slower(cell)
-        return factor if isinstance(factor, Status) else one.candidate.predicted_s * factor
+        return (
+            factor if isinstance(factor, Status) else configuration.candidate.predicted_s * factor
+        )
 
     def measure(self, cell: Cell) -> Glance:
-        self.asked.append(cell.id)
+        self.measured.append(cell.id)
         takes = self.step_s(cell)
         failed = isinstance(takes, Status)
         status, step_s = (takes, None) if failed else (Status.OK, takes)
@@ -57,19 +63,25 @@ class Bed:
         return self.finished[cell.id]
 
     def history(self):
-        return tuple(Measured(one.cell, one.step_s) for one in self.finished.values() if one.step_s)
+        return tuple(
+            Measured(glance.cell, glance.step_s)
+            for glance in self.finished.values()
+            if glance.step_s
+        )
 
     def tune(self, cells: int = 9, device_s: float | None = None, sampler: str = "predictor"):
         limits = Limits(cells, device_s)
         return tune(
-            self.found, self.history, self.measure, limits,
+            self.configurations, self.history, self.measure, limits,
             lambda cell: self.finished.get(cell.id), sampler=sampler,
         )  # fmt: skip
 
 
 def test_every_configuration_is_predicted_or_says_why(tmp_path) -> None:
     bed = Bed(tmp_path, values={"chunks": (2, 4, 7)})
-    by_chunks = {one.values["chunks"]: one for one in bed.found}
+    by_chunks = {
+        configuration.values["chunks"]: configuration for configuration in bed.configurations
+    }
     assert by_chunks[7].why.startswith("cannot run: a mini-batch of 32 does not divide")
     assert by_chunks[4].cell.options == ()  # the default is not written
     assert by_chunks[2].expected.step_s == pytest.approx(by_chunks[2].candidate.predicted_s / 32)
@@ -78,43 +90,56 @@ def test_every_configuration_is_predicted_or_says_why(tmp_path) -> None:
 
 def test_the_predicted_best_is_measured_first_and_few_suffice(tmp_path) -> None:
     bed = Bed(tmp_path)
-    fastest = min(bed.found, key=lambda one: one.candidate.predicted_s)
+    fastest = min(bed.configurations, key=lambda configuration: configuration.candidate.predicted_s)
     tuning = bed.tune()
-    assert bed.asked[0] == short_cell(fastest.cell).id
+    assert bed.measured[0] == short_cell(fastest.cell).id
     assert tuning.best[0] is fastest
-    assert len(bed.asked) < len(bed.found)
+    assert len(bed.measured) < len(bed.configurations)
     assert tuning.stopped == "no other configuration is expected to gain 0.5%"
 
 
 def test_a_wrong_prediction_is_found_out(tmp_path) -> None:
     """The predicted best is slow in truth: the search goes on to what is better."""
     plain = Bed(tmp_path)
-    fastest = min(plain.found, key=lambda one: one.candidate.predicted_s).cell.option("chunks", 4)
+    fastest = min(
+        plain.configurations, key=lambda configuration: configuration.candidate.predicted_s
+    ).cell.option("chunks", 4)
     bed = Bed(tmp_path, lambda cell: 1.6 if cell.option("chunks", 4) == fastest else 1.0)
     tuning = bed.tune()
-    truth = {short_cell(one.cell).id: bed.step_s(short_cell(one.cell)) for one in bed.found}
+    truth = {
+        short_cell(configuration.cell).id: bed.step_s(short_cell(configuration.cell))
+        for configuration in bed.configurations
+    }
     assert short_cell(tuning.best[0].cell).id == min(truth, key=truth.get)
 
 
 def test_out_of_memory_takes_out_all_that_need_as_much(tmp_path) -> None:
     bed = Bed(tmp_path, lambda _cell: Status.OUT_OF_MEMORY)
     tuning = bed.tune()
-    smallest = min(one.memory_bytes for one in bed.found)
-    last = next(one for one in bed.found if short_cell(one.cell).id == bed.asked[-1])
+    smallest = min(configuration.memory_bytes for configuration in bed.configurations)
+    last = next(
+        configuration
+        for configuration in bed.configurations
+        if short_cell(configuration.cell).id == bed.measured[-1]
+    )
     assert tuning.stopped == "no configuration can run"
-    assert last.memory_bytes == smallest or len(bed.asked) == len(bed.found)
+    assert last.memory_bytes == smallest or len(bed.measured) == len(bed.configurations)
     assert tuning.best is None
     assert {trial.status for trial in tuning.trials} == {"out_of_memory"}
 
 
 def test_what_does_not_fit_is_not_measured(tmp_path) -> None:
-    sizes = sorted(one.memory_bytes for one in Bed(tmp_path).found)
+    sizes = sorted(configuration.memory_bytes for configuration in Bed(tmp_path).configurations)
     bed = Bed(tmp_path, memory=sizes[1] + 1)
-    large = [one for one in bed.found if one.memory_bytes > sizes[1]]
+    large = [
+        configuration
+        for configuration in bed.configurations
+        if configuration.memory_bytes > sizes[1]
+    ]
     assert large
-    assert all(one.why.startswith("does not fit: ") for one in large)
+    assert all(configuration.why.startswith("does not fit: ") for configuration in large)
     bed.tune()
-    assert not {short_cell(one.cell).id for one in large} & set(bed.asked)
+    assert not {short_cell(configuration.cell).id for configuration in large} & set(bed.measured)
 
 
 def test_limits_end_it_and_it_goes_on_from_there(tmp_path) -> None:
@@ -123,7 +148,7 @@ def test_limits_end_it_and_it_goes_on_from_there(tmp_path) -> None:
     assert first.stopped.startswith("1 cell tried")
     again = bed.tune(cells=3)
     assert again.trials[0] == first.trials[0]
-    assert len(bed.asked) == len(set(bed.asked)) <= 3
+    assert len(bed.measured) == len(set(bed.measured)) <= 3
     spent = Bed(tmp_path).tune(device_s=1.0)
     assert "device-hours are spent" in spent.stopped or "expected to gain" in spent.stopped
 
@@ -132,7 +157,7 @@ def test_limits_end_it_and_it_goes_on_from_there(tmp_path) -> None:
 def test_samplers_of_optuna_ask_for_what_can_run_once(tmp_path, sampler: str) -> None:
     bed = Bed(tmp_path, values={"chunks": (2, 4, 7, 8)})
     tuning = bed.tune(sampler=sampler)
-    assert len(bed.asked) == len(set(bed.asked)) == 3
+    assert len(bed.measured) == len(set(bed.measured)) == 3
     assert tuning.stopped == "every configuration is measured"
 
 
@@ -146,10 +171,15 @@ def test_gain_is_that_of_draws() -> None:
 
 def test_configurations_that_differ_in_fewer_options_are_more_alike(tmp_path) -> None:
     bed = Bed(tmp_path, values={"chunks": (2, 4), "replicas": (1, 2)})
-    matrix = alike(bed.found)
-    order = {(one.values["chunks"], one.values["replicas"]): at for at, one in enumerate(bed.found)}
-    same, one, two = (matrix[order[2, 1], order[other]] for other in ((2, 1), (4, 1), (4, 2)))
-    assert same == 1 > one > two > 0
+    matrix = alike(bed.configurations)
+    order = {
+        (configuration.values["chunks"], configuration.values["replicas"]): at
+        for at, configuration in enumerate(bed.configurations)
+    }
+    all_alike, half_alike, least_alike = (
+        matrix[order[2, 1], order[other]] for other in ((2, 1), (4, 1), (4, 2))
+    )
+    assert all_alike == 1 > half_alike > least_alike > 0
 
 
 def test_what_varies_is_checked() -> None:
@@ -165,7 +195,7 @@ def test_what_varies_is_checked() -> None:
 
 def test_batch_sizes_are_compared_by_samples(tmp_path) -> None:
     bed = Bed(tmp_path, values={"batch_size": (16, 32), "chunks": (4,)})
-    small, large = bed.found
+    small, large = bed.configurations
     assert (small.cell.batch_size, large.cell.batch_size) == (16, 32)
     assert small.expected.step_s > large.expected.step_s  # a step has fixed costs
     assert bed.tune().best[0] is large
@@ -199,7 +229,7 @@ def test_a_cell_without_a_result_ends_its_configuration_only(tmp_path) -> None:
     measure = again.measure
     again.measure = lambda cell: None if cell.id == first else measure(cell)
     tuning = again.tune()
-    assert [(one.cell_id == first, one.step_s is None) for one in tuning.trials] == [
+    assert [(trial.cell_id == first, trial.step_s is None) for trial in tuning.trials] == [
         (True, True),
         (False, False),
     ]
@@ -212,16 +242,18 @@ def test_a_configuration_is_no_faster_than_its_bound(tmp_path) -> None:
     known = make.knowledge(tmp_path)
     values = {"batch_size": (16, 32), "chunks": (1, 4, 16)}
     base = {16: 0.26, 32: 0.42}
-    for one in configurations(make.question(), "pipe-gpipe", values, known):
-        chunks, batch_size = one.values["chunks"], one.values["batch_size"]
+    for configuration in configurations(make.question(), "pipe-gpipe", values, known):
+        chunks, batch_size = configuration.values["chunks"], configuration.values["batch_size"]
         bound = 4 * chunks / (chunks + 3)
-        assert one.candidate.predicted_s >= base[batch_size] / bound * (1 - 1e-9)
-        assert one.expected.step_s == pytest.approx(one.candidate.predicted_s / batch_size)
+        assert configuration.candidate.predicted_s >= base[batch_size] / bound * (1 - 1e-9)
+        assert configuration.expected.step_s == pytest.approx(
+            configuration.candidate.predicted_s / batch_size
+        )
 
 
 def test_nothing_left_to_measure(tmp_path) -> None:
     bed = Bed(tmp_path, values={"chunks": (4,)})
     tuning = bed.tune()
-    assert len(bed.asked) == 1
+    assert len(bed.measured) == 1
     assert next_of(tuning) is None
     assert tuning.stopped == "every configuration is measured"

@@ -68,8 +68,10 @@ def test_planted_constants_are_found():
     planted = {"pointwise_efficiency": 0.5, "spatial_efficiency": 1.1, "memory_share": 0.6}
     truth = shipped().with_constants(planted)
     networks = [
-        score.ProfiledNetwork(one.name, one.samples, one.layers, score.block_s(one, truth))
-        for one in score.profiled_networks()
+        score.ProfiledNetwork(
+            network.name, network.samples, network.layers, score.block_s(network, truth)
+        )
+        for network in score.profiled_networks()
     ]
     actual = score.fitted(networks, None, None)
     for name, value in planted.items():
@@ -79,7 +81,9 @@ def test_planted_constants_are_found():
 def test_a_network_held_out_of_pipedreams():
     networks = score.profiled_networks()
     result = score.scored(networks, None, None)
-    assert [one["network"] for one in result["networks"]] == [one.name for one in networks]
+    assert [network["network"] for network in result["networks"]] == [
+        network.name for network in networks
+    ]
     assert result["networks_mean_absolute_error"] < 0.15
     assert result["devices_mean_absolute_error"] is None
 
@@ -100,7 +104,7 @@ def test_a_device_is_held_out_with_its_generation():
     other = table.assign(model=["cosmoflow", "resnet", None])
     assert score.node_runs(other).samples.tolist() == [208]
     result = score.scored(score.profiled_networks(), runs, None)
-    assert [one["rows"] for one in result["devices"]] == [1, 1]
+    assert [device["rows"] for device in result["devices"]] == [1, 1]
     assert result["devices_mean_absolute_error"] < 0.25
 
 

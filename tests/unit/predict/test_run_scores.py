@@ -94,8 +94,8 @@ def test_a_fit_of_memory_finds_planted_constants():
     software = Software.load("nanotron")
     planted = {"logit_bytes": 14.0, "gather_bytes": 10.0, "fragmentation": 1.1}
     planted["context_bytes"] = 0.4 * 2**30
-    told = nearer_bytes(runs, software.with_constants(planted))
-    actual = fit_memory(replace(runs, memory_bytes=told), software).constants
+    memory_bytes = nearer_bytes(runs, software.with_constants(planted))
+    actual = fit_memory(replace(runs, memory_bytes=memory_bytes), software).constants
     assert actual == pytest.approx(planted, rel=0.05)
 
 
@@ -104,7 +104,7 @@ def test_constants_at_the_data_sheet_are_not_fitted():
 
 
 def test_terms_are_taken_out_one_by_one():
-    terms = tuple(one for one in TERMS if one.name in ("nothing", "flash attention", "hop_s"))
+    terms = tuple(term for term in TERMS if term.name in ("nothing", "flash attention", "hop_s"))
     rows = list(term_gains(pd.read_csv(FOUNDRY), ScoreQuestion(), terms))
     errors = {row["term"]: row["no_pipeline"]["mean_absolute_error"] for row in rows}
     assert errors["flash attention"] > errors["nothing"]
@@ -137,11 +137,11 @@ def test_a_step_far_slower_than_its_twin_is_dropped():
 
 
 def test_proposed_rows_are_bound_by_three_things():
-    told = [one.bound_by for one in proposals(8, 8)]
-    assert told.count("products") == 1 and told.count("host") == 2
-    assert sum("nodes" in one for one in told) == 3
-    for one in proposals(8, 8):
-        layout = one.layout
+    bounds = [proposal.bound_by for proposal in proposals(8, 8)]
+    assert bounds.count("products") == 1 and bounds.count("host") == 2
+    assert sum("nodes" in bound for bound in bounds) == 3
+    for proposal in proposals(8, 8):
+        layout = proposal.layout
         assert layout["tensor"] * layout["data"] * layout["pipeline"] == 64
 
 

@@ -34,7 +34,7 @@ def run(*arguments):
     return result.output
 
 
-def told(*arguments):
+def json_of(*arguments):
     return json.loads(run(*arguments, "--json"))
 
 
@@ -58,15 +58,15 @@ def test_errors_are_those_of_the_numbers():
 
 
 def test_a_score_has_mean_median_rows_and_parts():
-    actual = told("score", MANY_NODES, "--platform", "megatron-a100")
+    actual = json_of("score", MANY_NODES, "--platform", "megatron-a100")
     assert actual["rows"] == 80
     assert 0 < actual["median_absolute_error"] < actual["mean_absolute_error"] < 0.1
     assert actual["by"]["tensor"]["8"]["rows"] > 20
-    rows = [one["rows"] for one in actual["by"]["data"].values()]
+    rows = [group["rows"] for group in actual["by"]["data"].values()]
     assert sum(rows) == 80
     assert len(actual["worst"]) == 10
-    assert abs(actual["worst"][0]["error"]) == max(abs(one["error"]) for one in actual["worst"])
-    assert told("score", ONE_NODE)["timed_rows"] == 1136
+    assert abs(actual["worst"][0]["error"]) == max(abs(row["error"]) for row in actual["worst"])
+    assert json_of("score", ONE_NODE)["timed_rows"] == 1136
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_score_has_mean_median_rows_and_parts():
 @pytest.mark.slow
 def test_held_out_runs_are_predicted_better_than_vtrain_does(table, by, most):
     """The published simulator, which profiled the kernels: 14.73 % on many nodes, 8.37 % on one."""
-    actual = told("score", table, "--hold-out", by)
+    actual = json_of("score", table, "--hold-out", by)
     assert actual["mean_absolute_error"] < most
 
 
@@ -102,7 +102,7 @@ def test_wrong_names_are_said():
 def test_a_table_without_a_column_is_refused_and_more_columns_are_fine(tmp_path):
     path = tmp_path / "runs.csv"
     table(step_s=1.0, note="x").to_csv(path, index=False)
-    assert told("score", path)["rows"] == 1
+    assert json_of("score", path)["rows"] == 1
     table(step_s=1.0).drop(columns="layers").to_csv(path, index=False)
     with pytest.raises(ConfigError, match="column 'layers' is missing"):
         run("score", path)
@@ -142,12 +142,12 @@ def planted(platform, **constants):
 
 
 def test_a_fit_recovers_what_was_planted(platform):
-    said = {"matmul_efficiency": 0.7, "memory_efficiency": 0.6, "host_layer_s": 0.0012}
-    runs = planted(platform, **said)
+    constants = {"matmul_efficiency": 0.7, "memory_efficiency": 0.6, "host_layer_s": 0.0012}
+    runs = planted(platform, **constants)
     fit = calibrate(runs, platform)
     actual = predicted_s(runs, platform.fitted_to(fit))
     assert np.abs(actual / runs.step_s - 1).mean() < 0.01
-    for name, value in said.items():
+    for name, value in constants.items():
         assert fit.constants[name] == pytest.approx(value, rel=0.1)
         assert fit.intervals[name][0] <= fit.constants[name] <= fit.intervals[name][1]
 
@@ -183,19 +183,19 @@ def test_calibration_writes_a_platform_that_is_read_again(tmp_path):
     runs = tmp_path / "runs.csv"
     whole = pd.concat([pd.read_csv(ONE_NODE)[::9], pd.read_csv(MANY_NODES)[::2]])
     whole.to_csv(runs, index=False)
-    actual = told("calibrate", runs, "--platform", "megatron-a100", "--output", path)
+    actual = json_of("calibrate", runs, "--platform", "megatron-a100", "--output", path)
     assert actual["written"] == str(path)
     values = yaml.safe_load(path.read_text())
     assert values["constants"]["matmul_efficiency"]["value"] == pytest.approx(
         actual["constants"]["matmul_efficiency"]["value"]
     )
-    score = told("score", runs, "--platform", path)
+    score = json_of("score", runs, "--platform", path)
     assert score["mean_absolute_error"] == pytest.approx(actual["mean_absolute_error"])
 
 
 def test_an_independent_table_is_predicted():
     """Megatron-LM's weak scaling, 32 to 3,072 GPUs: never fitted."""
-    actual = told("score", MEGATRON)
+    actual = json_of("score", MEGATRON)
     assert actual["rows"] == 10
     assert actual["mean_absolute_error"] < 0.063
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from transformer_factory import asked
+from transformer_factory import decoders
 
 from ddlbench.predict.transformer import configurations
 from ddlbench.predict.transformer.configurations import load_shape, published_shapes
@@ -31,9 +31,9 @@ def test_the_vocabulary_is_padded_on_every_device():
 
 
 def test_a_stage_holds_its_layers_and_an_embedding():
-    one = asked(tensor=1, pipeline=1, data=1, vocabulary=50304)
+    decoder = decoders(tensor=1, pipeline=1, data=1, vocabulary=50304)
     parameters = configurations.parameters(32, 4096, 50304, 2048)
-    assert stage_parameters(one)[0] == pytest.approx(parameters)
-    cut = stage_parameters(asked(tensor=4, pipeline=4))[0]
+    assert stage_parameters(decoder)[0] == pytest.approx(parameters)
+    cut = stage_parameters(decoders(tensor=4, pipeline=4))[0]
     layers, words, places = 8 * (12 * 4096**2 + 13 * 4096), 51200 * 4096, 2048 * 4096
     assert cut == pytest.approx((layers + words) / 4 + places)

@@ -30,7 +30,7 @@ def cut(strategy, geometry="1x4", batch_size=32, **options):
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("actual", "expected"),
     [
         (cut("sequential", "1x1"), Cut()),
         (cut("ddp"), Cut(data=4)),
@@ -48,8 +48,8 @@ def cut(strategy, geometry="1x4", batch_size=32, **options):
         (cut("ddp", options={"hook": "powersgd"}), None),
     ],
 )
-def test_a_plan_is_a_cut(found, expected):
-    assert found == expected
+def test_a_plan_is_a_cut(actual, expected):
+    assert actual == expected
 
 
 def test_a_vit_has_its_published_shape():
@@ -90,7 +90,7 @@ def measured(monkeypatch):
         (cell("horovod", "1x2", 16, **NETWORK), {}),  # not measured
         (cell("ddp", "1x2", 16, precision="bf16", **NETWORK), {0: 0.5}),
     ]
-    outcomes = [Outcome(one, None, "ok", step_s) for one, step_s in cells]
+    outcomes = [Outcome(measured_cell, None, "ok", step_s) for measured_cell, step_s in cells]
     monkeypatch.setattr(runs, "measure", lambda *_: outcomes)
 
 
@@ -101,8 +101,8 @@ def test_measured_transformers_are_rows_that_the_oracle_reads(measured, tmp_path
         (1, 2, 4),
     ]
     assert [row["step_s"] for row in rows] == [0.2, 0.5]
-    asked = training_runs(pd.DataFrame(rows)).decoders
-    assert (steps(asked, Accelerators.load("megatron-a100")).seconds > 0).all()
+    decoders = training_runs(pd.DataFrame(rows)).decoders
+    assert (steps(decoders, Accelerators.load("megatron-a100")).seconds > 0).all()
 
 
 def test_single_precision_moves_twice_the_bytes(measured, tmp_path):
@@ -120,8 +120,8 @@ def test_single_precision_moves_twice_the_bytes(measured, tmp_path):
 def test_the_command_writes_the_table(measured, tmp_path):
     path = tmp_path / "own.csv"
     words = ["oracle", "rows", "--output", str(path)]
-    said = CliRunner().invoke(commands, words, catch_exceptions=False)
-    assert said.output.strip().endswith("is written: 2 row(s)")
+    ended = CliRunner().invoke(commands, words, catch_exceptions=False)
+    assert ended.output.strip().endswith("is written: 2 row(s)")
     with path.open(encoding="utf-8", newline="") as file:
         assert tuple(next(csv.reader(file))) == COLUMNS
 
@@ -129,6 +129,6 @@ def test_the_command_writes_the_table(measured, tmp_path):
 def test_nothing_measured_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "measure", lambda *_: [])
     words = ["oracle", "rows", "--output", str(tmp_path / "own.csv")]
-    said = CliRunner().invoke(commands, words)
-    assert "no measured cell of a transformer" in str(said.exception)
+    ended = CliRunner().invoke(commands, words)
+    assert "no measured cell of a transformer" in str(ended.exception)
     assert not (tmp_path / "own.csv").exists()

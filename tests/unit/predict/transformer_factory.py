@@ -22,6 +22,6 @@ def table(*rows, **columns):
     return pd.DataFrame([{**USUAL, **columns, **row} for row in rows or ({},)])
 
 
-def asked(*rows, **columns):
+def decoders(*rows, **columns):
     given = table(*rows, **{"step_s": 1.0, **columns})
     return training_runs(given, where="table").decoders
