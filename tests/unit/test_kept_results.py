@@ -58,7 +58,7 @@ def test_a_saved_figure_has_a_palette_and_looks_the_same(drawn, tmp_path) -> Non
         assert small.mode == "P"
         assert small.size == full.size
         assert small.info["dpi"] == pytest.approx(full.info["dpi"])
-        both = (np.asarray(one.convert("RGB"), dtype=int) for one in (small, full))
+        both = (np.asarray(image.convert("RGB"), dtype=int) for image in (small, full))
         difference = abs(next(both) - next(both))
     assert difference.mean() < 1
     assert np.percentile(difference, 99.9) < 32  # of 255, at the edges of letters

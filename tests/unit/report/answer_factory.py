@@ -52,7 +52,7 @@ def answer(
         "case": {**usual, **case},
         "recommended": recommended,
         "advice": [f"Train with {recommended}.", "And another sentence."],
-        "candidates": [dict(one) for one in candidates],
+        "candidates": [dict(entry) for entry in candidates],
         "not_ranked": [{"strategy": "pipedream", "reason": "updates with old weights: a remark"}],
         "tied": [],
         "why_not": dict(why_not or {}),
@@ -65,11 +65,11 @@ def size(
 ) -> dict[str, Any]:
     """An entry of the geometries of ``sizes_dict``; without a strategy it has no answer."""
     nodes, per_node = map(int, geometry.split("x"))
-    found = [] if strategy is None else [candidate(strategy, 0.2, speedup or 1.0, basis=basis)]
+    candidates = [] if strategy is None else [candidate(strategy, 0.2, speedup or 1.0, basis=basis)]
     return {
         "geometry": geometry,
         "speedup": speedup,
         "efficiency": None if speedup is None else speedup / (nodes * per_node),
         "epoch_device_hours": None if speedup is None else 0.25,
-        **answer(found, strategy, nodes=nodes, devices_per_node=per_node),
+        **answer(candidates, strategy, nodes=nodes, devices_per_node=per_node),
     }

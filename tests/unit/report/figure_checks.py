@@ -51,7 +51,7 @@ def assert_no_overlap(figure):
     renderer = figure.canvas.get_renderer()
     texts = [text for text in texts_of(figure) if text.get_rotation() % 90 == 0]
     boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
-    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+    for (first, a), (second, b) in itertools.combinations(boxes, 2):
         wide = min(a.x1, b.x1) - max(a.x0, b.x0)
         high = min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert min(wide, high) <= 2.0, (one, other, wide, high)  # pixels at 200 dpi: 0.25 mm
+        assert min(wide, high) <= 2.0, (first, second, wide, high)  # pixels at 200 dpi: 0.25 mm

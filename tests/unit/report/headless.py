@@ -31,7 +31,7 @@ addEventListener("load", () => {
 def browser() -> str | None:
     """The command of Chromium, if it is here."""
     names = (os.environ.get("DDLBENCH_BROWSER"), "chromium", "chromium-browser", "google-chrome")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 needs_browser = pytest.mark.skipif(

@@ -31,7 +31,7 @@ def rows(tmp_path, monkeypatch) -> list[MatrixRow]:
     return made
 
 
-def said(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     ended = CliRunner().invoke(cli.commands, list(arguments), catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
     return ended.output
@@ -41,19 +41,19 @@ def test_a_newer_result_is_a_state_of_its_own(rows):
     for row in rows:
         path = report_factory.write(RESULTS, row.cell)
         path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "schema_version": 999}))
-    text = said("status")
+    text = output_of("status")
     assert "2 newer" in text
     assert "written by a newer ddlbench (schema 999" in " ".join(text.split())
     assert "Next: snakemake" not in text  # it would measure nothing
-    assert said("status", "forget", "--state", "invalid", "--yes") == "0 results deleted\n"
-    assert said("status", "forget", "--state", "newer", "--yes") == "2 results deleted\n"
-    assert "2 not run" in said("status")
+    assert output_of("status", "forget", "--state", "invalid", "--yes") == "0 results deleted\n"
+    assert output_of("status", "forget", "--state", "newer", "--yes") == "2 results deleted\n"
+    assert "2 not run" in output_of("status")
 
 
 def test_a_result_of_another_site_is_invalid(rows):
     values = report_factory.result(rows[0].cell)
     report_factory.write(RESULTS, rows[0].cell, {**values, "site": "elsewhere"})
-    text = " ".join(said("status").split())
+    text = " ".join(output_of("status").split())
     assert "1 invalid" in text
     assert "is the result of site 'elsewhere', not of local" in text
     assert "Next: snakemake" in text
@@ -64,7 +64,7 @@ def test_report_prints_no_path_that_is_not_there(count: int, rows):
     del rows[count:]
     for row in rows:
         report_factory.write(RESULTS, row.cell)
-    paths = re.findall(r"^(?:tables|figures|page): +(\S+)$", said("report"), re.MULTILINE)
+    paths = re.findall(r"^(?:tables|figures|page): +(\S+)$", output_of("report"), re.MULTILINE)
     assert len(paths) == 3
     assert [path for path in paths if not Path(path).is_file()] == []
     assert ("speedup.png" in paths[1]) == (count == 2)
@@ -76,7 +76,7 @@ def test_the_page_links_logs_that_are_there_only(rows):
         failed = report_factory.failed(cell, "timeout", f"too slow: {cell.strategy}")
         report_factory.write(RESULTS, cell, failed)
     (result_file("local", logged.id).parent / "log.txt").write_text("a log\n")
-    said("report")
+    output_of("report")
     page = (RESULTS / "local" / "demo" / "report.html").read_text("utf-8")
     assert page.count("log.txt") == 1
 
@@ -109,4 +109,4 @@ def test_status_names_a_node_under_which_several_jobs_failed(rows):
         folder.mkdir(parents=True)
         values = {"reason": f"a node of job {number} failed (n3)", "reason_code": "node_failed"}
         (folder / "failure.json").write_text(json.dumps(values))
-    assert "slow:    n3, lost: 2 jobs lost it" in said("status")
+    assert "slow:    n3, lost: 2 jobs lost it" in output_of("status")

@@ -187,7 +187,7 @@ def test_the_kept_table_begins_with_the_columns_of_its_description() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "sentence"),
     [
         ("", r"deviation_horovod\.csv: no table"),
         (
@@ -196,10 +196,10 @@ def test_the_kept_table_begins_with_the_columns_of_its_description() -> None:
         ),
     ],
 )
-def test_a_damaged_table_is_one_sentence(tmp_path, text, told) -> None:
+def test_a_damaged_table_is_one_sentence(tmp_path, text, sentence) -> None:
     (tmp_path / "deviation_horovod.csv").write_text(text)
     ours = results(tmp_path, base(), cell(), draws=("deviation_horovod",))
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError, match=sentence) as caught:
         compared(paper(("deviation_horovod",)), ours, printed())
     assert "\n" not in str(caught.value)
 

@@ -110,7 +110,7 @@ def test_a_crate_describes_files_that_are_there(results, tmp_path, monkeypatch):
     graph = json.loads((out / "ro-crate-metadata.json").read_text("utf-8"))["@graph"]
     known = {entity["@id"]: entity for entity in graph}
     assert len(known) == len(graph)
-    kinds = {one["@id"]: str(one["@type"]) for one in graph}
+    kinds = {entity["@id"]: str(entity["@type"]) for entity in graph}
     for name, kind in kinds.items():
         if "File" in kind or ("Dataset" in kind and name != "./"):
             assert (out / unquote(name)).exists()
@@ -217,8 +217,8 @@ def test_status_as_json_has_every_cell(monkeypatch, tmp_path):
     for row in rows[:2]:
         values = report_factory.failed(row.cell, "timeout", "longer than 600 s")
         write(Path("results"), row.cell, None if row is rows[0] else values)
-    said = CliRunner().invoke(cli.commands, ["status", "--json"], catch_exceptions=False)
-    actual = json.loads(said.output)
+    ended = CliRunner().invoke(cli.commands, ["status", "--json"], catch_exceptions=False)
+    actual = json.loads(ended.output)
     assert actual["counts"] == {"ok": 1, "timeout": 1, "not run": 1}
     assert (actual["experiment"], actual["site"], actual["done"]) == ("demo", "local", False)
     first, second, third = actual["cells"]
@@ -227,5 +227,5 @@ def test_status_as_json_has_every_cell(monkeypatch, tmp_path):
     assert Path(first["result"]).is_file()
     assert (second["state"], second["reason_code"]) == ("timeout", "timeout")
     assert (third["state"], third["finished"]) == ("not run", None)
-    said = CliRunner().invoke(cli.commands, ["status", "--json", "--state", "timeout"])
-    assert [one["state"] for one in json.loads(said.output)["cells"]] == ["timeout"]
+    ended = CliRunner().invoke(cli.commands, ["status", "--json", "--state", "timeout"])
+    assert [cell["state"] for cell in json.loads(ended.output)["cells"]] == ["timeout"]

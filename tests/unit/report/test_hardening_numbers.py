@@ -90,8 +90,8 @@ def test_a_speedup_across_commits_has_a_note(tmp_path, monkeypatch):
         values["provenance"]["git_commit"] = ("a" if cell.strategy == "ddp" else "b") * 40
 
     frame, _ = measured(tmp_path, monkeypatch, change)
-    said = frame[frame["strategy"] == "ddp"].iloc[0]["comparability"]
-    assert said == "base_differs commit: bbbbbbb (base), aaaaaaa (cell)"
+    note = frame[frame["strategy"] == "ddp"].iloc[0]["comparability"]
+    assert note == "base_differs commit: bbbbbbb (base), aaaaaaa (cell)"
 
 
 # --- A4 ------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_one_cold_step_is_not_called_quiet(tmp_path, monkeypatch):
 
 
 def test_many_notes_of_one_kind_are_counted():
-    entries = [f"base_differs commit: {one} (base), b (cell)" for one in "acde"]
+    entries = [f"base_differs commit: {commit} (base), b (cell)" for commit in "acde"]
     (sentence,) = sentences(pd.DataFrame({"comparability": entries}))
     assert sentence == (
         "Base and cell were measured by different commits: 4 pairs, named in summary.csv"

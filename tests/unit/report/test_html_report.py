@@ -139,7 +139,7 @@ def test_sections_come_by_what_a_reader_asks_first(reported):
     figures = ("speedup", "memory", "steps", "choice", "traffic", "timelines")
     page = Page(reported(figures=figures, predicted=("accuracy",), answers=[STAY]).read_text())
     titles = [section.title for section in SECTIONS]
-    assert [one for one in page.headings if one in titles] == [
+    assert [heading for heading in page.headings if heading in titles] == [
         "What to train with", "Speed-up", "Ranking of strategies", "Time",
         "Memory, traffic, utilisation", "Timelines", "Every configuration",
         "How good are the predictions?", "What was measured", "Files",
@@ -167,7 +167,9 @@ def test_figures_are_in_their_sections_and_predictions_are_folded(reported):
 
 
 def test_headings_are_short():
-    headings = [entry.heading for entry in FIGURES.values()] + [one.title for one in SECTIONS]
+    headings = [entry.heading for entry in FIGURES.values()] + [
+        section.title for section in SECTIONS
+    ]
     assert [text for text in headings if len(text.split()) > 8] == []
 
 
@@ -244,8 +246,10 @@ def test_the_page_is_one_file_and_runs_one_script(reported):
 
 def test_the_plot_has_every_configuration_and_its_state(reported):
     data = json.loads(Page(reported({"gpipe": "timeout"}).read_text()).scripts[0])
-    texts = {one["name"]: [one["pool"][at] for at in one["values"]] for one in data["texts"]}
-    numbers = {one["name"]: one["values"] for one in data["numbers"]}
+    texts = {
+        column["name"]: [column["pool"][at] for at in column["values"]] for column in data["texts"]
+    }
+    numbers = {column["name"]: column["values"] for column in data["numbers"]}
     assert texts["strategy"] == ["Sequential", "DDP", "GPipe", "Horovod"]
     assert texts["status"] == ["ok", "ok", "timeout", "ok"]
     assert texts["state"][2] == f"timeout: {EVIL}"

@@ -30,14 +30,14 @@ def test_without_a_table_there_are_none(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("claim,verdict\na,holds\n", "no column 'experiment'"), ("", "no table")]
+    ("text", "sentence"), [("claim,verdict\na,holds\n", "no column 'experiment'"), ("", "no table")]
 )
-def test_a_table_that_tells_no_verdicts_is_refused(tmp_path, text, told) -> None:
+def test_a_table_that_tells_no_verdicts_is_refused(tmp_path, text, sentence) -> None:
     path = tmp_path / "claims.csv"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=sentence):
         kept_verdicts(path)
 
 
 def test_the_repository_keeps_verdicts_of_figures() -> None:
-    assert all("/" in one.figure and one.verdict for one in kept_verdicts())
+    assert all("/" in row.figure and row.verdict for row in kept_verdicts())

@@ -168,10 +168,10 @@ def columns(intervals):
 
 
 @given(INTERVALS, INTERVALS)
-def test_merged_intervals_cover_what_their_parts_cover(one, other):
-    first, second = merged(*columns(one)), merged(*columns(other))
-    assert first.total == len(covered(one))
-    assert shared(first, second) == len(covered(one) & covered(other))
+def test_merged_intervals_cover_what_their_parts_cover(left, right):
+    first, second = merged(*columns(left)), merged(*columns(right))
+    assert first.total == len(covered(left))
+    assert shared(first, second) == len(covered(left) & covered(right))
 
 
 WORK = st.lists(
@@ -228,5 +228,5 @@ def test_ranks_that_no_trace_tells_are_told_apart_by_their_files(tmp_path):
     actual = breakdown(tmp_path, TWO_STEPS)
     several = [replace(actual, rank=None, file=f"rank-{at}.json") for at in range(3)]
     lines = lines_of(several)
-    assert all(any(one.file in line for line in lines) for one in several)
+    assert all(any(rank_breakdown.file in line for line in lines) for rank_breakdown in several)
     assert all(len(line) <= 80 for line in lines)

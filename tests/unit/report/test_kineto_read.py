@@ -129,7 +129,7 @@ def test_gzip_is_known_by_its_content_and_may_be_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "sentence"),
     [
         (b"", "begins with nothing"),
         (b"  ", "begins with nothing"),
@@ -145,10 +145,10 @@ def test_gzip_is_known_by_its_content_and_may_be_cut_off(tmp_path):
         (b'{"traceEvents": [' + b'{"a":' * 100_000, "no event"),
     ],
 )
-def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path, content, said):
+def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path, content, sentence):
     path = tmp_path / "trace.json"
     path.write_bytes(content)
-    with pytest.raises(InvalidTrace, match=said) as refused:
+    with pytest.raises(InvalidTrace, match=sentence) as refused:
         read_trace(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -166,7 +166,7 @@ def test_a_folder_gives_its_files_in_the_order_of_ranks(tmp_path):
     (tmp_path / "notes.txt").write_text("no trace")
     actual = breakdowns_of([tmp_path])
     # Two traces of one rank are both shown; one that names no rank is last.
-    assert [(one.file, one.rank) for one in actual] == [
+    assert [(breakdown.file, breakdown.rank) for breakdown in actual] == [
         ("b.json", 0),
         ("d.json", 0),
         ("a.json", 1),

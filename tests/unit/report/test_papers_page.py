@@ -160,7 +160,7 @@ def test_a_table_names_once_what_is_the_same_in_all_rows(project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "sentence"),
     [
         (["ddlbench/fig4", "--all"], "leave out ddlbench/fig4"),
         (["--all", "--json"], "leave out --json"),
@@ -168,8 +168,8 @@ def test_a_table_names_once_what_is_the_same_in_all_rows(project) -> None:
         (["--all", "--out", "docs"], "is a folder; write a file in it"),
     ],
 )
-def test_options_that_do_not_go_together_are_told(project, options, told) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_options_that_do_not_go_together_are_told(project, options, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
         CliRunner().invoke(commands, ["papers", *options], catch_exceptions=False)
 
 

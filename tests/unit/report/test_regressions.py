@@ -63,7 +63,7 @@ def tree(tmp_path) -> Tree:
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli.commands, [str(one) for one in arguments])
+    return CliRunner().invoke(cli.commands, [str(argument) for argument in arguments])
 
 
 def compared(*arguments: object, exit_code: int = 0) -> dict[str, Any]:
@@ -316,8 +316,8 @@ def test_a_single_result_and_a_folder_below_are_trees(tree):
     a, b = tree("a"), tree("b")
     only = compared(a / "local/cells/cifar10/vgg11/fsdp", b)
     assert [*only["rows"]] == ["fsdp"]
-    one = next(iter(sorted(b.rglob("result.json"))))
-    assert compared(a, one)["configurations"][0]["b_runs"] == 1
+    path = next(iter(sorted(b.rglob("result.json"))))
+    assert compared(a, path)["configurations"][0]["b_runs"] == 1
 
 
 def test_links_in_a_circle_end(tree):
@@ -360,6 +360,6 @@ def test_the_stated_spreads_are_those_of_the_kept_cells():
                 logs = runs["step_median_s"].map(math.log)
                 actual[bool(runs["emulated"].iloc[0])].append((logs.var(), len(runs) - 1))
     for emulated, stated in ((True, SPREAD_EMULATED), (False, SPREAD_COMPUTED)):
-        freedom = sum(one for _, one in actual[emulated])
-        pooled = sum(variance * one for variance, one in actual[emulated]) / freedom
+        freedom = sum(degrees for _, degrees in actual[emulated])
+        pooled = sum(variance * degrees for variance, degrees in actual[emulated]) / freedom
         assert pooled**0.5 == pytest.approx(stated, rel=0.35)

@@ -35,8 +35,8 @@ def measured(tmp_path, monkeypatch):
         )
         for row in rows:
             seconds = epochs_s.get(row.cell.strategy, 8.0)
-            own = changes if row.cell.strategy != "sequential" else {}
-            write(tmp_path, row.cell, result(row.cell, epoch_s=seconds, **own))
+            cell_changes = changes if row.cell.strategy != "sequential" else {}
+            write(tmp_path, row.cell, result(row.cell, epoch_s=seconds, **cell_changes))
         make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
         return rows
 
@@ -79,9 +79,9 @@ def test_default_settings_are_not_told(advised):
 )
 def test_many_cases_are_short(advised, count, whole, shown):
     texts = advised({"ddp": 4.0}, *map(answer, range(1, count + 1)))
-    told = [text for text in texts if text.startswith("VGG-11")]
-    assert len(told) == shown
-    assert all(("Second." in text) == whole for text in told)
+    cases = [text for text in texts if text.startswith("VGG-11")]
+    assert len(cases) == shown
+    assert all(("Second." in text) == whole for text in cases)
     assert any(f"{count - shown} more cases" in text for text in texts) == (count > shown)
 
 
@@ -107,12 +107,12 @@ def test_lines_are_those_of_the_sentences(advised, tmp_path):
 def test_the_answers_are_those_of_what_was_measured(measured, tmp_path):
     """DDP takes half of one device's time, and what can gain nothing even less."""
     rows = measured({"ddp": 4.0, "model-parallel": 2.0})
-    asked = experiment()
-    (actual,) = answers(asked, rows, site(), tmp_path)
-    told = {one["strategy"]: one for one in actual["candidates"]}
-    assert set(told) == {"sequential", "ddp", "model-parallel"}
-    assert told["ddp"]["speedup"] == pytest.approx(2, rel=0.05)
-    assert told["model-parallel"]["chance"] == 0
+    chosen = experiment()
+    (actual,) = answers(chosen, rows, site(), tmp_path)
+    candidates = {candidate["strategy"]: candidate for candidate in actual["candidates"]}
+    assert set(candidates) == {"sequential", "ddp", "model-parallel"}
+    assert candidates["ddp"]["speedup"] == pytest.approx(2, rel=0.05)
+    assert candidates["model-parallel"]["chance"] == 0
     assert actual["recommended"] == "ddp"
     assert "model-parallel" in actual["why_not"]
 
@@ -127,7 +127,7 @@ def test_old_weights_are_not_advised(measured, tmp_path):
     rows = measured({"local-sgd": 2.0, "ddp": 9.0})
     (actual,) = answers(experiment(), rows, site(), tmp_path)
     assert actual["recommended"] == "sequential"
-    assert "local-sgd" in [one["strategy"] for one in actual["not_ranked"]]
+    assert "local-sgd" in [candidate["strategy"] for candidate in actual["not_ranked"]]
 
 
 def test_a_base_of_long_ago_is_told(advised, tmp_path, monkeypatch):
@@ -140,8 +140,8 @@ def test_a_base_of_long_ago_is_told(advised, tmp_path, monkeypatch):
     assert len(advised({"ddp": 4.0, "horovod": 5.0}, provenance=now)) == 1
     later = {**now, "created": "2031-04-05T09:07:08+00:00"}
     _, text = advised({"ddp": 4.0, "horovod": 5.0}, provenance=later)
-    told = (
+    sentence = (
         "2 of 2 speed-ups compare cells measured over 60 min apart from their base (at most 3.0 h)"
     )
-    assert text.startswith(told)
+    assert text.startswith(sentence)
     assert len(advised({"ddp": 4.0}, provenance={**later, "slurm_job_id": "7"})) == 1

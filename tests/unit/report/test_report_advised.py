@@ -43,15 +43,15 @@ def footer(figure):
 
 
 def test_a_choice_has_a_row_a_candidate_and_the_reasons_beside():
-    figure, plotted, said = drawn(draw_choice, answers_dict("local", [vgg()]))
+    figure, plotted, text = drawn(draw_choice, answers_dict("local", [vgg()]))
     (axes,) = figure.axes
     labels = axes.get_yticklabels()
-    assert [one.get_text() for one in labels] == [
+    assert [label.get_text() for label in labels] == [
         "Zero bubble", "DDP", "Sequential", "Model parallel"
     ]  # fmt: skip
-    assert [one.get_text() for one in labels if one.get_fontweight() == "bold"] == ["DDP"]
-    assert "1.32x not advised: only predicted 1.14x 1.00x" in said
-    assert NOISE in said
+    assert [label.get_text() for label in labels if label.get_fontweight() == "bold"] == ["DDP"]
+    assert "1.32x not advised: only predicted 1.14x 1.00x" in text
+    assert NOISE in text
     assert footer(figure) == "Train with ddp. Site local."
     assert list(plotted["recommended"]) == [False, True, False, False]
     assert list(plotted["basis"]) == ["predicted", *["measured"] * 3]
@@ -73,15 +73,15 @@ def test_a_choice_by_measuring_says_what_it_cost():
     content = answers_dict("local", [vgg()])
     content |= {"trials": [{}], "stopped": "enough", "device_s": 900.0, "device_s_all": 3600.0}
     figure, *_ = drawn(draw_choice, content)
-    said = "0.25 device-hours of 1 for all candidates. Stopped: enough. Site local."
-    assert footer(figure) == f"Train with ddp. {said}"
+    rest = "0.25 device-hours of 1 for all candidates. Stopped: enough. Site local."
+    assert footer(figure) == f"Train with ddp. {rest}"
 
 
 def test_a_panel_an_answer_and_six_at_most():
     answers = [vgg(batch_size=16 * place) for place in range(1, 9)]
-    figure, plotted, said = drawn(draw_choice, answers_dict("local", answers[:2]))
+    figure, plotted, text = drawn(draw_choice, answers_dict("local", answers[:2]))
     assert len(figure.axes) == 2
-    assert "VGG-11, MNIST, 1x2, batch 32" in said
+    assert "VGG-11, MNIST, 1x2, batch 32" in text
     assert footer(figure) == "2 cases. Bold: recommended. Site local."
     assert plotted["case"].nunique() == 2
     figure, plotted, _ = drawn(draw_choice, answers_dict("local", answers))
@@ -91,21 +91,21 @@ def test_a_panel_an_answer_and_six_at_most():
 
 
 def test_a_case_without_candidates_and_no_case_are_figures_too():
-    figure, plotted, said = drawn(draw_choice, answers_dict("local", [vgg(), answer([], None)]))
+    figure, plotted, text = drawn(draw_choice, answers_dict("local", [vgg(), answer([], None)]))
     assert len(figure.axes) == 2
-    assert "Train with None." in said
+    assert "Train with None." in text
     assert len(plotted) == 4
-    _, plotted, said = drawn(draw_choice, answers_dict("local", []))
-    assert "There is no answer" in said
+    _, plotted, text = drawn(draw_choice, answers_dict("local", []))
+    assert "There is no answer" in text
     assert plotted.empty
 
 
 def test_a_candidate_that_was_only_measured_has_no_grey_line():
     only = candidate("ddp", 0.2, 1.1, basis="measured", predicted_interval_s=None)
-    figure, plotted, said = drawn(draw_choice, answers_dict("local", [answer([only], "ddp")]))
+    figure, plotted, text = drawn(draw_choice, answers_dict("local", [answer([only], "ddp")]))
     assert len(figure.axes[0].lines) == 2
     assert plotted["predicted_low_s"].isna().all()
-    assert "predicted" not in said
+    assert "predicted" not in text
 
 
 SIZES = [
@@ -121,10 +121,10 @@ def sizes(geometries, enough):
 
 
 def test_sizes_say_what_more_devices_bring():
-    figure, plotted, said = drawn(draw_sizes, sizes(SIZES, "1x2"))
+    figure, plotted, text = drawn(draw_sizes, sizes(SIZES, "1x2"))
     assert footer(figure) == "More do not pay."
-    assert "1x2 DDP 1.90x" in said
-    assert "8x4 no answer" in said
+    assert "1x2 DDP 1.90x" in text
+    assert "8x4 no answer" in text
     assert list(plotted["geometry"]) == ["1x2", "2x4", "1x8", "8x4"]
     assert list(plotted["enough"]) == [True, False, False, False]
     first = plotted.iloc[0]
@@ -138,8 +138,8 @@ def test_sizes_say_what_more_devices_bring():
 
 def test_predicted_sizes_are_hollow():
     figure, *_ = drawn(draw_sizes, sizes(SIZES, None))
-    marks = [one for one in figure.axes[1].lines if one.get_linestyle() == "None"]
-    assert [one.get_markerfacecolor() == "white" for one in marks] == [False, True, True]
+    marks = [line for line in figure.axes[1].lines if line.get_linestyle() == "None"]
+    assert [mark.get_markerfacecolor() == "white" for mark in marks] == [False, True, True]
     assert not figure.axes[1].patches
 
 
@@ -171,8 +171,8 @@ def summary(*speedups, geometry="1x2"):
 def test_the_highest_speedup_that_is_not_advised_has_its_reason():
     rows = [("horovod", 1.2), ("ddp", 1.1), ("sequential", 1.0), ("gpipe", math.nan)]
     no = {"horovod": "one device may be as fast", "ddp": "one device may be as fast"}
-    (said,) = not_advised([answer([], "sequential", no)], summary(*rows))
-    assert said == (
+    (sentence,) = not_advised([answer([], "sequential", no)], summary(*rows))
+    assert sentence == (
         "Horovod has the highest speed-up for VGG-11 and is not advised: one device may be as fast."
     )
     assert not_advised([answer([], "horovod")], summary(*rows)) == []
@@ -182,8 +182,8 @@ def test_the_highest_speedup_that_is_not_advised_has_its_reason():
 
 
 def test_a_strategy_that_is_left_out_has_its_reason_too():
-    (said,) = not_advised([answer([], "ddp")], summary(("pipedream", 1.5), ("ddp", 1.1)))
-    assert said.endswith("and is not advised: updates with old weights; a remark.")
+    (sentence,) = not_advised([answer([], "ddp")], summary(("pipedream", 1.5), ("ddp", 1.1)))
+    assert sentence.endswith("and is not advised: updates with old weights; a remark.")
 
 
 def test_a_reason_is_of_its_own_case():
@@ -193,6 +193,6 @@ def test_a_reason_is_of_its_own_case():
         answer([], "ddp", no, settings={"precision": "bf16"}),
         answer([], "ddp", no, settings={"precision": "fp32"}),
     ]
-    (said,) = not_advised(answers, summary(("horovod", 1.5), ("ddp", 1.1)))
-    assert "for VGG-11, 1x2, fp32 and" in said
+    (sentence,) = not_advised(answers, summary(("horovod", 1.5), ("ddp", 1.1)))
+    assert "for VGG-11, 1x2, fp32 and" in sentence
     assert not_advised(answers, summary(("horovod", 1.5), geometry="2x2")) == []

@@ -57,15 +57,15 @@ def cases():
 
 
 def test_a_row_a_case_with_the_cost_of_a_wrong_choice(cases):
-    told = choices_by_case(cases).set_index("dataset")
-    assert told.loc["MNIST", "fastest"] == "Horovod"
-    assert told.loc["MNIST", "thesis"] == "GPipe (+25%)"
-    assert told.loc["MNIST", "horovod-unless-oom"] == "Horovod"
-    assert told.loc["CIFAR-10", "thesis"] == "GPipe (+2% ~)"
-    assert told.loc["CIFAR-10", "horovod-unless-oom"] == "none"
-    printed = told.loc["MNIST", PUBLISHED]
+    by_dataset = choices_by_case(cases).set_index("dataset")
+    assert by_dataset.loc["MNIST", "fastest"] == "Horovod"
+    assert by_dataset.loc["MNIST", "thesis"] == "GPipe (+25%)"
+    assert by_dataset.loc["MNIST", "horovod-unless-oom"] == "Horovod"
+    assert by_dataset.loc["CIFAR-10", "thesis"] == "GPipe (+2% ~)"
+    assert by_dataset.loc["CIFAR-10", "horovod-unless-oom"] == "none"
+    printed = by_dataset.loc["MNIST", PUBLISHED]
     assert printed == "GPipe (+92%, fastest Horovod)"
-    assert "batch" not in told.columns
+    assert "batch" not in by_dataset.columns
 
 
 def test_a_tie_and_what_is_not_scored_say_so(cases):
@@ -74,9 +74,9 @@ def test_a_tie_and_what_is_not_scored_say_so(cases):
     tie = case("mnist", "linear", both, 0.5, tied=2, correct=0.5, within_noise=0.5)
     learnt = case("mnist", "data-extrapolation", "gpipe", nan, correct=nan, within_noise=nan)
     table = pd.concat([cases, pd.DataFrame([tie, learnt])])
-    told = choices_by_case(table).set_index("dataset")
-    assert told.loc["MNIST", "linear"] == "tie of 2 (50% right, +50%)"
-    assert told.loc["MNIST", "data-extrapolation"] == "GPipe (not scored)"
+    by_dataset = choices_by_case(table).set_index("dataset")
+    assert by_dataset.loc["MNIST", "linear"] == "tie of 2 (50% right, +50%)"
+    assert by_dataset.loc["MNIST", "data-extrapolation"] == "GPipe (not scored)"
     rates = rates_by_recommender(table_8_2(table)).set_index("recommender")
     assert (rates.loc["linear", "all"], rates.loc["linear", "ties"]) == ("0.5/1", "1")
     row = rates.loc["data-extrapolation"]
@@ -85,14 +85,14 @@ def test_a_tie_and_what_is_not_scored_say_so(cases):
 
 
 def test_the_print_stands_beside_other_geometries_and_says_its_own(cases):
-    told = choices_by_case(cases.assign(devices_per_node=2)).set_index("dataset")
+    by_dataset = choices_by_case(cases.assign(devices_per_node=2)).set_index("dataset")
     assert "4 GPUs" in PUBLISHED
-    assert told.loc["MNIST", PUBLISHED] == "GPipe (+92%, fastest Horovod)"
+    assert by_dataset.loc["MNIST", PUBLISHED] == "GPipe (+92%, fastest Horovod)"
 
 
 def test_the_tables_of_a_paper_have_the_printed_values_in_columns(cases):
-    one = beside_printed(cases).iloc[0]
-    assert (one.printed_recommended, one.printed_fastest) == ("gpipe", "horovod")
+    row = beside_printed(cases).iloc[0]
+    assert (row.printed_recommended, row.printed_fastest) == ("gpipe", "horovod")
     assert len(beside_printed(cases)) == len(cases)
     rates = beside_printed(table_8_2(cases)).set_index(["recommender", "dataset"])
     assert tuple(rates.loc[("thesis", "mnist"), ["printed_correct", "printed_n"]]) == (3, 6)
@@ -103,19 +103,19 @@ def test_the_tables_of_a_paper_have_the_printed_values_in_columns(cases):
 
 def test_cases_that_differ_in_batch_or_fabric_say_so(cases):
     slow = cases.assign(fabric="slow", case=cases["case"] + "/slow")
-    told = choices_by_case(pd.concat([cases, slow]))
-    assert set(told["fabric"]) == {"default", "slow"}
+    rows = choices_by_case(pd.concat([cases, slow]))
+    assert set(rows["fabric"]) == {"default", "slow"}
 
 
 def test_rates_stand_above_the_printed_ones(cases):
-    told = rates_by_recommender(table_8_2(cases)).set_index("recommender")
-    assert told.loc["thesis", "all"] == "0/2"
-    assert told.loc["thesis", "within noise"] == "50%"
-    rule = told.loc["horovod-unless-oom (baseline)"]
+    rates = rates_by_recommender(table_8_2(cases)).set_index("recommender")
+    assert rates.loc["thesis", "all"] == "0/2"
+    assert rates.loc["thesis", "within noise"] == "50%"
+    rule = rates.loc["horovod-unless-oom (baseline)"]
     assert (rule["MNIST"], rule["CIFAR-10"], rule["no answer"]) == ("1/1", "0/1", "1")
     assert rule["remark"].startswith("not discriminating")
-    assert told.iloc[-1]["all"] == "16/24"
-    assert (told.iloc[-1]["MNIST"], told.iloc[-1]["CIFAR-10"]) == ("3/6", "1/6")
+    assert rates.iloc[-1]["all"] == "16/24"
+    assert (rates.iloc[-1]["MNIST"], rates.iloc[-1]["CIFAR-10"]) == ("3/6", "1/6")
 
 
 def test_markdown_escapes_what_would_break_a_table():

@@ -25,7 +25,7 @@ FABRICS = {
 
 
 def rows_over(fabrics):
-    actual = []
+    rows = []
     for fabric in fabrics:
         chosen = experiment(
             datasets=["mnist"],
@@ -34,8 +34,8 @@ def rows_over(fabrics):
             geometry=["4x1"],
         )
         chosen.settings["fabric"] = fabric
-        actual += expand(chosen, site(fabrics=FABRICS))
-    return actual
+        rows += expand(chosen, site(fabrics=FABRICS))
+    return rows
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_conditions_go_from_gentle_to_harsh_and_texts_do_not_meet(predicted):
 def test_links_that_nobody_measured_are_told(predicted):
     with style():
         figure, plotted = draw(predicted, Context(""))
-    told = " ".join(text.get_text() for text in of(figure, "footer"))
+    words = " ".join(text.get_text() for text in of(figure, "footer"))
     computed = plotted[plotted["computed_links"]]
     assert len(computed) > 0
-    assert "were not measured: they are computed" in told
+    assert "were not measured: they are computed" in words
 
 
 def test_only_experiments_with_several_conditions_have_it(monkeypatch):

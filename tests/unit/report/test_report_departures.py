@@ -52,9 +52,9 @@ def made(tmp_path, monkeypatch):
         )
         for row in rows:
             values = result(row.cell, 10.0 if row.cell.strategy == BASE else 5.0)
-            own = departing.get((row.cell.strategy, row.cell.repeat), {})
+            changes = departing.get((row.cell.strategy, row.cell.repeat), {})
             if row.cell.strategy not in without:
-                values["training"] = training(**own)
+                values["training"] = training(**changes)
             values["accelerator"] = accelerator
             write(tmp_path, row.cell, values)
         return make_tables("demo", "local", rows, tmp_path, tmp_path / "local" / "demo" / "tables")
@@ -136,11 +136,16 @@ def test_predictions_do_not_learn_from_it_and_ranking_knows_it(made, tmp_path):
         MatrixRow(Cell.from_id(path.relative_to(root).as_posix()), None, None) for path in cells
     ]
     outcomes = measure(rows, "local", tmp_path)
-    actual = {one.cell.strategy: (str(one.status), sorted(one.step_s)) for one in outcomes}
+    actual = {
+        outcome.cell.strategy: (str(outcome.status), sorted(outcome.step_s)) for outcome in outcomes
+    }
     assert actual == {BASE: ("ok", [0, 1]), "ddp": ("ok", [1]), "gpipe": ("ok", [0])}
     assert len(history_of(outcomes, "local", tmp_path)) == 4
     departing = departures_of(outcomes_of("mnist", "vgg11", "local", tmp_path))
-    assert {(one.cell.strategy, one.cell.repeat, one.sentence) for one in departing} == {
+    assert {
+        (departure.cell.strategy, departure.cell.repeat, departure.sentence)
+        for departure in departing
+    } == {
         ("ddp", 0, NOTE),
         ("gpipe", 1, NOTE),
     }
@@ -149,5 +154,5 @@ def test_predictions_do_not_learn_from_it_and_ranking_knows_it(made, tmp_path):
 def test_a_departing_configuration_has_its_own_status(made, tmp_path):
     made({("ddp", 0): {"first_loss": OTHER}})
     outcomes = outcomes_of("mnist", "vgg11", "local", tmp_path)
-    status = {one.cell.strategy: str(one.status) for one in outcomes}
+    status = {outcome.cell.strategy: str(outcome.status) for outcome in outcomes}
     assert status == {BASE: "ok", "ddp": "other training", "gpipe": "ok"}

@@ -24,7 +24,7 @@ from ddlbench.report.measurements import make_tables
 from ddlbench.report.tables import rows_of
 from ddlbench.report.terminal import advice, numbers_of, speedup_table
 
-SAID = "step 14 took 15.1 s, its neighbours 0.26 s"
+SENTENCE = "step 14 took 15.1 s, its neighbours 0.26 s"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def tables(tmp_path, monkeypatch):
             values = result(row.cell, 10.0 if row.cell.strategy == BASE else 5.0)
             if (row.cell.strategy, row.cell.repeat) in disturbed:
                 values = result(row.cell, 60.0)
-                values["timing"] |= {"disturbed": SAID}
+                values["timing"] |= {"disturbed": SENTENCE}
             write(tmp_path, row.cell, values)
         return make_tables("demo", "local", rows, tmp_path, tmp_path / "tables")
 
@@ -57,23 +57,23 @@ def by_strategy(frame):
 def test_a_disturbed_cell_has_no_speedup_and_the_others_have_theirs(tables):
     made = tables(("ddp", 0))
     cells = by_strategy(made.measurements)
-    assert cells["disturbed"].to_dict() == {BASE: "", "ddp": SAID, "gpipe": ""}
+    assert cells["disturbed"].to_dict() == {BASE: "", "ddp": SENTENCE, "gpipe": ""}
     assert math.isnan(cells.loc["ddp", "speedup"])
     assert cells.loc["gpipe", "speedup"] == 2.0
-    assert cells.loc["ddp", "comparability"] == f"disturbed: {SAID}"
+    assert cells.loc["ddp", "comparability"] == f"disturbed: {SENTENCE}"
     row = by_strategy(made.summary).loc["ddp"]
     assert math.isnan(row["speedup"])
-    assert (row["status"], row["disturbed"], row["n"]) == ("ok", SAID, 1)
+    assert (row["status"], row["disturbed"], row["n"]) == ("ok", SENTENCE, 1)
 
 
 def test_a_disturbed_base_is_none(tables):
     made = tables((BASE, 0))
     cells = by_strategy(made.measurements)
     assert cells["speedup"].isna().all()
-    assert cells.loc["ddp", "comparability"] == f"base_disturbed: {SAID}"
-    assert cells.loc[BASE, "comparability"] == f"disturbed: {SAID}"
-    assert f"No speed-up, as its base was disturbed: {SAID}" in marks(made.summary)[0]
-    assert cells["disturbed"].to_dict() == {BASE: SAID, "ddp": "", "gpipe": ""}
+    assert cells.loc["ddp", "comparability"] == f"base_disturbed: {SENTENCE}"
+    assert cells.loc[BASE, "comparability"] == f"disturbed: {SENTENCE}"
+    assert f"No speed-up, as its base was disturbed: {SENTENCE}" in marks(made.summary)[0]
+    assert cells["disturbed"].to_dict() == {BASE: SENTENCE, "ddp": "", "gpipe": ""}
 
 
 def test_the_median_rate_stands_beside_the_mean(tables):
@@ -89,7 +89,7 @@ def test_a_disturbed_repeat_is_left_out(tables):
     assert (row["n"], row["repeats"], row["epoch_s"], row["speedup_n"]) == (2, 3, 5.0, 2)
     assert row["speedup"] == 2.0
     assert (row["reason"], row["disturbed"]) == ("of 3 repeats: 1 disturbed", "")
-    assert row["comparability"] == f"disturbed a_repeat: {SAID}"
+    assert row["comparability"] == f"disturbed a_repeat: {SENTENCE}"
     assert marks(made.summary)[0].count("A repeat has no speed-up") == 1
 
 
@@ -133,7 +133,7 @@ def test_figures_draw_no_number_and_say_why(tables):
     assert "disturbed" in texts
     (sentence,) = marks(made.summary)
     assert "! disturbed: something stopped the cell in measured steps" in sentence
-    assert f"No speed-up, as the cell was disturbed: {SAID}" in sentence
+    assert f"No speed-up, as the cell was disturbed: {SENTENCE}" in sentence
     pipelines = by_strategy(pipeline_table(tables(("gpipe", 0))))
     assert pipelines.loc["gpipe", "mark"] == "disturbed"
     assert not math.isfinite(pipelines.loc["gpipe", "share_of_bound"])
@@ -148,10 +148,12 @@ def test_predictions_are_neither_scored_by_it_nor_learn_from_it(tables, tmp_path
         for path in sorted(cells)
     ]
     outcomes = measure(rows, "local", tmp_path)
-    actual = {one.cell.strategy: (str(one.status), sorted(one.step_s)) for one in outcomes}
+    actual = {
+        outcome.cell.strategy: (str(outcome.status), sorted(outcome.step_s)) for outcome in outcomes
+    }
     assert actual == {BASE: ("ok", [0, 1]), "ddp": ("ok", [0]), "gpipe": ("disturbed", [])}
     learnt = history_of(outcomes, "local", tmp_path)
-    assert {(one.cell.strategy, one.cell.repeat) for one in learnt} == {
+    assert {(outcome.cell.strategy, outcome.cell.repeat) for outcome in learnt} == {
         (BASE, 0),
         (BASE, 1),
         ("ddp", 0),
@@ -161,7 +163,7 @@ def test_predictions_are_neither_scored_by_it_nor_learn_from_it(tables, tmp_path
 def test_a_glance_at_it_gives_no_step(tmp_path, monkeypatch):
     (row,) = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"], strategies=[BASE])
     values = result(row.cell)
-    values["timing"]["disturbed"] = SAID
+    values["timing"]["disturbed"] = SENTENCE
     seen = glance(write(tmp_path, row.cell, values), "local", row.cell.id)
     assert seen is not None
     assert (str(seen.status), seen.step_s) == ("ok", None)
@@ -173,14 +175,14 @@ def test_forget_deletes_disturbed_results_only(tmp_path, monkeypatch):
     for row in rows:
         values = result(row.cell)
         if row.cell.strategy == "ddp":
-            values["timing"]["disturbed"] = SAID
+            values["timing"]["disturbed"] = SENTENCE
         write(tmp_path / "results", row.cell, values)
     monkeypatch.setattr(
         "ddlbench.commands.options.matrix_at",
         lambda *_: (report_factory.experiment(), site(), rows),
     )
-    said = CliRunner().invoke(commands, ["status", "forget", "--state", "disturbed", "--yes"])
-    assert said.output == "1 results deleted\n"
+    ended = CliRunner().invoke(commands, ["status", "forget", "--state", "disturbed", "--yes"])
+    assert ended.output == "1 results deleted\n"
     left = collect("demo", "local", rows, tmp_path / "results")
     assert by_strategy(left)["status"].to_dict() == {BASE: "ok", "ddp": "not run"}
 

@@ -34,7 +34,7 @@ def test_3_2_stops_and_is_mended_as_in_the_thesis() -> None:
     received = [release_receives((3, 2), 1, replica, 2) for replica in range(2)]
     assert received == [[0, 2, 4], [1, 3, 5]]
     # The senders that the release's messaging schedule visits: 0, 2, 1 and 1, 0, 2.
-    assert [[number % 3 for number in own] for own in received] == [[0, 2, 1], [1, 0, 2]]
+    assert [[number % 3 for number in ids] for ids in received] == [[0, 2, 1], [1, 0, 2]]
 
 
 def test_our_schedule_divides_3_2_as_the_mended_release_does() -> None:
@@ -59,7 +59,7 @@ def test_no_mini_batch_is_lost_or_computed_twice(replicas) -> None:
         if not why_release_stops(replicas, per_loader):
             got = [release_receives(replicas, stage, i, per_loader) for i in range(count)]
             assert sorted(chain.from_iterable(got)) == whole
-            assert {len(own) for own in got} == {len(whole) // count}
+            assert {len(ids) for ids in got} == {len(whole) // count}
         else:
             with pytest.raises(InvalidSchedule, match="leave"):
                 release_receives(replicas, stage, 0, per_loader)
@@ -71,7 +71,7 @@ def test_the_picture_has_what_each_of_them_does() -> None:
     assert release.window.planned is None
     assert "stops before the first pass" in release.heading
     assert release.not_planned == why_release_stops((3, 2), 3)
-    numbers = [{box.mini_batch for box in one.window.planned.boxes} for one in (thesis, here)]
+    numbers = [{box.mini_batch for box in shown.window.planned.boxes} for shown in (thesis, here)]
     assert numbers == [set(range(6)), set(range(9))]
     assert "other mini-batches" not in " ".join(division_sentences(lesson))
     elsewhere = Lesson("pipedream", stages=2, batches=8, replicas=(4, 2), division=True)

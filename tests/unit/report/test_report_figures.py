@@ -53,8 +53,8 @@ def drawn(tmp_path_factory):
         if case != "empty":
             write_all(root, rows)
         tables = make_tables("demo", SITE_NAME, rows, root, root / "tables")
-        for own, name in DRAWN:
-            if own == case:
+        for figure_case, name in DRAWN:
+            if figure_case == case:
                 with style():
                     figure, plotted = FIGURES[name].function()(tables, Context("this machine, CPU"))
                     figure.canvas.draw()
@@ -99,8 +99,8 @@ def test_the_demo_shows_what_the_table_says(drawn):
     assert of(figure, "title")[0].get_text() == "Speed-up on 2 workers"
     assert len(of(figure, "linear")) == 4
     words = " ".join(text.get_text() for text in figure.texts)
-    for said in ("Base: sequential", "samples/s", "over the steps", "commit 0123456", "2031-04-05"):
-        assert said in words
+    for text in ("Base: sequential", "samples/s", "over the steps", "commit 0123456", "2031-04-05"):
+        assert text in words
     notes = " ".join(text.get_text() for text in of(figure, "note"))
     assert notes.count("torchgpipe runs its CPU partitions") == 2
 

@@ -37,8 +37,8 @@ def sweep(points=True, nodes=1, operation="all_reduce", transport="gloo"):
         }
         for power in range(10, 27, 2)
     ]
-    told = [SweepPoint.from_dict(point) for point in measured]
-    fit = fit_hockney(told) if points else given_hockney(1e-5, 1e9)
+    sweep_points = [SweepPoint.from_dict(point) for point in measured]
+    fit = fit_hockney(sweep_points) if points else given_hockney(1e-5, 1e9)
     return {
         "operation": operation,
         "transport": transport,

@@ -20,7 +20,7 @@ def rows(monkeypatch):
     )
 
 
-def _one(frame, strategy):
+def _row_of(frame, strategy):
     return frame[frame["strategy"] == strategy].iloc[0]
 
 
@@ -37,12 +37,12 @@ def test_speedup_is_base_seconds_over_cell_seconds(tmp_path, rows):
     write(tmp_path, _cell(rows, "sequential"), result(_cell(rows, "sequential"), epoch_s=12.0))
     write(tmp_path, _cell(rows, "ddp"), result(_cell(rows, "ddp"), epoch_s=8.0))
     frame = collect("demo", "local", rows, tmp_path)
-    ddp = _one(frame, "ddp")
+    ddp = _row_of(frame, "ddp")
     assert ddp["speedup"] == pytest.approx(1.5)
     assert ddp["base_samples_per_s"] == pytest.approx(50.0)
     assert ddp["workers"] == 2
     assert ddp["commit"].startswith("0123456")
-    assert _one(frame, "sequential")["speedup"] == 1.0
+    assert _row_of(frame, "sequential")["speedup"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_speedup_is_base_seconds_over_cell_seconds(tmp_path, rows):
 def test_no_speedup_without_a_comparable_base(tmp_path, rows, base):
     write(tmp_path, _cell(rows, "sequential"), base(_cell(rows, "sequential")))
     write(tmp_path, _cell(rows, "ddp"))
-    assert math.isnan(_one(collect("demo", "local", rows, tmp_path), "ddp")["speedup"])
+    assert math.isnan(_row_of(collect("demo", "local", rows, tmp_path), "ddp")["speedup"])
 
 
 def test_a_base_is_of_the_same_repeat(tmp_path, monkeypatch):
@@ -71,14 +71,14 @@ def test_a_base_is_of_the_same_repeat(tmp_path, monkeypatch):
 
 def test_outcomes_keep_their_reason_and_have_no_times(tmp_path, rows):
     write(tmp_path, _cell(rows, "gpipe"), failed(_cell(rows, "gpipe"), "out_of_memory", "full"))
-    row = _one(collect("demo", "local", rows, tmp_path), "gpipe")
+    row = _row_of(collect("demo", "local", rows, tmp_path), "gpipe")
     assert (row["status"], row["reason"]) == ("out_of_memory", "full")
     assert math.isnan(row["epoch_s"])
 
 
 def test_a_cell_that_cannot_run_is_unsupported(tmp_path, monkeypatch):
     rows = matrix(monkeypatch, datasets=["mnist"], networks=["vgg11"], geometry=["2x2"])
-    row = _one(collect("demo", "local", rows, tmp_path), "gpipe")
+    row = _row_of(collect("demo", "local", rows, tmp_path), "gpipe")
     assert row["status"] == "unsupported"
     assert "one node" in row["reason"]
 
@@ -109,7 +109,7 @@ def _no_timing(text):
 def test_a_spoiled_file_is_invalid_and_says_why(tmp_path, rows, spoil):
     path = write(tmp_path, _cell(rows, "ddp"))
     path.write_text(spoil(path.read_text()))
-    row = _one(collect("demo", "local", rows, tmp_path), "ddp")
+    row = _row_of(collect("demo", "local", rows, tmp_path), "ddp")
     assert row["status"] == "invalid"
     assert 0 < len(row["reason"]) <= 300
     assert str(tmp_path) not in row["reason"]
@@ -122,9 +122,9 @@ def test_a_result_of_another_plan_is_stale_and_kept(tmp_path, rows):
     write(tmp_path, cell, values)
     write(tmp_path, _cell(rows, "horovod"))
     frame = collect("demo", "local", rows, tmp_path)
-    assert _one(frame, "ddp")["stale"]
-    assert _one(frame, "ddp")["epoch_s"] == 3.0
-    assert not _one(frame, "horovod")["stale"]
+    assert _row_of(frame, "ddp")["stale"]
+    assert _row_of(frame, "ddp")["epoch_s"] == 3.0
+    assert not _row_of(frame, "horovod")["stale"]
 
 
 @pytest.mark.parametrize("now", ["an earlier one", "another one", None])
@@ -133,10 +133,10 @@ def test_a_result_of_another_profile_is_stale(tmp_path, rows, monkeypatch, now):
     values = result(cell)
     values["inputs"]["profile_digest"] = "an earlier one"
     write(tmp_path, cell, values)
-    told = {"links_digest": "not used then", "profile_digest": now}
-    monkeypatch.setattr(measurements, "measured_digests", lambda *_: told)
+    digests = {"links_digest": "not used then", "profile_digest": now}
+    monkeypatch.setattr(measurements, "measured_digests", lambda *_: digests)
     stale = now == "another one"  # nothing is known of a file that is not there
-    assert _one(collect("demo", "local", rows, tmp_path), "ddp")["stale"] == stale
+    assert _row_of(collect("demo", "local", rows, tmp_path), "ddp")["stale"] == stale
 
 
 def test_memory_is_that_of_the_fullest_device_over_all_ranks(tmp_path, rows):
@@ -145,7 +145,7 @@ def test_memory_is_that_of_the_fullest_device_over_all_ranks(tmp_path, rows):
     values["ranks"][0]["memory"][0].update(peak_bytes=700, total_bytes=1000)
     values["ranks"][1]["memory"][0].update(peak_bytes=900, total_bytes=2000)
     write(tmp_path, cell, values)
-    row = _one(collect("demo", "local", rows, tmp_path), "ddp")
+    row = _row_of(collect("demo", "local", rows, tmp_path), "ddp")
     assert row["peak_memory_bytes"] == 900
     assert row["total_memory_bytes"] == 1600
     assert row["device_memory_bytes"] == 2000

@@ -31,7 +31,7 @@ FABRICS = {
 
 @pytest.fixture
 def rows():
-    actual = []
+    expanded = []
     for fabric in FABRICS:
         chosen = experiment(
             datasets=["mnist"],
@@ -40,8 +40,8 @@ def rows():
             geometry=["2x1", "4x1"],
         )
         chosen.settings["fabric"] = fabric
-        actual += expand(chosen, site(fabrics=FABRICS))
-    return actual
+        expanded += expand(chosen, site(fabrics=FABRICS))
+    return expanded
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_a_published_point_does_not_hide_ours_of_the_same_value(two_modes) -> No
         figure, _ = draw_bandwidth(two_modes, Context("this machine"))
         figure.canvas.draw()
     for point in of(figure, "published"):
-        ours = [one for one in of(figure, "point") if one.axes is point.axes]
+        ours = [marker for marker in of(figure, "point") if marker.axes is point.axes]
         assert ours
         same = point.axes.transData.transform((point.get_xdata()[0], point.get_ydata()[0]))
         pixels = figure.dpi / 72 * (point.get_markersize() + ours[0].get_markersize()) / 2

@@ -37,9 +37,9 @@ def test_every_bar_is_a_row_and_every_accuracy_is_that_of_the_score(published):
     assert len(bars) == 3 * len(rows)
     assert len(of(figure, "compute")) == len(bars)
     assert len(of(figure, "communication")) == len(bars)
-    told = score(rows, ScoreQuestion())["cells"]
+    scored = score(rows, ScoreQuestion())["cells"]
     corrected = bars[bars["source"] == "corrected"]["accuracy"]
-    assert sorted(corrected) == pytest.approx(sorted(cell["accuracy"] for cell in told))
+    assert sorted(corrected) == pytest.approx(sorted(cell["accuracy"] for cell in scored))
 
 
 def test_rows_are_networks_and_columns_strategies_in_paradls_order(published):
@@ -117,13 +117,13 @@ def test_a_picture_shows_who_holds_what():
 
 
 def test_commands_write_what_they_say(tmp_path):
-    told = CliRunner().invoke(
+    ended = CliRunner().invoke(
         oracle, ["figure", str(PUBLISHED_MEASURED), "--out", str(tmp_path)], catch_exceptions=False
     )
-    assert told.exit_code == 0
+    assert ended.exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"oracle.png", "oracle.pdf", "oracle.csv"}
-    told = CliRunner().invoke(
+    ended = CliRunner().invoke(
         oracle, ["explain", "data+filter", "--out", str(tmp_path / "new")], catch_exceptions=False
     )
-    assert "split-data-filter.png" in told.output
+    assert "split-data-filter.png" in ended.output
     assert (tmp_path / "new" / "split-data-filter.pdf").is_file()

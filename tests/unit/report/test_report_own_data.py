@@ -9,20 +9,20 @@ from ddlbench.experiment.cell import Cell
 from ddlbench.planning.matrix import MatrixRow, expand
 from ddlbench.report import collect, make_tables
 
-ONE, OTHER = 64 * "a", 64 * "b"
+DIGEST, OTHER_DIGEST = 64 * "a", 64 * "b"
 
 
 @pytest.fixture
 def rows(monkeypatch):
     monkeypatch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
-    asked = experiment(
+    chosen = experiment(
         datasets=["mnist"],
         networks=["vgg11"],
         strategies=["sequential", "ddp"],
         repeats=2,
         settings={"batch_size": 16, "data_source": "real"},
     )
-    return expand(asked, site(real_data={"mnist": "/data"}))
+    return expand(chosen, site(real_data={"mnist": "/data"}))
 
 
 def measured(tmp_path, rows, digest_of, **changes):
@@ -35,12 +35,14 @@ def measured(tmp_path, rows, digest_of, **changes):
 
 
 def test_cells_of_the_same_data_have_a_speedup(tmp_path, rows):
-    frame = measured(tmp_path, rows, lambda _: ONE)
+    frame = measured(tmp_path, rows, lambda _: DIGEST)
     assert frame["speedup"].notna().all()
 
 
 def test_a_base_of_other_data_gives_no_speedup(tmp_path, rows):
-    frame = measured(tmp_path, rows, lambda c: ONE if c.strategy == "sequential" else OTHER)
+    frame = measured(
+        tmp_path, rows, lambda c: DIGEST if c.strategy == "sequential" else OTHER_DIGEST
+    )
     cells = frame[frame["strategy"] == "ddp"]
     assert cells["speedup"].isna().all()
     for row in cells.to_dict("records"):
@@ -50,7 +52,7 @@ def test_a_base_of_other_data_gives_no_speedup(tmp_path, rows):
 
 def test_repeats_of_other_data_give_no_speedup(tmp_path, rows):
     def digest(cell: Cell) -> str:
-        return ONE if cell.repeat == 0 else OTHER
+        return DIGEST if cell.repeat == 0 else OTHER_DIGEST
 
     frame = measured(tmp_path, rows, digest)
     assert frame["speedup"].notna().all()  # each repeat has a base of its data
@@ -67,7 +69,7 @@ def test_generated_data_is_not_compared(tmp_path, rows):
     frame = measured(
         tmp_path,
         [MatrixRow(cell, base[cell.repeat], None) for cell in made],
-        lambda cell: ONE if cell.strategy == "sequential" else OTHER,
+        lambda cell: DIGEST if cell.strategy == "sequential" else OTHER_DIGEST,
     )
     assert frame["speedup"].notna().all()
     assert not frame["comparability"].str.contains("own_data").any()

@@ -46,23 +46,25 @@ def write_experiment(project: Path, batch_size: int = 4) -> Path:
 
 def run(*arguments: str) -> tuple[int, str]:
     done = CliRunner().invoke(commands, arguments, catch_exceptions=True)
-    said = str(done.exception) if done.exception and not done.output else done.output
-    return done.exit_code, " ".join(said.split())
+    output = str(done.exception) if done.exception and not done.output else done.output
+    return done.exit_code, " ".join(output.split())
 
 
 def test_plan_counts_what_is_read_and_left_out(project, tmp_path):
     (tmp_path / "photos/train/ant/x.heic").write_bytes(b"x")
     write_experiment(project)
-    _, said = run("plan", "--configfile", "mine.yaml")
-    assert "data photos: 12 images in 3 classes (12 for validation), 1 file left out: .heic" in said
-    _, said = run("plan", "--configfile", "mine.yaml", "--json")
-    assert json.loads(said)["data"][0].startswith("photos: 12 images")
+    _, output = run("plan", "--configfile", "mine.yaml")
+    assert (
+        "data photos: 12 images in 3 classes (12 for validation), 1 file left out: .heic" in output
+    )
+    _, output = run("plan", "--configfile", "mine.yaml", "--json")
+    assert json.loads(output)["data"][0].startswith("photos: 12 images")
 
 
 def test_too_few_images_cannot_run(project):
     write_experiment(project, batch_size=32)
-    _, said = run("plan", "--configfile", "mine.yaml")
-    assert "12 training images are fewer than one mini-batch of 32" in said
+    _, output = run("plan", "--configfile", "mine.yaml")
+    assert "12 training images are fewer than one mini-batch of 32" in output
 
 
 def measure(file: Path, digest: str) -> Path:
@@ -79,16 +81,16 @@ def measure(file: Path, digest: str) -> Path:
 def test_a_cell_of_other_data_is_named_and_can_be_forgotten(project, tmp_path):
     file = write_experiment(project)
     kept = measure(file, 64 * "a")
-    _, said = run("plan", "--configfile", "mine.yaml")
-    assert "1 cell of photos was measured with other data than lies there now" in said
-    code, said = run(
+    _, output = run("plan", "--configfile", "mine.yaml")
+    assert "1 cell of photos was measured with other data than lies there now" in output
+    code, output = run(
         "status", "forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes"
     )
-    assert (code, said, kept.exists()) == (0, "1 results deleted", False)
+    assert (code, output, kept.exists()) == (0, "1 results deleted", False)
     request = DataRequest("photos", source=str(tmp_path / "photos"))
     kept = measure(file, inspect_user_data(request).digest)
-    _, said = run("plan", "--configfile", "mine.yaml")
-    assert "other data" not in said
+    _, output = run("plan", "--configfile", "mine.yaml")
+    assert "other data" not in output
     run("status", "forget", "--configfile", "mine.yaml", "--state", "other-data", "--yes")
     assert kept.exists()
 
@@ -97,17 +99,17 @@ def test_data_that_is_gone_hinders_only_cells_that_need_it(project, tmp_path):
     file = write_experiment(project)
     kept = measure(file, 64 * "a")
     shutil.rmtree(tmp_path / "photos")
-    code, said = run("plan", "--configfile", "mine.yaml")
-    assert (code, "0 to run, 1 done" in said, "is not a folder" in said) == (0, True, True)
+    code, output = run("plan", "--configfile", "mine.yaml")
+    assert (code, "0 to run, 1 done" in output, "is not a folder" in output) == (0, True, True)
     kept.unlink()
-    code, said = run("plan", "--configfile", "mine.yaml")
-    assert (code, "photos is not" in said) == (1, True)
+    code, output = run("plan", "--configfile", "mine.yaml")
+    assert (code, "photos is not" in output) == (1, True)
 
 
 def test_check_data_names_all_bad_files(project, tmp_path):
     write_experiment(project)
-    code, said = run("check", "--data", "--configfile", "mine.yaml")
-    assert (code, said) == (
+    code, output = run("check", "--data", "--configfile", "mine.yaml")
+    assert (code, output) == (
         0, "photos: 12 images in 3 classes (12 for validation) every file can be read",
     )  # fmt: skip
     photos = tmp_path / "photos"
@@ -116,8 +118,8 @@ def test_check_data_names_all_bad_files(project, tmp_path):
     whole = (photos / "val/bee/001.png").read_bytes()
     (photos / "val/bee/001.png").write_bytes(whole[:50])
     picture(0, 0).convert("F").save(photos / "val/bee/x.tif")
-    code, said = run("check", "--data", "--configfile", "mine.yaml", "--json")
-    (checked,) = json.loads(said)
+    code, output = run("check", "--data", "--configfile", "mine.yaml", "--json")
+    (checked,) = json.loads(output)
     assert code == 1
     assert checked["read"] == 21
     places = [Path(fault.split()[0]) for fault in checked["faults"]]
@@ -128,12 +130,12 @@ def test_check_data_names_all_bad_files(project, tmp_path):
 
 def test_check_data_reads_a_folder_as_a_dataset(project, tmp_path):
     photos = str(tmp_path / "photos")
-    code, said = run("check", "--data", "--dataset", "highres", "--folder", photos)
-    assert (code, said.startswith("highres: 12 images in 3 classes")) == (0, True)
-    code, said = run("check", "--data", "--dataset", "tokens", "--folder", photos)
+    code, output = run("check", "--data", "--dataset", "highres", "--folder", photos)
+    assert (code, output.startswith("highres: 12 images in 3 classes")) == (0, True)
+    code, output = run("check", "--data", "--dataset", "tokens", "--folder", photos)
     assert code == 1
-    assert "train.bin is missing" in said
-    code, said = run("check", "--data", "--folder", photos)
-    assert (code, "needs one --dataset" in said) == (1, True)
-    code, said = run("check", "--data")
-    assert (code, "names no data of your own" in said) == (1, True)
+    assert "train.bin is missing" in output
+    code, output = run("check", "--data", "--folder", photos)
+    assert (code, "needs one --dataset" in output) == (1, True)
+    code, output = run("check", "--data")
+    assert (code, "names no data of your own" in output) == (1, True)

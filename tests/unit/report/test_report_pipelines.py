@@ -46,11 +46,11 @@ def tables(rows, tmp_path):
 
 def test_share_is_steady_speedup_over_bound(tables) -> None:
     table = pipeline_table(tables).set_index(["network", "strategy", "geometry"])
-    own = table.loc["stack", "pipedream", "1x4"]
-    assert own["speedup"] == pytest.approx(1.0 / 0.3)
-    assert own["bound"] == 4
-    assert own["share_of_bound"] == pytest.approx(1.0 / 0.3 / 4)
-    assert own["bubble"] == pytest.approx(1 - 1.0 / 0.3 / 4)
+    row = table.loc["stack", "pipedream", "1x4"]
+    assert row["speedup"] == pytest.approx(1.0 / 0.3)
+    assert row["bound"] == 4
+    assert row["share_of_bound"] == pytest.approx(1.0 / 0.3 / 4)
+    assert row["bubble"] == pytest.approx(1 - 1.0 / 0.3 / 4)
     flush = table.loc["stack", "pipe-1f1b", "1x4"]
     assert flush["bound"] == pytest.approx(4 * 4 / 7)
     assert flush["bubble_least"] == pytest.approx(3 / 7)
@@ -58,9 +58,9 @@ def test_share_is_steady_speedup_over_bound(tables) -> None:
 
 def test_published_speedups_stand_beside(tables) -> None:
     table = pipeline_table(tables).set_index(["network", "strategy", "geometry"])
-    own = table.loc["vgg16", "pipedream", "1x4"]
-    assert own["published_speedup"] == pytest.approx(0.478)
-    assert "Fig. 3.1c" in own["published_in"]
+    row = table.loc["vgg16", "pipedream", "1x4"]
+    assert row["published_speedup"] == pytest.approx(0.478)
+    assert "Fig. 3.1c" in row["published_in"]
     assert table.loc["stack", "pipedream", "1x4"]["published_in"] == ""
 
 
@@ -120,7 +120,7 @@ def test_links_have_panels_and_small_losses_a_logarithmic_axis(tables) -> None:
         "status == 'ok' and network == 'stack' and geometry == '1x4'"
     )
     slow, *others = actual["cell_id"]
-    parts = [_falling(slow, 0.0, 0.5), *(_falling(one, 0.5, 0.5) for one in others)]
+    parts = [_falling(slow, 0.0, 0.5), *(_falling(cell_id, 0.5, 0.5) for cell_id in others)]
     summary = tables.summary.copy()
     summary.loc[summary["configuration"] == slow.rpartition("/")[0], "fabric"] = "lat100"
     learnt = dataclasses.replace(tables, steps=pd.concat(parts), summary=summary)
@@ -161,5 +161,5 @@ def test_a_diverged_run_is_a_cross_and_a_sentence(tables) -> None:
     lost = table[table["diverged_after"].notna()]
     assert list(lost["diverged_after"]) == [70]
     assert lost["loss_end"].isna().all()
-    told = [text.get_text() for text in of(figure, "footer")]
-    assert "no number any more" in " ".join(told)
+    footers = [text.get_text() for text in of(figure, "footer")]
+    assert "no number any more" in " ".join(footers)

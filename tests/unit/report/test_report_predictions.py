@@ -48,7 +48,7 @@ def cases(tmp_path_factory):
     """Every case's matrix and inputs of figures."""
     patch = pytest.MonkeyPatch()
     patch.setattr("ddlbench.planning.matrix._missing_package", lambda *_: None)
-    actual = {}
+    by_name = {}
     for name, axes in CASES.items():
         root = tmp_path_factory.mktemp(name)
         rows = rows_of(**axes)
@@ -56,9 +56,9 @@ def cases(tmp_path_factory):
         if name != "empty":
             write_all(root, rows, troubled=name == "many")
             write_spans(root, rows)
-        actual[name] = (rows, read_predicted(*write_predicted(root, rows), root))
+        by_name[name] = (rows, read_predicted(*write_predicted(root, rows), root))
     patch.undo()
-    return actual
+    return by_name
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +85,10 @@ def test_predictions_are_drawn_readably(drawn, key):
 
 
 def test_figures_suit_the_matrix(cases):
-    one, many = (prediction_figures_for(cases[name][0]) for name in ("one", "many"))
-    assert set(NAMES) <= set(one)
-    assert "micro_batches" not in one
-    assert set(many) - set(one) == {"micro_batches"}
+    single, many = (prediction_figures_for(cases[name][0]) for name in ("one", "many"))
+    assert set(NAMES) <= set(single)
+    assert "micro_batches" not in single
+    assert set(many) - set(single) == {"micro_batches"}
     alone = rows_of(datasets=["mnist"], networks=["vgg11"], strategies=["sequential"])
     names = ["accuracy", "deviation_sequential", "parts_sequential"]
     assert list(prediction_figures_for(alone)) == names
@@ -117,7 +117,7 @@ def test_published_values_stand_only_beside_the_same_figure(drawn):
 
 def test_parts_stack_to_the_prediction(drawn):
     figure, plotted = drawn["one", "parts_gpipe"]
-    told = plotted[plotted["predictor"] != "recorded"].iloc[-1]
+    predicted = plotted[plotted["predictor"] != "recorded"].iloc[-1]
     bars = [
         bar
         for name in ("compute_s", "exposed_communication_s", "bubble_s")
@@ -128,10 +128,10 @@ def test_parts_stack_to_the_prediction(drawn):
         place = round(bar.get_x(), 6)
         tops[place] = max(tops[place], bar.get_y() + bar.get_height())
     assert max(tops) in tops
-    assert tops[max(tops)] == pytest.approx(told.predicted_step_s)
-    assert of(figure, "measured")[0].get_height() == pytest.approx(told.measured_step_s)
+    assert tops[max(tops)] == pytest.approx(predicted.predicted_step_s)
+    assert of(figure, "measured")[0].get_height() == pytest.approx(predicted.measured_step_s)
     base = of(figure, "base")[0].get_ydata()[0]
-    assert base == pytest.approx(told.base_step_s / 4)
+    assert base == pytest.approx(predicted.base_step_s / 4)
 
 
 def test_a_recorded_step_stands_beside_the_predicted_parts(drawn):
@@ -163,11 +163,11 @@ def test_shares_of_a_recorded_step():
         [(0, "forward", 0, 0.0, 1.0), (1, "forward", 0, 1.0, 2.0), (1, "backward", 0, 2.0, 4.0)],
         columns=["partition", "kind", "micro_batch", "start_s", "end_s"],
     )
-    told = shares(serial, 2)
-    assert told["forward"] == pytest.approx(0.25)
-    assert told["backward"] == pytest.approx(0.25)
-    assert told["gaps"] == pytest.approx(0.5)
-    assert told["at_once"] == pytest.approx(1.0)
+    parts = shares(serial, 2)
+    assert parts["forward"] == pytest.approx(0.25)
+    assert parts["backward"] == pytest.approx(0.25)
+    assert parts["gaps"] == pytest.approx(0.5)
+    assert parts["at_once"] == pytest.approx(1.0)
 
 
 def test_a_step_shows_each_piece_of_work(drawn):
@@ -185,8 +185,8 @@ def test_table_6_1_has_ours_above_the_printed_rows(cases):
     ours = table[table["source"] == "measured here"]
     assert set(ours["chunks"]) == {2, 4, 8}
     paradl = {"paradl-authors", "paradl-corrected"}
-    own = {"ddlbench", "ddlbench-eq2", "thesis-6", "torchgpipe-turns"}
-    assert set(ours["predictor"]) == own | paradl
+    models = {"ddlbench", "ddlbench-eq2", "thesis-6", "torchgpipe-turns"}
+    assert set(ours["predictor"]) == models | paradl
     first = ours[(ours["chunks"] == 8) & (ours["predictor"] == "thesis-6")].iloc[0]
     assert first.ideal_factor == pytest.approx(11 / 32)
     printed = table[table["source"] != "measured here"]

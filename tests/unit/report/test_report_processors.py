@@ -161,8 +161,8 @@ def test_figures_say_why_there_is_no_speedup(tables, name):
     assert_no_overlap(figure)
     marks = dict(zip(plotted["geometry"], plotted["mark"], strict=True))
     assert marks == {"1x2": "", "1x4": "unlike base"}
-    own = plotted[plotted["geometry"] == "1x4"].iloc[0]
-    assert math.isnan(own["speedup"])
+    row = plotted[plotted["geometry"] == "1x4"].iloc[0]
+    assert math.isnan(row["speedup"])
     below = " ".join(text.get_text() for text in of(figure, "footer"))
     assert f"No speed-up, as base and cell ran on different processors: {OLD} (base)" in " ".join(
         below.split()

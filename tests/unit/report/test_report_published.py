@@ -42,7 +42,7 @@ def test_every_value_names_the_figure_that_it_was_printed_in() -> None:
             assert number in row.where, (name, row)
 
 
-@pytest.mark.parametrize("figure", [name for name, one in PAPERS.items() if one.published])
+@pytest.mark.parametrize("figure", [name for name, entry in PAPERS.items() if entry.published])
 def test_a_figure_names_itself_or_the_same_print(figure: str) -> None:
     assert PAPERS[figure].published == (SAME.get(figure, figure),)
     known = {name for rows in sources().values() for name in rows["figure"]} | {
@@ -90,7 +90,7 @@ def tables(tmp_path_factory):
 
 
 def legend_of(figure) -> str:
-    return " ".join(text.get_text() for one in figure.legends for text in one.get_texts())
+    return " ".join(text.get_text() for legend in figure.legends for text in legend.get_texts())
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def of_panel(axes):
 
 
 def legend_words(figure) -> list[str]:
-    return [text.get_text() for one in figure.legends for text in one.get_texts()]
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
 @pytest.mark.parametrize("paper", ["thesis/fig5.1", "thesis/fig5.2"])
@@ -231,10 +231,10 @@ def lossy(tmp_path):
         rows += expand(chosen, site(fabrics=FABRICS))
     for row in rows:
         late = row.cell.fabric == "loss10" and row.cell.network == "resnet50"
-        told = failed(row.cell, "timeout", "still in its first step")
+        timeout = failed(row.cell, "timeout", "still in its first step")
         seconds = 1.0 + 100 * row.condition.loss
         good = result(row.cell, timing=timing(8 * seconds, seconds, 0.01))
-        write(tmp_path, row.cell, told if late else good)
+        write(tmp_path, row.cell, timeout if late else good)
     return make_tables("demo", SITE_NAME, rows, tmp_path, tmp_path / "tables")
 
 
@@ -300,8 +300,8 @@ SPANS = pd.DataFrame(
 
 def test_idle_time_is_sending_or_waiting() -> None:
     idle = idle_of(SPANS)
-    told = [(r.partition, r.kind, r.micro_batch, r.start_s, r.end_s) for r in idle.itertuples()]
-    assert told == [
+    actual = [(r.partition, r.kind, r.micro_batch, r.start_s, r.end_s) for r in idle.itertuples()]
+    assert actual == [
         (0, "waiting", 1, 2.0, 6.0),  # for the gradient of the second micro-batch
         (0, "sending", 0, 8.0, 9.0),
         (1, "waiting", 0, 0.0, 1.0),

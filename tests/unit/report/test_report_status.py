@@ -79,7 +79,7 @@ def test_a_running_cell_says_since_when_and_at_which_step(tmp_path, monkeypatch)
     run.mkdir()
     (run / "progress.json").write_text(json.dumps({"step": 7, "total": 22}))
     actual = states("demo", "local", rows)
-    assert [one.state for one in actual[:4]] == ["ok", "ok", "running", "not run"]
+    assert [entry.state for entry in actual[:4]] == ["ok", "ok", "running", "not run"]
     lines = status_lines(actual)
     started = f"process {os.getpid()} on {socket.gethostname()}, since "
     assert lines[1].startswith(f"  running  mnist vgg11 {held.strategy} {held.geometry}  {started}")
@@ -116,8 +116,8 @@ def test_a_dead_run_is_interrupted(tmp_path, monkeypatch):
         os.utime(lease_of(cell, elsewhere) / "lease.json", (1, 1))
     actual = states("demo", "local", rows)
     gone, running = "interrupted", "running"
-    assert [one.state for one in actual] == [gone, gone, running, gone, gone]
-    assert {one.reason_code for one in actual} == {None, "supervisor_lost"}
+    assert [entry.state for entry in actual] == [gone, gone, running, gone, gone]
+    assert {entry.reason_code for entry in actual} == {None, "supervisor_lost"}
     assert "SLURM job 17 on n7 is gone" in actual[-1].reason
     lines = status_lines(actual)
     assert lines[0] == "4 interrupted, 1 running"

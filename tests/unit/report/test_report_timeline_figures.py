@@ -49,8 +49,8 @@ CELLS = {
 
 def pages(cell):
     with style():
-        told = [*figure.sentences([cell]), *figure.measured_where(cell.result)]
-        drawn = draw_page(figure.TITLE, list(figure.shown_windows(cell)), told)
+        sentences = [*figure.sentences([cell]), *figure.measured_where(cell.result)]
+        drawn = draw_page(figure.TITLE, list(figure.shown_windows(cell)), sentences)
         drawn[0].canvas.draw()
     return drawn
 
@@ -58,13 +58,13 @@ def pages(cell):
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """Every cell's picture, drawn once; messages take 4 ms."""
-    actual = {}
+    pictures = {}
     for name, (cell, mini_batches) in CELLS.items():
         folder = tmp_path_factory.mktemp("cell")
         made.write_cell(folder, cell, UNEVEN, mini_batches, message_s=0.004)
         timeline = read_cell(folder)
-        actual[name] = (timeline, *pages(timeline))
-    return actual
+        pictures[name] = (timeline, *pages(timeline))
+    return pictures
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -176,8 +176,8 @@ def test_clock_site_and_commit_stand_under_the_picture(tmp_path):
     assert timeline.uncertainty_s == 4e-5
     page, _ = pages(timeline)
     words = " ".join(text.get_text() for text in page.texts)
-    for said in ("40 µs apart", "Site local", "2031-04-05", "commit 0123456"):
-        assert said in words
+    for phrase in ("40 µs apart", "Site local", "2031-04-05", "commit 0123456"):
+        assert phrase in words
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -200,9 +200,9 @@ def test_the_caption_says_how_long_and_when_replicas_wait(how):
     lesson = Lesson(
         "pipedream", stages=3, replicas=(2, 1, 1), durations=(2, 1, 1), stage_all_reduce=how
     )
-    said = " ".join(caption(lesson))
-    assert "A forward pass takes 2, 1, 1 by stage, a backward pass 2 times that" in said
-    assert ("wait for nobody" in said, "within the backward" in said) == (
+    text = " ".join(caption(lesson))
+    assert "A forward pass takes 2, 1, 1 by stage, a backward pass 2 times that" in text
+    assert ("wait for nobody" in text, "within the backward" in text) == (
         how == "async", how == "ddp",
     )  # fmt: skip
     with style():

@@ -113,7 +113,7 @@ EVENT = {"name": "forward 4", "ph": "X", "ts": 0.0, "dur": 5.0, "tid": 0}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("{", "trace.json: not what a cell records: Expecting"),
         ("[]", "not what a cell records"),
@@ -127,14 +127,14 @@ EVENT = {"name": "forward 4", "ph": "X", "ts": 0.0, "dur": 5.0, "tid": 0}
         ({"ts": None}, "not what a cell records"),
     ],
 )
-def test_a_broken_trace_is_one_sentence(tmp_path, text, said):
+def test_a_broken_trace_is_one_sentence(tmp_path, text, sentence):
     made.write_plan(tmp_path, made.cell_of("pipedream", 2))
     if isinstance(text, dict):
         text = json.dumps({"traceEvents": [{**EVENT, **text}]})
     (tmp_path / "trace.json").write_text(text)
     with pytest.raises(InvalidTimeline, match="delete the result.json") as raised:
         read_cell(tmp_path)
-    assert said in str(raised.value)
+    assert sentence in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_every_schedule_can_be_shown(name, stages):
 
 
 @pytest.mark.parametrize(
-    ("lesson", "said"),
+    ("lesson", "sentence"),
     [
         (Lesson("gpipe", replicas=(2, 1)), "--replicas 2\\+1: gpipe has copies of the whole"),
         (Lesson("model-parallel", replicas=(2,)), "leave --replicas out"),
@@ -228,8 +228,8 @@ def test_every_schedule_can_be_shown(name, stages):
         (Lesson("pipedream", steps=2), "write --mini-batches instead"),
     ],
 )
-def test_lessons_that_do_not_go_together(lesson, said):
-    with pytest.raises(ConfigError, match=said):
+def test_lessons_that_do_not_go_together(lesson, sentence):
+    with pytest.raises(ConfigError, match=sentence):
         planned_lesson(lesson)
 
 

@@ -61,14 +61,14 @@ def tables(tmp_path, rows):
 def test_every_epoch_of_every_repeat_is_a_row_and_the_last_one_is_the_cells(tables, tmp_path):
     cells = len(tables.measurements.query("status == 'ok'"))
     assert len(tables.validation) == 3 * cells
-    own = tables.validation.query(
+    ddp_rows = tables.validation.query(
         "strategy == 'ddp' and dataset == 'mnist' and network == 'vgg11' and geometry == '1x4'"
     )
-    assert own["correct"].tolist() == [25, 65, 95, 20, 60, 90]
-    assert own["training_s"].tolist() == [2.0, 4.0, 6.0, 1.0, 2.0, 3.0]
-    assert own["repeat"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert ddp_rows["correct"].tolist() == [25, 65, 95, 20, 60, 90]
+    assert ddp_rows["training_s"].tolist() == [2.0, 4.0, 6.0, 1.0, 2.0, 3.0]
+    assert ddp_rows["repeat"].tolist() == [0, 0, 0, 1, 1, 1]
     measured = tables.measurements.set_index("cell_id")["accuracy"]
-    assert measured[own["cell_id"].iloc[0]] == 0.95
+    assert measured[ddp_rows["cell_id"].iloc[0]] == 0.95
     assert set(tables.summary.query("network == 'vgg11'")["accuracy"]) == {0.925}
     assert set(tables.summary.query("network == 'resnet18'")["accuracy"]) == {0.9}
     assert read_tables(tmp_path / "tables").validation.equals(tables.validation)
@@ -104,8 +104,8 @@ def test_a_line_is_a_strategy_in_a_panel_of_a_dataset_and_network(tables):
     assert named[1:3] == ["DDP (1x2)", "DDP (1x4)"]
     drawn = plotted.query("dataset == 'imagenet' and strategy == 'ddp' and geometry == '1x2'")
     assert set(drawn["chance"]) == {0.001}
-    own = drawn.query("network == 'resnet18'")
-    assert own["training_s"].tolist() == [2.0, 4.0, 6.0]
+    resnet_rows = drawn.query("network == 'resnet18'")
+    assert resnet_rows["training_s"].tolist() == [2.0, 4.0, 6.0]
 
 
 def test_only_an_experiment_with_validation_has_the_figure(rows, monkeypatch, tmp_path):

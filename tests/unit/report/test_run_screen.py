@@ -155,11 +155,11 @@ def test_names_are_whole_at_80_columns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     strategies = ["sequential", "model-parallel-p2p"]
     many = {"strategies": strategies, "repeats": 2}
-    one = matrix(monkeypatch, datasets=["cifar10"], networks=["mobilenetv2"], **many)
-    run_screen.follow("demo", SITE_NAME, one)
+    matrix_rows = matrix(monkeypatch, datasets=["cifar10"], networks=["mobilenetv2"], **many)
+    run_screen.follow("demo", SITE_NAME, matrix_rows)
     run, first = screen(cell=100)
     assert words(first[1]).startswith("cell of cifar10 mobilenetv2 samples/s")
-    run.started(job(7, one, 3), 0.0)
+    run.started(job(7, matrix_rows, 3), 0.0)
     line = run.finished(7, 5.0)[0]
     assert len(line) == 80 and words(line).startswith("[ 1/100] model-parallel-p2p 1x2 rep1 ")
     wide = RunScreen(160)

@@ -51,14 +51,14 @@ def ddp(tmp_path):
 def test_a_step_of_ddp_breaks_down_as_it_was_recorded(ddp, tmp_path):
     write_cell(ddp, "kineto", tmp_path / "out")
     actual = breakdowns_of([tmp_path / "out"])
-    assert [one.rank for one in actual] == [0, 1]
-    for one in actual:
-        assert one.kernel_s == pytest.approx(36 * MS)
-        assert one.compute_s == pytest.approx(32 * MS)
-        assert one.exposed_s == pytest.approx(4 * MS)
-        assert one.overlap == pytest.approx(14 / 18)
-        assert one.idle_s == 0
-        assert not one.notes
+    assert [breakdown.rank for breakdown in actual] == [0, 1]
+    for breakdown in actual:
+        assert breakdown.kernel_s == pytest.approx(36 * MS)
+        assert breakdown.compute_s == pytest.approx(32 * MS)
+        assert breakdown.exposed_s == pytest.approx(4 * MS)
+        assert breakdown.overlap == pytest.approx(14 / 18)
+        assert breakdown.idle_s == 0
+        assert not breakdown.notes
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,12 @@ def test_a_step_of_ddp_breaks_down_as_it_was_recorded(ddp, tmp_path):
 def test_a_pipeline_computes_in_the_trace_as_long_as_it_did(strategy, tmp_path):
     boxes = made.write_cell(tmp_path / "cell", made.cell_of(strategy), EQUAL, 6, 0.001)
     write_cell(tmp_path / "cell", "kineto", tmp_path / "out")
-    for rank, one in enumerate(breakdowns_of([tmp_path / "out"], last_step=True)):
-        own = [box for box in boxes if box.row == rank and box.kind in COMPUTING]
-        assert one.compute_s == pytest.approx(sum(box.end_s - box.start_s for box in own), 1e-3)
-        assert one.kernel_s - one.idle_s == pytest.approx(one.compute_s)
+    for rank, breakdown in enumerate(breakdowns_of([tmp_path / "out"], last_step=True)):
+        rank_boxes = [box for box in boxes if box.row == rank and box.kind in COMPUTING]
+        assert breakdown.compute_s == pytest.approx(
+            sum(box.end_s - box.start_s for box in rank_boxes), 1e-3
+        )
+        assert breakdown.kernel_s - breakdown.idle_s == pytest.approx(breakdown.compute_s)
 
 
 def test_a_wait_is_idle_and_blames_no_host(tmp_path):
@@ -155,20 +157,20 @@ def fields(data):
 
 
 def node_of(data):
-    actual = {"attr": {}, "deps": []}
+    node = {"attr": {}, "deps": []}
     names = {1: "id", 2: "name", 3: "type", 6: "start", 7: "duration"}
     for number, value in fields(data):
         if number == 10:
             (_, name), (_, content) = fields(value)
-            actual["attr"][name.decode()] = content
+            node["attr"][name.decode()] = content
         elif number == 5:
             at = 0
             while at < len(value):
                 dependency, at = varint(value, at)
-                actual["deps"].append(dependency)
+                node["deps"].append(dependency)
         else:
-            actual[names[number]] = value
-    return actual
+            node[names[number]] = value
+    return node
 
 
 def graphs_of(folder, out):
@@ -280,7 +282,7 @@ def test_a_log_of_mlperf_is_read_back():
     assert run.global_batch == 32
     assert run.train_samples == result.timing.dataset_samples
     assert run.epochs_median == len(epochs)
-    assert run.run_s_median == pytest.approx(sum(one.elapsed_s for one in epochs), abs=2e-3)
+    assert run.run_s_median == pytest.approx(sum(epoch.elapsed_s for epoch in epochs), abs=2e-3)
     assert run.status == "success"
 
 
