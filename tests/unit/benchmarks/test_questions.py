@@ -52,8 +52,8 @@ def answer(**changes):
     return {**values, **changes}
 
 
-def faults(judge, question, told, screen="Train with\nDDP.\n"):
-    screens = (judge.Output(0, screen, ""), judge.Output(0, json.dumps(told), ""))
+def faults(judge, question, response, screen="Train with\nDDP.\n"):
+    screens = (judge.Output(0, screen, ""), judge.Output(0, json.dumps(response), ""))
     return [name for name, _ in judge.faults_of(question, *screens)]
 
 
@@ -66,18 +66,18 @@ def test_a_seed_draws_the_same_questions_again(questions):
     drawn = questions.draw(400, 1)
     assert drawn == questions.draw(400, 1)
     assert drawn != questions.draw(400, 2)
-    assert 8 <= sum(bool(one.wrong) for one in drawn) <= 40
+    assert 8 <= sum(bool(question.wrong) for question in drawn) <= 40
     kinds = {"local", "accelerators", "slurm", "own network", "measured", "too few devices"}
-    assert {one.kind for one in drawn if not one.wrong} == kinds
+    assert {question.kind for question in drawn if not question.wrong} == kinds
 
 
 def test_right_questions_are_within_the_bounds(questions):
-    for one in questions.draw(400, 3):
-        asked = dict(zip(one.arguments[:10:2], one.arguments[1:10:2], strict=True))
-        if not one.wrong:
-            nodes, devices = parse_geometry(asked["--geometry"], "here")
+    for question in questions.draw(400, 3):
+        options = dict(zip(question.arguments[:10:2], question.arguments[1:10:2], strict=True))
+        if not question.wrong:
+            nodes, devices = parse_geometry(options["--geometry"], "here")
             assert nodes <= 16 and devices <= 8
-            assert 1 <= int(asked["--batch-size"]) <= questions.MOST_SAMPLES
+            assert 1 <= int(options["--batch-size"]) <= questions.MOST_SAMPLES
 
 
 def test_a_right_answer_has_no_fault(judge, question):
@@ -86,7 +86,9 @@ def test_a_right_answer_has_no_fault(judge, question):
 
 def changed(place, **changes):
     listed = answer()["candidates"]
-    return {"candidates": [one | changes if at == place else one for at, one in enumerate(listed)]}
+    return {
+        "candidates": [entry | changes if at == place else entry for at, entry in enumerate(listed)]
+    }
 
 
 @pytest.mark.parametrize(
@@ -110,8 +112,8 @@ def test_each_fault_is_seen(judge, question, changes, fault):
 
 
 def test_a_measured_speedup_may_be_above_its_bound(judge, question):
-    told = answer(**changed(0, bound=1.4, basis="measured"))
-    assert faults(judge, question, told) == []
+    response = answer(**changed(0, bound=1.4, basis="measured"))
+    assert faults(judge, question, response) == []
 
 
 def test_a_wide_line_is_seen_and_wide_signs_count_twice(judge, question):
@@ -122,10 +124,10 @@ def test_a_wide_line_is_seen_and_wide_signs_count_twice(judge, question):
 
 def test_a_wrong_question_wants_one_sentence(judge, question):
     wrong = replace(question, wrong="no nodes")
-    said = judge.Output(2, "", "ddlbench: --geometry '0x2': write 2x4\n")
+    refusal = judge.Output(2, "", "ddlbench: --geometry '0x2': write 2x4\n")
     usage = judge.Output(2, "", "Usage: ddlbench recommend\n\nError: Invalid value\n")
-    assert judge.faults_of(wrong, said, said) == []
-    assert [name for name, _ in judge.faults_of(wrong, said, usage)] == ["accepted"]
-    assert [name for name, _ in judge.faults_of(question, said, said)] == ["refused"]
+    assert judge.faults_of(wrong, refusal, refusal) == []
+    assert [name for name, _ in judge.faults_of(wrong, refusal, usage)] == ["accepted"]
+    assert [name for name, _ in judge.faults_of(question, refusal, refusal)] == ["refused"]
     crashed = judge.Output(1, "", "", "plan.py:3: KeyError: 7")
-    assert judge.faults_of(wrong, crashed, said) == [("crash", "plan.py:3: KeyError: 7")]
+    assert judge.faults_of(wrong, crashed, refusal) == [("crash", "plan.py:3: KeyError: 7")]

@@ -103,11 +103,11 @@ def test_init_does_not_overwrite(project):
 
 
 def run_init(*words, answers=None):
-    actual = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli.commands, ["site", "init", *words], input=answers, catch_exceptions=False
     )
-    assert actual.exit_code == 0, actual.output
-    return actual.output
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_init_asks_for_what_slurm_cannot_know(project, cluster):
@@ -341,7 +341,7 @@ def test_doctor_reads_the_nodes(changes, sentence, project):
 def test_doctor_says_where_the_link_test_is(state, mark, project):
     report = {**NODE, "p2p_state": state, "p2p": "what to do", "met": 1}
     findings = judge_nodes(site_of(project), 1, [report], "")
-    (actual,) = [one for one in findings if one.what == "n1: p2pBandwidthLatencyTest"]
+    (actual,) = [finding for finding in findings if finding.what == "n1: p2pBandwidthLatencyTest"]
     marks = {"??": (True, True), "!!": (False, False), "ok": (True, False)}
     assert (actual.ok, actual.doubtful, actual.says) == (*marks[mark], "what to do")
 
@@ -349,7 +349,7 @@ def test_doctor_says_where_the_link_test_is(state, mark, project):
 def test_one_gpu_needs_no_link_test(project):
     site = replace(site_of(project), devices_per_node=1)
     findings = judge_nodes(site, 1, [{**NODE, "met": 1}], "")
-    assert not [one for one in findings if "p2p" in one.what]
+    assert not [finding for finding in findings if "p2p" in finding.what]
 
 
 def test_init_says_how_to_get_the_link_test(monkeypatch):

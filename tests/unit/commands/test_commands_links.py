@@ -14,18 +14,18 @@ from ddlbench.interconnect.measure import measure_links
 
 # One GPU, as p2pBandwidthLatencyTest prints it.
 HEAD = "Device: 0, Tesla T4, pciBusID: 1e, pciDeviceID: 0, pciDomainID:0\n"
-ONE = "   D\\D     0 \n     0 239.79 \n"
+BANDWIDTH = "   D\\D     0 \n     0 239.79 \n"
 LATENCY = "   GPU     0 \n     0   1.43 \n\n   CPU     0 \n     0   2.31 \n"
 P2P = (
     HEAD
     + "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n"
-    + ONE
+    + BANDWIDTH
     + "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n"
-    + ONE
+    + BANDWIDTH
     + "Bidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n"
-    + ONE
+    + BANDWIDTH
     + "Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n"
-    + ONE
+    + BANDWIDTH
     + "P2P=Disabled Latency Matrix (us)\n"
     + LATENCY
     + "P2P=Enabled Latency (P2P Writes) Matrix (us)\n"
@@ -62,15 +62,17 @@ def test_the_content_tells_which_test_printed_it(tmp_path):
     assert json.loads(run("read", "-", input=printed).stdout)["devices"] == ["NVIDIA H100"]
     row = " 1048576 262144 float sum -1 46.1 22.7 42.6 0 45.0 23.3 43.7 0"
     done = run("read", "-", input=f"# nThread 1 nGpus 1\n# all_reduce_perf\n{row}\n")
-    told = json.loads(done.stdout)
-    assert told["operation"] == "all_reduce"
-    assert told["points"] == [{"payload_bytes": 1048576, "time_s": pytest.approx(46.1e-6)}]
+    parsed = json.loads(done.stdout)
+    assert parsed["operation"] == "all_reduce"
+    assert parsed["points"] == [{"payload_bytes": 1048576, "time_s": pytest.approx(46.1e-6)}]
     assert isinstance(run("read", "-", input="hello").exception, ConfigError)
 
 
 def test_a_remark_stands_beside_the_json(tmp_path):
     path = tmp_path / "p2p.txt"
-    path.write_text(P2P.replace(ONE, ONE.replace("     0 239", "srun: late\n     0 239"), 1))
+    path.write_text(
+        P2P.replace(BANDWIDTH, BANDWIDTH.replace("     0 239", "srun: late\n     0 239"), 1)
+    )
     done = run("read", path, catch_exceptions=False)
     (remark,) = json.loads(done.stdout)["remarks"]
     assert "'srun: late'" in remark
@@ -92,9 +94,9 @@ def test_show_lists_fits_and_slow_pairs(tmp_path):
     )
     path = tmp_path / "links.json"
     measure_links(site, "default", path)
-    said = run("show", path, catch_exceptions=False).stdout
-    assert "12,000" in said
-    assert "none" in said
+    output = run("show", path, catch_exceptions=False).stdout
+    assert "12,000" in output
+    assert "none" in output
     links = read_links(path)
     slow = replace(links.pairs[0], slow_pairs=(SlowPair(0, 2, 0.5),))
     write_links(path, replace(links, pairs=(slow,)))

@@ -69,28 +69,28 @@ def probe(*arguments):
     return CliRunner().invoke(links.links, ["probe", *arguments])
 
 
-ASKED = ("--latency-ms", "10", "--bandwidth-mbit", "500", "--loss-percent", "1")
+LINK_OPTIONS = ("--latency-ms", "10", "--bandwidth-mbit", "500", "--loss-percent", "1")
 
 
 def test_json_of_a_good_link(nodes):
-    done = probe(*ASKED, "--json", "--compare", "bbr")
+    done = probe(*LINK_OPTIONS, "--json", "--compare", "bbr")
     assert done.exit_code == 0
     assert nodes.made == (LinkCondition(0.01, 500e6, 0.01), 2)
     actual = json.loads(done.stdout)
     assert set(actual) == {"setting", "measured", "ok", "misses"}
-    assert [one["congestion_control"] for one in actual["measured"]["tcp"]] == ["cubic", "bbr"]
+    assert [flow["congestion_control"] for flow in actual["measured"]["tcp"]] == ["cubic", "bbr"]
 
 
 def test_a_missed_setting_is_exit_status_one(nodes):
     nodes.misses = (SENTENCE,)
-    done = probe(*ASKED, "--json")
+    done = probe(*LINK_OPTIONS, "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["misses"] == [SENTENCE]
 
 
 def test_the_table_shows_both(nodes):
     nodes.misses = (SENTENCE,)
-    done = probe(*ASKED, "--mtu", "9000", "--nodes", "3", "--backend", "relay")
+    done = probe(*LINK_OPTIONS, "--mtu", "9000", "--nodes", "3", "--backend", "relay")
     assert done.exit_code == 1
     assert max(map(len, done.stdout.splitlines())) <= 80
     for text in ("10.000 ms", "10.100 ms", "20.200 ms", "500.0 Mbit/s", "400.0 Mbit/s", "1.000%"):
@@ -100,7 +100,7 @@ def test_the_table_shows_both(nodes):
 
 
 def test_a_congestion_control_that_is_not_there_is_told(nodes):
-    done = probe(*ASKED, "--compare", "nosuch")
+    done = probe(*LINK_OPTIONS, "--compare", "nosuch")
     assert done.exit_code == 0
     assert "no goodput of TCP: none" in done.stdout
 
@@ -112,7 +112,7 @@ def test_without_a_rate_there_is_no_limit(nodes):
 
 def test_links_inside_a_node_have_rows_of_their_own(nodes):
     inside = ("--inside-latency-ms", "2", "--inside-bandwidth-mbit", "8000")
-    done = probe(*ASKED, *inside, "--devices", "4")
+    done = probe(*LINK_OPTIONS, *inside, "--devices", "4")
     assert done.exit_code == 0
     for text in ("500.0 Mbit/s", "8000.0 Mbit/s", "8100.0 Mbit/s", "2.020 ms", "4.040 ms"):
         assert text in done.stdout
@@ -143,6 +143,6 @@ def test_what_cannot_be_is_one_sentence(nodes, arguments, sentence):
 
 def test_a_machine_that_cannot_is_one_sentence(nodes):
     nodes.error = links.EmulationFailed("no namespaces can be made: not permitted")
-    done = probe(*ASKED)
+    done = probe(*LINK_OPTIONS)
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception) == "links probe: no namespaces can be made: not permitted"

@@ -66,7 +66,7 @@ def test_replicas_say_how_many_stages_there_are(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         ((), "write a cell's folder"),
         (("FOLDER", "--schedule", "gpipe"), "write a cell's folder"),
@@ -82,7 +82,7 @@ def test_replicas_say_how_many_stages_there_are(tmp_path):
         (("--schedule", "1f1b", "--stage-all-reduce", "ddp"), "1f1b has no replicas of a stage"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_sentence(tmp_path, arguments, said):
+def test_what_cannot_be_drawn_is_one_sentence(tmp_path, arguments, sentence):
     done = run(*(tmp_path if a == "FOLDER" else a for a in arguments))
     assert isinstance(done.exception, ConfigError)
-    assert said in str(done.exception)
+    assert sentence in str(done.exception)

@@ -28,7 +28,7 @@ def test_strategies_on_hardware():
 def test_several_geometries_leave_no_file(tmp_path):
     actual = ask(*NDR, *RESNET, "--geometry", "1x8,8x8", "--json")
     values = json.loads(actual.output)
-    assert [one["geometry"] for one in values["geometries"]] == ["1x8", "8x8"]
+    assert [entry["geometry"] for entry in values["geometries"]] == ["1x8", "8x8"]
     assert values["geometries"][1]["speedup"] > values["geometries"][0]["speedup"]
 
 
@@ -120,8 +120,8 @@ def test_a_configuration_file_of_a_decoder(tmp_path):
 def test_precision_of_a_shape_decides_its_time():
     words = ["--network", "gpt-7b", "--batch-size", "64", "--geometry", "1x8", "--json"]
     times = [
-        json.loads(ask(*NDR, *words, "--precision", one).output)["layouts"][0]["step_s"]
-        for one in ("bf16", "fp16", "fp32")
+        json.loads(ask(*NDR, *words, "--precision", precision).output)["layouts"][0]["step_s"]
+        for precision in ("bf16", "fp16", "fp32")
     ]
     assert times[0] == times[1] < times[2]
 

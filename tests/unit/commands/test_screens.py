@@ -242,8 +242,8 @@ def test_commands_find_the_repository_upwards(project, monkeypatch):
     monkeypatch.chdir(below)
     assert "3 to run" in printed("plan")
     assert Path.cwd() == project
-    own = below / "mine.yaml"
-    own.write_text(
+    own_config = below / "mine.yaml"
+    own_config.write_text(
         (project / "config" / "config.yaml")
         .read_text()
         .replace("experiment: demo", "experiment: mine")

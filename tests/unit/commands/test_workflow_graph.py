@@ -24,8 +24,8 @@ def test_constants_of_a_site_are_what_each_geometry_asks_for(name, memory_mb, gr
     )
     constants = same_for_all(site)
     for geometry in ((1, 1), (1, 2), (2, 1), (2, 4)):
-        asked = vars(request(*geometry, site))
-        assert {field: asked[field] for field in constants} == constants
+        resources = vars(request(*geometry, site))
+        assert {field: resources[field] for field in constants} == constants
     assert "--exclude=n3" in constants["extra"]
 
 

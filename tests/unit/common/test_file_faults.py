@@ -45,10 +45,10 @@ def a_file_above(folder: Path) -> str:
 def test_what_stands_in_the_way_of_results_is_named(make, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     sentence = make(tmp_path)
-    said = file_fault(in_the_way(Path("results/local/demo/tables/summary.csv")))
-    assert said is not None
-    assert said.startswith(sentence)
-    assert "; " in said
+    message = file_fault(in_the_way(Path("results/local/demo/tables/summary.csv")))
+    assert message is not None
+    assert message.startswith(sentence)
+    assert "; " in message
     with pytest.raises(ConfigError, match=sentence):
         check_results("local")
 
@@ -79,11 +79,11 @@ def test_nothing_is_in_the_way_of_what_can_be_made(tmp_path, monkeypatch) -> Non
     ],
 )
 def test_any_fault_of_a_file_has_its_place_and_a_cure(number: int, word: str) -> None:
-    said = file_fault(OSError(number, os.strerror(number), "results/local/a.json"))
-    assert said is not None
-    assert "results/local/a.json" in said
-    assert word in said
-    assert "\n" not in said
+    message = file_fault(OSError(number, os.strerror(number), "results/local/a.json"))
+    assert message is not None
+    assert "results/local/a.json" in message
+    assert word in message
+    assert "\n" not in message
 
 
 def test_a_full_disk_names_the_folder_where_a_write_names_no_file() -> None:

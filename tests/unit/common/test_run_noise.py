@@ -103,9 +103,9 @@ def test_the_other_way_round_is_the_mirror_image():
     pairs = [(sample(random, 2, 0.01), sample(random, 4, 0.01, 1.3)) for _ in range(4)]
     there, back = RunNoise(pairs, STATED), RunNoise([(b, a) for a, b in pairs], STATED)
     for a, b in pairs:
-        one, other = there.ratio((a, b)), back.ratio((b, a))
-        assert one.ratio == pytest.approx(1 / other.ratio)
-        assert one.low == pytest.approx(1 / other.high)
+        ratio, mirrored = there.ratio((a, b)), back.ratio((b, a))
+        assert ratio.ratio == pytest.approx(1 / mirrored.ratio)
+        assert ratio.low == pytest.approx(1 / mirrored.high)
 
 
 def test_the_error_of_a_median_knows_that_neighbours_are_alike():
@@ -153,9 +153,9 @@ def test_spreads_of_many_configurations_steady_each_other():
     random = np.random.default_rng(14)
     pairs = [(sample(random, 2, 0.02), sample(random, 2, 0.02)) for _ in range(30)]
     noise = RunNoise(pairs, STATED)
-    own = [(a.spread**2 + b.spread**2) / 2 for a, b in pairs]
+    variances = [(a.spread**2 + b.spread**2) / 2 for a, b in pairs]
     joined = [noise.of(pair).variance for pair in pairs]
-    assert max(joined) / min(joined) < max(own) / min(own) / 4
+    assert max(joined) / min(joined) < max(variances) / min(variances) / 4
     assert np.median(joined) == pytest.approx(0.02**2, rel=0.5)
 
 

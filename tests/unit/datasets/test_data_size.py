@@ -16,7 +16,7 @@ def test_native_is_resolved():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "sentence"),
     [
         ({"dataset": "svhn"}, "unknown dataset 'svhn'"),
         ({"data_format": "lmdb"}, "unknown data format 'lmdb'"),
@@ -28,8 +28,8 @@ def test_native_is_resolved():
         ({"data_format": "raw", "source": "/data"}, "not as 'raw'"),
     ],
 )
-def test_what_is_wrong_is_said(fields, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_wrong_is_said(fields, sentence):
+    with pytest.raises(ConfigError, match=sentence):
         DataRequest(**{"dataset": "mnist", **fields})
 
 

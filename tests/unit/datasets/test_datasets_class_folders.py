@@ -26,11 +26,11 @@ def request(root: Path, **settings: object) -> DataRequest:
 
 def labels(split: FileSplit) -> dict[str, set[int]]:
     """The labels of the images of each class folder."""
-    actual: dict[str, set[int]] = {}
+    by_folder: dict[str, set[int]] = {}
     for sample_id in range(len(split)):
         place = split.path(sample_id).relative_to(split.folder)
-        actual.setdefault(place.parts[0], set()).add(int(split.labels[sample_id]))
-    return actual
+        by_folder.setdefault(place.parts[0], set()).add(int(split.labels[sample_id]))
+    return by_folder
 
 
 def test_order_and_labels_are_torchvisions(tmp_path):
@@ -91,9 +91,9 @@ def test_a_folder_without_images_is_no_class_and_is_named(tmp_path):
     root = class_folders(tmp_path)
     (root / "train/annotations").mkdir()
     (root / "train/annotations/boxes.xml").write_text("<x/>")
-    own = inspect_user_data(request(root))
-    assert own.classes == 3
-    assert "no class: annotations" in own.described()
+    data = inspect_user_data(request(root))
+    assert data.classes == 3
+    assert "no class: annotations" in data.described()
 
 
 def test_what_is_left_out_is_counted(tmp_path):
@@ -107,15 +107,15 @@ def test_what_is_left_out_is_counted(tmp_path):
     os.mkfifo(root / "train/cat/pipe.png")
     (root / "train/cat/gone.jpg").symlink_to(root / "nowhere")
     (root / "train/cat/album.jpg").mkdir()
-    own = inspect_user_data(request(root))
-    assert own.left_out == Counter(
+    data = inspect_user_data(request(root))
+    assert data.left_out == Counter(
         {".heic": 3, "no regular file": 2, "hidden": 1, ".txt": 1, "no ending": 1,
          ".png outside class folders": 1}
     )  # fmt: skip
-    assert own.described().startswith(
+    assert data.described().startswith(
         "12 images in 3 classes (12 for validation), 9 files left out: 3 .heic, "
     )
-    assert own.samples == {"train": 12, "val": 12}
+    assert data.samples == {"train": 12, "val": 12}
 
 
 def test_a_loop_of_links_is_read_once(tmp_path):

@@ -175,8 +175,10 @@ def test_data_that_only_nodes_see_is_written_out():
 def test_a_process_that_is_started_knows_the_dataset(tmp_path):
     spec = spec_of(folder=str(class_folders(tmp_path)), size=8)
     code = "from ddlbench.experiment.dataset_spec import DATASETS; print(DATASETS['own'])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == str(spec)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == str(spec)
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,8 @@ def test_loader_workers_change_nothing(staged, request_):
         actual = list(helped.steps(10, 6))
         with pytest.raises(RuntimeError, match="began another one"):
             next(stale)
-        for one, other in zip(actual, alone.steps(10, 6), strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        for batch, expected in zip(actual, alone.steps(10, 6), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True))
     finally:
         helped.close()
     assert torch.equal(torch.rand(3), expected_draw)

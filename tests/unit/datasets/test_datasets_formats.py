@@ -52,9 +52,9 @@ def test_files_do_not_depend_on_the_number_of_writers(request_, tmp_path, monkey
         write_dataset(request_, tmp_path / str(workers), workers=workers) for workers in (1, 3)
     ]
     assert manifests[0].digest == manifests[1].digest
-    one, three = _bytes_of(tmp_path / "1"), _bytes_of(tmp_path / "3")
-    assert one == three
-    assert manifests[0].total_bytes == sum(map(len, one.values()))
+    by_one, by_three = _bytes_of(tmp_path / "1"), _bytes_of(tmp_path / "3")
+    assert by_one == by_three
+    assert manifests[0].total_bytes == sum(map(len, by_one.values()))
     assert Manifest.read(tmp_path / "1") == manifests[0]
     assert manifests[0].damage(tmp_path / "1", workers=2) is None
 

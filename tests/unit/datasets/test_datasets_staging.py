@@ -103,11 +103,11 @@ def test_of_jobs_that_arrive_at_once_one_writes(tmp_path):
     ]
     for job in jobs:
         job.start()
-    told = [results.get(timeout=60) for _ in jobs]
+    outcomes = [results.get(timeout=60) for _ in jobs]
     for job in jobs:
         job.join()
-    assert sorted(reused for reused, _ in told) == [False, True]
-    assert told[0][1] == told[1][1]
+    assert sorted(reused for reused, _ in outcomes) == [False, True]
+    assert outcomes[0][1] == outcomes[1][1]
 
 
 def test_what_a_crashed_job_left_is_cleared(tmp_path):
@@ -238,15 +238,15 @@ def test_data_that_was_never_staged_is_not_made_by_who_reads_it(tmp_path):
     assert not hold(MNIST, tmp_path).exists()
 
 
-OWN = [
+OWN_REQUESTS = [
     DataRequest("mnist", "idx", 0.002),
     DataRequest("cifar10", "cifar", 0.002),
     DataRequest("mnist", "imagefolder", 0.002),
 ]
 
 
-@pytest.fixture(params=OWN, ids=lambda request: request.format)
-def own(request, tmp_path):
+@pytest.fixture(params=OWN_REQUESTS, ids=lambda request: request.format)
+def own_request(request, tmp_path):
     """A folder in torchvision's layout, without our manifest, and the request for it."""
     folder = tmp_path / "own"
     write_dataset(request.param, folder, workers=1)
@@ -254,41 +254,47 @@ def own(request, tmp_path):
     return DataRequest(request.param.dataset, request.param.format, source=str(folder))
 
 
-def test_own_data_is_used_in_place(own, tmp_path):
+def test_own_data_is_used_in_place(own_request, tmp_path):
     scratch = tmp_path / "scratch"
-    staged = stage(own, scratch)
-    assert staged.path == Path(own.source)
+    staged = stage(own_request, scratch)
+    assert staged.path == Path(own_request.source)
     assert staged.reused
     assert not scratch.exists()
-    assert not remove(own, scratch)
-    assert len(open_split(staged.path, own, "train")) in (100, 120)
+    assert not remove(own_request, scratch)
+    assert len(open_split(staged.path, own_request, "train")) in (100, 120)
 
 
-def test_own_data_is_copied_if_asked_and_copied_again_when_it_changes(own, tmp_path):
+def test_own_data_is_copied_if_asked_and_copied_again_when_it_changes(own_request, tmp_path):
     scratch = tmp_path / "scratch"
-    copied = DataRequest(own.dataset, own.format, source=own.source, copy_to_scratch=True)
+    copied = DataRequest(
+        own_request.dataset, own_request.format, source=own_request.source, copy_to_scratch=True
+    )
     first = stage(copied, scratch)
     assert first.path.is_relative_to(scratch)
     assert not first.reused
     assert stage(copied, scratch).reused
-    mine, theirs = (open_split(path, copied, "val") for path in (first.path, Path(own.source)))
+    mine, theirs = (
+        open_split(path, copied, "val") for path in (first.path, Path(own_request.source))
+    )
     ids = np.arange(len(mine))
     assert np.array_equal(mine.gather(ids)[0], theirs.gather(ids)[0])
-    victim = _largest_file(Path(own.source))
+    victim = _largest_file(Path(own_request.source))
     victim.rename(victim.with_name("x" + victim.name))
-    if own.format == "imagefolder":
+    if own_request.format == "imagefolder":
         assert not stage(copied, scratch).reused
     else:
         with pytest.raises(DataError, match="is missing"):
             stage(copied, scratch)
     assert remove(copied, scratch)
-    assert Path(own.source).exists()
-    assert hold(own, scratch) == Path(own.source)
+    assert Path(own_request.source).exists()
+    assert hold(own_request, scratch) == Path(own_request.source)
 
 
-def test_a_copy_of_own_data_is_readable_by_its_owner_only(own, tmp_path):
+def test_a_copy_of_own_data_is_readable_by_its_owner_only(own_request, tmp_path):
     """hardening E3: it was made under the umask, for all users of the node to read."""
-    copied = DataRequest(own.dataset, own.format, source=own.source, copy_to_scratch=True)
+    copied = DataRequest(
+        own_request.dataset, own_request.format, source=own_request.source, copy_to_scratch=True
+    )
     before = os.umask(0)
     try:
         folder = stage(copied, tmp_path / "scratch").path
@@ -299,9 +305,11 @@ def test_a_copy_of_own_data_is_readable_by_its_owner_only(own, tmp_path):
     assert closed.stat().st_mode & 0o077 == 0
 
 
-def test_own_data_can_be_thinned(own):
-    half = DataRequest(own.dataset, own.format, scale=0.5, source=own.source)
-    whole, part = (open_split(Path(own.source), r, "train") for r in (own, half))
+def test_own_data_can_be_thinned(own_request):
+    half = DataRequest(
+        own_request.dataset, own_request.format, scale=0.5, source=own_request.source
+    )
+    whole, part = (open_split(Path(own_request.source), r, "train") for r in (own_request, half))
     assert len(part) == len(whole) // 2
     image, label = part[3]
     chosen = int(spread(len(whole), len(part))[3])

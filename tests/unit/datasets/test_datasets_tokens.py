@@ -130,7 +130,9 @@ def test_a_network_learns_more_than_frequencies(tmp_path: Path) -> None:
     assert ENTROPY_RATE < loss < 0.8 * math.log(32)
 
 
-def _own(folder: Path, dtype: str = "<u2", train: int = 200, val: int = 30, top: int = 32) -> Path:
+def _token_folder(
+    folder: Path, dtype: str = "<u2", train: int = 200, val: int = 30, top: int = 32
+) -> Path:
     folder.mkdir(exist_ok=True)
     name = "bin" if dtype == "<u2" else "uint32.bin"
     for split, count in (("train", train), ("val", val)):
@@ -141,32 +143,37 @@ def _own(folder: Path, dtype: str = "<u2", train: int = 200, val: int = 30, top:
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 @pytest.mark.parametrize("copy", [False, True])
 def test_own_tokens_are_read(dtype: str, copy: bool, tmp_path: Path) -> None:
-    own = _own(tmp_path / "own", dtype)
-    request = DataRequest(SMALL.name, source=str(own), copy_to_scratch=copy)
+    folder = _token_folder(tmp_path / "own", dtype)
+    request = DataRequest(SMALL.name, source=str(folder), copy_to_scratch=copy)
     staged = stage(request, tmp_path / "scratch")
-    assert (staged.path == own) is not copy
+    assert (staged.path == folder) is not copy
     data = open_split(staged.path, request, "train")
     assert len(data) == inspect_user_data(request).samples["train"] == 199 // 12
     inputs, labels = data.gather(np.array([1]))
     assert inputs[0].tolist() == list(range(12, 24))
     assert labels[0].tolist() == list(range(13, 25))
-    half = DataRequest(SMALL.name, source=str(own), scale=0.5)
-    assert len(open_split(own, half, "train")) == 8
+    half = DataRequest(SMALL.name, source=str(folder), scale=0.5)
+    assert len(open_split(folder, half, "train")) == 8
 
 
 def test_own_tokens_that_cannot_work_are_said_in_a_sentence(tmp_path: Path) -> None:
     def refused(folder: Path, message: str) -> None:
         request = DataRequest(SMALL.name, source=str(folder))
-        for look in (inspect_user_data, lambda asked: stage(asked, tmp_path / "scratch")):
+        for look in (
+            inspect_user_data,
+            lambda data_request: stage(data_request, tmp_path / "scratch"),
+        ):
             with pytest.raises(DataError, match=message) as raised:
                 look(request)
             assert "\n" not in str(raised.value)
 
     refused(tmp_path / "none", "none is not a folder")
-    refused(_own(tmp_path / "few", val=12), r"val.bin has 12 tokens, but one sequence of Small")
+    refused(
+        _token_folder(tmp_path / "few", val=12), r"val.bin has 12 tokens, but one sequence of Small"
+    )
     large = r"train.bin has token 32 at place 32, but the vocabulary of Small has 32 tokens; .* 31"
-    refused(_own(tmp_path / "large", top=40), large)
-    odd = _own(tmp_path / "odd")
+    refused(_token_folder(tmp_path / "large", top=40), large)
+    odd = _token_folder(tmp_path / "odd")
     (odd / "train.bin").write_bytes(b"\0" * 401)
     refused(odd, "has 401 bytes, which are no whole tokens of 2 bytes")
     (odd / "train.bin").unlink()
@@ -226,11 +233,11 @@ def test_files_that_are_no_tokens_are_named(content, message, tmp_path):
 
 
 def test_a_second_file_of_a_split_and_megatrons_index_are_refused(tmp_path):
-    own = _own(tmp_path / "both")
-    (own / "train.uint32.bin").write_bytes(bytes(4000))
+    folder = _token_folder(tmp_path / "both")
+    (folder / "train.uint32.bin").write_bytes(bytes(4000))
     with pytest.raises(DataError, match="holds train.bin and train.uint32.bin"):
-        inspect_user_data(DataRequest(SMALL.name, source=str(own)))
-    own = _own(tmp_path / "megatron")
-    (own / "train.idx").write_bytes(b"MMIDIDX")
+        inspect_user_data(DataRequest(SMALL.name, source=str(folder)))
+    folder = _token_folder(tmp_path / "megatron")
+    (folder / "train.idx").write_bytes(b"MMIDIDX")
     with pytest.raises(DataError, match="it is Megatron's"):
-        inspect_user_data(DataRequest(SMALL.name, source=str(own)))
+        inspect_user_data(DataRequest(SMALL.name, source=str(folder)))

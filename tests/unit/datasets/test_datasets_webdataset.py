@@ -395,9 +395,9 @@ def test_a_copy_on_scratch_holds_the_same_images(
     spec = replace(PHOTOS, num_classes=3, source=str(tmp_path / "photos"))
     monkeypatch.setitem(DATASETS.built_in, "photos", spec)
     request = DataRequest("photos", source=spec.source)
-    own = inspect_user_data(request)
-    assert (own.samples, own.classes) == ({"train": 20, "val": 4}, 3)
-    copy_user_data(request, own, tmp_path / "copy", workers=1)
+    data = inspect_user_data(request)
+    assert (data.samples, data.classes) == ({"train": 20, "val": 4}, 3)
+    copy_user_data(request, data, tmp_path / "copy", workers=1)
     for split, numbers in (("train", range(20)), ("val", range(20, 24))):
         ids = np.arange(len(numbers))
         there, here = (

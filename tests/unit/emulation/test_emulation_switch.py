@@ -25,11 +25,13 @@ def switch(nodes=3, numbers=None, **changes):
 
 def arrivals(model, until_s=10.0):
     """(time in ms, node, frame), as a relay that is always in time would see them."""
-    actual, now_s = [], 0.0
+    frames, now_s = [], 0.0
     while (next_s := model.next_s()) is not None and next_s <= until_s:
         now_s = max(now_s, next_s)
-        actual += [(one.due_s / MS, one.target, one.frame) for one in model.arrived(now_s)]
-    return actual
+        frames += [
+            (arrival.due_s / MS, arrival.target, arrival.frame) for arrival in model.arrived(now_s)
+        ]
+    return frames
 
 
 def times(model):
@@ -102,7 +104,7 @@ def test_no_rate_leaves_the_delay():
 def test_no_delay_is_due_at_once():
     model = switch(bits_per_s=None, delay_s=0.0)
     model.send(0, 1, PACKET, 1.0)
-    assert [one.target for one in model.arrived(1.0)] == [1]
+    assert [arrival.target for arrival in model.arrived(1.0)] == [1]
 
 
 def test_frames_of_one_time_keep_their_order():
@@ -170,8 +172,8 @@ def test_a_new_delay_holds_from_then_on():
 
 def switches(nodes=2, per_node=2, inside=None, **between):
     """Links of 1 ms a packet between nodes, and of ``inside``'s properties inside them."""
-    own = links(delay_s=1 * MS, bits_per_s=16e6) if inside is None else inside
-    return Switches(nodes * per_node, per_node, links(**between), own, random.random)
+    inner = links(delay_s=1 * MS, bits_per_s=16e6) if inside is None else inside
+    return Switches(nodes * per_node, per_node, links(**between), inner, random.random)
 
 
 def test_devices_of_a_node_meet_over_their_own_links():
@@ -238,6 +240,6 @@ def test_a_bundle_that_is_long_for_the_slower_links_is_cut():
     actual = arrivals(whole)
     assert [at for at, _, _ in actual] == pytest.approx([15.0])
     cut.send(0, 1, long, 0.0)
-    assert b"".join(payload_of(one, HEADERS) for _, _, one in arrivals(cut)) == payload_of(
+    assert b"".join(payload_of(frame, HEADERS) for _, _, frame in arrivals(cut)) == payload_of(
         long, HEADERS
     )

@@ -106,10 +106,10 @@ def test_mpi_and_other_variables_count(machine):
     assert machine.options(HOROVOD_WITH_MPI="1") == ["mpi"]
     assert machine.options(HOROVOD_WITH_MPI="") == []
     assert machine.options(HOROVOD_LOG_LEVEL="info") == []
-    (one,) = machine.options(HOROVOD_NCCL_HOME="/opt/nccl-2.27")
-    (other,) = machine.options(HOROVOD_NCCL_HOME="/opt/nccl-2.28")
-    assert one.startswith("set-")
-    assert one != other
+    (first,) = machine.options(HOROVOD_NCCL_HOME="/opt/nccl-2.27")
+    (second,) = machine.options(HOROVOD_NCCL_HOME="/opt/nccl-2.28")
+    assert first.startswith("set-")
+    assert first != second
 
 
 def build(machine, **variables):
@@ -180,8 +180,8 @@ def test_set_up_runs_again_only_for_more(machine, checkout):
 
 def test_set_up_says_when_gpus_will_have_no_nccl(machine, checkout):
     for_cuda = "*torch.version.cuda*) exit 1 ;;\n  -)"
-    own = checkout / ".venv" / "bin" / "python"
-    own.write_text(own.read_text().replace("-)", for_cuda, 1))
+    interpreter = checkout / ".venv" / "bin" / "python"
+    interpreter.write_text(interpreter.read_text().replace("-)", for_cuda, 1))
     done = machine.run(checkout / "envs" / "setup.sh", PYTHON=str(machine.python))
     assert "without NCCL" in done.stderr
     assert "module load CUDA" in done.stderr

@@ -96,7 +96,7 @@ def test_our_own_links(tmp_path):
     write_links(file, links)
     assert "Normal for 2 nodes of 8" in compare(file, "--nodes", "2").output
     both = json.loads(compare(file, "--json").output)
-    assert [one["nodes"] for one in both["sweeps"]] == [2, 1]
+    assert [entry["nodes"] for entry in both["sweeps"]] == [2, 1]
     with pytest.raises(ConfigError, match="no sweep of NCCL with 4 node"):
         compare(file, "--nodes", "4")
 

@@ -67,12 +67,12 @@ def test_the_matrices_are_those_of_nvidias_test(cuda):
     cuda(3)
     pairs = node_pairs.gpu_pairs()
     theirs = parse_p2p(printed(3))["pairs"]
-    assert {(one["direction"], one["access"]) for one in pairs} == {
-        (one["direction"], one["access"]) for one in theirs
+    assert {(pair["direction"], pair["access"]) for pair in pairs} == {
+        (pair["direction"], pair["access"]) for pair in theirs
     }
-    for one in pairs:
-        assert set(one) == set(theirs[0])
-        for matrix in (one["bandwidth_bytes_per_s"], one["latency_s"]):
+    for pair in pairs:
+        assert set(pair) == set(theirs[0])
+        for matrix in (pair["bandwidth_bytes_per_s"], pair["latency_s"]):
             assert [[value is None for value in row] for row in matrix] == [
                 [i == j for j in range(3)] for i in range(3)
             ]
@@ -84,13 +84,13 @@ def test_the_matrices_are_those_of_nvidias_test(cuda):
 
 def test_gpus_that_do_not_reach_each_other_have_no_second_way(cuda):
     cuda(2, reach=lambda i, j: False)
-    assert {one["access"] for one in node_pairs.gpu_pairs()} == {"staged"}
+    assert {pair["access"] for pair in node_pairs.gpu_pairs()} == {"staged"}
     assert len(node_pairs.gpu_pairs()) == 2
 
 
 def test_where_some_reach_each_other_the_first_way_has_no_one_name(cuda):
     cuda(3, reach=lambda i, j: {i, j} == {0, 1})
-    assert [one["access"] for one in node_pairs.gpu_pairs()] == [None, None, "staged", "staged"]
+    assert [pair["access"] for pair in node_pairs.gpu_pairs()] == [None, None, "staged", "staged"]
 
 
 @pytest.mark.parametrize("size", [1, 99, 100, 101, 250, 1600])
@@ -122,7 +122,7 @@ def node(cuda, monkeypatch):
 
 def test_without_nvidias_test_a_node_copies_itself_and_says_how_to_get_it(node):
     report = node_pairs.work(context({}))
-    assert {one["method"] for one in report["pairs"]} == {"device-copies"}
+    assert {pair["method"] for pair in report["pairs"]} == {"device-copies"}
     assert "make p2p" in report["notes"][0]
     assert report["notes"][1] == "pairs within the node: our own copies"
 
@@ -134,7 +134,7 @@ def test_a_test_that_fails_is_a_note_and_the_next_one_measures(node):
     node.setattr(node_pairs, "find_or_build_p2p", lambda _: "binary")
     node.setattr(node_pairs, "run_p2p", fails)
     report = node_pairs.work(context({}))
-    assert {one["method"] for one in report["pairs"]} == {"device-copies"}
+    assert {pair["method"] for pair in report["pairs"]} == {"device-copies"}
     assert "failed: no driver" in report["notes"][0]
     theirs = parse_p2p(printed(2))["pairs"]
     node.setattr(node_pairs, "find_nvbandwidth", lambda _: "other")
@@ -159,4 +159,4 @@ def test_with_nvidias_test_there_is_no_note(node):
     node.setattr(node_pairs, "run_p2p", lambda _: parse_p2p(printed(2))["pairs"])
     report = node_pairs.work(context({}))
     assert report["notes"] == []
-    assert {one["method"] for one in report["pairs"]} == {"p2pBandwidthLatencyTest"}
+    assert {pair["method"] for pair in report["pairs"]} == {"p2pBandwidthLatencyTest"}

@@ -82,7 +82,7 @@ def site(tmp_path: Path, text: str) -> Site:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "devices", "found"),
+    ("nodes", "devices", "expected"),
     [
         (1, 1, []),
         (1, 4, [(1, 2), (1, 3), (1, 4)]),
@@ -92,8 +92,8 @@ def site(tmp_path: Path, text: str) -> Site:
         (16, 1, [(n, 1) for n in (2, 3, 4, 5, 6, 7, 8, 16)]),
     ],
 )
-def test_groups(nodes, devices, found):
-    assert worlds(nodes, devices) == found
+def test_groups(nodes, devices, expected):
+    assert worlds(nodes, devices) == expected
 
 
 def test_where_time_is_short_numbers_double():
@@ -117,10 +117,10 @@ class Link:
 
     def __init__(self, alpha_s, beta_s_per_byte):
         self.alpha_s, self.beta_s_per_byte = alpha_s, beta_s_per_byte
-        self.spent_s, self.asked = 0.0, []
+        self.spent_s, self.requests = 0.0, []
 
     def run(self, size, count):
-        self.asked.append((size, count))
+        self.requests.append((size, count))
         time_s = self.alpha_s + self.beta_s_per_byte * size
         self.spent_s += count * time_s
         return [Repeat(time_s, time_s / 2, time_s)] * count
@@ -181,8 +181,10 @@ def test_barriers_count_as_time_of_a_sweep():
 
     def run(size, count):
         nonlocal held_s
-        repeats = [one._replace(held_s=barrier_s + one.time_s) for one in link.run(size, count)]
-        held_s += sum(one.held_s for one in repeats)
+        repeats = [
+            repeat._replace(held_s=barrier_s + repeat.time_s) for repeat in link.run(size, count)
+        ]
+        held_s += sum(repeat.held_s for repeat in repeats)
         return repeats
 
     sweep = Sweep(message_sizes(2**26), run)
@@ -195,7 +197,7 @@ def test_barriers_count_as_time_of_a_sweep():
 def test_sizes_are_measured_in_passes():
     link = Link(1e-5, 1e-10)
     swept(link, 3.0)
-    smallest = [index for index, (size, _) in enumerate(link.asked) if size == 1024]
+    smallest = [index for index, (size, _) in enumerate(link.requests) if size == 1024]
     assert len(smallest) == 2 + PASSES  # the probe looks at the first repeat before it goes on
     assert smallest[3] - smallest[2] == len(message_sizes(2**26))
 
@@ -244,9 +246,9 @@ def test_intervals_need_six_repeats():
 
 
 def test_what_is_missing_is_noted():
-    one = raw(lambda _: [1.0])
-    one["points"] = one["points"][:1]
-    _, notes = sweeps_of([raw(lambda size: [1e-9 * size] * 6, ended="too slow"), one])
+    raw_sweep = raw(lambda _: [1.0])
+    raw_sweep["points"] = raw_sweep["points"][:1]
+    _, notes = sweeps_of([raw(lambda size: [1e-9 * size] * 6, ended="too slow"), raw_sweep])
     assert notes == [
         "all_reduce over 2x1 with gloo: too slow",
         "all_reduce over 2x1 with gloo: left out, as fewer than two sizes cannot be fitted",
@@ -380,11 +382,11 @@ def test_one_device_has_no_links(tmp_path):
 
 def test_the_job_holds_the_whole_site_unless_links_are_given():
     cluster = load_site("slurm-example", as_example=True)
-    asked = links_request(cluster, "default")
-    assert (asked.nodes, asked.mpi, asked.tasks_per_node, asked.gres) == (4, "srun", 4, "gpu:4")
+    job = links_request(cluster, "default")
+    assert (job.nodes, job.mpi, job.tasks_per_node, job.gres) == (4, "srun", 4, "gpu:4")
     given = replace(cluster, interconnect=by_hand(default=TABLE))
-    asked = links_request(given, "default")
-    assert (asked.nodes, asked.mpi, asked.gres) == (1, None, "gpu:1")
+    job = links_request(given, "default")
+    assert (job.nodes, job.mpi, job.gres) == (1, None, "gpu:1")
 
 
 def test_planning_and_parsing_need_no_torch():

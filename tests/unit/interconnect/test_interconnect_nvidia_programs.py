@@ -208,9 +208,9 @@ def test_make_p2p_clones_the_fitting_tag_once_and_leaves_the_test_where_sites_lo
     binary = tmp_path / "cache" / "ddlbench" / NAME
     assert find_p2p({}) == binary
     assert nvidia_programs.subprocess.run([binary], capture_output=True).stdout == b"built\n"
-    asked = (tmp_path / "asked").read_text()
-    assert asked.count("clone --quiet") == 1
-    assert "--branch v12.5 " in asked
+    calls = (tmp_path / "asked").read_text()
+    assert calls.count("clone --quiet") == 1
+    assert "--branch v12.5 " in calls
     assert str(binary) in capsys.readouterr().out
 
 

@@ -152,7 +152,7 @@ def test_links_of_one_gpu_say_so_once(monkeypatch, tmp_path):
     def run_rank_job(_site, geometry, module, _settings, _folder, **_named):
         if module.endswith("rank_pairs"):
             raise measure.RankJobFailed("left out")
-        own = {
+        report = {
             "status": "ok",
             "provenance": {},
             "sweeps": [],
@@ -163,8 +163,8 @@ def test_links_of_one_gpu_say_so_once(monkeypatch, tmp_path):
             "notes": [],
         }
         if module.endswith("node_pairs"):
-            own |= {"node_type": "1x H100", "pairs": [], "no_pairs": "one GPU"}
-        return [{"rank": rank, **own} for rank in range(geometry[0] * geometry[1])]
+            report |= {"node_type": "1x H100", "pairs": [], "no_pairs": "one GPU"}
+        return [{"rank": rank, **report} for rank in range(geometry[0] * geometry[1])]
 
     monkeypatch.setattr(measure, "run_rank_job", run_rank_job)
     site = replace(load_site("local"), device="cuda", nodes=2, devices_per_node=2)

@@ -128,10 +128,10 @@ def test_a_resumed_run_ends_as_one_that_was_never_interrupted(tmp_path):
         assert getattr(again.warmup, name) == getattr(expected.warmup, name), name
     assert again.measured.communication_wait_s == 10.0
     assert again.measured.spans[0][1] == 8  # spans of the run before are by another clock
-    told = saved.report()
-    assert len(told.save_s) == 3
-    assert told.bytes == rank_file(tmp_path / "step-00000009-2", 0).stat().st_size
-    assert told.restore_s > 0
+    report = saved.report()
+    assert len(report.save_s) == 3
+    assert report.bytes == rank_file(tmp_path / "step-00000009-2", 0).stat().st_size
+    assert report.restore_s > 0
 
 
 def test_a_checkpoint_behind_the_last_step_leaves_nothing_to_train(tmp_path):
@@ -198,13 +198,13 @@ def test_no_rank_goes_on_before_the_set_is_complete(tmp_path):
     store = torch.distributed.HashStore()
     complete_at_return = []
 
-    def one(rank):
+    def train_and_save(rank):
         saved = checkpoints(tmp_path, "1", rank=rank, world_size=3, store=store)
         so_far = train(Counting(), Extent(0, 1, 2))
         saved.save(Counting(), so_far)
         complete_at_return.append(read_set(tmp_path / "step-00000002-1") is not None)
 
-    ranks = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
+    ranks = [threading.Thread(target=train_and_save, args=(rank,)) for rank in range(3)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -265,10 +265,10 @@ def test_usage_is_weighted_by_time():
 
 
 def test_records_are_joined_in_order():
-    one = RunRecord([1], [0.1], [0.0], [2.0], [("forward", 1, 0.0, 1.0)], 0.5)
-    two = RunRecord([2], [0.2], [0.0], [1.0], [("forward", 2, 5.0, 6.0)], None)
-    joined = one.followed_by(two)
+    first = RunRecord([1], [0.1], [0.0], [2.0], [("forward", 1, 0.0, 1.0)], 0.5)
+    second = RunRecord([2], [0.2], [0.0], [1.0], [("forward", 2, 5.0, 6.0)], None)
+    joined = first.followed_by(second)
     assert (joined.ids, joined.step_s, joined.loss) == ([1, 2], [0.1, 0.2], [2.0, 1.0])
-    assert joined.spans == one.spans
+    assert joined.spans == first.spans
     assert joined.communication_wait_s is None
-    assert RunRecord().followed_by(one) == one
+    assert RunRecord().followed_by(first) == first

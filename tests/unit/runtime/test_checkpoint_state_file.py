@@ -65,9 +65,9 @@ def test_tensors_come_back_bit_for_bit(tmp_path):
     assert size == path.stat().st_size
     actual = read_state(path)
     for name, tensor in tensors.items():
-        own = actual["state"][name]
-        assert (own.dtype, own.shape) == (tensor.dtype, tensor.shape)
-        assert torch.equal(bits(own), bits(tensor)), name
+        restored = actual["state"][name]
+        assert (restored.dtype, restored.shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(bits(restored), bits(tensor)), name
     assert torch.equal(actual[7][0], tensors["half"])
     assert torch.equal(read_state(path, only="state")["scalar"], tensors["scalar"])
 

@@ -175,16 +175,16 @@ def test_a_mark_that_is_cut_is_no_mark():
 
 
 @pytest.mark.parametrize(
-    ("seen", "node", "own"),
+    ("seen", "node", "visible"),
     [(None, 0, "0,1"), (None, 1, "2,3"), ("", 1, "2,3"), ("4,5,6,7", 1, "6,7"), ("4,5", 1, "")],
 )
-def test_each_node_sees_its_own_gpus(monkeypatch, seen, node, own):
+def test_each_node_sees_its_own_gpus(monkeypatch, seen, node, visible):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     process = Process(0, "worker", node, 1, (1,))
     inside = fabric._Inside(Nodes(), devices_per_node=2, device_kind="cuda")
-    assert inside.environment(process)["CUDA_VISIBLE_DEVICES"] == own
+    assert inside.environment(process)["CUDA_VISIBLE_DEVICES"] == visible
     assert fabric._Inside(Nodes(), 2, "cpu").environment(process) == {}
     shared = fabric._Inside(Nodes(), 2, "cuda", share_gpu=True).environment(process)
     assert shared == {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
@@ -200,9 +200,9 @@ def test_a_process_runs_at_the_links_of_its_device_and_nccl_takes_no_other_way()
 
 def test_a_process_with_several_devices_says_that_its_copies_are_not_shaped(site):
     pcie = dataclasses.replace(CONDITION, inside=CONDITION)
-    said = "copies between devices of one process are not shaped by fabric pcie"
+    remark = "copies between devices of one process are not shaped by fabric pcie"
     inside = dataclasses.replace(site, fabrics={"pcie": pcie})
-    for strategy, notes in (("gpipe", [said]), ("pipe-gpipe", [])):
+    for strategy, notes in (("gpipe", [remark]), ("pipe-gpipe", [])):
         cell = Cell("mnist", "resnet18", strategy, batch_size=8, devices_per_node=2, fabric="pcie")
         result = assemble(make_plan(cell), inside, "timeout", "late", reports=[], staging=None)
         assert [note for note in result.notes if "not shaped" in note] == notes

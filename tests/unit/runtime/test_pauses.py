@@ -223,10 +223,10 @@ def test_a_group_that_is_stopped_with_its_guard_is_seen():
         time.sleep(2.5)
         os.killpg(guard.pid, signal.SIGCONT)
         time.sleep(0.6)
-        said, _ = guard.communicate("\n", timeout=60)
+        output, _ = guard.communicate("\n", timeout=60)
     finally:
         os.killpg(guard.pid, signal.SIGKILL) if guard.poll() is None else None
-    (seconds,) = map(float, said.split())
+    (seconds,) = map(float, output.split())
     assert seconds >= SHORTEST_S
 
 
@@ -234,7 +234,7 @@ def test_a_process_that_is_gone_has_no_state():
     child = started("pass")
     child.wait()
     assert state_of(child.pid) is None
-    own = state_of(os.getpid())
-    assert own is not None
-    assert not own.stopped
-    assert own.cpu_s > 0
+    state = state_of(os.getpid())
+    assert state is not None
+    assert not state.stopped
+    assert state.cpu_s > 0

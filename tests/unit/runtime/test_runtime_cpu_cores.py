@@ -26,10 +26,10 @@ def test_ranges(cores, text):
 
 def test_own_cores_are_the_affinity():
     before = os.sched_getaffinity(0)
-    one = min(before)
+    core = min(before)
     try:
-        os.sched_setaffinity(0, {one})
-        assert own_cores() == str(one)
+        os.sched_setaffinity(0, {core})
+        assert own_cores() == str(core)
     finally:
         os.sched_setaffinity(0, before)
     assert own_cores() == compact(before)

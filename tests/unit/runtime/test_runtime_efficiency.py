@@ -193,7 +193,7 @@ def test_a_counter_that_two_ranks_read_counts_once():
     assert made.energy_per_sample_j == pytest.approx(42.0 / 32)
     assert made.mean_power_w == pytest.approx(21.0)
     assert (made.covers, made.missing) == (("gpu", "host"), ("made up",))
-    assert [one.domain for one in made.domains] == ["GPU-1", "intel-rapl:0 package-0"]
+    assert [domain.domain for domain in made.domains] == ["GPU-1", "intel-rapl:0 package-0"]
 
 
 def test_nothing_counted_is_no_energy():

@@ -52,9 +52,9 @@ def test_a_lost_rank_goes_before_the_connections_that_it_broke() -> None:
 
 def test_an_error_of_its_own_goes_before_connections_and_lost_ranks() -> None:
     broken = rank_failure("Connection closed by peer", rank=0, reason_code="connection_lost")
-    own = rank_failure("ZeroDivisionError: a bug", rank=1)
-    assert "a bug" in str(_judge(make_plan(CELL), [broken, own], Outcome(), None)[1])
-    assert "a bug" in str(_judge(make_plan(CELL), [own], Outcome(), None)[1])
+    failure = rank_failure("ZeroDivisionError: a bug", rank=1)
+    assert "a bug" in str(_judge(make_plan(CELL), [broken, failure], Outcome(), None)[1])
+    assert "a bug" in str(_judge(make_plan(CELL), [failure], Outcome(), None)[1])
 
 
 def test_a_sigterm_from_outside_is_the_cause() -> None:

@@ -104,7 +104,7 @@ def test_utilisation_and_memory_of_amds_gpus(amd):
     first, second = gpus_of(GPUS)
     assert (first.utilisation(), second.utilisation()) == (0.4, 0.4)
     entries = device_memory(GPUS, None)
-    assert [one["device_used_bytes"] for one in entries] == [5_000_000_000] * 2
+    assert [entry["device_used_bytes"] for entry in entries] == [5_000_000_000] * 2
     amd.activity = "N/A"
     with pytest.raises(ValueError, match="N/A"):
         first.utilisation()

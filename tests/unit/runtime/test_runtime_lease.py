@@ -166,9 +166,9 @@ def elsewhere(tmp_path):
 @pytest.fixture
 def pauses(monkeypatch):
     """How long the asker slept, without sleeping."""
-    actual: list[float] = []
-    monkeypatch.setattr(lease.time, "sleep", actual.append)
-    return actual
+    sleeps_s: list[float] = []
+    monkeypatch.setattr(lease.time, "sleep", sleeps_s.append)
+    return sleeps_s
 
 
 def test_an_owner_of_whom_nobody_can_tell_is_waited_for(tmp_path, elsewhere, pauses, monkeypatch):

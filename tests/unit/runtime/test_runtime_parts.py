@@ -246,11 +246,11 @@ def test_progress_is_filed_now_and_then_and_lines_fit_the_screen(tmp_path, monke
     lines = stream.getvalue().splitlines()
     assert [len(line) for line in lines] == [80, 80]
     assert lines[0].endswith("   step 3/22   15 images/s")
-    said = tmp_path / "progress.json"
-    assert json.loads(said.read_text()) == {"step": 3, "total": 22}  # 5 s have not passed
+    file = tmp_path / "progress.json"
+    assert json.loads(file.read_text()) == {"step": 3, "total": 22}  # 5 s have not passed
     display._last_file -= 60
     display.update(json.dumps({"step": 5, "total": 22, "samples_per_s": 15.0}))
-    assert json.loads(said.read_text())["step"] == 5
+    assert json.loads(file.read_text())["step"] == 5
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
     display._folder = tmp_path / "gone"
     display._last_file -= 60

@@ -37,15 +37,15 @@ def node(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("visible", "planned", "found"),
+    ("visible", "planned", "indices"),
     [(4, (2,), (2,)), (1, (2,), (0,)), (4, (2, 3), (2, 3)), (2, (2, 3), (0, 1))],
 )
-def test_the_first_own_gpu_is_the_current_one(visible, planned, found, node):
+def test_the_first_own_gpu_is_the_current_one(visible, planned, indices, node):
     current = node(visible)
     devices = own_devices("cuda", process(*planned))
-    assert devices == tuple(torch.device("cuda", index) for index in found)
+    assert devices == tuple(torch.device("cuda", index) for index in indices)
     assert current == [devices[0]]
-    assert gpu_models(devices) == [f"model {index}" for index in found]
+    assert gpu_models(devices) == [f"model {index}" for index in indices]
 
 
 @pytest.mark.parametrize(("visible", "sentence"), [(0, "finds no GPU"), (2, "needs GPU 3")])

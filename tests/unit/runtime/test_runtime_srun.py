@@ -23,19 +23,19 @@ ADDED = ["--cpu-bind=cores", "--threads-per-core=1"]
 
 def site(**slurm):
     example = load_site("slurm-example", as_example=True)
-    asked = dataclasses.replace(example.slurm, **slurm)
-    return dataclasses.replace(example, slurm=asked, scratch="/tmp/nowhere")
+    settings = dataclasses.replace(example.slurm, **slurm)
+    return dataclasses.replace(example, slurm=settings, scratch="/tmp/nowhere")
 
 
 @pytest.fixture
 def srun(tmp_path, monkeypatch):
     """An srun that notes its words and runs nothing."""
     program = tmp_path / "srun"
-    said = tmp_path / "said"
-    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$0" "$@" > {said}\n')
+    notes = tmp_path / "said"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$0" "$@" > {notes}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return lambda: ["srun", *said.read_text().splitlines()[1:]]
+    return lambda: ["srun", *notes.read_text().splitlines()[1:]]
 
 
 def cell(**changes):

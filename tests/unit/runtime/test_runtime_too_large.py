@@ -11,10 +11,10 @@ from ddlbench.runtime import supervise
 
 
 def test_it_is_a_result_without_a_run(tmp_path, monkeypatch) -> None:
-    asked = []
+    plans = []
 
     def too_large(plan, site):
-        asked.append((plan.details["stages"], site.name))
+        plans.append((plan.details["stages"], site.name))
         return "stage 1 needs too much"
 
     def launched(*_: object) -> None:
@@ -28,4 +28,4 @@ def test_it_is_a_result_without_a_run(tmp_path, monkeypatch) -> None:
     assert (result.status, result.reason) == ("unsupported", "stage 1 needs too much")
     assert result.timing is None
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert asked == [(plan["details"]["stages"], "local")]
+    assert plans == [(plan["details"]["stages"], "local")]

@@ -39,7 +39,7 @@ COUNTED = CountedBytes("tcp_info", steps=2, sent_bytes=1, received_bytes=3)
     [(None, None), (COUNTED, None), (COUNTED, replace(COUNTED, steps=1))],
 )
 def test_what_not_every_rank_counted_in_one_way_is_not_told(counted):
-    reports = [rank_report(rank=rank, traffic=one) for rank, one in enumerate(counted)]
+    reports = [rank_report(rank=rank, traffic=traffic) for rank, traffic in enumerate(counted)]
     assert communication(reports) is None
 
 

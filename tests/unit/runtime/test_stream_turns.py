@@ -43,5 +43,5 @@ def read(first, count, steps, turn=0, turns=1, **feed):
 def test_turns_make_up_the_whole(first, count, steps, turns, labels_only):
     whole = read(first, count, steps)
     for turn in range(turns):
-        own = read(first, count, steps, turn, turns, labels_only=labels_only)
-        assert own == whole[turn::turns]
+        part = read(first, count, steps, turn, turns, labels_only=labels_only)
+        assert part == whole[turn::turns]

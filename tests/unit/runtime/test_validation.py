@@ -106,9 +106,9 @@ def test_the_whole_network_is_put_together_from_parts(monkeypatch):
 
 
 def test_weights_that_no_rank_holds_are_named():
-    own = {name: value for name, value in plain().state_dict().items() if name != "2.weight"}
+    weights = {name: value for name, value in plain().state_dict().items() if name != "2.weight"}
     with pytest.raises(Unsupported, match=r"no rank gives the weights 2\.weight") as raised:
-        fill(plain(), own, "v")
+        fill(plain(), weights, "v")
     assert raised.value.args[0].code == "no_validation"
 
 
@@ -239,7 +239,7 @@ def test_a_resumed_run_keeps_the_scores_of_the_epochs_before(tmp_path):
     assert newest(tmp_path, IDENTITY).steps == 12
     again = run("2", resume="step-00000009-1")
     assert again.scores == whole.scores
-    assert [(one.steps, one.correct, one.samples) for one in again.scores] == [
+    assert [(score.steps, score.correct, score.samples) for score in again.scores] == [
         (4, 5, 7), (8, 5, 7), (12, 5, 7),
     ]  # fmt: skip
 
@@ -270,12 +270,12 @@ def test_a_pipeline_that_is_emptied_for_the_validation_says_so():
 
 
 def test_every_image_is_read_once():
-    asked = []
+    read_ids = []
 
-    class Asked(Planted):
+    class WatchedPlanted(Planted):
         def gather(self, sample_ids, *, pin_memory=False):
-            asked.append(sample_ids)
+            read_ids.append(sample_ids)
             return super().gather(sample_ids)
 
-    classify(Reads(), Asked(), torch.device("cpu"), 3)
-    assert np.concatenate(asked).tolist() == list(range(7))
+    classify(Reads(), WatchedPlanted(), torch.device("cpu"), 3)
+    assert np.concatenate(read_ids).tolist() == list(range(7))

@@ -10,7 +10,7 @@ from ddlbench.slurm.partitions import is_slice, node_kinds, parse_gres, parse_ki
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("(null)", {}),
         ("gpu:4", {"": 4}),
@@ -27,8 +27,8 @@ from ddlbench.slurm.partitions import is_slice, node_kinds, parse_gres, parse_ki
         ("gpu:0,craynetwork:4", {}),
     ],
 )
-def test_gres(text, found):
-    assert parse_gres(text) == found
+def test_gres(text, expected):
+    assert parse_gres(text) == expected
 
 
 @pytest.mark.parametrize(
