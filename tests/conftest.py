@@ -81,7 +81,7 @@ def third_party(tmp_path, monkeypatch):
 
     yield install
     monkeypatch.undo()
-    for name in [name for name, found in sys.modules.items() if _lies_in(found, tmp_path)]:
+    for name in [name for name, module in sys.modules.items() if _lies_in(module, tmp_path)]:
         del sys.modules[name]
     forget()
 

@@ -126,8 +126,8 @@ def _pass(network: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch
     return outputs.detach(), inputs.grad
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"{what}: {m}")
+def _close(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"{what}: {m}")
 
 
 def _compare_rows(case: Case, grid: Grid) -> None:
@@ -136,18 +136,18 @@ def _compare_rows(case: Case, grid: Grid) -> None:
     for turn in range(2):  # running statistics follow
         whole = _inputs(case, turn)
         expected, input_gradient = _pass(plain, whole)
-        found, own_gradient = _pass(network, grid.shard(whole))
-        _close(found, expected, "output")
+        actual, own_gradient = _pass(network, grid.shard(whole))
+        _close(actual, expected, "output")
         _close(own_gradient, grid.shard(input_gradient), "gradient of the input")
         for parameter in rows.parameters:
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
-        found_parameters = dict(network.named_parameters())
+        actual_parameters = dict(network.named_parameters())
         for name, parameter in plain.named_parameters():
-            _close(found_parameters[name].grad, parameter.grad, f"gradient of {name}")
-    found_buffers = network.state_dict()
+            _close(actual_parameters[name].grad, parameter.grad, f"gradient of {name}")
+    actual_buffers = network.state_dict()
     for name, value in plain.state_dict().items():
-        _close(found_buffers[name], value, name)
+        _close(actual_buffers[name], value, name)
     plain.eval()
     network.eval()
     whole = _inputs(case, 5)
@@ -159,16 +159,16 @@ def _compare_weights(case: Case, group: ShardGroup) -> None:
     split_weights(network, traced(network, case.shape), group, case.split)
     whole = _inputs(case, 0)
     expected, input_gradient = _pass(plain, whole)
-    found, own_gradient = _pass(network, whole)
-    _close(found, expected, "output")
+    actual, own_gradient = _pass(network, whole)
+    _close(actual, expected, "output")
     _close(own_gradient, input_gradient, "gradient of the input")
     for name, layer in network.named_modules():
         if not isinstance(layer, WeightSplit):
             continue
         original = plain.get_submodule(name)
-        for own, (of, place) in layer._places.items():
+        for part_name, (of, place) in layer._places.items():
             gradient = getattr(original, of).grad[place]
-            _close(getattr(layer, own).grad, gradient, f"gradient of {name}.{of}")
+            _close(getattr(layer, part_name).grad, gradient, f"gradient of {name}.{of}")
         for key, value in layer.whole_state().items():
             assert torch.equal(value, getattr(original, key)), f"whole {name}.{key}"
     others = {n: p for n, p in network.named_parameters() if "_" not in n.rpartition(".")[2]}
@@ -182,8 +182,8 @@ def _compare_weights(case: Case, group: ShardGroup) -> None:
 def random_rows(number: int, world_size: int, seed: int) -> list[Case]:
     """Single layers over rows: kernels, strides, dilations, groups, paddings, odd extents."""
     draw = random.Random(seed)
-    found: list[Case] = []
-    while len(found) < number:
+    cases: list[Case] = []
+    while len(cases) < number:
         dims = draw.choice([2, 2, 3])
         kinds = ["conv", "conv", "depthwise", "max", "mean", "norm"]
         split = draw.choice(["height", "width", "both", *(["depth"] if dims == 3 else [])])
@@ -196,8 +196,8 @@ def random_rows(number: int, world_size: int, seed: int) -> list[Case]:
         shape = (2, channels, *extents)
         case = Case(split, shape, (_random_layer(draw, draw.choice(kinds), dims, channels),))
         if _fits(case, sizes):
-            found.append(case)
-    return found
+            cases.append(case)
+    return cases
 
 
 def _random_layer(
@@ -243,17 +243,17 @@ def _random_layer(
 def _fits(case: Case, sizes: dict[int, int]) -> bool:
     """Whether torch takes it, and every rank has an output."""
     try:
-        (told,) = traced(case.network(), case.shape)
+        (layer,) = traced(case.network(), case.shape)
     except (RuntimeError, ValueError):
         return False
-    outputs = told.shapes[1]
+    outputs = layer.shapes[1]
     return min(outputs) > 0 and all(outputs[dim] >= size for dim, size in sizes.items())
 
 
 def random_weights(number: int, world_size: int, seed: int) -> list[Case]:
     """Two layers by filters or channels: parts that begin and end within groups, odd numbers."""
     draw = random.Random(seed)
-    found = []
+    cases = []
     for _ in range(number):
         by = draw.choice(["filter", "channel"])
         if draw.random() < 0.25:
@@ -263,7 +263,7 @@ def random_weights(number: int, world_size: int, seed: int) -> list[Case]:
                 ("linear", {"in_features": a, "out_features": b, "bias": draw.random() < 0.5})
                 for a, b in pairs
             )
-            found.append(Case(by, draw.choice([(3, sizes[0]), (2, 3, sizes[0])]), layers))
+            cases.append(Case(by, draw.choice([(3, sizes[0]), (2, 3, sizes[0])]), layers))
             continue
         groups = draw.choice([1, 2, 3, 5])
         inner = groups * draw.randint(-(-world_size // groups), 4 + world_size // groups)
@@ -283,5 +283,5 @@ def random_weights(number: int, world_size: int, seed: int) -> list[Case]:
         if second["padding"] == "same":
             second["stride"] = 1
         layers = (first, ("norm2", {"num_features": inner}), ("relu", {}), ("conv2", second))
-        found.append(Case(by, (2, 3, 9, 8), layers))
-    return found
+        cases.append(Case(by, (2, 3, 9, 8), layers))
+    return cases

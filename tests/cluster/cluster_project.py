@@ -127,11 +127,11 @@ class Project:
         )
 
     def results(self, site: str = "testbed") -> dict[Cell, dict]:
-        found = {}
+        results = {}
         for path in self.folder.glob(f"results/{site}/cells/**/result.json"):
             result = json.loads(path.read_text())
-            found[Cell.from_dict(result["cell"])] = result
-        return found
+            results[Cell.from_dict(result["cell"])] = result
+        return results
 
     def jobs_submitted(self, run: subprocess.CompletedProcess[str]) -> int:
         return (run.stdout + run.stderr).count("has been submitted with SLURM jobid")

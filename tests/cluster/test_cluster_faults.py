@@ -54,8 +54,8 @@ class FaultyRun:
 
     @property
     def cell(self) -> Path | None:
-        actual = list(self.folder.glob("results/testbed/cells/**/rep0"))
-        return actual[0] if actual else None
+        folders = list(self.folder.glob("results/testbed/cells/**/rep0"))
+        return folders[0] if folders else None
 
     def result(self) -> dict | None:
         path = self.cell / "result.json" if self.cell else None
@@ -129,9 +129,9 @@ class FaultyRun:
 def wait_for(condition, seconds=120.0):
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
-        actual = condition()
-        if actual:
-            return actual
+        value = condition()
+        if value:
+            return value
         time.sleep(0.1)
     raise AssertionError("it did not come")
 
@@ -318,9 +318,9 @@ def test_a_full_scratch_disk_names_the_node(faulty):
     finally:
         faulty.bed.run("n2", "rm", "-f", "/scratch/fill")
     assert run.returncode != 0
-    said = run.stdout + run.stderr
-    assert "n2: mnist data at scale 0.0008 needs about" in said
-    assert "Traceback" not in said
+    output = run.stdout + run.stderr
+    assert "n2: mnist data at scale 0.0008 needs about" in output
+    assert "Traceback" not in output
     assert "n2: " in faulty.failure()["reason"]
     assert faulty.jobs() == []
     faulty.hurry()

@@ -82,8 +82,10 @@ ON_ONE_NODE = ("gpipe", "model-parallel")  # torchgpipe's two
     ],
 )
 def test_the_smoke_experiment_measures_every_strategy(project, smoke, every_geometry, cells):
-    on_two = [one for one in smoke["matrix"]["strategy"] if one not in ON_ONE_NODE]
-    left_out = [] if every_geometry else [{"strategy": one, "geometry": "1x2"} for one in on_two]
+    on_two = [strategy for strategy in smoke["matrix"]["strategy"] if strategy not in ON_ONE_NODE]
+    left_out = (
+        [] if every_geometry else [{"strategy": strategy, "geometry": "1x2"} for strategy in on_two]
+    )
     project.configure({**smoke, "exclude": left_out})
     run = project.snakemake()
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]

@@ -178,5 +178,5 @@ def _jobs(project: Project) -> dict[Cell, str]:
 
 
 def _inode(bed: TestBed, node: str) -> str:
-    actual = bed.run(node, "sh", "-c", "stat -c '%i' /scratch/ddlbench-data-*/mnist-*/")
-    return actual.stdout.strip()
+    process = bed.run(node, "sh", "-c", "stat -c '%i' /scratch/ddlbench-data-*/mnist-*/")
+    return process.stdout.strip()

@@ -31,8 +31,8 @@ needs_cluster = pytest.mark.skipif(missing(OPTIONS) is not None, reason=str(miss
 @pytest.fixture(scope="module")
 def shared_bed() -> Iterator[TestBed]:
     """One bed for the tests that leave it as it was."""
-    with TestBed(OPTIONS) as one:
-        yield one
+    with TestBed(OPTIONS) as shared:
+        yield shared
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_addresses_in_use_are_refused(monkeypatch: pytest.MonkeyPatch, taken: st
         wider = [{"dst": "default"}, {"dst": "10.213.0.0/16"}]
         narrower = [{"dst": "10.213.77.64/26"}]
         known = wider if command[4] == "match" else narrower
-        return json.dumps([one for one in known if one["dst"] in ("default", taken)])
+        return json.dumps([route for route in known if route["dst"] in ("default", taken)])
 
     monkeypatch.setattr(network, "system", routes)
     with pytest.raises(TestBedError, match=f"uses {taken} already; choose other addresses"):
@@ -114,24 +114,24 @@ def test_addresses_in_use_are_refused(monkeypatch: pytest.MonkeyPatch, taken: st
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_control_groups_are_found_in_both_versions(tmp_path: Path, version: int) -> None:
-    mounts, own = tmp_path / "mounts", tmp_path / "own"
+    mounts, membership = tmp_path / "mounts", tmp_path / "own"
     if version == 1:
         lines = [f"cgroup {tmp_path}/cpu cgroup rw,cpu,cpuacct 0 0"]
         lines += [f"cgroup {tmp_path}/memory cgroup rw,memory 0 0"]
-        own.write_text("2:memory:/outer\n1:cpu,cpuacct:/\n0::/\n")
+        membership.write_text("2:memory:/outer\n1:cpu,cpuacct:/\n0::/\n")
         (tmp_path / "memory" / "outer").mkdir(parents=True)
         expected = [f"{tmp_path}/cpu/ddlbench-testbed", f"{tmp_path}/memory/outer/ddlbench-testbed"]
     else:
         lines = [f"cgroup2 {tmp_path} cgroup2 rw 0 0"]
-        own.write_text("0::/user.slice\n")
+        membership.write_text("0::/user.slice\n")
         (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
         expected = [f"{tmp_path}/ddlbench-testbed"]
     mounts.write_text("\n".join(lines) + "\n")
-    groups = Cgroups.find(mounts, own)
+    groups = Cgroups.find(mounts, membership)
     assert (groups.version, groups.roots) == (version, expected)
     mounts.write_text("tmpfs /tmp tmpfs rw 0 0\n")
     with pytest.raises(TestBedError, match="leave out --cpu-share"):
-        Cgroups.find(mounts, own)
+        Cgroups.find(mounts, membership)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -315,7 +315,9 @@ def test_processes_of_a_job_are_seen_and_none_outlives_it(bed: TestBed, tmp_path
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         actual = bed.processes(job)
-        sleeping = [node for node, all_ in actual.items() for one in all_ if "1000" in one.command]
+        sleeping = [
+            node for node, all_ in actual.items() for process in all_ if "1000" in process.command
+        ]
         if sorted(sleeping) == ["n1", "n1", "n2"]:
             break
         time.sleep(0.1)
@@ -378,10 +380,10 @@ def traces() -> set[str]:
     paths += Path("/run/netns").glob(f"{PREFIX}*")
     paths += [CONFIG / name for name in CONFIG_FILES]
     paths += map(Path, Cgroups.find().roots)
-    actual = {str(path) for path in paths if path.exists()}
-    actual |= {f"/etc/hosts: {line}" for line in HOSTS.read_text().splitlines()}
+    remains = {str(path) for path in paths if path.exists()}
+    remains |= {f"/etc/hosts: {line}" for line in HOSTS.read_text().splitlines()}
     mounts = Path("/proc/mounts").read_text().splitlines()
-    actual |= {line for line in mounts if PREFIX in line or str(SCRATCH) in line}
+    remains |= {line for line in mounts if PREFIX in line or str(SCRATCH) in line}
     here = Path("/proc/self/ns/net").readlink()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -390,8 +392,8 @@ def traces() -> set[str]:
         except OSError:
             continue
         if command and (elsewhere or command.startswith(("munged", "slurm", "mariadbd"))):
-            actual.add(f"{folder.name} {command}")
-    return actual
+            remains.add(f"{folder.name} {command}")
+    return remains
 
 
 @pytest.fixture

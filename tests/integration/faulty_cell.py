@@ -109,8 +109,8 @@ class FaultyCell:
         """From now on training ends; the next run's result."""
         (self.notes / "hurry").touch()
         run = self.supervise()
-        said, _ = run.communicate(timeout=120)
-        assert run.returncode == 0, said
+        output, _ = run.communicate(timeout=120)
+        assert run.returncode == 0, output
         return self.result()
 
     def result(self) -> dict[str, Any]:
@@ -151,8 +151,8 @@ def lives(process: psutil.Process) -> bool:
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
-        found = condition()
-        if found:
-            return found
+        value = condition()
+        if value:
+            return value
         time.sleep(0.05)
     raise AssertionError("it did not come")

@@ -117,9 +117,9 @@ class SharedCells:
         """The run of a cell on as many devices as it has; it must have ended well."""
         name = hashlib.sha256(cell.id.encode()).hexdigest()[:16]
         root = once(self._folder / name, partial(_run_watched, cell))
-        found = CellRun(cell, root, frozenset(json.loads((root / "listened.json").read_text())))
-        assert found.result["status"] == "ok", found.result["reason"]
-        return found
+        run = CellRun(cell, root, frozenset(json.loads((root / "listened.json").read_text())))
+        assert run.result["status"] == "ok", run.result["reason"]
+        return run
 
     def sequential_loss(self, cell: Cell) -> dict[str, Any]:
         """Losses of the same cell on one device."""
@@ -153,17 +153,19 @@ class Listeners(threading.Thread):
         while not self.ended.wait(0.1):
             for process in running():
                 try:
-                    found = process.net_connections("inet")
+                    connections = process.net_connections("inet")
                 except psutil.Error:
                     continue
-                self.addresses |= {c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN}
+                self.addresses |= {
+                    c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN
+                }
 
 
 def running(word: str = "-m ddlbench") -> list[psutil.Process]:
     """Processes under this one whose command has a word."""
-    found = []
+    processes = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if word in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes

@@ -29,9 +29,9 @@ def _assert_equal(cells: list[Cell], parts: int, monkeypatch, folder) -> None:
     for ranks in train(compiled, RUNS, limit_s=600):  # a busy machine compiles for minutes
         states = [rank["state"] for rank in ranks]
         for state in states:
-            own = {name: value for name, value in expected.items() if name in state}
-            assert own
-            assert_same_weights(state, own, rtol=1e-4, atol=1e-5)
+            expected_state = {name: value for name, value in expected.items() if name in state}
+            assert expected_state
+            assert_same_weights(state, expected_state, rtol=1e-4, atol=1e-5)
         own_losses = [rank["loss"] for rank in ranks if rank["loss"]]
         mean_losses = torch.tensor(own_losses).mean(dim=0)
         torch.testing.assert_close(mean_losses, torch.tensor(losses), rtol=1e-3, atol=1e-4)

@@ -61,15 +61,17 @@ def test_without_batch_norm_accumulation_changes_nothing():
     (ranks,) = train([cell], RUNS)
     for rank in ranks:
         assert_same_weights(rank["state"], expected)
-    means = [sum(own) / 2 for own in zip(*(rank["loss"] for rank in ranks), strict=True)]
+    means = [
+        sum(rank_losses) / 2 for rank_losses in zip(*(rank["loss"] for rank in ranks), strict=True)
+    ]
     assert means == pytest.approx(losses)
 
 
 def test_gradients_that_lie_in_buckets_train_the_same():
     options = {"bucket_cap_bytes": 256}
     plain, view = train([cell_of(2, **options), cell_of(2, bucket_view=True, **options)], RUNS)
-    for one, other in zip(plain, view, strict=True):
-        assert_same_weights(other["state"], one["state"], rtol=0, atol=0)
+    for first, second in zip(plain, view, strict=True):
+        assert_same_weights(second["state"], first["state"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "bucket_view": True, **SHARDED}])
@@ -120,8 +122,8 @@ def test_each_rank_keeps_the_momentum_of_its_own_weights():
     whole, sharded = cell_of(2), cell_of(2, **SHARDED)
     plain, shared = train([whole, sharded], RUNS)
     sizes = sizes_of(whole)
-    for own, before, after in zip(shares(sizes, 2), plain, shared, strict=True):
-        assert before["kept_bytes"] - after["kept_bytes"] == sum(sizes) - own
+    for share, before, after in zip(shares(sizes, 2), plain, shared, strict=True):
+        assert before["kept_bytes"] - after["kept_bytes"] == sum(sizes) - share
 
 
 # Bytes that cross the network -------------------------------------------------------------------

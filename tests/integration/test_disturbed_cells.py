@@ -30,8 +30,8 @@ def faulty(tmp_path, monkeypatch):
 def finished(faulty, run):
     """The timing of the cell, which may train on now."""
     (faulty.notes / "hurry").touch()
-    said, _ = run.communicate(timeout=120)
-    assert run.returncode == 0, said
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, output
     result = faulty.result()
     assert result["status"] == "ok"
     return result["timing"]

@@ -47,10 +47,10 @@ def bits(module):
     return {**state, "random": torch.get_rng_state(), "python": random.getstate()}
 
 
-def assert_same_bits(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        same = torch.equal(value, other[name]) if torch.is_tensor(value) else value == other[name]
+def assert_same_bits(first, second):
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        same = torch.equal(value, second[name]) if torch.is_tensor(value) else value == second[name]
         assert same, name
 
 
@@ -109,8 +109,8 @@ def train_here(rehearsed: bool, cell: Cell, rank: int, store: Store | None) -> d
     process = plan.processes[rank]
     executor = executor_of(cell)
     context = context_of(plan, process, store, torch.float64)
-    told: list[int] = []
-    context.progress = told.append
+    progress: list[int] = []
+    context.progress = progress.append
     data = Reader(cell, process) if process.needs else None
     blocks = network()
     torch.manual_seed(rank)  # as the worker does
@@ -135,7 +135,7 @@ def train_here(rehearsed: bool, cell: Cell, rank: int, store: Store | None) -> d
         "network": {k: v.clone() for k, v in executor.state_dict()["network"].items()},
         "optimizer": executor.state_dict()["optimizer"],
         "loss": [loss for record in records for loss in record.loss],
-        "told": told,
+        "told": progress,
         "log": log[:prepared],
         "random": torch.get_rng_state(),
     }
@@ -169,18 +169,18 @@ def test_training_after_a_rehearsal_is_the_same_to_the_last_bit(cells):
     plain = run_ranks(partial(train_here, False), wanted, 3)
     rehearsed = run_ranks(partial(train_here, True), wanted, 3)
     for cell, ranks, again in zip(wanted, plain, rehearsed, strict=True):
-        for one, other in zip(ranks, again, strict=True):
+        for first, second in zip(ranks, again, strict=True):
             for part in ("network", "loss", "random"):
                 torch.testing.assert_close(
-                    one[part], other[part], rtol=0, atol=0, msg=f"{cell.id}: {part}"
+                    first[part], second[part], rtol=0, atol=0, msg=f"{cell.id}: {part}"
                 )
-            assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
-            momenta = [rank["optimizer"]["state"] for rank in (one, other)]
+            assert first["optimizer"]["param_groups"] == second["optimizer"]["param_groups"]
+            momenta = [rank["optimizer"]["state"] for rank in (first, second)]
             torch.testing.assert_close(*momenta, rtol=0, atol=0, msg=cell.id)
-            assert one["told"] == other["told"]  # nobody hears of a rehearsal
-            assert ("practise", 0) not in one["log"]
+            assert first["told"] == second["told"]  # nobody hears of a rehearsal
+            assert ("practise", 0) not in first["log"]
             # Alone: only replicas add up their gradients.
-            calls = {name for name, _ in between(other["log"])}
+            calls = {name for name, _ in between(second["log"])}
             assert calls <= {"all_reduce"}
             assert not calls or "2+1" in cell.id
 

@@ -34,10 +34,10 @@ def _probed_once():
 
     def first_probe(nodes):
         links = tuple(nodes.hosts)
-        actual = passed.get(links) or probe(nodes)
-        if actual["ok"]:
-            passed[links] = actual
-        return actual
+        report = passed.get(links) or probe(nodes)
+        if report["ok"]:
+            passed[links] = report
+        return report
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EmulatedNodes, "probe", first_probe)

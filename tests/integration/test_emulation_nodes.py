@@ -133,10 +133,10 @@ def test_folder_environment_and_arguments_are_the_caller_s(nodes, tmp_path):
     folder.mkdir()
     shown = "import os, sys; print([os.getcwd(), os.environ['GIVEN'], sys.argv[1:]])"
     arguments = ["two words", "$HOME", "'", ""]
-    told = python(
+    output = python(
         *(nodes, 1, shown, *arguments), cwd=folder, env={**os.environ, "GIVEN": "to the node"}
     )
-    assert told == str([str(folder), "to the node", arguments])
+    assert output == str([str(folder), "to the node", arguments])
 
 
 def test_a_signal_reaches_the_command(nodes):
@@ -215,7 +215,7 @@ def test_a_probe_holds_setting_and_measurement():
     measured = actual["measured"]
     assert measured["one_way_delay_s"] >= 0.999 * (0.02 - measured["links"]["compensation_s"])
     assert measured["rate_bits_per_s"] <= 50e6 * 1.5
-    assert [one["congestion_control"] for one in measured["tcp"]] == ["cubic", "reno"]
+    assert [flow["congestion_control"] for flow in measured["tcp"]] == ["cubic", "reno"]
     interval = measured["loss"]["wide_interval"]
     assert interval["low"] <= 0.1 <= interval["high"]
     assert measured["usage"]["lost_on_purpose"] > 0
@@ -261,7 +261,9 @@ def test_devices_have_links_of_their_own_inside_nodes_of_one_name():
         count = 5_000_000
         begun_s = time.monotonic()
         with ThreadPoolExecutor() as pool:  # both devices of node 0 to those of node 1, at once
-            sent = [pool.submit(stream, nodes, (0, one), (1, one), count) for one in (0, 1)]
+            sent = [
+                pool.submit(stream, nodes, (0, device), (1, device), count) for device in (0, 1)
+            ]
             assert [each.result() for each in sent] == [count, count]
         assert time.monotonic() - begun_s >= 2 * count * 8 / 200e6
         begun_s = time.monotonic()
@@ -304,10 +306,10 @@ def stream(nodes, source, target, count):
 
 
 def test_a_relay_that_ends_is_told():
-    with EmulatedNodes(condition(backend="relay"), 2) as own:
-        own._backend._process.kill()
+    with EmulatedNodes(condition(backend="relay"), 2) as nodes:
+        nodes._backend._process.kill()
         with pytest.raises(EmulationFailed, match="relay of the emulated links has ended"):
-            own.usage()
+            nodes.usage()
 
 
 OWNER = """
@@ -338,14 +340,14 @@ def test_nothing_is_left_of_an_owner_that_was_killed():
 
 
 def _with_marker(marker):
-    actual = []
+    process_ids = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and marker.encode() in (entry / "environ").read_bytes():
-                actual.append(entry.name)
+                process_ids.append(entry.name)
         except OSError:
             continue
-    return actual
+    return process_ids
 
 
 def test_the_same_inside_a_user_namespace(monkeypatch):
@@ -396,9 +398,9 @@ def test_netem_makes_such_links_too():
 def test_tc_understands_what_it_is_asked_for(options):
     lossy = condition(loss=0.013)
     with namespaces.Space() as space:
-        asked = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", *options(lossy)]
+        command = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", *options(lossy)]
         done = subprocess.run(
-            [*space.enter(), "unshare", "--net", *asked],
+            [*space.enter(), "unshare", "--net", *command],
             capture_output=True,
             text=True,
             timeout=BUDGET_S,

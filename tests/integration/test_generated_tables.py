@@ -53,7 +53,7 @@ def test_a_page_without_the_marks_is_named() -> None:
 
 
 def test_make_runs_it() -> None:
-    told = subprocess.run(
+    dry_run = subprocess.run(
         ["make", "-n", "tables"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "python -m ddlbench.commands.tables" in told.stdout
+    assert "python -m ddlbench.commands.tables" in dry_run.stdout

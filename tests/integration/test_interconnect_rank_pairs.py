@@ -41,8 +41,8 @@ def test_of_many_ranks_a_sample_is_measured():
     assert len(set(chosen)) == len(chosen) == MOST_PAIRS  # of 65 280
     assert all(sender != receiver for sender, receiver in chosen)
     assert set(permutations(range(8), 2)) <= set(chosen)
-    for one, other in pairwise(range(0, 256, 8)):
-        assert {(one, other), (other, one)} <= set(chosen)
+    for first, second in pairwise(range(0, 256, 8)):
+        assert {(first, second), (second, first)} <= set(chosen)
     assert {(rank, (rank + 1) % 256) for rank in range(256)} <= set(chosen)
     by_lot = [pair for pair in chosen if abs(pair[0] - pair[1]) not in (1, 8, 255)]
     assert len({nodes[sender] for sender, _ in by_lot}) > 16  # from all over the site
@@ -67,9 +67,9 @@ def pairs_here(most: int, rank: int, store: dist.Store, *, budget_s: float) -> d
     members = members_of(1, 3, 3)
     group = Group(members, members[rank], store, torch.device("cpu"), "lo")
     with joined(group):
-        actual = rank_pairs.measure_pairs(group, budget_s)
+        report = rank_pairs.measure_pairs(group, budget_s)
         dist.barrier()
-    return actual
+    return report
 
 
 def measured(budget_s: float = 60, most: int = MOST_PAIRS) -> list[dict]:
@@ -171,11 +171,11 @@ def test_only_a_whole_hole_of_a_sample_is_one(changes, sentence, tmp_path):
 
 def test_sweeps_are_kept_when_the_pairs_fail(tmp_path, monkeypatch):
     """Pairs come last, and whatever happens to them is a note."""
-    asked = []
+    modules = []
 
     def run_rank_job(_site, _geometry, module, _settings, _folder, **_named):
-        asked.append(module.rpartition(".")[2])
-        if asked[-1] == "rank_pairs":
+        modules.append(module.rpartition(".")[2])
+        if modules[-1] == "rank_pairs":
             raise RankJobFailed("rank 3: the network is down")
         report = {"rank": 0, "status": "ok", "node_type": "x", "pairs": [], "provenance": {}}
         return [
@@ -193,6 +193,6 @@ def test_sweeps_are_kept_when_the_pairs_fail(tmp_path, monkeypatch):
     monkeypatch.setattr(measure_module, "run_rank_job", run_rank_job)
     site = replace(load_site("local"), nodes=1, devices_per_node=2)
     actual = measure_module.measure_links(site, "default", tmp_path / "links.json")
-    assert asked == ["sweep", "rank_pairs"]
+    assert modules == ["sweep", "rank_pairs"]
     assert actual.notes == ("swept", "no pairs of ranks: rank 3: the network is down")
     assert read_links(tmp_path / "links.json").pairs == ()

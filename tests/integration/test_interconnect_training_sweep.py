@@ -17,16 +17,18 @@ SIZES = [2**10, 2**11, 2**12, 2**13]
 def sweep_here(_item: Any, rank: int, store: dist.Store) -> list[dict[str, Any]]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     limits = torch.device("cpu"), LARGEST_BYTES, BUDGET_S
-    actual = sweep_reducer(*limits) + sweep_sharded(*limits)
+    sweeps = sweep_reducer(*limits) + sweep_sharded(*limits)
     dist.destroy_process_group()
-    return actual
+    return sweeps
 
 
 def test_every_size_is_in_every_sweep():
-    ((actual, *_),) = run_ranks(sweep_here, ["three ranks"], RANKS)
+    ((sweeps, *_),) = run_ranks(sweep_here, ["three ranks"], RANKS)
     sizes = {
-        (sweep["transport"], sweep["operation"]): [one["message_bytes"] for one in sweep["points"]]
-        for sweep in actual
+        (sweep["transport"], sweep["operation"]): [
+            point["message_bytes"] for point in sweep["points"]
+        ]
+        for sweep in sweeps
     }
     whole = [-(-size // (4 * RANKS)) * 4 * RANKS for size in SIZES]  # elements that divide
     assert sizes == {
@@ -34,5 +36,5 @@ def test_every_size_is_in_every_sweep():
         ("fsdp", "all_gather"): [size // RANKS for size in whole],
         ("fsdp", "reduce_scatter"): whole,
     }
-    times = [time_s for sweep in actual for one in sweep["points"] for time_s in one["times_s"]]
+    times = [time_s for sweep in sweeps for point in sweep["points"] for time_s in point["times_s"]]
     assert min(times) > 0

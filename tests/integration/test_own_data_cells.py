@@ -36,7 +36,7 @@ def test_a_declared_dataset_is_trained_and_validated(insects, tmp_path):
     result, _ = run_one(cell, local_site(tmp_path), tmp_path / "results")
     assert result["status"] == "ok", result["reason"]
     assert cell.data_source == "real"
-    own = inspect_user_data(DataRequest("insects", source=insects.source))
-    assert result["inputs"]["dataset_digest"] == own.digest
+    data = inspect_user_data(DataRequest("insects", source=insects.source))
+    assert result["inputs"]["dataset_digest"] == data.digest
     assert result["validation"][-1]["samples"] == insects.num_val == 16
     assert result["validation"][-1]["accuracy"] == 1.0

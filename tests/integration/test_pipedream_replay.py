@@ -25,17 +25,17 @@ PIPELINES = {
 
 def warmups(replicas, extra=0):
     """Written out once more, from the end: W_s + 1 = ceil(demand_{s+1} / r_s) + 1."""
-    actual, least, demand = [0], replicas[-1], replicas[-1]
+    counts, least, demand = [0], replicas[-1], replicas[-1]
     for count in reversed(replicas[:-1]):
         waiting = max(ceil(least / count) + extra, ceil(demand / count))
         least, demand = count * (ceil(least / count) + 1), count * (waiting + 1)
-        actual.insert(0, waiting)
-    return actual
+        counts.insert(0, waiting)
+    return counts
 
 
-def stashed(replicas, extra=0, behind=0):
+def stashed(replicas, extra=0, lag=0):
     waiting = warmups(replicas, extra)
-    late = [behind if count > 1 else 0 for count in replicas]
+    late = [lag if count > 1 else 0 for count in replicas]
     return lambda s, b: max(0, b // replicas[s] - waiting[s] - late[s])
 
 
@@ -73,17 +73,17 @@ def assert_equals_replay(cell, version_of, ranks):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_pipeline_equals_its_replay(ranks):
     cells, versions = zip(*cases(ranks), strict=True)
-    for cell, version_of, actual in zip(cells, versions, train(cells, RUNS), strict=True):
-        assert_equals_replay(cell, version_of, actual)
-        assert {tuple(rank["ids"]) for rank in actual} == {tuple(range(COUNT))}
-        for rank in actual:
+    for cell, version_of, reports in zip(cells, versions, train(cells, RUNS), strict=True):
+        assert_equals_replay(cell, version_of, reports)
+        assert {tuple(rank["ids"]) for rank in reports} == {tuple(range(COUNT))}
+        for rank in reports:
             assert rank["steps"] == rank["loads"] == [*(count for _, count in RUNS), 0]
             assert rank["wait_s"] >= 0
         # No more weight versions than the plan says; as many where the run is long enough.
-        details = actual[0]["details"]
+        details = reports[0]["details"]
         for stage, numbers in enumerate(details["stage_ranks"]):
             for number in numbers:
-                assert actual[number]["versions"] <= details["weight_versions"][stage], cell.id
+                assert reports[number]["versions"] <= details["weight_versions"][stage], cell.id
 
 
 def test_weight_versions_and_what_is_kept():
@@ -103,9 +103,11 @@ def test_spans_tell_what_each_rank_did():
     (ranks,) = train([cell_of("2+1")], RUNS)
     first, count = RUNS[1]
     for number, rank in enumerate(ranks):
-        own = range(first + number, first + count, 2) if number < 2 else range(first, first + count)
+        mini_batches = (
+            range(first + number, first + count, 2) if number < 2 else range(first, first + count)
+        )
         for kind in ("forward", "backward"):
-            assert [n for k, n, _, _ in rank["spans"] if k == kind] == list(own)
+            assert [n for k, n, _, _ in rank["spans"] if k == kind] == list(mini_batches)
         times = [time for _, _, begin, end in rank["spans"] for time in (begin, end)]
         assert times == sorted(times)
     kinds = {kind for rank in ranks for kind, *_ in rank["spans"]}

@@ -143,8 +143,10 @@ def _assert_order(cell: Cell, ranks: list[dict]) -> None:
         waits = [end - start for kind, _, start, end in rank["spans"] if kind in WAITS]
         assert rank["wait_s"] == pytest.approx(sum(waits))
         for step in range(1, STEPS):
-            own = [span for span in rank["spans"] if span[1] == step]
-            loads, spans = ([s for s in own if (s[0] == "load") is load] for load in (True, False))
+            step_spans = [span for span in rank["spans"] if span[1] == step]
+            loads, spans = (
+                [s for s in step_spans if (s[0] == "load") is load] for load in (True, False)
+            )
             assert len(loads) == bool(process.needs)
             assert all(load[3] <= spans[0][2] for load in loads)
             assert [kind for kind, *_ in spans if " " in kind] == wanted

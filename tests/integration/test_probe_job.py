@@ -76,8 +76,8 @@ def here(tmp_path, monkeypatch):
         "apptainer": APPTAINER,
     }.items():
         program = programs / name
-        own = text.replace("HERE", str(tmp_path)).replace("PYTHON", sys.executable)
-        program.write_text(f"#!/bin/bash\n{own}")
+        script = text.replace("HERE", str(tmp_path)).replace("PYTHON", sys.executable)
+        program.write_text(f"#!/bin/bash\n{script}")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(CONFIG.parent / "src"))
@@ -106,14 +106,14 @@ def words(path):
 
 
 def test_a_good_site(here):
-    said = []
-    findings = doctor.examine(site(here), 1, say=said.append)
+    messages = []
+    findings = doctor.examine(site(here), 1, say=messages.append)
     assert all(finding.ok for finding in findings), findings
     # Where the tests run decides whether their folder is a doubt.
     assert [f.what.split(": ")[-1] for f in findings if not f.doubtful] == [
         "partition", "job", "torch", "scratch", "network",
     ]  # fmt: skip
-    assert said[0] == "waiting for a job on 1 node(s), number 17; `squeue --job 17` shows it"
+    assert messages[0] == "waiting for a job on 1 node(s), number 17; `squeue --job 17` shows it"
     assert not (here / "cancelled").exists()
     assert not list((here / "results").iterdir())
 
@@ -129,8 +129,8 @@ def test_set_up_commands_container_and_options_are_those_of_cells(here):
     assert all(finding.ok for finding in findings), findings
     assert words(here / "set_up") == ["ran"]
     assert words(here / "contained")[:4] == ["exec", "--nv", str(here / "image.sif"), "python3"]
-    asked = words(here / "asked")
-    assert {"--reservation=lab", "--wckey=two words", "--exclusive"} <= set(asked)
+    options = words(here / "asked")
+    assert {"--reservation=lab", "--wckey=two words", "--exclusive"} <= set(options)
     assert words(here / "step")[:5] == [
         "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=8", "--cpu-bind=cores",
     ]  # fmt: skip

@@ -39,9 +39,9 @@ def supervisor_is_killed(faulty, run, ranks):
 def supervisor_gets_sigterm(faulty, run, ranks):
     """hardening B1: nothing was written, and the lease stayed."""
     run.terminate()
-    said, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=60)
     faulty.wait_until_gone(ranks, 1)
-    assert said.splitlines()[-1].startswith("ddlbench: ")
+    assert output.splitlines()[-1].startswith("ddlbench: ")
     assert "its supervisor was ended by SIGTERM" in faulty.failure()
     assert not (faulty.cell / "lease.json").exists()
 
@@ -106,8 +106,8 @@ def test_two_hosts_on_one_results_folder_measure_a_cell_once(faulty):
     assert "waiting for it" in second.stdout.readline()
     (faulty.notes / "hurry").touch()
     run.communicate(timeout=60)
-    said, _ = second.communicate(timeout=60)
-    assert (run.returncode, second.returncode) == (0, 0), said
+    output, _ = second.communicate(timeout=60)
+    assert (run.returncode, second.returncode) == (0, 0), output
     assert len(list(faulty.notes.glob("begun-*"))) == 2
     assert faulty.result()["status"] == "ok"
     faulty.report("two hosts on one results folder", "measured once", "ok for both")
@@ -163,12 +163,12 @@ def test_a_full_results_disk_is_one_sentence_that_names_the_cell(left_pages, sma
     fill(small_disk / "fill", left_pages)
     (faulty.notes / "hurry").touch()
     run = faulty.supervise()
-    said, _ = run.communicate(timeout=120)
+    output, _ = run.communicate(timeout=120)
     assert run.returncode == 1
-    told = [line for line in said.splitlines() if line.startswith("ddlbench: ")]
-    assert len(told) == 1, said
-    assert CELL.id in told[0]
-    assert "o room is left to write" in told[0]
+    messages = [line for line in output.splitlines() if line.startswith("ddlbench: ")]
+    assert len(messages) == 1, output
+    assert CELL.id in messages[0]
+    assert "o room is left to write" in messages[0]
     (small_disk / "fill").unlink()
     for note in faulty.notes.glob("*-*"):
         note.unlink()
@@ -201,9 +201,9 @@ def test_scratch_that_another_user_made_is_refused(faulty):
     planted.mkdir(parents=True)
     os.chown(planted, 12345, 12345)
     run = faulty.supervise()
-    said, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=60)
     assert run.returncode == 1
-    (sentence,) = [line for line in said.splitlines() if line.startswith("ddlbench: ")]
+    (sentence,) = [line for line in output.splitlines() if line.startswith("ddlbench: ")]
     assert f"{planted} belongs to user 12345, not to you" in sentence
     os.chown(planted, os.getuid(), -1)
     assert faulty.run_again()["status"] == "ok"

@@ -41,8 +41,8 @@ def test_a_cell_of_pipedream_leaves_a_complete_result(devices, shared_cells):
     measured = range(cell.warmup_steps, cell.warmup_steps + 16)
     for kind in ("forward", "backward"):
         for rank in range(devices):
-            own = [e for e in passes if e["cat"] == kind and e["tid"] == rank]
-            assert [e["args"]["mini_batch"] for e in own] == list(measured)
+            rank_passes = [e for e in passes if e["cat"] == kind and e["tid"] == rank]
+            assert [e["args"]["mini_batch"] for e in rank_passes] == list(measured)
     # On one clock: a mini-batch is done on a stage before it begins on the next.
     ends = {(e["cat"], e["tid"], e["args"]["mini_batch"]): e["ts"] + e["dur"] for e in passes}
     slack = max(rank["uncertainty_s"] for rank in result["plan_details"]["clock"]["ranks"]) * 2e6

@@ -37,13 +37,13 @@ def test_buckets_are_under_way_during_backward_and_done_before_the_update(shared
     rows = _rows(run.folder)
     assert set(rows) == {0, 1}
     for boxes in rows.values():
-        own = [box for box in boxes if box.kind not in BESIDE]
+        main_boxes = [box for box in boxes if box.kind not in BESIDE]
         kinds = ["load", "forward", "backward", "all_reduce", "update"]
-        assert [box.kind for box in own] == kinds
-        assert own[0].end_s <= own[1].start_s
-        for one, other in pairwise(own[1:]):
-            assert one.end_s == pytest.approx(other.start_s, abs=1e-8)
-        _, _, backward, _, update = own
+        assert [box.kind for box in main_boxes] == kinds
+        assert main_boxes[0].end_s <= main_boxes[1].start_s
+        for first, second in pairwise(main_boxes[1:]):
+            assert first.end_s == pytest.approx(second.start_s, abs=1e-8)
+        _, _, backward, _, update = main_boxes
         buckets = [box for box in boxes if box.kind in BESIDE]
         # Horovod fuses by time: on a slow machine all gradients are one message.
         assert len(buckets) > (0 if cell is HOROVOD else 1)

@@ -46,12 +46,12 @@ def measure(tmp_path, strategy):
 
 def overlaps_s(passes):
     """By how long each pass seems to begin before the stage that it waits for has ended."""
-    actual = []
+    overlaps = []
     for (kind, row, *numbers), box in passes.items():
         giver = passes.get((kind, row - 1 if kind == "forward" else row + 1, *numbers))
         if giver is not None:
-            actual.append(giver.end_s - box.start_s)
-    return actual
+            overlaps.append(giver.end_s - box.start_s)
+    return overlaps
 
 
 @pytest.mark.parametrize(

@@ -51,15 +51,15 @@ def _ring(ranks, size):
 
 def test_a_whole_cell_says_what_it_moved(shared_cells):
     result = shared_cells.run(DDP).result
-    told = result["communication"]
-    assert (told["counted_by"], told["steps"]) == ("tcp_info", DDP.max_steps)
-    assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
-    per_step = [rank["sent_bytes_per_step"] for rank in told["ranks"]]
+    communication = result["communication"]
+    assert (communication["counted_by"], communication["steps"]) == ("tcp_info", DDP.max_steps)
+    assert [rank["rank"] for rank in communication["ranks"]] == [0, 1]
+    per_step = [rank["sent_bytes_per_step"] for rank in communication["ranks"]]
     gradient_bytes = result["ranks"][0]["parameter_bytes"]
     assert per_step == pytest.approx([_ring(2, gradient_bytes)] * 2, rel=0.02)
-    sent_bytes = [rank["sent_bytes"] for rank in told["ranks"]]
+    sent_bytes = [rank["sent_bytes"] for rank in communication["ranks"]]
     assert sent_bytes == [each * DDP.max_steps for each in per_step]
-    received_bytes = sum(rank["received_bytes"] for rank in told["ranks"])
+    received_bytes = sum(rank["received_bytes"] for rank in communication["ranks"])
     assert received_bytes == pytest.approx(sum(sent_bytes), rel=0.001)
     assert result["inputs"]["links_digest"] is result["inputs"]["profile_digest"] is None
 

@@ -182,8 +182,8 @@ def test_bfloat16_trains_alike():
     """Messages are bfloat16, weights float32, ranks agree; losses are about those of one device."""
     cells = [_cell(strategy, 1, 2) for strategy in PURE]
     alone = [_cell("spatial", 1, 1)]
-    ((one,),) = run_ranks(_train_in_bf16, alone, 1)
+    ((single_rank,),) = run_ranks(_train_in_bf16, alone, 1)
     for ranks in run_ranks(_train_in_bf16, cells, 2):
         for name, value in ranks[0]["state"].items():
             assert torch.equal(value, ranks[1]["state"][name]), name
-        assert ranks[0]["loss"] == pytest.approx(one["loss"], rel=0.05)
+        assert ranks[0]["loss"] == pytest.approx(single_rank["loss"], rel=0.05)

@@ -32,8 +32,8 @@ def measured(third_party, tmp_path, monkeypatch):
     base = odd_cell("plain", "sequential", devices=1)
     cell = odd_cell("plain", NAME)
     root = tmp_path / "local"
-    for one in (base, cell):
-        result, _ = run_one(one, local_site(root, one.devices), root)
+    for measured_cell in (base, cell):
+        result, _ = run_one(measured_cell, local_site(root, measured_cell.devices), root)
         assert result["status"] == "ok", result["reason"]
     return tmp_path, [MatrixRow(base, None, None), MatrixRow(cell, base.id, None)]
 
@@ -48,7 +48,7 @@ def test_its_steps_and_its_bar_are_drawn(measured):
         figure, plotted = FIGURES["speedup"].function()(tables, Context("this machine, CPU"))
     assert list(plotted["strategy"]) == [NAME]
     assert plotted["speedup"].notna().all()
-    texts = {text.get_text() for text in figure.findobj(lambda one: hasattr(one, "get_text"))}
+    texts = {text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))}
     assert "Toy averaging" in texts
     bars = [patch for axes in figure.axes for patch in axes.patches]
     dataset_shade = shade(strategy_look(NAME).colour, dataset_look("mnist").white)

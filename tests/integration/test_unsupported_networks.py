@@ -59,5 +59,5 @@ def refused(cell: Cell, rank: int, store: Store | None) -> str:
 )
 def test_it_is_one_sentence_of_every_rank(strategy, network, options, sentence):
     cell = Cell("mnist", network, strategy, 8, devices_per_node=2, options=tuple(options.items()))
-    (said,) = run_ranks(refused, [cell], make_plan(cell).world_size)
-    assert all(sentence in words for words in said)
+    (sentences,) = run_ranks(refused, [cell], make_plan(cell).world_size)
+    assert all(sentence in words for words in sentences)

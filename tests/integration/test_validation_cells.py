@@ -210,11 +210,11 @@ def test_a_whole_cell_counts_the_same_bytes_and_trains_the_same_with_validation(
     assert validated["loss"] == plain["loss"]
     assert validated["communication"] == plain["communication"]
     epochs, seconds = validated["validation"], validated["timing"]["epochs"]
-    assert [(one["epoch"], one["samples"]) for one in epochs] == [(1, 8), (2, 8)]
-    assert [one["training_s"] for one in epochs] == pytest.approx(
+    assert [(epoch["epoch"], epoch["samples"]) for epoch in epochs] == [(1, 8), (2, 8)]
+    assert [epoch["training_s"] for epoch in epochs] == pytest.approx(
         [seconds[0]["elapsed_s"], seconds[0]["elapsed_s"] + seconds[1]["elapsed_s"]]
     )
-    assert all(one["accuracy"] == one["correct"] / 8 for one in epochs)
+    assert all(epoch["accuracy"] == epoch["correct"] / 8 for epoch in epochs)
 
 
 def test_a_cell_of_part_epochs_is_validated_once_at_its_end(tmp_path):

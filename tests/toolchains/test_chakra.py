@@ -48,8 +48,8 @@ def run(*command):
 def nodes_of(chakra, cell, out):
     files = [path for path in write_cell(folder_of(cell), "chakra", out) if path.suffix == ".et"]
     read = [json.loads(run(chakra / "python", "-c", READ, path)) for path in files]
-    assert {one["version"] for one in read} == {"1.0.0"}
-    return [one["nodes"] for one in read]
+    assert {trace["version"] for trace in read} == {"1.0.0"}
+    return [trace["nodes"] for trace in read]
 
 
 def test_the_step_of_ddp_is_read_with_its_sums(chakra, tmp_path):

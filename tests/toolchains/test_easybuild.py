@@ -62,11 +62,11 @@ def test_the_easyconfig_supplies_what_pyproject_asks_for(tool, tmp_path):
     assert answer["style"] == 0, done.stdout
     actual = {canonicalize_name(name): version for name, version in answer["found"].items()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [Requirement(text) for text in project["dependencies"]]
-    asked += [Requirement(text) for text in project["optional-dependencies"]["measure"]]
+    requirements = [Requirement(text) for text in project["dependencies"]]
+    requirements += [Requirement(text) for text in project["optional-dependencies"]["measure"]]
     missing = {
         str(requirement): actual.get(canonicalize_name(requirement.name))
-        for requirement in asked
+        for requirement in requirements
         if not requirement.specifier.contains(actual.get(canonicalize_name(requirement.name), "0"))
     }
     assert missing == {}

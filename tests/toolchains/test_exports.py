@@ -62,7 +62,7 @@ def export(results: Path, out: Path, name: str, programs: Path | None = None, *m
         )  # fmt: skip
 
 
-def asked(programs: Path, code: str, *arguments: object, **environment: str) -> dict:
+def output_of(programs: Path, code: str, *arguments: object, **environment: str) -> dict:
     """What a program in the tool's own environment prints as JSON."""
     ended = subprocess.run(
         [programs / "python", "-c", code, *map(str, arguments)],
@@ -89,7 +89,7 @@ print(json.dumps({
     "about": {k.decode(): v.decode() for k, v in cells.schema.metadata.items()},
 }))
 """
-    actual = asked(tool("pyarrow"), code, tmp_path / "out")
+    actual = output_of(tool("pyarrow"), code, tmp_path / "out")
     known = medians(results)
     assert actual["medians"] == known
     assert actual["unit"] == "s"
@@ -113,7 +113,7 @@ print(json.dumps({
     "comment": ask("SELECT comment FROM duckdb_columns() WHERE column_name = 'epoch_s'")[0][0],
 }))
 """
-    actual = asked(programs, code, out)
+    actual = output_of(programs, code, out)
     known = medians(results)
     assert actual["tables"] == ["cells", "ranks", "steps"]
     assert actual["medians"] == known
@@ -144,7 +144,7 @@ print(json.dumps({
     "lasted": [run.info.end_time - run.info.start_time for run in good],
 }))
 """
-    actual = asked(programs, code, out, MLFLOW_ALLOW_FILE_STORE="true", HOME=str(tmp_path))
+    actual = output_of(programs, code, out, MLFLOW_ALLOW_FILE_STORE="true", HOME=str(tmp_path))
     frame = ddlbench.load(results)
     assert actual["experiments"] == ["local/demo"]
     assert actual["medians"] == medians(results)
@@ -177,7 +177,7 @@ print(json.dumps({
     "same": older == {name: len(one.samples) for name, one in found.items()},
 }))
 """
-    actual = asked(tool("prometheus"), code, out)
+    actual = output_of(tool("prometheus"), code, out)
     assert sorted(actual["medians"]) == sorted(medians(results).values())
     assert actual["types"] == ["gauge"]
     assert actual["units"]["ddlbench_peak_memory_bytes"] == "bytes"
@@ -220,7 +220,7 @@ cli()
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
     )  # fmt: skip
     assert report.is_file(), ended.stdout + ended.stderr
-    said = json.loads(report.read_text("utf-8"))
-    assert said["issues"] == []
-    assert said["passed"]
+    verdict = json.loads(report.read_text("utf-8"))
+    assert verdict["issues"] == []
+    assert verdict["passed"]
     assert ended.returncode == 0

@@ -62,32 +62,32 @@ def hta(tool):
     return analyse
 
 
-def compare(files, found, *, streams=True, **settings):
+def compare(files, by_rank, *, streams=True, **settings):
     """Print both side by side; they must be equal to the microsecond.
 
     ``streams``: idle time of each stream, too, which HTA does not determine where several events of
     a stream begin in one microsecond.
     """
-    for one in breakdowns_of(files, **settings):
-        theirs = found[one.rank or 0]
+    for breakdown in breakdowns_of(files, **settings):
+        theirs = by_rank[breakdown.rank or 0]
         ours = {
-            "kernel_time(us)": one.kernel_s,
-            "compute_time(us)": one.compute_s,
-            "idle_time(us)": one.idle_s,
-            "non_compute_time(us)": one.exposed_s + one.copies_s + one.other_s,
+            "kernel_time(us)": breakdown.kernel_s,
+            "compute_time(us)": breakdown.compute_s,
+            "idle_time(us)": breakdown.idle_s,
+            "non_compute_time(us)": breakdown.exposed_s + breakdown.copies_s + breakdown.other_s,
         }
         for name, seconds in ours.items():
-            print(f"{one.file} {name}: HTA {theirs[name]:.0f}, ddlbench {seconds * 1e6:.0f}")
+            print(f"{breakdown.file} {name}: HTA {theirs[name]:.0f}, ddlbench {seconds * 1e6:.0f}")
             assert seconds * 1e6 == pytest.approx(theirs[name], rel=1e-4, abs=2)
-        overlap = one.overlap
-        print(f"{one.file} overlap: HTA {theirs['overlap']}, ddlbench {overlap}")
+        overlap = breakdown.overlap
+        print(f"{breakdown.file} overlap: HTA {theirs['overlap']}, ddlbench {overlap}")
         if theirs["overlap"] is None:
             assert overlap is None
         else:
             assert overlap is not None
             assert 100 * overlap == pytest.approx(theirs["overlap"], abs=0.006)
         causes = {"host_wait": "host_wait_s", "kernel_wait": "kernel_wait_s", "other": "other_s"}
-        known = {stream.stream: stream for stream in one.streams}
+        known = {stream.stream: stream for stream in breakdown.streams}
         for stream, cause, us in theirs["streams"] if streams else ():
             seconds = getattr(known[stream], causes[cause])
             assert seconds * 1e6 == pytest.approx(us, rel=1e-4, abs=2)

@@ -73,8 +73,8 @@ def test_a_profile_of_several_runs_pools_a_job_each(workflow):
     config = workflow.experiment("profiled.yaml", profile={"budget_s": 1, "runs": 3})
     jobs = planned(workflow, "profiles", config=config)
     assert jobs == {"profile": 3, "pooled_profile": 1, "profiles": 1, "total": 5}
-    one = PROFILE.replace("profile.json", "run-2/profile.json")
-    assert planned(workflow, one, config=config) == {"profile": 1, "total": 1}
+    run_profile = PROFILE.replace("profile.json", "run-2/profile.json")
+    assert planned(workflow, run_profile, config=config) == {"profile": 1, "total": 1}
 
 
 def test_links_only_where_the_partitioner_needs_them(workflow):

@@ -48,16 +48,16 @@ def test_cells_run_over_an_emulated_link(workflow, strategies):
     ended = workflow.snakemake("cells", config=config)
     assert ended.code == 0, ended.text
     assert "Traceback" not in ended.text
-    actual = {}
+    results = {}
     for path in (workflow.folder / "results" / "slowbox" / "cells").rglob("result.json"):
         result = json.loads(path.read_bytes())
-        actual[result["cell"]["strategy"]] = result
-    assert {name: actual[name]["status"] for name in strategies} == dict.fromkeys(strategies, "ok")
+        results[result["cell"]["strategy"]] = result
+    assert {name: results[name]["status"] for name in strategies} == dict.fromkeys(strategies, "ok")
     for name in strategies:
         if name == "sequential":
-            assert actual[name]["link"] is None
+            assert results[name]["link"] is None
             continue
-        result = actual[name]
+        result = results[name]
         assert result["cell"]["fabric"] == "slow"
         assert result["link"]["setting"]["latency_s"] == pytest.approx(DELAY_S)
         # At least one message there and one back in every step.

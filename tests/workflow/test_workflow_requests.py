@@ -29,7 +29,7 @@ def asked_by(cell: Cell, site: Site) -> SchedulerRequest:
 
 
 @pytest.mark.parametrize(
-    ("geometry", "asked"),
+    ("geometry", "expected"),
     [
         # nodes, mpi, tasks, tasks per node, devices of a node
         ("1x1", (1, None, None, None, "gpu:1")),
@@ -38,9 +38,9 @@ def asked_by(cell: Cell, site: Site) -> SchedulerRequest:
         ("4x1", (4, "srun", 4, None, "gpu:1")),
     ],
 )
-def test_one_rule_asks_for_every_geometry(geometry, asked):
+def test_one_rule_asks_for_every_geometry(geometry, expected):
     actual = asked_by(cell(geometry), load_site("slurm-example", as_example=True))
-    assert asked == (actual.nodes, actual.mpi, actual.tasks, actual.tasks_per_node, actual.gres)
+    assert expected == (actual.nodes, actual.mpi, actual.tasks, actual.tasks_per_node, actual.gres)
     assert actual.tasks_per_gpu == 0
     assert actual.cpus_per_task == 6
     assert actual.mem_mb == 45000 * int(geometry.split("x")[1])

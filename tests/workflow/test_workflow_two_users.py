@@ -75,10 +75,10 @@ def test_a_second_user_runs_a_cell_beside_the_first(tmp_path):
     runs = [user.start() for user in users]
     assert runs[0].poll() is None  # so they run side by side
     for run in runs:
-        said, _ = run.communicate(timeout=400)
-        assert run.returncode == 0, said
-    (first, one), (second, other) = (user.result() for user in users)
-    assert (one, other) == UIDS
+        output, _ = run.communicate(timeout=400)
+        assert run.returncode == 0, output
+    (first, first_uid), (second, second_uid) = (user.result() for user in users)
+    assert (first_uid, second_uid) == UIDS
     assert first["status"] == second["status"] == "ok"
     assert first["loss"]["first"] == pytest.approx(second["loss"]["first"], rel=1e-4)
     assert first["inputs"]["dataset_digest"] == second["inputs"]["dataset_digest"]

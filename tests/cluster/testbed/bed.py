@@ -166,7 +166,7 @@ class TestBed:
 
     def broken(self) -> list[str]:
         """Names of daemons that ended."""
-        return [name for name, one in self._state.processes.items() if not alive(one)]
+        return [name for name, process in self._state.processes.items() if not alive(process)]
 
     def node_states(self) -> dict[str, str]:
         """SLURM's word for the state of each node; empty while the controller does not answer."""
@@ -245,12 +245,15 @@ class TestBed:
         Its namespaces stay: ``start_slurmd`` brings it back, with its scratch.
         """
         holder = self._holder(node)
-        own = Path(f"/proc/{holder.pid}/ns/net").readlink()
+        namespace = Path(f"/proc/{holder.pid}/ns/net").readlink()
         victims = []
-        for one in network.processes_within():
+        for process in network.processes_within():
             with contextlib.suppress(OSError):
-                if one != holder and Path(f"/proc/{one.pid}/ns/net").readlink() == own:
-                    victims.append(one)
+                if (
+                    process != holder
+                    and Path(f"/proc/{process.pid}/ns/net").readlink() == namespace
+                ):
+                    victims.append(process)
         end(victims, grace_s=0.0)
 
     # --- jobs --------------------------------------------------------------------------------
@@ -289,11 +292,11 @@ class TestBed:
             TestBedError: it still runs when time is up.
         """
         limit = time.monotonic() + timeout_s
-        while (found := jobs.job_end(job)).state not in jobs.ENDED:
+        while (outcome := jobs.job_end(job)).state not in jobs.ENDED:
             if time.monotonic() > limit:
-                raise TestBedError(f"job {job} is {found.state} after {timeout_s:.0f} s")
+                raise TestBedError(f"job {job} is {outcome.state} after {timeout_s:.0f} s")
             time.sleep(0.2)
-        return found
+        return outcome
 
     def job(self, job: int) -> jobs.JobEnd:
         """What the controller says of the job now."""
@@ -318,7 +321,9 @@ def _refuse_anothers(state: State | None) -> None:
 def _clean(old: State | None) -> None:
     """Remove everything that a bed, whole or half, has left on this machine."""
     state = old or State(Options())
-    running = [one for name, one in state.processes.items() if not name.startswith("holder")]
+    running = [
+        process for name, process in state.processes.items() if not name.startswith("holder")
+    ]
     end(reversed(running), grace_s=1.0)  # nothing that they might still write is kept
     network.remove()
     end(state.processes.values())

@@ -33,36 +33,38 @@ class Cgroups:
     memory: Path
 
     @staticmethod
-    def find(mounts: Path = Path("/proc/mounts"), own: Path = Path("/proc/self/cgroup")) -> Cgroups:
+    def find(
+        mounts: Path = Path("/proc/mounts"), membership: Path = Path("/proc/self/cgroup")
+    ) -> Cgroups:
         """Where this machine has its control groups.
 
         Raises:
             TestBedError: there are none that can be used.
         """
-        one: dict[str, Path] = {}
-        two: Path | None = None
+        hierarchies: dict[str, Path] = {}
+        unified: Path | None = None
         for line in mounts.read_text(encoding="utf-8").splitlines():
             _, point, kind, flags = line.split()[:4]
             if kind == "cgroup2":
-                two = two or Path(point)
+                unified = unified or Path(point)
             elif kind == "cgroup":
                 for controller in {"cpu", "memory"} & set(flags.split(",")):
-                    one[controller] = Path(point)
-        if len(one) == 2:
+                    hierarchies[controller] = Path(point)
+        if len(hierarchies) == 2:
             # Beneath the group of this process: limits that hold for it hold for the nodes too.
             groups = {}
-            for line in own.read_text(encoding="utf-8").splitlines():
+            for line in membership.read_text(encoding="utf-8").splitlines():
                 _, controllers, path = line.split(":", 2)
                 groups.update(dict.fromkeys(controllers.split(","), path.lstrip("/")))
             roots = []
             for controller in ("cpu", "memory"):
-                base = one[controller] / groups.get(controller, "")
-                roots.append((base if base.is_dir() else one[controller]) / _NAME)
+                base = hierarchies[controller] / groups.get(controller, "")
+                roots.append((base if base.is_dir() else hierarchies[controller]) / _NAME)
             return Cgroups(1, *roots)
-        if two is not None:
-            available = (two / "cgroup.controllers").read_text(encoding="ascii").split()
+        if unified is not None:
+            available = (unified / "cgroup.controllers").read_text(encoding="ascii").split()
             if {"cpu", "memory"} <= set(available):
-                return Cgroups(2, two / _NAME, two / _NAME)
+                return Cgroups(2, unified / _NAME, unified / _NAME)
         raise TestBedError(
             "this machine has no cpu and memory control groups (cgroups) that can be used; leave "
             "out --cpu-share and --memory-mb, or in a container start it with --privileged"

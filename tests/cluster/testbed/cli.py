@@ -17,9 +17,9 @@ from .state import State
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit code."""
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        code: int = asked.action(asked)
+        code: int = options.action(options)
     except TestBedError as error:
         print(f"testbed: {error}", file=sys.stderr)
         return 1
@@ -35,47 +35,49 @@ def _parser() -> argparse.ArgumentParser:
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
-    one = actions.add_parser("install", help="install the Debian packages it needs (root)")
-    one.add_argument("--accounting", action="store_true", help="also slurmdbd and MariaDB")
-    one.set_defaults(action=_install)
+    command = actions.add_parser("install", help="install the Debian packages it needs (root)")
+    command.add_argument("--accounting", action="store_true", help="also slurmdbd and MariaDB")
+    command.set_defaults(action=_install)
 
     default = Options()
-    one = actions.add_parser("up", help="raise the cluster (root)")
-    one.add_argument("--nodes", type=int, default=default.nodes)
-    one.add_argument("--devices", type=int, default=default.devices, help="virtual GPUs a node")
-    one.add_argument("--cpus-per-device", type=int, default=default.cpus_per_device)
-    one.add_argument("--bandwidth", metavar="RATE", help="of each node's link, such as 1gbit")
-    one.add_argument("--cpu-share", type=float, metavar="CORES", help="CPU time of a device")
-    one.add_argument("--memory-mb", type=int, metavar="MB", help="of a job's tasks on a node")
-    one.add_argument("--scratch-mb", type=int, metavar="MB", help="size of a node's /scratch")
-    one.add_argument("--private-tmp", action="store_true", help="give each node its own /tmp")
-    one.add_argument("--accounting", action="store_true", help="make sacct answer")
-    one.add_argument("--subnet", default=default.subnet, help="addresses (%(default)s)")
-    one.set_defaults(action=_up)
+    command = actions.add_parser("up", help="raise the cluster (root)")
+    command.add_argument("--nodes", type=int, default=default.nodes)
+    command.add_argument("--devices", type=int, default=default.devices, help="virtual GPUs a node")
+    command.add_argument("--cpus-per-device", type=int, default=default.cpus_per_device)
+    command.add_argument("--bandwidth", metavar="RATE", help="of each node's link, such as 1gbit")
+    command.add_argument("--cpu-share", type=float, metavar="CORES", help="CPU time of a device")
+    command.add_argument("--memory-mb", type=int, metavar="MB", help="of a job's tasks on a node")
+    command.add_argument("--scratch-mb", type=int, metavar="MB", help="size of a node's /scratch")
+    command.add_argument("--private-tmp", action="store_true", help="give each node its own /tmp")
+    command.add_argument("--accounting", action="store_true", help="make sacct answer")
+    command.add_argument("--subnet", default=default.subnet, help="addresses (%(default)s)")
+    command.set_defaults(action=_up)
 
-    one = actions.add_parser("status", help="what is up")
-    one.set_defaults(action=_status)
+    command = actions.add_parser("status", help="what is up")
+    command.set_defaults(action=_status)
 
-    one = actions.add_parser("site", help="print the site file for ddlbench")
-    one.set_defaults(action=_site)
+    command = actions.add_parser("site", help="print the site file for ddlbench")
+    command.set_defaults(action=_site)
 
-    one = actions.add_parser("run", help="run a command on a node, for example: run n1 ip address")
-    one.add_argument("node")
-    one.add_argument("command", nargs=argparse.REMAINDER)
-    one.set_defaults(action=_run)
+    command = actions.add_parser(
+        "run", help="run a command on a node, for example: run n1 ip address"
+    )
+    command.add_argument("node")
+    command.add_argument("command", nargs=argparse.REMAINDER)
+    command.set_defaults(action=_run)
 
-    one = actions.add_parser("down", help="end the cluster and remove all of it (root)")
-    one.set_defaults(action=_down)
+    command = actions.add_parser("down", help="end the cluster and remove all of it (root)")
+    command.set_defaults(action=_down)
     return parser
 
 
-def _install(asked: argparse.Namespace) -> int:
-    install(asked.accounting)
+def _install(options: argparse.Namespace) -> int:
+    install(options.accounting)
     return 0
 
 
-def _up(asked: argparse.Namespace) -> int:
-    values = {name: value for name, value in vars(asked).items() if name != "action"}
+def _up(options: argparse.Namespace) -> int:
+    values = {name: value for name, value in vars(options).items() if name != "action"}
     bed = TestBed(Options(**values))
     print(_summary(bed) if bed.up() else "the test bed is up already")
     return 0
@@ -119,10 +121,10 @@ def _site(_: argparse.Namespace) -> int:
     return 0
 
 
-def _run(asked: argparse.Namespace) -> int:
-    command = asked.command or [os.environ.get("SHELL", "/bin/sh")]
+def _run(options: argparse.Namespace) -> int:
+    command = options.command or [os.environ.get("SHELL", "/bin/sh")]
     return subprocess.run(
-        TestBed.current().command_on(asked.node, *command), check=False
+        TestBed.current().command_on(options.node, *command), check=False
     ).returncode
 
 

@@ -49,15 +49,17 @@ def clean_environment() -> dict[str, str]:
 def job_end(job: int) -> JobEnd:
     """What the controller knows of the job; it forgets ten minutes after the end."""
     text = system("scontrol", "--oneliner", "show", "job", str(job))
-    found = dict(re.findall(r"\b(JobState|ExitCode)=(\S+)", text))
-    code, _, number = found["ExitCode"].partition(":")
-    return JobEnd(found["JobState"], int(code), int(number or 0))
+    fields = dict(re.findall(r"\b(JobState|ExitCode)=(\S+)", text))
+    code, _, number = fields["ExitCode"].partition(":")
+    return JobEnd(fields["JobState"], int(code), int(number or 0))
 
 
 def processes_of(job: int, holders: Mapping[str, Identity]) -> dict[str, list[NodeProcess]]:
     """Processes of the job by node: those that carry its id, wherever they hide."""
-    node_of = {Path(f"/proc/{one.pid}/ns/net").readlink(): node for node, one in holders.items()}
-    found: dict[str, list[NodeProcess]] = {node: [] for node in holders}
+    node_of = {
+        Path(f"/proc/{holder.pid}/ns/net").readlink(): node for node, holder in holders.items()
+    }
+    processes: dict[str, list[NodeProcess]] = {node: [] for node in holders}
     mark = f"SLURM_JOB_ID={job}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -66,5 +68,5 @@ def processes_of(job: int, holders: Mapping[str, Identity]) -> dict[str, list[No
                 continue
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             if command and "slurmstepd" not in command:
-                found[node].append(NodeProcess(int(folder.name), command))
-    return found
+                processes[node].append(NodeProcess(int(folder.name), command))
+    return processes

@@ -105,16 +105,16 @@ def ping(options: Options) -> None:
 
 def _namespaces() -> list[str]:
     folder = Path("/run/netns")
-    return sorted(one.name for one in folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+    return sorted(path.name for path in folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
 
 
 def processes_within() -> list[Identity]:
     """Every process in the bed's network namespaces: daemons, jobs, holders."""
-    found = []
+    processes = []
     for name in _namespaces():
         pids = system("ip", "netns", "pids", name, check=False).split()
-        found += [one for pid in pids if (one := identify(int(pid))) is not None]
-    return found
+        processes += [process for pid in pids if (process := identify(int(pid))) is not None]
+    return processes
 
 
 def remove() -> None:

@@ -16,10 +16,10 @@ _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 def bytes_per_s(rate: str) -> float:
     """Bytes per second of a rate in tc's words, such as ``1gbit`` or ``100mbit``."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
+    if match is None or float(match[1]) <= 0:
         raise TestBedError(f"bandwidth {rate!r} is no rate; write for example 100mbit or 1gbit")
-    return float(found[1]) * _UNITS[found[2]] / 8
+    return float(match[1]) * _UNITS[match[2]] / 8
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,10 @@ def spawn(command: Sequence[str], log: Path, **environment: str) -> Identity:
             start_new_session=True,
         )
     _CHILDREN.append(child)
-    found = identify(child.pid)
-    if found is None:
+    identity = identify(child.pid)
+    if identity is None:
         raise TestBedError(f"`{command[0]}` ended at once: {tail(log)}")
-    return found
+    return identity
 
 
 def end(processes: Iterable[Identity], grace_s: float = 5.0) -> None:

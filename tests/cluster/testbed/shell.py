@@ -42,7 +42,7 @@ def system(*command: str, hint: str = "", check: bool = True) -> str:
             f"there is no program {command[0]!r} here; run `testbed install` as root"
         ) from None
     if check and done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+        message = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
         advice = f"; {hint}" if hint else ""
-        raise TestBedError(f"`{' '.join(command)}` failed: {said}{advice}")
+        raise TestBedError(f"`{' '.join(command)}` failed: {message}{advice}")
     return done.stdout

@@ -50,7 +50,9 @@ class State:
         owner = values["owner"]
         values["options"] = Options(**values["options"])
         values["owner"] = None if owner is None else Identity(**owner)
-        values["processes"] = {name: Identity(**one) for name, one in values["processes"].items()}
+        values["processes"] = {
+            name: Identity(**fields) for name, fields in values["processes"].items()
+        }
         return State(**values)
 
     def save(self) -> None:
@@ -63,7 +65,7 @@ class State:
     @property
     def healthy(self) -> bool:
         """Complete, and everything that was started still runs."""
-        return self.complete and all(alive(one) for one in self.processes.values())
+        return self.complete and all(alive(process) for process in self.processes.values())
 
     @property
     def orphaned(self) -> bool:
