@@ -15,9 +15,9 @@ USUAL = {
 }  # fmt: skip
 
 
-def rows(*told: dict) -> pd.DataFrame:
+def rows(*entries: dict) -> pd.DataFrame:
     """Rows of evidence: what is usual, and what is told of each."""
-    return pd.DataFrame([{**USUAL, **row} for row in told]).reindex(columns=list(COLUMNS))
+    return pd.DataFrame([{**USUAL, **row} for row in entries]).reindex(columns=list(COLUMNS))
 
 
 def exact(strategy: str, speedup: float, spread: float = 0.0, **more: object) -> dict:

@@ -52,9 +52,9 @@ def test_devices_of_two_speeds_are_two_devices() -> None:
     ],
 )
 def test_what_one_run_is_known_to_is_what_repeats_say(bed, table, column) -> None:
-    told = pd.read_csv(KEPT / table)
-    told = told[(told["cells"] >= 5) & (told["strategy"] != "all")]
-    assert KNOWN_TO[bed] == pytest.approx(told[column].max(), abs=6e-4)
+    spreads = pd.read_csv(KEPT / table)
+    spreads = spreads[(spreads["cells"] >= 5) & (spreads["strategy"] != "all")]
+    assert KNOWN_TO[bed] == pytest.approx(spreads[column].max(), abs=6e-4)
 
 
 def study(tmp_path, **more) -> pd.DataFrame:
@@ -98,9 +98,9 @@ def test_a_predictor_that_saw_a_part_of_the_runs_makes_no_second_measurement(tmp
 def test_defaults_that_a_path_leaves_out_are_known(tmp_path) -> None:
     made = study(tmp_path, strategy=["gpipe", "pipe-1f1b"], geometry="1x4")
     assert set(made["chunks"]) == {4.0}
-    told = study(tmp_path, strategy="gpipe", cell_id="d/n/gpipe/1x4/batch_size=8+chunks=2/rep0")
-    assert set(told["chunks"]) == {2.0}
-    assert set(told["micro_batch"]) == {4.0}
+    frame = study(tmp_path, strategy="gpipe", cell_id="d/n/gpipe/1x4/batch_size=8+chunks=2/rep0")
+    assert set(frame["chunks"]) == {2.0}
+    assert set(frame["micro_batch"]) == {4.0}
 
 
 def test_partitions_that_take_turns_do_not_compute_at_once(tmp_path) -> None:
@@ -151,8 +151,8 @@ def test_a_word_among_numbers_is_refused_with_its_line(tmp_path) -> None:
 
 
 def test_repeats_are_pooled_and_tell_their_own_interval() -> None:
-    one, other = ({"samples_per_s": v, "geometry": "1x4"} for v in (10.0, 14.0))
-    made = pooled(rows(one, other)).iloc[0]
+    first, second = ({"samples_per_s": v, "geometry": "1x4"} for v in (10.0, 14.0))
+    made = pooled(rows(first, second)).iloc[0]
     assert (made["samples_per_s"], made["runs"]) == (12.0, 2)
     assert (made["samples_per_s_low"], made["samples_per_s_high"]) == (10.0, 14.0)
 
@@ -193,7 +193,10 @@ FAST = Predicate(kind="bound", metric="speedup", least=2.0)
 
 def test_beds_are_never_pooled() -> None:
     made = rows(exact("a", 3.0), exact("a", 1.0, bed=EMULATED_GPU, device="x"))
-    verdicts = {one.bed: (one.finding.verdict, one.finding.n) for one in judge([claim(FAST)], made)}
+    verdicts = {
+        judgement.bed: (judgement.finding.verdict, judgement.finding.n)
+        for judgement in judge([claim(FAST)], made)
+    }
     assert verdicts == {CPU: ("holds", 1), EMULATED_GPU: ("refuted", 1)}
 
 
@@ -218,17 +221,17 @@ def test_beds_are_never_pooled() -> None:
     ],
 )  # fmt: skip
 def test_rows_without_what_a_claim_needs_do_not_test_it(needs, has, lacks, missing) -> None:
-    one = claim(FAST, **needs)
-    (told,) = judge([one], rows(exact("a", 3.0, **has)))
-    assert (told.finding.verdict, told.lacks) == ("holds", ())
-    (told,) = judge([one], rows(exact("a", 3.0, **lacks)))
-    assert (told.finding.verdict, told.lacks) == ("not testable here", (missing,))
-    assert missing in one.needs.in_words()
+    fast_claim = claim(FAST, **needs)
+    (judgement,) = judge([fast_claim], rows(exact("a", 3.0, **has)))
+    assert (judgement.finding.verdict, judgement.lacks) == ("holds", ())
+    (judgement,) = judge([fast_claim], rows(exact("a", 3.0, **lacks)))
+    assert (judgement.finding.verdict, judgement.lacks) == ("not testable here", (missing,))
+    assert missing in fast_claim.needs.in_words()
     # A row beside it that lacks the need does not count.
     other = exact("a", 1.0, batch_size=7, **lacks)
     if "each" not in needs:
-        (told,) = judge([one], rows(exact("a", 3.0, **has), other))
-        assert (told.finding.verdict, told.finding.n) == ("holds", 1)
+        (judgement,) = judge([fast_claim], rows(exact("a", 3.0, **has), other))
+        assert (judgement.finding.verdict, judgement.finding.n) == ("holds", 1)
 
 
 @pytest.mark.parametrize(
@@ -243,18 +246,18 @@ def test_rows_without_what_a_claim_needs_do_not_test_it(needs, has, lacks, missi
 )
 def test_what_a_bed_lacks_is_known_without_a_row(needs, beds) -> None:
     for bed in KNOWN_TO:
-        (told,) = judge([claim(FAST, **needs)], rows({"bed": bed, "step_s": 1.0}))
+        (judgement,) = judge([claim(FAST, **needs)], rows({"bed": bed, "step_s": 1.0}))
         wanted = "not measured" if bed in beds else "not testable here"
-        assert (bed, told.finding.verdict) == (bed, wanted)
-        assert bool(told.lacks) is (bed not in beds)
+        assert (bed, judgement.finding.verdict) == (bed, wanted)
+        assert bool(judgement.lacks) is (bed not in beds)
 
 
 def test_a_verdict_says_on_how_little_it_rests() -> None:
-    (told,) = judge([claim(FAST)], rows(exact("a", 3.0)))
-    assert told.rests_on == "one case, one run a cell"
+    (judgement,) = judge([claim(FAST)], rows(exact("a", 3.0)))
+    assert judgement.rests_on == "one case, one run a cell"
     twice = rows(exact("a", 3.0), exact("a", 3.1), exact("a", 3.2, batch_size=7))
-    (told,) = judge([claim(FAST)], twice)
-    assert told.rests_on == "2 cases, 1 to 2 runs a cell"
+    (judgement,) = judge([claim(FAST)], twice)
+    assert judgement.rests_on == "2 cases, 1 to 2 runs a cell"
 
 
 @settings(max_examples=12, deadline=None)

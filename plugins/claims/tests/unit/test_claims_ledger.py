@@ -65,7 +65,7 @@ def test_a_wrong_claim_is_a_sentence(changes, sentence, monkeypatch) -> None:
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, str]:
     rows = rows_of_tables([EMULATED])
-    return {one.claim.id: one.finding.verdict for one in judge(LEDGER, rows)}
+    return {judgement.claim.id: judgement.finding.verdict for judgement in judge(LEDGER, rows)}
 
 
 @pytest.mark.parametrize(
@@ -117,17 +117,17 @@ def test_a_sites_rows_know_their_bed(tmp_path) -> None:
 
 def test_the_command_prints_the_ledger_and_one_claim() -> None:
     table = str(EMULATED)
-    told = CliRunner().invoke(commands, ["claims", "--tables", table, "--json"])
-    assert told.exit_code == 0, told.output
-    assert len(json.loads(told.stdout)) == len(LEDGER)
-    assert {"claim", "verdict", "bed", "lacks", "rests_on"} <= json.loads(told.stdout)[0].keys()
+    ended = CliRunner().invoke(commands, ["claims", "--tables", table, "--json"])
+    assert ended.exit_code == 0, ended.output
+    assert len(json.loads(ended.stdout)) == len(LEDGER)
+    assert {"claim", "verdict", "bed", "lacks", "rests_on"} <= json.loads(ended.stdout)[0].keys()
     for more in (["--all"], ["horovod-fastest"]):
         shown = CliRunner().invoke(commands, ["claims", "--tables", table, *more])
         assert shown.exit_code == 0, shown.output
         assert max(map(len, shown.stdout.splitlines())) <= 80
-    one = CliRunner().invoke(commands, ["claims", "gpipe-bubble", "--tables", table]).stdout
-    assert "DDLBench Eq. 2" in one
-    assert "one run a cell" in one
+    text = CliRunner().invoke(commands, ["claims", "gpipe-bubble", "--tables", table]).stdout
+    assert "DDLBench Eq. 2" in text
+    assert "one run a cell" in text
     with pytest.raises(ConfigError, match="did you mean 'eq1-horovod'"):
         CliRunner().invoke(commands, ["claims", "eq1-horovd"], catch_exceptions=False)
     with pytest.raises(ConfigError, match="did you mean 'thesis'"):

@@ -109,9 +109,9 @@ def test_a_bound_is_of_each_row_or_of_all(of, verdict, value) -> None:
 
 def test_the_noise_of_a_mean_shrinks_with_its_rows() -> None:
     bound = Predicate(kind="bound", metric="speedup", most=1.05, of="mean")
-    one, *more = (exact("a", 1.0, 0.08, batch_size=size) for size in range(4))
-    assert bound.test(rows(one)).verdict == "undecided"
-    assert bound.test(rows(one, *more)).verdict == "holds"  # 0.08 / sqrt(4)
+    first, *more = (exact("a", 1.0, 0.08, batch_size=size) for size in range(4))
+    assert bound.test(rows(first)).verdict == "undecided"
+    assert bound.test(rows(first, *more)).verdict == "holds"  # 0.08 / sqrt(4)
 
 
 def test_the_best_of_a_case() -> None:
@@ -150,11 +150,11 @@ def test_one_number_is_one_value_however_it_is_written(size) -> None:
 
 @given(st.floats(0.1, 10), st.floats(0, 1), st.floats(0.1, 10), st.floats(0, 1))
 def test_truth_is_told_by_the_furthest_ends(a, wide, b, narrow) -> None:
-    one, other = (
+    first, second = (
         Interval(v, v * (1 - w / 2), v * (1 + w / 2)) for v, w in ((a, wide), (b, narrow))
     )
-    ratio = one.over(other)
+    ratio = first.over(second)
     above, below = ratio.inside(1.0, float("inf")), ratio.inside(-float("inf"), 1.0)
     assert not (above is True and below is True) or ratio.low == ratio.high == 1.0
     if above is True:
-        assert one.low >= other.high * (1 - 1e-12)
+        assert first.low >= second.high * (1 - 1e-12)

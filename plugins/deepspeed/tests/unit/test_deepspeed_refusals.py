@@ -60,10 +60,10 @@ def test_a_node_without_a_compiler_is_a_reason(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(
         Unsupported, match=r"has no C\+\+ compiler \(c\+\+\); install g\+\+"
-    ) as told:
+    ) as refused:
         monkeypatch.delenv("CXX", raising=False)
         compile_operation(SimpleNamespace())
-    assert told.value.args[0].code == "no_compiler"
+    assert refused.value.args[0].code == "no_compiler"
 
 
 def test_a_compiler_that_fails_is_a_reason_too(monkeypatch, tmp_path):

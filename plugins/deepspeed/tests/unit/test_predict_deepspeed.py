@@ -18,11 +18,11 @@ def plan_of(stage: int, **options):
 
 
 def test_no_bucket_is_larger_than_the_network_and_nothing_is_clipped():
-    told = configuration(plan_of(3), weights=1000)
-    assert told["train_micro_batch_size_per_gpu"] == 8
-    assert told["gradient_clipping"] == 0.0
-    assert told["zero_optimization"]["stage"] == 3
-    assert told["zero_optimization"]["reduce_bucket_size"] == 1000
+    settings = configuration(plan_of(3), weights=1000)
+    assert settings["train_micro_batch_size_per_gpu"] == 8
+    assert settings["gradient_clipping"] == 0.0
+    assert settings["zero_optimization"]["stage"] == 3
+    assert settings["zero_optimization"]["reduce_bucket_size"] == 1000
     small = configuration(plan_of(2, bucket_bytes=400), weights=1000)
     assert small["zero_optimization"]["reduce_bucket_size"] == 100
 
