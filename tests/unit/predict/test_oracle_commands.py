@@ -208,16 +208,16 @@ def test_target_gives_the_fewest_devices():
 
 def test_a_variant_answers_for_the_strategies_that_it_has():
     arguments = ("resnet50", "--batch-size", "64", "--variant", "printed-table")
-    ranked = told("best", *arguments, "--devices", "4")["ranking"]
+    ranked = json_of("best", *arguments, "--devices", "4")["ranking"]
     assert {answer["strategy"] for answer in ranked} == {
         "data", "spatial", "filter", "channel", "data+filter", "pipeline",
     }  # fmt: skip
-    assert "data+spatial" not in told("target", *arguments, "--epoch-s", "60")["strategies"]
+    assert "data+spatial" not in json_of("target", *arguments, "--epoch-s", "60")["strategies"]
 
 
 def test_what_ends_the_scaling():
     """The option, the first size that does not fit, or the platform."""
     arguments = ("limits", "resnet50", "--strategy", "data", "--batch-size")
-    assert told(*arguments, "32", "--max-devices", "3")[0]["stops"] == "--max-devices: 3 devices"
-    assert told(*arguments, "3200000")[0]["stops"].startswith("2 devices: needs")
-    assert told(*arguments, "32")[0]["stops"] == "the platform: 4352 devices"
+    assert json_of(*arguments, "32", "--max-devices", "3")[0]["stops"] == "--max-devices: 3 devices"
+    assert json_of(*arguments, "3200000")[0]["stops"].startswith("2 devices: needs")
+    assert json_of(*arguments, "32")[0]["stops"] == "the platform: 4352 devices"
