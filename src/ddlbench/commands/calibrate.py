@@ -15,6 +15,7 @@ from ddlbench.commands.options import matrix_at
 from ddlbench.commands.predict import records
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
+    WholeNumber,
     duration_text,
     examples,
     named_lines,
@@ -67,7 +68,7 @@ _OF_RUNS = {
 @click.option("--configfile", type=_PATH, default=CONFIG, show_default=True, help="The experiment.")
 @click.option("--site", "site_name", help="Another site than the file names.")
 @click.option("--scale", help="Of a published figure: full or laptop.")
-@click.option("--choose", type=click.IntRange(1), help="Only name the N cells that tell most.")
+@click.option("--choose", type=WholeNumber(1), help="Only name the N cells that tell most.")
 @click.option("--software", help="Of RUNS: its name in config/software, or a file.")
 @click.option("--hardware", help="Of RUNS: a name in config/hardware, or a file.")
 @click.option("--fabric", help="Of RUNS: a name in config/fabrics, or a file.")

@@ -16,7 +16,7 @@ import click
 
 from ddlbench.commands.options import matrix_at
 from ddlbench.common.errors import ConfigError, shown
-from ddlbench.common.screen import examples, paragraph, shortened
+from ddlbench.common.screen import WholeNumber, examples, paragraph, shortened
 from ddlbench.experiment.cell import Cell, OptionValue, parse_geometry
 from ddlbench.experiment.dataset_spec import DATASETS, DataRequest
 from ddlbench.experiment.paths import CONFIG, enter_project
@@ -51,7 +51,7 @@ _VERDICT_WIDTH = len("unsupported")
 @click.option("--dataset", "datasets", multiple=True, help="What the networks read.")
 @click.option("--strategy", "strategies", multiple=True, help="Only these; all if left out.")
 @click.option("--geometry", default="1x2", show_default=True, help="Nodes x devices a node.")
-@click.option("--batch-size", type=click.IntRange(1), help="The smallest that serves if left out.")
+@click.option("--batch-size", type=WholeNumber(1), help="The smallest that serves if left out.")
 @click.option(
     "--configfile",
     type=click.Path(path_type=Path),

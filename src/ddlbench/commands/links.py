@@ -16,6 +16,7 @@ from ddlbench.common.document import refuse_compressed
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     Number,
+    WholeNumber,
     duration_text,
     examples,
     paragraph,
@@ -215,8 +216,8 @@ class _Content:
 @click.argument("sweep", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--hardware", required=True, help="Device: its name in config/hardware, or a file.")
 @click.option("--fabric", help="Its name in config/fabrics, or a file; of several nodes.")
-@click.option("--nodes", type=click.IntRange(1), help="Of the sweep; the file's if left out.")
-@click.option("--devices-per-node", type=click.IntRange(1), help="The file's if left out, or 8.")
+@click.option("--nodes", type=WholeNumber(1), help="Of the sweep; the file's if left out.")
+@click.option("--devices-per-node", type=WholeNumber(1), help="The file's if left out, or 8.")
 @click.option("--operation", type=click.Choice(OPERATIONS), help="Where the text does not tell.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def compare_command(
@@ -410,12 +411,12 @@ def _rate_text(bytes_per_s: float) -> str:
 )
 @click.option("--compare", multiple=True, help="Show TCP's goodput with this one too; repeatable.")
 @click.option("--backend", type=click.Choice(get_args(Backend)), default="auto", show_default=True)
-@click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="How many.")
+@click.option("--nodes", type=WholeNumber(1), default=2, show_default=True, help="How many.")
 @click.option("--inside-latency-ms", type=Number(), help="Delay inside a node, device to device.")
 @click.option("--inside-bandwidth-mbit", type=Number(), help="Rate of each device's link inside.")
 @click.option(
     "--devices",
-    type=click.IntRange(2),
+    type=WholeNumber(2),
     default=2,
     show_default=True,
     help="Of each node that has links inside.",

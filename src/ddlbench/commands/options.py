@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ddlbench.common.schema import read_yaml
+from ddlbench.common.screen import WholeNumber
 from ddlbench.experiment.config import Experiment
 from ddlbench.experiment.paths import CONFIG, check_results, enter_project
 from ddlbench.experiment.site import Site
@@ -77,7 +78,7 @@ def snakemake_command(experiment: Experiment, site: Site, target: str = "") -> s
 
 def cell_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say what is trained, on how much, with which batch."""
-    batch = click.option("--batch-size", type=click.IntRange(1), help="Samples of one step.")
+    batch = click.option("--batch-size", type=WholeNumber(1), help="Samples of one step.")
     return case_options(batch(command))
 
 
@@ -96,7 +97,7 @@ def case_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--geometry", help="Nodes x devices per node: 2x4."),
             click.option("--fabric", help="Link condition.  [default: default]"),
             click.option("--precision", help="[default: fp32; of a shape, its software's]"),
-            click.option("--threads", type=click.IntRange(1), help="Of a CPU device."),
+            click.option("--threads", type=WholeNumber(1), help="Of a CPU device."),
             click.option(
                 "--option", "options", multiple=True, help="Of a strategy: gpipe.chunks=8."
             ),

@@ -26,7 +26,7 @@ from ddlbench.commands.oracle_scores import (
 from ddlbench.commands.partition import partition
 from ddlbench.common.document import whole_file
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import Number, examples, show
+from ddlbench.common.screen import Number, WholeNumber, examples, show
 from ddlbench.predict.accuracy import anomalies, from_predictions, read_predictions
 from ddlbench.predict.hardware import Accelerators, Platform
 from ddlbench.predict.paradl import measured as iterations
@@ -50,7 +50,7 @@ CAMPAIGN = click.option(
     "--campaign", default=iterations.MAIN_CAMPAIGN, show_default=True, help="Its rows are read."
 )
 MAX_DEVICES = click.option(
-    "--max-devices", type=click.IntRange(1), help="Look no further; the platform's end if left out."
+    "--max-devices", type=WholeNumber(1), help="Look no further; the platform's end if left out."
 )
 
 
@@ -135,7 +135,7 @@ oracle.add_command(partition)
     short_help="Rank the strategies on so many devices.",
     epilog=examples("ddlbench oracle best resnet50 --devices 64 --batch-size 2048"),
 )
-@click.option("--devices", type=click.IntRange(1), required=True)
+@click.option("--devices", type=WholeNumber(1), required=True)
 @of_network(ALL_SAMPLES)
 def best_command(question: cnn.Question, devices: int) -> tuple[Any, list[str]]:
     """Rank the strategies for NETWORK on so many devices at one global batch."""

@@ -10,6 +10,7 @@ import click
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     Number,
+    WholeNumber,
     duration_text,
     examples,
     in_one_unit,
@@ -111,14 +112,14 @@ def _is_number(text: str) -> bool:
 )
 @click.option(
     "--extra-warmup",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     default=0,
     show_default=True,
     help="More mini-batches in flight than the schedule needs; counts towards memory.",
 )
 @click.option(
     "--batch-size",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Samples of a mini-batch (a .json profile only); the largest measured if left out.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

@@ -15,6 +15,7 @@ from ddlbench.commands.options import case_options, cell_options, with_matrix
 from ddlbench.commands.questions import by_workflow, header, noisy_profile, questions_of
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
+    WholeNumber,
     counted,
     duration_text,
     examples,
@@ -145,10 +146,10 @@ def _predictions(candidate: Candidate, names: tuple[str, ...], here: Knowledge) 
 @case_options
 @click.option("--strategy", required=True, help="Name of the strategy.")
 @click.option("--dry-run", is_flag=True, help="Only predict; measure no cell.")
-@click.option("--trials", type=click.IntRange(1), default=3, show_default=True, help="Most cells.")
+@click.option("--trials", type=WholeNumber(1), default=3, show_default=True, help="Most cells.")
 @click.option(
     "--device-memory-bytes",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Memory of one device, where profile and site do not say it.",
 )
 def largest_batch(

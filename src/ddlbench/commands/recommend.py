@@ -23,6 +23,7 @@ from ddlbench.commands.questions import (
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     Number,
+    WholeNumber,
     counted,
     examples,
     in_one_unit,
@@ -68,12 +69,12 @@ if TYPE_CHECKING:
     "no communication), overlap, thesis, ddlbench-2020 (the paper's equations), or a rule: "
     "horovod-unless-oom.",
 )
-@click.option("--measure", type=click.IntRange(1), help="Measure up to so many candidates first.")
+@click.option("--measure", type=WholeNumber(1), help="Measure up to so many candidates first.")
 @click.option("--budget-device-hours", type=Number(0, min_open=True), help="Of what is measured.")
 @click.option("--allow-stale", is_flag=True, help="Also strategies that update with old weights.")
 @click.option(
     "--device-memory-bytes",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Memory of one device, where profile and site do not say it.",
 )
 @click.option("--why", is_flag=True, help="Also the parts of a step, and every reason in full.")
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
     "--sequence-length",
     "--context",
     "sequence_length",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Tokens of a sample of a transformer's shape; with --hardware.  [default: its own]",
 )
 def recommend(

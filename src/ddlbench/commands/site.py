@@ -18,7 +18,15 @@ from ddlbench.cluster.doctor import examine
 from ddlbench.cluster.init import free_site_file, interview, link_test_remarks, write_site
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import read_yaml
-from ddlbench.common.screen import Number, counted, duration_text, examples, paragraph, table
+from ddlbench.common.screen import (
+    Number,
+    WholeNumber,
+    counted,
+    duration_text,
+    examples,
+    paragraph,
+    table,
+)
 from ddlbench.common.statistics import MB
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.paths import enter_project, profile_file
@@ -241,7 +249,7 @@ site.add_command(accelerator)
 @click.option("--scratch", help="Node-local folder for generated data.")
 @click.option("--interface", help="Network interface between the nodes, for example ib0.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="What workers compute on.")
-@click.option("--devices-per-node", type=click.IntRange(1), help="Workers of one node.")
+@click.option("--devices-per-node", type=WholeNumber(1), help="Workers of one node.")
 @click.option("--yes", is_flag=True, help="Ask nothing: take what is suggested.")
 @click.option("--overwrite", is_flag=True, help="Replace a site file of that name.")
 def init(name: str, overwrite: bool, **given: Any) -> None:
@@ -265,7 +273,7 @@ def init(name: str, overwrite: bool, **given: Any) -> None:
     )
 )
 @click.option("--site", "site_name", help="A file in config/sites/; the experiment's if left out.")
-@click.option("--nodes", type=click.IntRange(1), default=2, show_default=True, help="Of the job.")
+@click.option("--nodes", type=WholeNumber(1), default=2, show_default=True, help="Of the job.")
 @click.option(
     "--wait-minutes",
     type=Number(min=0, min_open=True),

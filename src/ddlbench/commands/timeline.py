@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from ddlbench.common.document import write_json
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.screen import Number, examples, show
+from ddlbench.common.screen import Number, WholeNumber, examples, show
 from ddlbench.report.drawing import draw_figure
 from ddlbench.report.timeline.box import trace_of_boxes
 from ddlbench.report.timeline.cell import read_cell
@@ -53,7 +53,7 @@ _OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json
 @click.option("--out", type=click.Path(path_type=Path), help="Folder; the cell's if left out.")
 @click.option(
     "--steps",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Steps, or mini-batches, to show; chosen if left out, 1 for a schedule alone.",
 )
 @click.option(
@@ -72,12 +72,12 @@ _OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json
     metavar="NAME",
     help=f"Draw this schedule alone: {', '.join(SCHEDULES)}.",
 )
-@click.option("--stages", type=click.IntRange(1), help="Of the schedule.  [default: 4]")
+@click.option("--stages", type=WholeNumber(1), help="Of the schedule.  [default: 4]")
 @click.option(
     "--mini-batches",
     "--micro-batches",
     "batches",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=8,
     show_default=True,
     help="Mini-batches, or micro-batches of a step where the schedule splits them.",
@@ -88,7 +88,7 @@ _OF_TRACES = {"last_step": "--last-step", "exact": "--exact", "as_json": "--json
     show_default=True,
     help="Copies of the whole; of each stage for pipedream, as 2+1+1.",
 )
-@click.option("--stages-per-device", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--stages-per-device", type=WholeNumber(1), default=2, show_default=True)
 @click.option(
     "--stage-all-reduce",
     type=click.Choice(list(STAGE_ALL_REDUCES)),

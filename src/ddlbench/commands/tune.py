@@ -13,6 +13,7 @@ from ddlbench.commands.questions import by_workflow, case_id, header, option_val
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
     Number,
+    WholeNumber,
     counted,
     duration_text,
     examples,
@@ -61,11 +62,11 @@ _TRIALS = 6
     "decide a step's time.",
 )
 @click.option(
-    "--trials", type=click.IntRange(1), default=_TRIALS, show_default=True, help="Most cells."
+    "--trials", type=WholeNumber(1), default=_TRIALS, show_default=True, help="Most cells."
 )
 @click.option("--budget-device-hours", type=Number(0, min_open=True), help="Of what is measured.")
 @click.option(
-    "--device-memory-bytes", type=click.IntRange(1), help="Limit of one device; else its memory."
+    "--device-memory-bytes", type=WholeNumber(1), help="Limit of one device; else its memory."
 )
 @click.option(
     "--sampler",

@@ -6,6 +6,7 @@ built-in name is left out with a warning.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +63,11 @@ def load_target(name: str, target: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load {shown(name)}{whose}: {_first_line(error)}") from error
+        near = difflib.get_close_matches(attribute, dir(getattr(error, "obj", None)), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"cannot load {shown(name)}{whose}: {_first_line(error)}{hint}"
+        ) from error
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         kind = type(error).__name__
         raise ConfigError(

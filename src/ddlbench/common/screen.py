@@ -211,6 +211,18 @@ class Number(click.FloatRange):
         return "" if self.min is None and self.max is None else super()._describe_range()
 
 
+class WholeNumber(click.IntRange):
+    """The type of an option: a whole number, within limits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            int(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a whole number; write it in digits.", param, ctx)
+        number: int = super().convert(value, param, ctx)
+        return number
+
+
 def examples(*commands: str) -> str:
     """The last lines of a command's help: how people call it."""
     lines = ["\b", "Examples:"]

@@ -358,6 +358,11 @@ def _work(network: str, spec: DatasetSpec) -> dict[str, float]:
         return _work_on("cpu", network, factory, spec)
 
 
+def _modules_here() -> list[str]:
+    """Modules beside the Snakefile that a network may be of."""
+    return [path.stem for path in Path.cwd().glob("*.py")]
+
+
 def _load(network: str) -> Any:
     try:
         with unchanged():
@@ -365,7 +370,7 @@ def _load(network: str) -> Any:
     except ConfigError as error:
         lacking = getattr(error.__cause__, "name", None)
         if isinstance(error.__cause__, ModuleNotFoundError) and network.startswith(str(lacking)):
-            near = nearest(lacking, LIBRARIES)
+            near = nearest(str(lacking).removesuffix(".py"), [*LIBRARIES, *_modules_here()])
             instead = near if "?" in near else "put its file or folder beside the Snakefile"
             raise ConfigError(
                 f"network {network!r}: there is no module {lacking}; {instead}"

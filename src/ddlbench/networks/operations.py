@@ -34,7 +34,7 @@ from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import pairs
 from ddlbench.networks.factory import BlockFails, skeleton, try_out
 from ddlbench.networks.inputs import input_dtype
-from ddlbench.planning.layer_table import LAYER_COLUMNS, REFUSED
+from ddlbench.planning.layer_table import LAYER_COLUMNS, PROFILE_IT, REFUSED
 
 _SAMPLES = 2  # batch norm refuses a single value per channel
 _FEW_CHANNELS = 4
@@ -134,10 +134,7 @@ def _rows_of_block(
 
 
 def _untimed(why: str) -> ConfigError:
-    return ConfigError(
-        f"operations do not tell how long this network trains: {why}; profile it on a device "
-        "(--profile)"
-    )
+    return ConfigError(f"operations do not tell how long this network trains: {why}; {PROFILE_IT}")
 
 
 def table() -> str:

@@ -53,6 +53,7 @@ _COUNTER = Path(__file__).parents[1] / "networks" / "operations.py"
 _TRACED_S = 300
 REFUSED = 3
 """Exit status where the network is none that could be built; the last line says why."""
+PROFILE_IT = "measure its profile on a device (ddlbench site accelerator), and give --profile"
 COUNTED = RESULTS / ".networks-counted"
 
 
@@ -176,8 +177,7 @@ def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
         )
     except subprocess.TimeoutExpired:
         return (
-            f"network {network}: its operations were not counted within {_TRACED_S} s; profile it "
-            "on a device (--profile)"
+            f"network {network}: its operations were not counted within {_TRACED_S} s; {PROFILE_IT}"
         )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
@@ -185,7 +185,7 @@ def _counted(network: str, dataset: str) -> tuple[LayerBlock, ...] | str:
             return last
         return (
             f"network {network}: its operations cannot be counted without running it ({last}); "
-            "profile it on a device (--profile)"
+            f"{PROFILE_IT}"
         )
     with suppress(OSError):  # it is counted again the next time
         write_text(path, done.stdout)

@@ -214,8 +214,8 @@ class Question:
     max_devices: int | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size <= 0:
-            raise ConfigError(f"--batch-size {self.batch_size:g}: write a number above 0")
+        if self.batch_size < 1:
+            raise ConfigError(f"--batch-size {self.batch_size:g}: write 1 or more")
 
     @cached_property
     def workload(self) -> Workload:
