@@ -326,7 +326,7 @@ def try_network(network: str, spec: DatasetSpec) -> TriedNetwork:
         if sum(tensor.nbytes for tensor in tensors_of(plan)) > _BUILT_BYTES:
             return TriedNetwork(work, inspect(plan, spec))
     # The meta device does not compare types of numbers.
-    _work_on("cpu", network, _load(network), spec)
+    _tried_on("cpu", network, _load(network), spec)
     built, traits = build_with_traits(network, spec, seed=0)
     error = why_step_fails(built, spec)
     if error is not None:
@@ -346,16 +346,31 @@ def try_out(network: str, spec: DatasetSpec) -> int:
     return round(sum(_work(network, spec).values()))
 
 
+def tried_skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
+    """The :func:`skeleton` of a network that was tried out.
+
+    Raises:
+        ConfigError: as :func:`try_out`.
+    """
+    device, blocks, _ = _tried(network, spec)
+    return blocks if device == "meta" else skeleton(network, spec)
+
+
 def _work(network: str, spec: DatasetSpec) -> dict[str, float]:
+    return _tried(network, spec)[2]
+
+
+def _tried(network: str, spec: DatasetSpec) -> tuple[str, nn.Sequential, dict[str, float]]:
+    """Where a network could be built and run, its blocks there, and the work of each."""
     where = f"network {network!r}"
     factory = _load(network)
     if not callable(factory) or isinstance(factory, nn.Module):
         what = "is a network itself" if callable(factory) else "is not callable"
         raise ConfigError(f"{where} {what}; name a function that returns the network")
     try:
-        return _work_on("meta", network, factory, spec)
+        return "meta", *_tried_on("meta", network, factory, spec)
     except Exception:  # what the device lacks, or what is wrong: the CPU tells
-        return _work_on("cpu", network, factory, spec)
+        return "cpu", *_tried_on("cpu", network, factory, spec)
 
 
 def _modules_here() -> list[str]:
@@ -381,7 +396,9 @@ def _load(network: str) -> Any:
         raise ConfigError(f"network {network!r}: {module} fails: {_sentence(error)}") from error
 
 
-def _work_on(device: str, network: str, factory: Any, spec: DatasetSpec) -> dict[str, float]:
+def _tried_on(
+    device: str, network: str, factory: Any, spec: DatasetSpec
+) -> tuple[nn.Sequential, dict[str, float]]:
     where = f"network {network!r}"
     try:
         with unchanged(), torch.device(device):
@@ -396,7 +413,8 @@ def _work_on(device: str, network: str, factory: Any, spec: DatasetSpec) -> dict
     with FlopCounter() as counter:
         until = _run_blocks(where, blocks, spec, device, counter)
     each = (last - first for first, last in pairwise([0, *until]))
-    return {name: total / _SAMPLES for name, total in zip(blocks._modules, each, strict=True)}
+    work = {name: total / _SAMPLES for name, total in zip(blocks._modules, each, strict=True)}
+    return blocks, work
 
 
 def _run_blocks(

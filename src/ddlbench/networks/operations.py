@@ -32,7 +32,7 @@ from ddlbench.common.document import csv_text
 from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DATASETS, DatasetSpec
 from ddlbench.experiment.registry import pairs
-from ddlbench.networks.factory import BlockFails, skeleton, try_out
+from ddlbench.networks.factory import BlockFails, skeleton, tried_skeleton
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.planning.layer_table import LAYER_COLUMNS, PROFILE_IT, REFUSED
 
@@ -184,8 +184,8 @@ def main(network: str, dataset: str) -> None:
     """Print the rows of a network, for a process that has no torch."""
     spec = DATASETS[dataset]
     try:
-        try_out(network, spec)  # says what is wrong with a network, where shapes alone cannot
-        rows = layer_rows(skeleton(network, spec), spec)
+        # Trying it out says what is wrong with a network, where shapes alone cannot.
+        rows = layer_rows(tried_skeleton(network, spec), spec)
     except ConfigError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(1 if isinstance(error, BlockFails) and _lacks_kernel(error) else REFUSED)
