@@ -150,8 +150,14 @@ def _rows_by_pair() -> tuple[str, Mapping[tuple[str, str], list[str]]]:
 @cache
 def known_block_count(network: str, dataset: str) -> int | None:
     """How many blocks a network has; None if it is not built in and was not traced here before."""
-    blocks = built_in_layers(network, dataset) or _kept(_kept_file(network, dataset))
+    blocks = built_in_layers(network, dataset)
+    if blocks is None and not _is_built_in(network):
+        blocks = _kept(_kept_file(network, dataset))
     return None if blocks is None else len(blocks)
+
+
+def _is_built_in(network: str) -> bool:
+    return any(name == network for name, _ in _rows_by_pair()[1])
 
 
 def _kept_file(network: str, dataset: str) -> Path:

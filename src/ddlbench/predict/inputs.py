@@ -140,7 +140,8 @@ class Inputs:
             return computed
         # Of a fabric that says nothing of links within a node, those are the machine's.
         links = self._links_of("default") if condition.inside is None else computed
-        return replace(open_links(path), within_node=links)
+        rate = computed.node_rate_bytes_per_s
+        return replace(open_links(path), within_node=links, node_rate_bytes_per_s=rate)
 
     @cached_property
     def _conditions(self) -> Mapping[str, LinkCondition]:
@@ -287,6 +288,7 @@ class ConditionLinks(LinkTable):
     def __init__(self, condition: LinkCondition, base: LinkTable | None, name: str) -> None:
         super().__init__(base.links if base else _NO_LINKS, f"fabric {name}")
         self.path, self._base = path_of(condition), base
+        self.node_rate_bytes_per_s = self.path.rate_bytes_per_s
         self._inside = None if condition.inside is None else path_of(condition.inside)
         self._note = f"links of fabric {name} are computed from its delay, rate and loss"
 
@@ -300,10 +302,6 @@ class ConditionLinks(LinkTable):
             return self._base.hop(kind, source, target)  # type: ignore[arg-type,return-value]
         latency_s = path.round_trip_s / 2 + path.stall_s(1)
         return Hop(latency_s, path.bandwidth_bytes_per_s), self._note
-
-    def node_bytes_per_s(self, devices_per_node: int) -> float:
-        """The condition's rate, which each node has once."""
-        return self.path.rate_bytes_per_s
 
     def class_of(self, place: tuple[int, int]) -> Hashable:
         """That of the undisturbed network, whose hops some pairs have."""

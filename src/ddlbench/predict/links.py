@@ -183,11 +183,13 @@ class LinkTable:
         where: the file, for messages.
         within_node: used within a node if ``links`` have nothing of that level. A cluster measures
             an emulated fabric with one device per node.
+        node_rate_bytes_per_s: of a node's link by the fabric's condition; None if it has none.
     """
 
     links: Links
     where: str = "the links file"
     within_node: LinkTable | None = None
+    node_rate_bytes_per_s: float | None = None
     _hops: dict[tuple[Kind, Place, Place], tuple[Hop, str | None]] = field(
         default_factory=dict, init=False
     )
@@ -229,9 +231,9 @@ class LinkTable:
     def node_bytes_per_s(self, devices_per_node: int) -> float:
         """What all devices of a node send to other nodes at one time, one way.
 
-        Pairs are measured one by one, which does not tell it: infinite.
+        Only the fabric's condition tells it, as pairs are measured one by one: else infinite.
         """
-        return math.inf
+        return math.inf if self.node_rate_bytes_per_s is None else self.node_rate_bytes_per_s
 
     def message_ends_s(self, level: str) -> Callable[[float], float] | None:
         """Processor seconds of sending and receiving a message, by its bytes; None if unknown.
