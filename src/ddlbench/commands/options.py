@@ -96,7 +96,7 @@ def case_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--dataset", help="Name of the dataset."),
             click.option("--geometry", help="Nodes x devices per node: 2x4."),
             click.option("--fabric", help="Link condition.  [default: default]"),
-            click.option("--precision", help="[default: fp32; of a shape, its software's]"),
+            click.option("--precision", help="[default: fp32]"),
             click.option("--threads", type=WholeNumber(1), help="Of a CPU device."),
             click.option(
                 "--option", "options", multiple=True, help="Of a strategy: gpipe.chunks=8."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.screen import (
+    counted,
     duration_text,
     left_out,
     paragraph,
@@ -196,7 +197,9 @@ def target_lines(
     if able:
         lines += table(_HEADINGS, _rows(able, with_devices=True))
     missed = [(name, why) for name, why in answers.items() if isinstance(why, str)]
-    return lines + left_out(f"Not in time on up to {question.most_devices:,} devices", missed)
+    return lines + left_out(
+        f"Not in time on up to {counted(question.most_devices, 'device')}", missed
+    )
 
 
 def _rows(answers: Sequence[Answer], *, with_devices: bool) -> list[tuple[str, ...]]:

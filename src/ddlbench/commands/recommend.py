@@ -84,7 +84,9 @@ if TYPE_CHECKING:
 )
 @click.option("--profile", help="Times of one device of config/accelerators; with --hardware.")
 @click.option(
-    "--software", help="What trains a transformer's shape; with --hardware.  [default: nanotron]"
+    "--software",
+    help="What trains a transformer's shape, in its precision if --precision is left out; with "
+    "--hardware.  [default: nanotron]",
 )
 @click.option(
     "--sequence-length",

@@ -115,6 +115,6 @@ def is_decoder(network: str, dataset: str | None, *, by_software: bool = False) 
     if dataset is not None:
         is_ours = transformer_shape(network, dataset) is not None
         return by_software and (is_ours or is_configuration(network))
-    if is_configuration(network):
+    if by_software or is_configuration(network):
         return True
     return network not in known("ddlbench.networks") and ":" not in network

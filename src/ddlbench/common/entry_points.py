@@ -61,13 +61,18 @@ def load_target(name: str, target: str) -> Any:
     if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
         raise ConfigError(f"cannot load {shown(name)}{whose}: write package.module:attribute")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
+        if not hasattr(module, attribute):
+            near = difflib.get_close_matches(attribute, vars(module), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"cannot load {shown(name)}{whose}: {module_name} has no {attribute!r}{hint}"
+            )
+        return getattr(module, attribute)
+    except ConfigError:
+        raise
     except (ImportError, AttributeError) as error:
-        near = difflib.get_close_matches(attribute, dir(getattr(error, "obj", None)), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"cannot load {shown(name)}{whose}: {_first_line(error)}{hint}"
-        ) from error
+        raise ConfigError(f"cannot load {shown(name)}{whose}: {_first_line(error)}") from error
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         kind = type(error).__name__
         raise ConfigError(

@@ -29,7 +29,7 @@ from statistics import median
 from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.nvidia_programs import uncoloured_lines
 
-_NUMBER = r"\s+(?:[\d.]+(?:[eE][+-]?\d+)?|[A-Za-z/]+)"
+_NUMBER = r"\s+[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|[A-Za-z/]+)"
 _HEAD = r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
 _ROW = re.compile(
     rf"{_HEAD}((?:{_NUMBER}){{10}}|(?:{_NUMBER}){{8}}|(?:{_NUMBER}){{5}}|(?:{_NUMBER}){{4}})"
@@ -93,7 +93,7 @@ class _Row:
 
 def is_nccl_tests(text: str) -> bool:
     """Whether a text has rows of nccl-tests, or their heading."""
-    return any(_BEGIN.search(line) or _ROW.search(line) for line in uncoloured_lines(text))
+    return any(_BEGIN.search(line) or _row(line) is not None for line in uncoloured_lines(text))
 
 
 def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> NcclTest:
@@ -246,9 +246,9 @@ def _remarks(text: str, lines: Sequence[str], rows: list[_Row]) -> Iterable[str]
     wrong = sum(row.wrong for row in rows)
     failed = sum(int(match[1][:18]) for match in _OUT_OF_BOUNDS.finditer(text))
     if wrong:
-        yield f"{wrong:,} values are wrong: the links or the memory corrupt data"
+        yield f"wrong values ({wrong:,}): the links or the memory corrupt data"
     elif failed:
-        yield f"{failed:,} sizes have wrong values: the links or the memory corrupt data"
+        yield f"sizes with wrong values ({failed:,}): the links or the memory corrupt data"
     broken = sum(1 for line in lines if _BROKEN_ROW.search(line) and not _ROW.search(line))
     if broken:
         rows_text = "1 row, which is" if broken == 1 else f"{broken} rows, which are"

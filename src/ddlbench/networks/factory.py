@@ -106,7 +106,7 @@ def skeleton(network: str, spec: DatasetSpec) -> nn.Sequential:
     try:
         with unchanged(), torch.device("meta"):
             return out_of_place(_checked(network, factory(spec), spec))
-    except NotImplementedError:  # no value can be read from this device
+    except (NotImplementedError, RuntimeError, TypeError):  # this device has no values to read
         with unchanged():
             return out_of_place(_checked(network, factory(spec), spec)).to("meta")
 

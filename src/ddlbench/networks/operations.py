@@ -14,6 +14,7 @@ networks to ``planning/layer_table.csv``; others are traced when they are wanted
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ from ddlbench.planning.layer_table import LAYER_COLUMNS, PROFILE_IT, REFUSED
 _SAMPLES = 2  # batch norm refuses a single value per channel
 _FEW_CHANNELS = 4
 """Channels of images; a convolution of so few reads an image."""
+_NO_KERNEL = re.compile(r"not implemented for|CUDA|NVIDIA|HIP|\bGPU")
 _NORMS = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
 _SHAPES_ONLY = ("alias", "view", "detach", "empty", "expand", "reshape", "permute", "transpose")
 
@@ -177,7 +179,7 @@ def _storage(tensor: Tensor) -> int:
 def _lacks_kernel(error: BlockFails) -> bool:
     """Whether a device may run the block that this processor cannot."""
     cause = error.__cause__
-    return isinstance(cause, NotImplementedError) or "not implemented for" in str(cause)
+    return isinstance(cause, NotImplementedError) or _NO_KERNEL.search(str(cause)) is not None
 
 
 def main(network: str, dataset: str) -> None:

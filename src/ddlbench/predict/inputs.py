@@ -198,10 +198,15 @@ class TcpPath:
         return self.mtu_bytes - _HEADERS_BYTES
 
     @property
+    def payload_bytes_per_s(self) -> float:
+        """Payload per second that the link carries, of all its connections."""
+        payload = self.segment_bytes / self.mtu_bytes
+        return self.rate_bytes_per_s * payload * (1 - self.loss)
+
+    @property
     def bandwidth_bytes_per_s(self) -> float:
         """Payload per second of a long transfer."""
-        payload = self.segment_bytes / self.mtu_bytes
-        bandwidth = self.rate_bytes_per_s * payload * (1 - self.loss)
+        bandwidth = self.payload_bytes_per_s
         if self.round_trip_s > 0:
             bandwidth = min(bandwidth, self.window_bytes / self.round_trip_s, self._loss_bound())
         return bandwidth
@@ -288,7 +293,7 @@ class ConditionLinks(LinkTable):
     def __init__(self, condition: LinkCondition, base: LinkTable | None, name: str) -> None:
         super().__init__(base.links if base else _NO_LINKS, f"fabric {name}")
         self.path, self._base = path_of(condition), base
-        self.node_rate_bytes_per_s = self.path.rate_bytes_per_s
+        self.node_rate_bytes_per_s = self.path.payload_bytes_per_s
         self._inside = None if condition.inside is None else path_of(condition.inside)
         self._note = f"links of fabric {name} are computed from its delay, rate and loss"
 

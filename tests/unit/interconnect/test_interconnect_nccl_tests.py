@@ -108,18 +108,29 @@ def test_runs_of_other_ranks_or_operations_are_no_repeats():
 def test_wrong_values_and_a_missing_end_are_remarks():
     wrong = ROWS.replace("393.34      0", "393.34     12")
     test = parse_nccl_tests(text(wrong, end=""), "out")
-    assert [word in " ".join(test.remarks) for word in ("12 values", "last line")] == [True, True]
+    assert [word in " ".join(test.remarks) for word in ("wrong values (12)", "last line")] == [
+        True,
+        True,
+    ]
 
 
 def test_large_counts_failed_checks_and_broken_rows_are_remarks():
     many = ROWS.replace("393.34      0", "393.34  1.04858e+06")
-    assert "1,048,580 values are wrong" in parse_nccl_tests(text(many), "out").remarks[0]
+    assert "wrong values (1,048,580)" in parse_nccl_tests(text(many), "out").remarks[0]
     failed = END.replace("0 OK", "5 FAILED")
-    assert "5 sizes have wrong values" in parse_nccl_tests(text(end=failed), "out").remarks[0]
+    assert "sizes with wrong values (5)" in parse_nccl_tests(text(end=failed), "out").remarks[0]
     broken = ROWS.replace("-1   2559.2", "-1worker-0:1 [0] NCCL INFO Connected all trees\n 2559.2")
     test = parse_nccl_tests(text(broken), "out")
     assert len(test.points) == 1
     assert "other text breaks 1 row" in test.remarks[0]
+
+
+def test_rows_of_other_programs_are_not_recognised():
+    for line in ("10 20 shards of data are ready", "1 50 train 2.31 4.5 lr 0.1 ok"):
+        assert not is_nccl_tests(line)
+    errors = OLD.replace("0e+00", " -nan")
+    assert errors != OLD
+    assert len(parse_nccl_tests(text(errors, name=NAMED.format("all_reduce")), "out").points) == 1
 
 
 def test_times_of_the_day_differing_bits_and_colours():

@@ -220,4 +220,4 @@ def test_what_ends_the_scaling():
     arguments = ("limits", "resnet50", "--strategy", "data", "--batch-size")
     assert json_of(*arguments, "32", "--max-devices", "3")[0]["stops"] == "--max-devices: 3 devices"
     assert json_of(*arguments, "3200000")[0]["stops"].startswith("2 devices: needs")
-    assert json_of(*arguments, "32")[0]["stops"] == "the platform: 4352 devices"
+    assert json_of(*arguments, "32")[0]["stops"] == "the platform: 4,352 devices"

@@ -107,31 +107,41 @@ def test_blocks_and_rates_stand_for_epochs():
     assert run.step_s == pytest.approx(2) and "samples/s" in run.note
 
 
-def test_an_epoch_that_ends_early_counts_what_it_trained():
+@pytest.mark.parametrize(
+    ("benchmark", "progress", "batch", "length", "step_s"),
+    [
+        ("dlrm", 0.75, 64, None, 10 * 64 / 480),
+        ("bert", 320, 64, 512, 10 * 64 / 320),
+        ("gpt3", 1536 * 2048 * 2, 1536, 2048, 5.0),
+        ("resnet", 1, 64, None, 10 * 64 / 640),
+        ("resnet", 8, 64, None, 10 * 64 / 640),  # counts epochs
+    ],
+)
+def test_an_epoch_may_end_early(benchmark, progress, batch, length, step_s):
     """DLRM tells a share of its epoch, BERT samples, GPT-3 tokens beside a batch of sequences."""
-    for progress, batch, length, step_s in (
-        (0.75, 64, None, 10 * 64 / 480),
-        (320, 64, None, 10 * 64 / 320),
-        (1536 * 2048 * 2, 1536, 2048, 5.0),
-    ):
-        lines = [event(1, "global_batch_size", batch), event(1, "train_samples", 640)]
-        lines += [event(1, "max_sequence_length", length)] if length else []
-        lines += [
-            event(1_000, "run_start"),
-            event(1_000, "epoch_start", None, epoch_num=0),
-            event(11_000, "eval_start", None, epoch_num=progress),
-            event(12_000, "eval_stop", None, epoch_num=progress),
-            event(12_000, "eval_accuracy", 0.8, epoch_num=progress),
-            event(12_000, "epoch_stop", None, epoch_num=0),
-            event(12_000, "run_stop", None, status="success"),
-        ]
-        run = mlperf.read("\n".join(lines), "log.txt")
-        assert run.step_s == pytest.approx(step_s), progress
+    lines = [event(1, "submission_benchmark", benchmark), event(1, "global_batch_size", batch)]
+    lines += [event(1, "max_sequence_length", length)] if length else []
+    lines += [
+        event(1, "train_samples", 640),
+        event(1_000, "run_start"),
+        event(1_000, "epoch_start", None, epoch_num=0),
+        event(11_000, "eval_start", None, epoch_num=progress),
+        event(12_000, "eval_stop", None, epoch_num=progress),
+        event(12_000, "eval_accuracy", 0.8, epoch_num=progress),
+        event(12_000, "epoch_stop", None, epoch_num=0),
+        event(13_000, "eval_accuracy", 0.8, epoch_num=100 * batch),  # of a later epoch
+        event(14_000, "run_stop", None, status="success"),
+    ]
+    run = mlperf.read("\n".join(lines), "log.txt")
+    assert run.step_s == pytest.approx(step_s)
 
 
 def test_a_second_run_of_mlperf_is_refused():
     """A requeued job writes on in the same file."""
     first = "\n".join([*settings(), *epochs(3)])
+    soon = event(40_000, "run_start")  # the first one stopped at 28.7 s
+    with pytest.raises(ConfigError, match="log: a run begins 30 s after the first"):
+        mlperf.read(f"{first}\n{soon}", "log")
     later = "\n".join(line.replace('"time_ms": ', '"time_ms": 90') for line in epochs(3))
     with pytest.raises(ConfigError, match="log: a run begins .* s after the first, so it holds"):
         mlperf.read(f"{first}\n{later}", "log")

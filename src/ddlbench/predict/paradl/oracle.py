@@ -299,7 +299,7 @@ def reach(question: Question, strategy: str) -> Reach:
             outweighed.append(answer.devices)
     most = question.most_devices
     limit = "the platform" if most == question.platform.largest_ring else "--max-devices"
-    stops, end = f"{limit}: {most} devices", f"{most:,} devices ({limit})"
+    stops, end = f"{limit}: {counted(most, 'device')}", f"{counted(most, 'device')} ({limit})"
     if strategy == "serial":
         stops = end = "1 device"
     if (refusal := _last_refusal(sizes)) is not None:
@@ -343,7 +343,8 @@ def _fewest(question: Question, strategy: str, epoch_s: float) -> Answer | str:
         fastest = min(able, key=lambda answer: answer.epoch_s)
         return f"{duration_text(fastest.epoch_s)} at best, on {counted(fastest.devices, 'device')}"
     if not sizes:
-        return "it runs on whole nodes, which are more devices"
+        whole = f"whole nodes of {question.platform.devices_per_node} devices"
+        return f"it needs {whole if strategy in HYBRIDS else 'two devices or more'}"
     return sizes[0].why
 
 

@@ -336,7 +336,7 @@ class ParameterServer(ParameterServerMessages):
     overlapped = ParameterServerMessages.name
 
     def handled_share(self, inputs: CellInputs) -> float:
-        """A worker's own bytes over those of all workers, where the server's link is the fuller."""
+        """A worker's bytes over those of all workers, where a server or its node is the busier."""
         exchange = Exchange.of(inputs)
         return exchange.worker_s / exchange.transfer_s(exchange.workers)
 

@@ -151,7 +151,8 @@ def begins_again(numbers: Sequence[int]) -> bool:
     return False
 
 
-AGAIN = "its steps begin again: of steps logged twice, the later one counts"
+ONLY_STEP = "its only step, warm-up included"
+AGAIN = "its steps begin again (a restart, or one more run)"
 
 
 def out_of_memory(text: str) -> bool:

@@ -26,6 +26,7 @@ from ddlbench.predict.run_logs.logged_run import (
     COMPLETE,
     CUT,
     MEGATRON,
+    ONLY_STEP,
     OUT_OF_MEMORY,
     LoggedRun,
     after_warm_up,
@@ -65,7 +66,6 @@ _ARGUMENTS = {
     "micro_batch_size": "micro_batch",
     "world_size": "devices",
 }
-_ONLY_STEP = "its only step, warm-up included"
 _WORLD = {
     "world": "devices",
     "data": "data",
@@ -116,7 +116,7 @@ def read(text: str, source: str) -> LoggedRun:
         tflops_a_device=median_of(row[2] or 0 for row in counted),
         # Its MB are 2^20 bytes.
         memory_gib=max((peak_mb / 1024 for peak_mb in memory_mb if peak_mb), default=None),
-        note=_ONLY_STEP if len(rows) == 1 else AGAIN if begins_again(numbers) else "",
+        note=ONLY_STEP if len(rows) == 1 else AGAIN if begins_again(numbers) else "",
         **values,
     )
 

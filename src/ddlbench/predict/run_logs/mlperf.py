@@ -11,7 +11,7 @@
 
 Times are milliseconds. All ranks may print an event: the first of a kind and epoch counts. A run of
 one epoch may end within it: evaluations tell how far it trained, as a share of the epoch (DLRM), in
-samples (BERT) or in tokens (GPT-3, beside ``max_sequence_length``). Steps
+samples (BERT) or in tokens (GPT-3). Steps
 come from epochs, else from blocks, else from ``train_step_time`` or ``throughput`` (samples per
 second) of ``tracked_stats``. The accelerators are in another file of the submission,
 ``systems/<system>.json``: given beside the logs, it fills in what they lack. Of a weak-scaling
@@ -73,7 +73,7 @@ def read(text: str, source: str) -> LoggedRun:
     _check_single(events, first, source)
     batch, samples = _number(first, "global_batch_size"), _number(first, "train_samples")
     epochs = _epochs(events)
-    trained = _trained_samples(events, first, samples) if len(epochs) == 1 else samples
+    trained = _trained_samples(events, first, batch, samples) if len(epochs) == 1 else samples
     step_s, how = _steps(events, epochs, batch, trained)
     counted = after_warm_up(step_s)
     run_s = _between(first, "run_start", "run_stop")
@@ -164,18 +164,19 @@ def _events(lines: Sequence[str]) -> Iterator[_Event]:
 
 
 def _check_single(events: Sequence[_Event], first: Mapping[str, _Event], source: str) -> None:
-    """Refuse a log in which a run begins long after the first one did.
+    """Refuse a log in which one more run begins.
 
     Raises:
         ConfigError: it holds several runs.
     """
     if "run_start" not in first:
         return
-    begin_s = first["run_start"].time_s
+    begin_s, end = first["run_start"].time_s, first.get("run_stop")
     later = [
         event.time_s - begin_s
         for event in events
-        if event.key in _BEGINNINGS and event.time_s > begin_s + _LATEST_RANK_S
+        if event.key in _BEGINNINGS
+        and (event.time_s > begin_s + _LATEST_RANK_S or (end and event.time_s > end.time_s))
     ]
     if later:
         raise ConfigError(
@@ -185,19 +186,29 @@ def _check_single(events: Sequence[_Event], first: Mapping[str, _Event], source:
 
 
 def _trained_samples(
-    events: Sequence[_Event], first: Mapping[str, _Event], samples: int | None
+    events: Sequence[_Event], first: Mapping[str, _Event], batch: int | None, samples: int | None
 ) -> float | None:
-    """Samples of the only epoch until its last evaluation, where that is told; else all."""
+    """Samples of the only epoch until its last evaluation, where that is told; else all.
+
+    A number below a batch counts epochs. GPT-3 alone counts tokens.
+    """
+    ((start, stop),) = _pairs(events, "epoch_start", "epoch_stop", ("epoch_num",))
     logged = [
         progress
         for event in events
         if event.key in ("eval_accuracy", "eval_stop")
+        and start.time_s < event.time_s <= stop.time_s
         and (progress := real(event.metadata.get("epoch_num")))
     ]
     progress = logged[-1] if logged else 1.0
-    if progress <= 1:
+    if progress < 1:
         return samples * progress if samples else None
-    return progress / (_number(first, "max_sequence_length") or 1)
+    if progress < (batch or 1):
+        return samples
+    if "gpt3" not in _word(first, "submission_benchmark"):
+        return progress
+    length = _number(first, "max_sequence_length")
+    return progress / length if length else None
 
 
 def _number(first: Mapping[str, _Event], key: str) -> int | None:

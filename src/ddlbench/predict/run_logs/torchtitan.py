@@ -29,8 +29,10 @@ from statistics import median
 from typing import Any
 
 from ddlbench.predict.run_logs.logged_run import (
+    AGAIN,
     COMPLETE,
     CUT,
+    ONLY_STEP,
     OUT_OF_MEMORY,
     TORCHTITAN,
     LoggedRun,
@@ -70,7 +72,6 @@ _BATCH = re.compile(r"global batch size (\d+)")
 _LOCAL = re.compile(r"local batch size (\d+)")
 _SEQUENCE = re.compile(r"sequence length (\d+)")
 _TOTAL = re.compile(r"total steps (\d{1,12})")
-_AGAIN = "its steps begin again: of steps logged twice, the median counts"
 _DONE = re.compile(r"Training completed")
 
 
@@ -102,13 +103,13 @@ def read(text: str, source: str) -> LoggedRun:
     if devices and batch and sequence:
         tokens_s = [middle[step][0] for step in later]
         step_s = [batch * sequence / (devices * rate) for rate in tokens_s if rate > 0]
-        note = "its only step, warm-up included" if len(numbers) == 1 else ""
+        note = ONLY_STEP if len(numbers) == 1 else ""
     else:
         step_s = _by_clock(numbers, middle, validated)
         note = "step_s by the clock of the log"
         note = note if step_s else "neither batch and devices nor times: no step_s"
     if begins_again(in_order):
-        note = f"{note}; {_AGAIN}" if note else _AGAIN
+        note = f"{note}; {AGAIN}" if note else AGAIN
     total = next((int(m[1]) for line in lines if (m := _TOTAL.search(line))), 0)
     ended = bool(numbers) and (
         0 < total <= numbers[-1] or any(_DONE.search(line) for line in lines)
