@@ -161,7 +161,7 @@ _HEADINGS = (
 def best_lines(answers: Sequence[Answer], question: Question, devices: int) -> list[str]:
     """A ranking of what can run, fastest first; below it what cannot, with the reason."""
     lines = paragraph(
-        f"{_machine(question)}; {devices:,} devices, batch {question.batch_size:,.0f}"
+        f"{_machine(question)}; {counted(devices, 'device')}, batch {question.batch_size:,.0f}"
     )
     able = [answer for answer in answers if not answer.why]
     lines += ranking(_HEADINGS, _rows(able, with_devices=False))
