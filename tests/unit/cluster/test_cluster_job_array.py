@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 import snakemake_executor_plugin_slurm as plugin
-from test_cluster_executor import (  # noqa: F401 - fixtures
-    POLICY,
-    Group,
-    RuleJob,
-    cell_folder,
-    executor,
-    sbatch,
-    slurm,
-)
+from made_up_jobs import POLICY, Group, RuleJob
 
 from ddlbench.cluster import executor as module
 from ddlbench.cluster import job_array
@@ -29,7 +21,7 @@ from ddlbench.slurm import jobs as slurm_jobs
 
 
 @pytest.fixture
-def several(executor, sbatch, tmp_path, monkeypatch):  # noqa: F811
+def several(executor, sbatch, tmp_path, monkeypatch):
     """Cells in folders of their own, an executor that submits in this thread, and the calls."""
     calls = tmp_path / "calls.txt"
     monkeypatch.setattr(module, "_array_tasks", 500)
@@ -57,7 +49,7 @@ def several(executor, sbatch, tmp_path, monkeypatch):  # noqa: F811
     return make
 
 
-def test_cells_of_one_shape_are_one_sbatch(several, executor):  # noqa: F811
+def test_cells_of_one_shape_are_one_sbatch(several, executor):
     executor.run_jobs(several(40))
     (call,) = several.calls()
     assert "--array=1-40" in call
@@ -66,7 +58,7 @@ def test_cells_of_one_shape_are_one_sbatch(several, executor):  # noqa: F811
     ]
 
 
-def test_each_task_runs_the_command_of_its_own_job(several, executor):  # noqa: F811
+def test_each_task_runs_the_command_of_its_own_job(several, executor):
     jobs = several(3)
     executor.run_jobs(jobs)
     for info in executor.active_jobs:
@@ -78,7 +70,7 @@ def test_each_task_runs_the_command_of_its_own_job(several, executor):  # noqa: 
         assert ran.stdout == f"run {info.job.output[0]}\n"
 
 
-def test_cells_of_other_shapes_are_other_arrays(several, executor):  # noqa: F811
+def test_cells_of_other_shapes_are_other_arrays(several, executor):
     large = several(4, nodes=2)
     small = several(3, nodes=1)
     executor.run_jobs([*large[:2], *small, *large[2:]])
@@ -87,7 +79,7 @@ def test_cells_of_other_shapes_are_other_arrays(several, executor):  # noqa: F81
     ]  # fmt: skip
 
 
-def test_an_array_is_as_long_as_the_site_says(several, executor, monkeypatch):  # noqa: F811
+def test_an_array_is_as_long_as_the_site_says(several, executor, monkeypatch):
     monkeypatch.setattr(module, "_array_tasks", 4)
     executor.run_jobs(several(10))
     assert [call.partition("--array=")[2].split(" ")[0] for call in several.calls()] == [
@@ -95,7 +87,7 @@ def test_an_array_is_as_long_as_the_site_says(several, executor, monkeypatch):  
     ]  # fmt: skip
 
 
-def test_one_job_or_a_site_without_arrays_submits_as_before(several, executor, monkeypatch):  # noqa: F811
+def test_one_job_or_a_site_without_arrays_submits_as_before(several, executor, monkeypatch):
     executor.run_jobs(several(1))
     monkeypatch.setattr(module, "_array_tasks", 1)
     executor.run_jobs(several(2))
@@ -103,7 +95,7 @@ def test_one_job_or_a_site_without_arrays_submits_as_before(several, executor, m
     assert not any("--array" in call for call in several.calls())
 
 
-def test_a_group_of_rules_goes_alone(cell_folder):  # noqa: F811
+def test_a_group_of_rules_goes_alone(cell_folder):
     group = Group(cell_folder)
     assert job_array.shape_of(group) is None
     assert list(job_array.arrays_of([group, group], 500)) == [[group, group]]
@@ -116,7 +108,7 @@ def test_bases_are_the_first_tasks(several):
     assert first is jobs[2]
 
 
-def test_an_array_that_sbatch_refuses_is_one_call_and_a_failure_each(several, executor):  # noqa: F811
+def test_an_array_that_sbatch_refuses_is_one_call_and_a_failure_each(several, executor):
     refuses = "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1"
     jobs = several(5, refuses)
     executor.run_jobs(jobs)
@@ -125,7 +117,7 @@ def test_an_array_that_sbatch_refuses_is_one_call_and_a_failure_each(several, ex
     assert all("change slurm.partition" in job.errors[0][0] for job in jobs)
 
 
-def test_a_limit_on_jobs_halves_an_array(several, executor, monkeypatch):  # noqa: F811
+def test_a_limit_on_jobs_halves_an_array(several, executor, monkeypatch):
     monkeypatch.setattr(module.partitions, "has_jobs", lambda: True)
     limit = (
         f'case "$*" in *array=1-8*) echo "sbatch: error: QOSMaxSubmitJobPerUserLimit: {POLICY}"'
@@ -137,14 +129,14 @@ def test_a_limit_on_jobs_halves_an_array(several, executor, monkeypatch):  # noq
     assert executor.workflow.scheduler.failed == []
 
 
-def test_a_script_that_slurm_would_not_take_is_split(several, executor, monkeypatch):  # noqa: F811
+def test_a_script_that_slurm_would_not_take_is_split(several, executor, monkeypatch):
     monkeypatch.setattr(job_array, "_MOST_SCRIPT_BYTES", 400)
     executor.run_jobs(several(8))
     assert len(executor.active_jobs) == 8
     assert len(several.calls()) > 1
 
 
-def test_a_task_that_was_cancelled_fails_alone(several, executor, slurm):  # noqa: F811
+def test_a_task_that_was_cancelled_fails_alone(several, executor, slurm):
     jobs = several(3)
     executor.run_jobs(jobs)
     slurm.jobs.update(
