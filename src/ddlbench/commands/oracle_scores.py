@@ -202,8 +202,8 @@ def score_lines(values: Mapping[str, Any], where: str, question: ScoreQuestion) 
     """Errors for a terminal; mean / median in per cent."""
     held = question.hold_out
     how = "constants as they are" if held == "none" else f"each {held} held out in turn"
-    rows, timed = values["rows"], values.get("timed_rows", values["rows"])
-    counts = f"{rows:,} rows" + ("" if timed == rows else f", {timed:,} with a step")
+    total, timed = values["rows"], values.get("timed_rows", values["rows"])
+    counts = f"{total:,} rows" + ("" if timed == total else f", {timed:,} with a step")
     lines = paragraph(f"{where}, {counts}, {how}; errors are mean / median in %")
     rows = []
     if _errors(values):

@@ -153,10 +153,9 @@ def recommend(
             values, lines = layout_answers({**options, **of_networks}, hardware, software)
             show(values, lines, as_json=as_json)
             return
-        for name in ("software", "sequence_length"):
-            if {**options, "software": software}[name]:
-                option = name.replace("_", "-")
-                raise ConfigError(f"--{option} is of a transformer's shape; leave it out")
+        of_shapes = {"software": software, "sequence-length": options["sequence_length"]}
+        if given := next((name for name, value in of_shapes.items() if value), None):
+            raise ConfigError(f"--{given} is of a transformer's shape; leave it out")
         questions = planned.planned_questions_of(options, hardware, profile, experiment)
     fixed = {
         "recommender": recommender,

@@ -157,8 +157,14 @@ def parse_json(text: str | bytes) -> Any:
         raise UnreadableJson(_in_one_line(error)) from None
 
 
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd",
-               b"BZh": "bzip2"}  # fmt: skip
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"\xfd7zXZ": "xz",
+    b"(\xb5/\xfd": "zstd",
+    b"BZh": "bzip2",
+}
+"""Programs, by the first bytes of what they write."""
 
 
 def refuse_compressed(content: bytes, path: Path) -> None:

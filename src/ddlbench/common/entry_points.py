@@ -50,6 +50,9 @@ def third_party(group: str, built_in: frozenset[str]) -> dict[str, str]:
     return targets
 
 
+_MISSING = object()
+
+
 def load_target(name: str, target: str) -> Any:
     """Import ``module:attribute``.
 
@@ -62,15 +65,7 @@ def load_target(name: str, target: str) -> Any:
         raise ConfigError(f"cannot load {shown(name)}{whose}: write package.module:attribute")
     try:
         module = importlib.import_module(module_name)
-        if not hasattr(module, attribute):
-            near = difflib.get_close_matches(attribute, vars(module), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(
-                f"cannot load {shown(name)}{whose}: {module_name} has no {attribute!r}{hint}"
-            )
-        return getattr(module, attribute)
-    except ConfigError:
-        raise
+        part = getattr(module, attribute, _MISSING)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"cannot load {shown(name)}{whose}: {_first_line(error)}") from error
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
@@ -79,6 +74,13 @@ def load_target(name: str, target: str) -> Any:
             f"cannot load {shown(name)}{whose}: its module fails on import, "
             f"{kind}: {_first_line(error)}"
         ) from error
+    if part is _MISSING:
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"cannot load {shown(name)}{whose}: {module_name} has no {attribute!r}{hint}"
+        )
+    return part
 
 
 def _first_line(error: BaseException) -> str:

@@ -374,8 +374,9 @@ def _tried(network: str, spec: DatasetSpec) -> tuple[str, nn.Sequential, dict[st
 
 
 def _modules_here() -> list[str]:
-    """Modules beside the Snakefile that a network may be of."""
-    return [path.stem for path in Path.cwd().glob("*.py")]
+    """Modules and packages beside the Snakefile that a network may be of."""
+    packages = (path.parent for path in Path.cwd().glob("*/__init__.py"))
+    return [path.stem for path in (*Path.cwd().glob("*.py"), *packages)]
 
 
 def _load(network: str) -> Any:

@@ -45,6 +45,7 @@ from ddlbench.predict.collective_times import (
     Groups,
     Library,
     Operation,
+    is_mesh,
     seconds,
 )
 from ddlbench.predict.hardware import RESERVED_BYTES, DeviceSheet, Fabric, System
@@ -109,8 +110,8 @@ class PlannedLinks(LinkTable):
     @cached_property
     def _within(self) -> tuple[Hop, str]:
         link, nccl = self._system.device.link, library()
-        mesh = link.name == "NVLink" and not link.all_to_all
-        share = nccl.constant("ring_share") / (max(MESH_RINGS.values()) if mesh else 1)
+        rings = max(MESH_RINGS.values()) if is_mesh(self._system.device) else 1
+        share = nccl.constant("ring_share") / rings
         return Hop(nccl.constant("start_s"), share * link.bytes_per_s), _NOTE
 
     @cached_property
