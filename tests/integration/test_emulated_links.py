@@ -46,6 +46,15 @@ def test_what_is_measured_is_the_emulated_link(tmp_path):
     assert link["usage"]["over"] == "whole run"
 
 
+@pytest.mark.exhaustive
+@pytest.mark.skipif(REASON is not None, reason=f"no emulated nodes here: {REASON}")
+def test_devices_share_the_card_of_their_node(tmp_path):
+    site = replace(small_site(2, 2), fabrics={"slow": LinkCondition(1e-3, 200e6, loss=0.0)})
+    (rate,) = measure_links(site, "slow", tmp_path / "links.json").node_rates
+    assert rate.cards < 1.5
+    assert rate.node_bytes_per_s < 25e6
+
+
 def test_a_cluster_measures_an_emulated_fabric_within_one_node():
     site = replace(small_site(3, 4), launcher="slurm", slurm=Slurm())
     assert links_geometry(site, "slow") == (4, 1)

@@ -11,7 +11,13 @@ import torch
 from torch import distributed as dist
 
 from ddlbench.equivalence.rank_pool import run_ranks
-from ddlbench.experiment.links import InvalidLinks, Links, read_links, write_links
+from ddlbench.experiment.links import (
+    InvalidLinks,
+    Links,
+    NodeRate,
+    read_links,
+    write_links,
+)
 from ddlbench.experiment.site import load_site
 from ddlbench.interconnect import measure as measure_module
 from ddlbench.interconnect.measure import world_pairs
@@ -102,6 +108,31 @@ def test_when_time_is_over_no_pair_is_begun():
     assert pair["sampled"]["measured_pairs"] == 0
     assert pair["sampled"]["rule"] == "all pairs; time was over after 0 of 6"
     assert all(value is None for row in pair["latency_s"] for value in row)
+
+
+def node_rates_here(devices: int, rank: int, store: dist.Store) -> list[dict]:
+    from ddlbench.interconnect.collectives import Group, joined, members_of
+    from ddlbench.interconnect.rank_pairs import measure_node_rates
+
+    members = members_of(4 // devices, devices, devices)
+    group = Group(members, members[rank], store, torch.device("cpu"), "lo")
+    with joined(group):
+        rates = measure_node_rates(group)
+        dist.barrier()
+    return rates
+
+
+def test_all_devices_of_a_node_send_to_another_at_once():
+    first, *others = run_ranks(node_rates_here, [2], 4)[0]
+    assert others == [[], [], []]
+    rate = NodeRate.from_dict(*first)
+    assert (rate.nodes, rate.devices_per_node, rate.ranks, rate.transport) == (2, 2, 4, "gloo")
+    assert 1 <= rate.cards <= 2
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_devices_that_share_no_card_have_no_rate_of_a_node(devices):
+    assert run_ranks(node_rates_here, [devices], 4)[0] == [[]] * 4
 
 
 # Holes in links.json and in what reads it

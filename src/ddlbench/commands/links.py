@@ -158,6 +158,8 @@ def _fit_lines(links: Links) -> list[str]:
     ]
     if idle:
         lines += paragraph(f"Computation beside idle Horovod: {', '.join(idle)}.", hanging="  ")
+    for rate in links.node_rates:
+        lines += paragraph(rate.in_words(), hanging="  ")
     return lines
 
 

@@ -129,6 +129,33 @@ class LinkSweep(OfGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeRate(OfGroup):
+    """What the devices of a node send to those of another node, one way."""
+
+    transport: Literal["gloo", "nccl", "given"]
+    message_bytes: Natural
+    """Of each device; 0 if the rates are given by hand."""
+    device_bytes_per_s: Positive
+    """One device alone."""
+    node_bytes_per_s: Positive
+    """All devices at once, together."""
+
+    @property
+    def cards(self) -> float:
+        """Devices that send at full rate at once: as if each had a network card of its own."""
+        ratio = self.node_bytes_per_s / self.device_bytes_per_s
+        return min(max(ratio, 1.0), float(self.devices_per_node))
+
+    def in_words(self) -> str:
+        ratio = self.node_bytes_per_s / self.device_bytes_per_s
+        return (
+            f"All {self.devices_per_node} devices of a node together send "
+            f"{self.node_bytes_per_s / 1e6:,.0f} MB/s to another node, {ratio:.1f} times what one "
+            "alone sends."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinkOverlap(OfGroup):
     """An all-reduce beside a computation of equal length: the share that the computation hides."""
 
@@ -191,6 +218,8 @@ class Links(Form):
     """Latency and bandwidth of every ordered pair: row = sender, column = receiver."""
     sweeps: tuple[LinkSweep, ...]
     """Time of one operation over message sizes."""
+    node_rates: tuple[NodeRate, ...] = ()
+    """What all devices of a node send to another node at once."""
     overlaps: tuple[LinkOverlap, ...] = ()
     """An all-reduce beside a computation that takes as long."""
     backgrounds: tuple[LibraryBackground, ...] = ()

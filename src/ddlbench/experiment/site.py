@@ -209,6 +209,8 @@ class GivenLinks(Form):
     """Link between devices of one node."""
     network: GivenLink | None = None
     """Between nodes."""
+    node_bytes_per_s: Positive | None = None
+    """Bytes per second that all devices of a node send to other nodes together."""
 
 
 @dataclass(frozen=True, kw_only=True)

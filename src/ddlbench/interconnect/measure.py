@@ -32,6 +32,7 @@ from ddlbench.experiment.links import (
     Links,
     LinkSweep,
     MessageDelay,
+    NodeRate,
     PairMatrix,
     SweepPoint,
     TensorCost,
@@ -84,6 +85,7 @@ class _Parts:
 
     pairs: list[PairMatrix] = field(default_factory=list)
     sweeps: tuple[LinkSweep, ...] = ()
+    node_rates: tuple[NodeRate, ...] = ()
     overlaps: tuple[LinkOverlap, ...] = ()
     backgrounds: tuple[LibraryBackground, ...] = ()
     tensor_costs: tuple[TensorCost, ...] = ()
@@ -111,6 +113,7 @@ def measure_links(site: Site, fabric: str, path: Path) -> Links:
     parts = _Parts(provenance=driver_provenance(seed=0))
     if is_given(site, fabric):
         pairs, parts.sweeps = given_parts(site, fabric)
+        parts.node_rates = given_node_rates(site, fabric)
         parts.pairs += pairs
         parts.provenance["source"] = "given"
         parts.notes.append("given by hand in the site file; nothing was measured")
@@ -123,6 +126,7 @@ def measure_links(site: Site, fabric: str, path: Path) -> Links:
         device_kind=site.device,
         pairs=tuple(with_slow_pairs(pair) for pair in parts.pairs),
         sweeps=parts.sweeps,
+        node_rates=parts.node_rates,
         overlaps=parts.overlaps,
         backgrounds=parts.backgrounds,
         tensor_costs=parts.tensor_costs,
@@ -241,6 +245,7 @@ def _run_tools(
         return
     pairs = world_pairs(reports[0]["pairs"])
     parts.pairs += pairs
+    parts.node_rates = tuple(map(NodeRate.from_dict, reports[0]["node_rates"]))
     sampled = pairs[0].sampled
     if sampled is not None:
         parts.notes.append(f"pairs of ranks: {sampled.in_words()}")
@@ -365,6 +370,33 @@ def given_parts(site: Site, fabric: str) -> tuple[tuple[PairMatrix, ...], tuple[
             )
         )
     return (_world(site, links),), tuple(sweeps)
+
+
+def given_node_rates(site: Site, fabric: str) -> tuple[NodeRate, ...]:
+    """What all devices of a node send together, if the site file says it.
+
+    Raises:
+        ConfigError: it says so of a site whose devices cannot share a link between nodes.
+    """
+    links = site.interconnect.links[fabric]
+    if links.node_bytes_per_s is None:
+        return ()
+    if site.nodes < 2 or site.devices_per_node < 2 or links.network is None:
+        raise ConfigError(
+            f"site {site.name}: interconnect.links.{fabric}.node_bytes_per_s is for several nodes "
+            f"of several devices, and the site has {site.nodes} of {site.devices_per_node}; "
+            "leave it out"
+        )
+    rate = NodeRate(
+        nodes=2,
+        devices_per_node=site.devices_per_node,
+        ranks=2 * site.devices_per_node,
+        transport="given",
+        message_bytes=0,
+        device_bytes_per_s=links.network.bandwidth_bytes_per_s,
+        node_bytes_per_s=links.node_bytes_per_s,
+    )
+    return (rate,)
 
 
 def _world(site: Site, links: GivenLinks) -> PairMatrix:

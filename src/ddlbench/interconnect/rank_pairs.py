@@ -18,8 +18,15 @@ of many pairs is measured::
                         rank r -> rank r + 1       the hops of a ring, with the closing one
                         others                     drawn from a fixed seed, up to 500 in all
 
-Pairs that do not fit into the time budget stay empty. This tool is separate from the sweeps, so
-that they are kept if it fails.
+Pairs that do not fit into the time budget stay empty. Devices of a node may share a network card,
+which pairs one by one do not show. So at last those of one node send to those of another at once::
+
+    alone      0 =====> 4                       all        0 ==> 4
+    (2x4)                                                  1 ==> 5     cards = rate of all
+                                                           2 ==> 6             / rate of one alone
+                                                           3 ==> 7
+
+This tool is separate from the sweeps, so that they are kept if it fails.
 """
 
 from __future__ import annotations
@@ -38,7 +45,7 @@ from torch import distributed as dist
 from ddlbench.interconnect.collectives import Group, joined, members_of, settle, touched
 from ddlbench.interconnect.pair_matrix import Matrix, off_diagonal
 from ddlbench.interconnect.progress import tell
-from ddlbench.interconnect.time_plan import MOST_PAIRS, PAIRS, passes_of
+from ddlbench.interconnect.time_plan import MOST_PAIRS, PAIRS, PASSES, passes_of
 from ddlbench.runtime.rank_job import RankContext, rank_job_main
 from ddlbench.runtime.rendezvous import barrier, join_store, leave
 
@@ -83,6 +90,7 @@ _TELL_EVERY = 10  # pairs
 _PING_ELEMENTS = 4
 _SMALL_BYTES, _LARGE_BYTES = 2**20, 2**24
 _MESSAGE_S = 0.03
+_NODE_RATE_LIMIT_S = 30.0
 
 
 def work(here: RankContext) -> dict[str, Any]:
@@ -98,9 +106,10 @@ def work(here: RankContext) -> dict[str, Any]:
     group = Group(everyone, everyone[here.process.rank], own_store, device, interface)
     with joined(group):
         pairs = measure_pairs(group, here.settings["pairs_budget_s"], here.settings["passes_s"])
+        node_rates = measure_node_rates(group)
     barrier(store, "reported", here.world_size)
     leave(store, here.process.rank, here.world_size)
-    return {"pairs": pairs}
+    return {"pairs": pairs, "node_rates": node_rates}
 
 
 def measure_pairs(group: Group, budget_s: float, passes_s: float | None = None) -> dict[str, Any]:
@@ -131,6 +140,73 @@ def measure_pairs(group: Group, budget_s: float, passes_s: float | None = None) 
         "repeats": max(1, done // len(pairs)),
         "sampled": _sampled(len(nodes), len(pairs), len(measured)),
     }
+
+
+def measure_node_rates(group: Group) -> list[dict[str, Any]]:
+    """The ``node_rates`` of links.json; empty on all ranks but the first.
+
+    It is also empty where no two nodes have the same number of devices, or a message takes so long
+    that all of them would exceed ``_NODE_RATE_LIMIT_S``. ``group`` is joined.
+    """
+    of_nodes = [[r for r, p in enumerate(group.members) if p.node == node] for node in (0, 1)]
+    senders, receivers = of_nodes
+    if len(senders) < 2 or len(senders) != len(receivers):
+        return []
+    peers = dict(zip(senders, receivers, strict=True)) | dict(zip(receivers, senders, strict=True))
+    peer, store = peers.get(group.rank), group.store
+    first = group.rank in senders
+
+    def sent_s(name: str, size: int, ranks: Sequence[int]) -> float:
+        """Seconds until the slowest of these senders has sent its messages."""
+        barrier(store, f"begin/{name}", len(group.members))
+        if peer is not None and (group.rank in ranks or peer in ranks):
+            seconds = _stream_s(peer, first, size, group.device)
+            if first:
+                store.set(f"sent/{name}/{group.rank}", str(seconds))
+        return max(float(store.get(f"sent/{name}/{rank}")) for rank in ranks)
+
+    one = senders[:1]
+    sent_s("connect", _SMALL_BYTES // 4, senders)
+    probe_s = sent_s("probe", _SMALL_BYTES, one) / _MESSAGES
+    size = suitable_bytes(probe_s)
+    message_s = probe_s * size / _SMALL_BYTES
+    if PASSES * _MESSAGES * (len(senders) + 1) * message_s > _NODE_RATE_LIMIT_S:
+        return []
+    passes = [
+        (sent_s(f"one/{number}", size, one), sent_s(f"all/{number}", size, senders))
+        for number in range(PASSES)
+    ]
+    if group.rank != 0:
+        return []
+    one_s, all_s = (median(seconds) for seconds in zip(*passes, strict=True))
+    rate = {
+        "nodes": 2,
+        "devices_per_node": len(senders),
+        "ranks": 2 * len(senders),
+        "transport": group.transport,
+        "message_bytes": size,
+        "device_bytes_per_s": _MESSAGES * size / one_s,
+        "node_bytes_per_s": _MESSAGES * size * len(senders) / all_s,
+    }
+    return [rate]
+
+
+def _stream_s(other: int, first: bool, size: int, device: torch.device) -> float:
+    """Seconds of messages in a row until the receiver has answered the last one."""
+    message, answer = touched(size // 4, device), touched(_PING_ELEMENTS, device)
+    began_s = time.perf_counter()
+    for _ in range(_MESSAGES):
+        if first:
+            dist.send(message, other)
+        else:
+            dist.recv(message, other)
+    if first:
+        dist.recv(answer, other)
+    else:
+        dist.send(answer, other)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began_s
 
 
 def _visit(
@@ -235,12 +311,17 @@ def _times_s(call: Callable[[], None], repeats: int) -> list[float]:
     return times[1:]
 
 
-def _agreed_bytes(probe_s: float, other: int, first: bool, device: torch.device) -> int:
-    """The sender chooses the size and tells the receiver."""
+def suitable_bytes(probe_s: float) -> int:
+    """Bytes of a message of about ``_MESSAGE_S``, if one of ``_SMALL_BYTES`` takes ``probe_s``."""
     size = _SMALL_BYTES
     while size < _LARGE_BYTES and probe_s * 2 * size / _SMALL_BYTES <= _MESSAGE_S:
         size *= 2
-    agreed = torch.tensor([size], device=device)
+    return size
+
+
+def _agreed_bytes(probe_s: float, other: int, first: bool, device: torch.device) -> int:
+    """The sender chooses the size and tells the receiver."""
+    agreed = torch.tensor([suitable_bytes(probe_s)], device=device)
     if first:
         dist.send(agreed, other)
     else:

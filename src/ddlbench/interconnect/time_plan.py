@@ -265,6 +265,8 @@ def links_plan(site: Site, fabric: str) -> LinksPlan:
     cores = len(os.sched_getaffinity(0)) if here else None
     start_s = _START_S * crowd_of(ranks, cores) if here else _CLUSTER_START_S
     before_s, after_s = start_s, start_s + _pairs_s(ranks) + FIGURES_S
+    if nodes > 1 and devices > 1:
+        after_s += PASSES * (devices + 1) * _PAIR_S
     if site.emulates(fabric):
         before_s += _EMULATION_S
     if devices > 1 and copies_inside(site, fabric):

@@ -30,6 +30,7 @@ from ddlbench.experiment.links import (
     Links,
     LinkSweep,
     MessageDelay,
+    NodeRate,
     PairMatrix,
     TensorCost,
 )
@@ -229,11 +230,20 @@ class LinkTable:
         return within or any(pair.scope == "node" for pair in self.links.pairs)
 
     def node_bytes_per_s(self, devices_per_node: int) -> float:
-        """What all devices of a node send to other nodes at one time, one way.
+        """What all devices of a node send to other nodes at once, one way; infinite if unknown."""
+        if self.node_rate_bytes_per_s is not None:
+            return self.node_rate_bytes_per_s
+        rate = self._node_rate(devices_per_node)
+        return rate.node_bytes_per_s if rate else math.inf
 
-        Only the fabric's condition tells it, as pairs are measured one by one: else infinite.
-        """
-        return math.inf if self.node_rate_bytes_per_s is None else self.node_rate_bytes_per_s
+    def cards(self, devices_per_node: int) -> float:
+        """Devices of a node that send to other nodes at full rate at once; 1 if unknown."""
+        rate = self._node_rate(devices_per_node)
+        return 1.0 if self.node_rate_bytes_per_s is not None or not rate else rate.cards
+
+    def _node_rate(self, devices_per_node: int) -> NodeRate | None:
+        rates = self.links.node_rates
+        return nearest_of(rates, 2, devices_per_node) if rates else None
 
     def message_ends_s(self, level: str) -> Callable[[float], float] | None:
         """Processor seconds of sending and receiving a message, by its bytes; None if unknown.

@@ -129,6 +129,11 @@ class PlannedLinks(LinkTable):
             return math.inf
         return library().constant("network_share") * fabric.node_bytes_per_s(devices_per_node)
 
+    def cards(self, devices_per_node: int) -> float:
+        """All devices have cards of their own, or those of their node together."""
+        fabric = self._system.fabric
+        return devices_per_node if fabric is not None and fabric.per == "device" else 1
+
     def collective(
         self, operation: str, nodes: int, devices_per_node: int, transport: str | None
     ) -> CollectiveTimes:

@@ -18,8 +18,8 @@ Seconds are from a profile and measured links:
 * A computation is its share of that part of a sequential step (``workload``), times k, the
   slow-down of silent replicas of a node, and q, that of computation beside an idle library:
   Horovod's thread runs in every cycle.
-* A message is a sweep of its operation at the shape of its group. Groups that share the links of a
-  node each take as long as one with so many times the bytes. It is longer by ``delays`` of
+* A message is a sweep of its operation at the shape of its group. Groups that share a network card
+  of a node each take as long as one with so many times the bytes. It is longer by ``delays`` of
   links.json where it follows a computation on CPUs: gloo's threads wait for a core that computes.
   Swaps and broadcasts, whose delays are not measured, have those of an all-gather; of broadcasts
   that take turns only the first one.
@@ -273,7 +273,8 @@ class StepCosts:
         through = self._through(message.operation, group)
         times = self._collective(message.operation, group, through)
         delay_s, tensor_s = self._further_s(message.operation, group, through)
-        carried_s = times.time_s(group.sharing * message.bytes) + (message.tensors - 1) * tensor_s
+        carried_s = times.time_s(self._shared_bytes(message, group))
+        carried_s += (message.tensors - 1) * tensor_s
         delays = 1 if message.operation == BROADCAST else message.count
         return MessageCost(message.count * carried_s + message.follows * delays * delay_s)
 
@@ -369,7 +370,7 @@ class StepCosts:
     def _swap(self, message: Message, group: Group) -> MessageCost:
         """Rows between neighbours: as long as the longest hop."""
         links, places = self._inputs.links, places_of(self._inputs.plan)
-        size = group.sharing * message.bytes
+        size = self._shared_bytes(message, group)
         seconds = []
         for source, target in zip(message.ranks, message.ranks[1:], strict=False):
             hop, remark = links.hop("transport", places[source], places[target])
@@ -377,6 +378,12 @@ class StepCosts:
             self._remarks.update(dict.fromkeys(joined(remark)))
         delay_s, _ = self._further_s(message.operation, group, self._step.transport)
         return MessageCost(message.count * (delay_s + max(seconds)))
+
+    def _shared_bytes(self, message: Message, group: Group) -> float:
+        """Bytes of all groups that send the message over one network card."""
+        if group.sharing == 1:
+            return message.bytes
+        return max(1.0, group.sharing / self._inputs.links.cards(self._shape[1])) * message.bytes
 
     @property
     def _alone(self) -> LoneRun:

@@ -313,6 +313,17 @@ def test_links_of_a_site_file(tmp_path):
         assert 1 / piece["beta_s_per_byte"] == pytest.approx(link["bandwidth_bytes_per_s"])
 
 
+def test_a_site_file_says_what_a_node_sends(tmp_path):
+    given = replace(load_site("local"), nodes=3, devices_per_node=4)
+    shared = by_hand(default={**TABLE, "node_bytes_per_s": 2.5e9})
+    links = measure_links(replace(given, interconnect=shared), "default", tmp_path / "links.json")
+    (rate,) = links.node_rates
+    assert (rate.devices_per_node, rate.cards) == (4, 2.0)
+    lone = replace(given, devices_per_node=1, interconnect=shared)
+    with pytest.raises(ConfigError, match="node_bytes_per_s is for several nodes of several"):
+        measure_links(lone, "default", tmp_path / "links.json")
+
+
 def test_a_level_that_is_missing_is_one_sentence(tmp_path):
     given = replace(load_site("local"), nodes=2, devices_per_node=1)
     given = replace(given, interconnect=by_hand(default={"node": TABLE["node"]}))

@@ -98,6 +98,7 @@ class PipelineLinks:
             rank: place for stage in pipeline.stages for place, rank in enumerate(stage.ranks)
         }
         self._shape = plan.cell.nodes, plan.cell.devices_per_node
+        self._cards = round(table.cards(self._shape[1]))
         self._remarks: dict[str, None] = {}
         self._hop, self._carried_s = cache(self._measured_hop), cache(Hop.time_s)
         self._ends_s, self._delay_s = cache(self._measured_ends_s), cache(self._measured_delay_s)
@@ -173,21 +174,25 @@ class PipelineLinks:
         return Kinds(tuple(alike[0] for alike in members), tuple(map(len, members)), ranks)
 
     def held(self, event: Event) -> Held | None:
-        """The links of two nodes that a message holds, out of the one and into the other.
+        """The network cards of two nodes that a message holds, out of the one, into the other.
 
         A notice has next to no bytes, but waits for earlier messages.
         """
         action, peer = event.action, event.peer
         if event.role not in ("message", "notice") or peer is None:
             return None
-        source, target = self._places[event.rank][0], self._places[peer][0]
-        if source == target:
+        if self._same_node(event.rank, peer):
             return None
         wire_s = 0.0
         if action is not None:
             size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
             wire_s = size / self._hop(event.rank, peer).bandwidth_bytes_per_s
-        return Held((("out", source), ("in", target)), wire_s)
+        return Held((("out", *self._card(event.rank)), ("in", *self._card(peer))), wire_s)
+
+    def _card(self, rank: int) -> tuple[int, int]:
+        """Node of a rank, and number of the network card that it uses."""
+        node, device = self._places[rank]
+        return node, device * self._cards // self._shape[1]
 
     def _measured_hop(self, source: int, target: int) -> Hop:
         hop, remark = self._table.hop("transport", self._places[source], self._places[target])

@@ -68,7 +68,11 @@ def draw_links(links: Links) -> tuple[Figure, pd.DataFrame]:
         f"Links between pairs of devices: fabric {links.fabric}",
         [],
         sections,
-        footer=[_pairs_sentence(pairs), links_origin(links)],
+        footer=[
+            _pairs_sentence(pairs),
+            *(rate.in_words() for rate in links.node_rates),
+            links_origin(links),
+        ],
         size=PanelSize(34.0, side, 9.0, 13.0, bottom=7.5, max_width=max(side * 1.6, 45.0)),
     )
     for axes, data in page.facets:
