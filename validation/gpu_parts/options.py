@@ -295,7 +295,7 @@ def _links(study: Study) -> Verdict:
     return Verdict(
         passed and "there is no link" in refusal and _two_rank_operations(links) > 0,
         {
-            "told_of_one_device": refusal,
+            "refusal_of_one_device": refusal,
             "pairs_within_node": len(within),
             "operations_swept": _two_rank_operations(links),
             "transports": ", ".join(sorted({sweep.transport for sweep in links.sweeps})),

@@ -70,7 +70,8 @@ def read(file: Path) -> None:
 
 
 def _is_nvbandwidth(text: str) -> bool:
-    return '"nvbandwidth"' in text
+    """Whether it is the JSON of nvbandwidth, perhaps with lines before it; links.json names it."""
+    return '"nvbandwidth"' in text and '"schema_version"' not in text
 
 
 def refuse_other_forms(text: str, where: str) -> None:
@@ -199,12 +200,14 @@ class _Content:
         sweeps: of collectives.
         pairs: rates of copies in bytes/s, by name.
         devices: of the node whose copies they are.
+        names: of the devices, each once, if the file has them.
         remarks: of the reader.
     """
 
     sweeps: Sequence[Measured] = ()
     pairs: Sequence[tuple[str, float]] = ()
     devices: int = _DEVICES_PER_NODE
+    names: Sequence[str] = ()
     remarks: Sequence[str] = ()
 
 
@@ -238,7 +241,7 @@ def compare_command(
     `nvbandwidth -j`; - reads standard input. Expected times come from data sheets and published
     sweeps, with an interval.
     """
-    device = DeviceSheet.load(hardware)
+    device = DeviceSheet.named(hardware)
     described = Fabric.load(fabric) if fabric else None
     library = Library.load("nccl")
     read = _content(sweep, operation, nodes, devices_per_node)
@@ -247,22 +250,38 @@ def compare_command(
         system = _system(device, described, sweep_read.nodes, sweep_read.devices_per_node)
         answers.append((sweep_read, system, judged_sweep(sweep_read, system, library)))
     if read.pairs:
-        system = System(device, None, 1, devices_per_node or read.devices)
+        system = System(device, None, 1, read.devices)
         pairs = judged_pairs(read.pairs, system, library)
         answers.append((Measured("copies", 1, system.devices_per_node, (), ()), system, pairs))
     if not answers and read.devices == 1:
         raise ConfigError(f"{sweep}: is of one GPU, which has no link; give a test of two or more")
     if not answers:
-        raise ConfigError(
-            f"{sweep}: no sweep of NCCL with {nodes or 'any'} node(s) in it; measure one, or "
-            "give the output of all_reduce_perf"
-        )
-    for remark in read.remarks:
+        raise ConfigError(f"{sweep}: {_nothing_to_judge(read, nodes, devices_per_node)}")
+    for remark in (*read.remarks, *_of_other_device(read.names, device)):
         click.echo(f"{sweep}: {remark}", err=True)
     if as_json:
         click.echo(json.dumps(_values(answers, hardware, fabric), indent=1, allow_nan=False))
     else:
         click.echo("\n".join(_verdict_lines(answers, fabric or "")))
+
+
+def _nothing_to_judge(read: _Content, nodes: int | None, devices: int | None) -> str:
+    if read.names:
+        return (
+            "no direct copy between two devices in it, as they have no peer access; copies through "
+            "the host have no data sheet to compare them with"
+        )
+    which = (
+        f" of {nodes or 'any'} nodes with {devices or 'any'} devices" if nodes or devices else ""
+    )
+    return f"no sweep of NCCL{which} in it; measure one, or give the output of all_reduce_perf"
+
+
+def _of_other_device(names: Sequence[str], device: DeviceSheet) -> Iterator[str]:
+    """A remark if the file names devices of another shipped data sheet."""
+    listed = [DeviceSheet.called(name) for name in names]
+    if listed and None not in listed and device not in listed:
+        yield f"its devices are {', '.join(names)}, and --hardware is {device.description}"
 
 
 def _system(device: DeviceSheet, fabric: Fabric | None, nodes: int, devices: int) -> System:
@@ -283,6 +302,11 @@ def _content(
         count = nodes or len(test.hosts)
         if not count:
             raise ConfigError(f"{path}: it does not list its nodes; give --nodes")
+        if test.hosts and count != len(test.hosts):
+            raise ConfigError(
+                f"{path}: its ranks are on {len(test.hosts)} node(s) ({', '.join(test.hosts[:3])}),"
+                f" not on {count}; leave --nodes out"
+            )
         devices = devices_per_node or (test.ranks or count * _DEVICES_PER_NODE) // count
         if test.ranks and test.ranks != count * devices:
             raise ConfigError(
@@ -299,13 +323,15 @@ def _content(
             [point.time_s for point in test.points],
             "nccl-tests",
         )
-        return _Content([swept], remarks=test.remarks)
+        return _Content([swept], names=test.devices, remarks=test.remarks)
     of_pairs = parse_p2p if is_p2p(text) else parse_nvbandwidth if _is_nvbandwidth(text) else None
     if of_pairs is not None:
         parsed = of_pairs(text, str(path))
         matrices = [PairMatrix.from_dict(pair) for pair in parsed["pairs"]]
         devices = len(parsed["devices"])
-        return _Content((), list(_rates(matrices)), devices, parsed.get("remarks", ()))
+        _check_one_node(path, devices, nodes, devices_per_node)
+        names = tuple(dict.fromkeys(parsed["devices"]))
+        return _Content((), list(_rates(matrices)), devices, names, parsed.get("remarks", ()))
     if str(path) == "-":
         raise ConfigError(
             "-: neither the text of nccl-tests or p2pBandwidthLatencyTest nor nvbandwidth's JSON"
@@ -317,6 +343,14 @@ def _content(
         list(_rates(links.pairs)),
         max(of_nodes, default=_DEVICES_PER_NODE),
     )
+
+
+def _check_one_node(path: Path, devices: int, nodes: int | None, per_node: int | None) -> None:
+    """Refuse options that a file of copies within a node contradicts."""
+    if nodes not in (None, 1):
+        raise ConfigError(f"{path}: holds copies within one node; leave --nodes out")
+    if per_node not in (None, devices):
+        raise ConfigError(f"{path}: is of {devices} devices; leave --devices-per-node out")
 
 
 def _sweeps_of(links: Links, nodes: int | None, devices: int | None) -> Iterator[Measured]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddlbench.common.document import check_keys, parse_yaml
 from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.form import Form, read_form, schema_of
+from ddlbench.common.quantities import in_unit_of
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -79,11 +80,14 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
     Of very many words only the first are told, so that the message stays a sentence.
     """
-    known = sorted(known)
-    close = [name for name in known if name.lower() == str(word).lower()][:1]
+    known, small = sorted(known), str(word)[:_LONGEST_WORD].lower()
+    close = [name for name in known if name.lower() == small][:1]
+    longer = [name for name in known if small and name.lower().startswith(small)]
+    if not close and len(longer) <= _MOST_NEAR:
+        close = longer
     close = close or difflib.get_close_matches(str(word)[:_LONGEST_WORD], known, n=1)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {_either([repr(name) for name in close])}?"
     shown_words = [
         word for at, word in enumerate(known) if len(", ".join(known[:at])) < _LONGEST_LIST
     ]
@@ -166,7 +170,7 @@ def _wrong_type(error: ValidationError) -> str:
     described = _description(_schema_of(error))
     if value is None:
         return f"is empty; write {_kinds(kinds)}, or leave the key out{described}"
-    return f"{shown(value)} is not {_kinds(kinds)}{_spelling(kinds, value)}{described}"
+    return f"{shown(value)} is not {_kinds(kinds)}{_spelling(kinds, value, _key(error))}{described}"
 
 
 def _no_choice(error: ValidationError) -> str:
@@ -244,7 +248,13 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _spelling(kinds: Sequence[str], value: object) -> str:
+def _key(error: ValidationError) -> str:
+    """The name of the value; of a value in a mapping by name, that of the mapping."""
+    names = [str(name) for name in error.absolute_path if isinstance(name, str)]
+    return next((name for name in reversed(names) if "_" in name), "")
+
+
+def _spelling(kinds: Sequence[str], value: object, key: str) -> str:
     """Guess what the user meant where YAML read the value as another type."""
     numeric = {"integer", "number"} & set(kinds)
     if "string" in kinds and isinstance(value, bool):
@@ -255,7 +265,10 @@ def _spelling(kinds: Sequence[str], value: object) -> str:
         try:
             number = float(value)
         except ValueError:
-            return ""
+            with_unit = in_unit_of(key, str(value))
+            if with_unit is None:
+                return ""
+            number = with_unit
         if number.is_integer() and abs(number) < _LARGEST_WRITTEN:
             return f"; write {number:.0f}"
         if "number" in kinds and math.isfinite(number):
@@ -271,6 +284,7 @@ def _yaml_number(number: float) -> str:
 
 _LINK = re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # to a page of the documents
 _LONGEST_WORD = 60
+_MOST_NEAR = 3
 _LONGEST_LIST = 180  # characters
 _LONGEST_RULE = 120
 _LARGEST_WRITTEN = 1e15

@@ -14,6 +14,7 @@ all-gather and reduce-scatter, which have a ``redop`` or none, 1 for broadcast. 
 send-receive have the same ratios, but ``N/A`` for what is wrong in place. A size is the whole
 buffer. ``redop`` and ``root`` are missing in old versions. Lines may begin with a rank, a host or
 the time. Several runs in one text are repeats if they have as many ranks and the same operation.
+All rows of a text have as many columns as its heading: one with fewer was cut off.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from statistics import median
 from ddlbench.common.errors import ConfigError
 from ddlbench.interconnect.nvidia_programs import uncoloured_lines
 
-_NUMBER = r"\s+[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|[A-Za-z/]+)"
+_NUMBER = r"\s+[+-]?(?:[\d.]+(?:[eE][+-]?\d+)?|(?i:n/a|nan|inf))"
 _HEAD = r"(?<![\w.+-])(\d{1,18})\s+(\d{1,18})\s+([a-z][a-z0-9_]+)(?:\s+([a-z]+))?(?:\s+(-?\d+))?"
 _ROW = re.compile(
     rf"{_HEAD}((?:{_NUMBER}){{10}}|(?:{_NUMBER}){{8}}|(?:{_NUMBER}){{5}}|(?:{_NUMBER}){{4}})"
@@ -37,6 +38,7 @@ _ROW = re.compile(
 )
 _BROKEN_ROW = re.compile(r"^\s*\d{2,18}\s+\d{1,18}\s+[a-z][a-z0-9_]+\s+[a-z]+\s+-?\d+")
 _OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)\s+FAILED")
+_HEADING = re.compile(r"\bsize\s+count\s.*?\b(time\s+algbw\b.*)")
 _RANK = re.compile(
     r"\bRank\s+(\d{1,9})\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
 )
@@ -108,7 +110,7 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
         ConfigError: it has no row of a known operation, or each process ran alone.
     """
     lines = uncoloured_lines(text)
-    rows = [row for line in lines if (row := _row(line)) is not None]
+    rows, broken = _rows(lines)
     if not rows:
         why = next((line.strip() for line in lines if _FAILURE.search(line)), "")
         raise ConfigError(
@@ -135,13 +137,43 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
         raise ConfigError(f"{where}: one rank sends nothing; give a test of two or more")
     names = (match[1] for line in lines if _RANK.search(line) and (match := _DEVICE.search(line)))
     return NcclTest(
-        operation=operation or _operation(text, rows, ranks, where),
+        operation=_checked(operation, text, where) or _operation(text, rows, ranks, where),
         ranks=ranks,
         hosts=hosts,
         devices=tuple(dict.fromkeys(names)),
         points=_points(rows),
-        remarks=tuple(_remarks(text, lines, rows)),
+        remarks=tuple(_remarks(text, rows, broken)),
     )
+
+
+def _rows(lines: Sequence[str]) -> tuple[list[_Row], int]:
+    """The rows with a time, and how many are broken."""
+    found = [(match, _read(match)) for line in lines if (match := _ROW.search(line))]
+    headings = (match[1].split() for line in lines if (match := _HEADING.search(line)))
+    columns = max([*map(len, headings), *(_columns(match) for match, _ in found)], default=0)
+    whole = [row for match, row in found if row is not None and _columns(match) == columns]
+    empty = sum(int(match[1]) == 0 for match, _ in found)
+    torn = sum(1 for line in lines if _BROKEN_ROW.search(line) and not _ROW.search(line))
+    return whole, torn + len(found) - len(whole) - empty
+
+
+def _columns(match: re.Match[str]) -> int:
+    return len(match[6].split())
+
+
+def _checked(operation: str | None, text: str, where: str) -> str | None:
+    """The operation that the user gives.
+
+    Raises:
+        ConfigError: the text names another one.
+    """
+    named = {match[1] for match in _PROGRAM.finditer(text)}
+    if operation is not None and len(named) == 1 and operation not in named:
+        raise ConfigError(
+            f"{where}: its text names {named.pop()}_perf, and --operation {operation}; leave the "
+            "option out"
+        )
+    return operation
 
 
 def _check_repeats(lines: list[str], operation: str | None, where: str) -> None:
@@ -150,7 +182,7 @@ def _check_repeats(lines: list[str], operation: str | None, where: str) -> None:
     first: tuple[int, str | None] | None = None
     for begin, end in itertools.pairwise([*begins, len(lines)]):
         run = lines[begin:end]
-        rows = [row for line in run if (row := _row(line)) is not None]
+        rows, _ = _rows(run)
         if not rows:
             continue
         ranks = 1 + max(
@@ -172,8 +204,10 @@ def _run_text(ranks: int, operation: str | None) -> str:
 
 def _row(line: str) -> _Row | None:
     match = _ROW.search(line)
-    if match is None:
-        return None
+    return None if match is None else _read(match)
+
+
+def _read(match: re.Match[str]) -> _Row | None:
     size, redop, words = int(match[1]), match[4], match[6].split()
     width = len(words) if len(words) < _BOTH else len(words) // 2
     # In-place values stand for out-of-place ones that were not measured.
@@ -242,16 +276,18 @@ def _points(rows: Iterable[_Row]) -> tuple[NcclPoint, ...]:
     return tuple(NcclPoint(size, median(times)) for size, times in sorted(by_size.items()))
 
 
-def _remarks(text: str, lines: Sequence[str], rows: list[_Row]) -> Iterable[str]:
+def _remarks(text: str, rows: list[_Row], broken: int) -> Iterable[str]:
     wrong = sum(row.wrong for row in rows)
     failed = sum(int(match[1][:18]) for match in _OUT_OF_BOUNDS.finditer(text))
     if wrong:
         yield f"wrong values ({wrong:,}): the links or the memory corrupt data"
     elif failed:
         yield f"sizes with wrong values ({failed:,}): the links or the memory corrupt data"
-    broken = sum(1 for line in lines if _BROKEN_ROW.search(line) and not _ROW.search(line))
     if broken:
-        rows_text = "1 row, which is" if broken == 1 else f"{broken} rows, which are"
-        yield f"other text breaks {rows_text} left out (NCCL_DEBUG=WARN avoids it)"
+        left_out = "1 row is" if broken == 1 else f"{broken} rows are"
+        yield (
+            f"{left_out} left out: cut off, without a time, or broken by other text "
+            "(NCCL_DEBUG=WARN avoids that)"
+        )
     if not _END.search(text):
         yield "its last line is missing: the test was cut off, or not all of it was captured"

@@ -106,11 +106,20 @@ class DeviceSheet(Sourced):
     @classmethod
     def called(cls, alias: str) -> DeviceSheet | None:
         """The shipped device of that file name or alias; None if there is none."""
-        for name in cls.names():
-            sheet = cls.load(name)
-            if alias.casefold() in (word.casefold() for word in (name, *sheet.aliases)):
-                return sheet
-        return None
+        name = cls.name_of(alias)
+        return None if name is None else cls.load(name)
+
+    @classmethod
+    def name_of(cls, alias: str) -> str | None:
+        """The file name of the shipped device that has that name or alias."""
+        return next(
+            (
+                name
+                for name in cls.names()
+                if alias.casefold() in (word.casefold() for word in (name, *cls.load(name).aliases))
+            ),
+            None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@
     measured over expected time     low        1        high
     verdict                    fast  |      normal       |  slow
 
-Expected times and intervals are those of :mod:`.collective_times`. An interval that is wider than a
-factor of four says nothing, nor does an expectation beyond twice as many nodes as were fitted.
+Expected times and intervals are those of :mod:`.collective_times`. Within an interval that is wider
+than a factor of four no time is called normal. Nothing is said beyond twice as many nodes as were
+fitted.
 Copies between two devices are compared with the data sheet: a copy reaches at least what a ring
 does.
 """
@@ -186,7 +187,7 @@ def sentence(judged: Sequence[Judged], system: System, fabric: str = "") -> str:
     is_pairs = counted[0].payload_bytes is None
     outside = sum(each.verdict == verdict for each in counted)
     ratios = [each.measured / each.expected for each in counted]
-    middle = f"{float(np.median(ratios)):.2f} times the expected"
+    middle = f"{_factor(float(np.median(ratios)))} times the expected"
     what, quantity = ("copies", "rates") if is_pairs else ("messages", "times")
     if verdict == "normal":
         return f"Normal for {where}: {quantity} are {middle} in the median."
@@ -194,3 +195,7 @@ def sentence(judged: Sequence[Judged], system: System, fabric: str = "") -> str:
         f"{verdict.capitalize()} for {where}: {outside} of {len(counted)} {what} "
         f"lie outside the interval; {quantity} are {middle} in the median."
     )
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.1g}"

@@ -220,7 +220,7 @@ class PlannedCluster:
         network = None if fabric is None or nodes == 1 else Fabric.load(fabric)
         folder = None if profile is None else _folder(profile)
         return cls(
-            Path(hardware).stem,
+            DeviceSheet.name_of(hardware) or Path(hardware).stem,
             device,
             Path(fabric).stem if network and fabric else "",
             network,

@@ -122,7 +122,7 @@ def test_large_counts_failed_checks_and_broken_rows_are_remarks():
     broken = ROWS.replace("-1   2559.2", "-1worker-0:1 [0] NCCL INFO Connected all trees\n 2559.2")
     test = parse_nccl_tests(text(broken), "out")
     assert len(test.points) == 1
-    assert "other text breaks 1 row" in test.remarks[0]
+    assert "1 row is left out" in test.remarks[0]
 
 
 def test_rows_of_other_programs_are_not_recognised():

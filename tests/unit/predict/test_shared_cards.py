@@ -95,6 +95,22 @@ def test_messages_of_two_pipelines_wait_for_each_other_on_one_card() -> None:
     assert step_s(2) < step_s(1)
 
 
+def test_sums_of_stages_take_turns_on_the_cards_that_they_share() -> None:
+    """Two pipelines of two stages, a node each: both stages sum their gradients over the nodes."""
+    options = {"chunks": 2, "replicas": 2, "balance": "2+2"}
+    plan = make.plan("pipe-gpipe", "2x2", 64, options=options)
+    sums = make.sweep(0.0, 1e7, 2, level="network", nodes=2, devices_per_node=1)
+
+    def step_s(cards: int) -> float:
+        values = make.links(make.pair([0, 0, 1, 1]), sweeps=(sums,))
+        values["node_rates"] = [rate(1e9, cards * 1e9, 2)]
+        links = LinkTable(Links.from_dict(values))
+        return ask(predictor_of("ddlbench"), make.workload(), links, plan).step_s
+
+    # 30 and 70 MB at 100 s a GB: the second sum begins when the first has ended.
+    assert step_s(1) - step_s(2) == pytest.approx(3.0, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("fabric", "cards"), [("infiniband-400", 8), ("infiniband-800-node", 1), ("ethernet-100", 1)]
 )

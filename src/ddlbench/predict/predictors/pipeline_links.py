@@ -17,7 +17,7 @@ from functools import cache
 from ddlbench.planning.pipeline import Pipeline
 from ddlbench.planning.plan import Plan
 from ddlbench.planning.schedules import Event, EventGraph, Held
-from ddlbench.planning.step import Group, whole_buckets
+from ddlbench.planning.step import Group, transport_of, whole_buckets
 from ddlbench.planning.workload import Block, Workload
 from ddlbench.predict.links import Hop, LinkTable, places_of
 
@@ -113,7 +113,7 @@ class PipelineLinks:
     ) -> tuple[list[float], list[Held | None]]:
         """Seconds of each event, and the links that it holds; as :meth:`time_s`, :meth:`held`."""
         times = [self.time_s(event, device_kind) for event in events]
-        return times, [self.held(event) for event in events]
+        return times, [self.held(event, device_kind) for event in events]
 
     def time_s(self, event: Event, device_kind: str) -> float:
         """Seconds of a message, of the notice of a posted receive, or of an all-reduce; else 0."""
@@ -134,7 +134,7 @@ class PipelineLinks:
             source = sources[min(self._replica[event.rank], len(sources) - 1)]
             return self._ends_s(self._same_node(source, event.rank), self._sent_bytes[cut])
         if action.kind == "all_reduce":
-            return self._sum_s(action.stage, "nccl" if device_kind == "cuda" else "gloo")
+            return self._sum_s(action.stage, transport_of(device_kind))
         return 0.0
 
     def kinds(self, events: Sequence[Event], ranks: int, device_kind: str) -> Kinds:
@@ -156,7 +156,7 @@ class PipelineLinks:
         users: Counter[Hashable] = Counter()
         for pipeline in range(pipelines):
             moved = [_moved(event, pipeline * ranks) for event in messages]
-            holds = [self.held(event) for event in moved]
+            holds = [self.held(event, device_kind) for event in moved]
             links = list(dict.fromkeys(link for held in holds if held for link in held.links))
             users.update(links)
             number = {link: place for place, link in enumerate(links)}
@@ -173,12 +173,14 @@ class PipelineLinks:
         members = members_of_kind.values()
         return Kinds(tuple(alike[0] for alike in members), tuple(map(len, members)), ranks)
 
-    def held(self, event: Event) -> Held | None:
-        """The network cards of two nodes that a message holds, out of the one, into the other.
+    def held(self, event: Event, device_kind: str) -> Held | None:
+        """The network cards that a message holds, out of a node, and into another; or a sum, both.
 
         A notice has next to no bytes, but waits for earlier messages.
         """
         action, peer = event.action, event.peer
+        if action is not None and _is_sum(event):
+            return self._held_by_sum(action.stage, device_kind)
         if event.role not in ("message", "notice") or peer is None:
             return None
         if self._same_node(event.rank, peer):
@@ -188,6 +190,14 @@ class PipelineLinks:
             size = self._sent_bytes[action.stage - (action.kind == "send_gradient")]
             wire_s = size / self._hop(event.rank, peer).bandwidth_bytes_per_s
         return Held((("out", *self._card(event.rank)), ("in", *self._card(peer))), wire_s)
+
+    def _held_by_sum(self, stage: int, device_kind: str) -> Held | None:
+        """The cards that a sum over several nodes holds; the sums of other stages may need them."""
+        cards = list(dict.fromkeys(map(self._card, self._pipeline.stages[stage].ranks)))
+        if len({node for node, _ in cards}) == 1:
+            return None
+        links = [(way, *card) for card in cards for way in ("out", "in")]
+        return Held(tuple(links), self._sum_s(stage, transport_of(device_kind)))
 
     def _card(self, rank: int) -> tuple[int, int]:
         """Node of a rank, and number of the network card that it uses."""

@@ -192,7 +192,8 @@ def as_whole_steps(workload: Workload, samples: float) -> BlockFactors:
 
 
 _LIMITS = (
-    "a node has one link to the others; messages slow no computation down",
+    "devices of a node share one network card if the links do not tell; messages slow no "
+    "computation down",
     "labels and the loss cost nothing",
 )
 _SPLIT_LIMIT = "the halves of a backward pass are shares of the whole, not measured"
