@@ -275,7 +275,8 @@ def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
     if (why := why_not_cut(traits, cell)) is not None:
         return why
     try:
-        return why_not_trained(traits, make_plan(cell, site.name, site.accelerator))
+        plan = make_plan(cell, site.name, site.accelerator)
+        return why_not_trained(traits, plan, site.device)
     except ConfigError:
         return None
 

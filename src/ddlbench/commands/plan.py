@@ -74,7 +74,9 @@ def _show_preflight(site: Site, cells: Sequence[Cell]) -> None:
 
 
 _REASONS_SHOWN = 4
-_UNKNOWN = "its balance reads a table of the built-in networks, without your own ones"
+_UNKNOWN = (
+    "its balance reads a table of built-in networks on built-in datasets, without your own ones"
+)
 
 
 def plan_lines(

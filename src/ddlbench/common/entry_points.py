@@ -68,7 +68,12 @@ def load_target(name: str, target: str) -> Any:
         part = getattr(module, attribute, _MISSING)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"cannot load {shown(name)}{whose}: {_first_line(error)}") from error
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+    except SystemExit as error:
+        raise ConfigError(
+            f"cannot load {shown(name)}{whose}: its module ends Python on import, as a script "
+            'does; put what only the script does below `if __name__ == "__main__":`'
+        ) from error
+    except Exception as error:  # whatever a module does when it is imported
         kind = type(error).__name__
         raise ConfigError(
             f"cannot load {shown(name)}{whose}: its module fails on import, "

@@ -259,21 +259,24 @@ def _spelling(kinds: Sequence[str], value: object, key: str) -> str:
     numeric = {"integer", "number"} & set(kinds)
     if "string" in kinds and isinstance(value, bool):
         return ", as YAML reads on, off, yes and no; write it in quotes"
+    if kinds == ["string"] and isinstance(value, int | float):
+        return f'; write "{value}"'
     if "array" in kinds and not numeric and isinstance(value, str | int | float):
         return f"; write [{str(value)[:_LONGEST_WORD]}]"
-    if numeric and isinstance(value, str | float):
-        try:
-            number = float(value)
-        except ValueError:
-            with_unit = in_unit_of(key, str(value))
-            if with_unit is None:
-                return ""
-            number = with_unit
-        if number.is_integer() and abs(number) < _LARGEST_WRITTEN:
-            return f"; write {number:.0f}"
-        if "number" in kinds and math.isfinite(number):
-            return f"; write {_yaml_number(number)}"
+    number = _number(value, key) if numeric and isinstance(value, str | float) else None
+    if number is not None and number.is_integer() and abs(number) < _LARGEST_WRITTEN:
+        return f"; write {number:.0f}"
+    if number is not None and "number" in kinds and math.isfinite(number):
+        return f"; write {_yaml_number(number)}"
     return ""
+
+
+def _number(value: str | float, key: str) -> float | None:
+    """The number that a text holds, with or without a unit."""
+    try:
+        return float(value)
+    except ValueError:
+        return in_unit_of(key, str(value))
 
 
 def _yaml_number(number: float) -> str:

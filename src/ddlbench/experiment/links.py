@@ -17,6 +17,7 @@ from ddlbench.common.document import Document
 from ddlbench.common.errors import ConfigError
 from ddlbench.common.fits import HockneyFit
 from ddlbench.common.form import Amount, Count, Form, Interval, Natural, Positive, Share
+from ddlbench.common.statistics import MB
 
 LINKS_VERSION = 1
 Matrix = Sequence[Sequence[float | None]]
@@ -150,8 +151,8 @@ class NodeRate(OfGroup):
         ratio = self.node_bytes_per_s / self.device_bytes_per_s
         return (
             f"All {self.devices_per_node} devices of a node together send "
-            f"{self.node_bytes_per_s / 1e6:,.0f} MB/s to another node, {ratio:.1f} times what one "
-            "alone sends."
+            f"{MB.text(self.node_bytes_per_s, ',.0f')}/s to another node, {ratio:.1f} times what "
+            "one alone sends."
         )
 
 

@@ -118,6 +118,7 @@ def _checked(name: str, made: Any, spec: DatasetSpec, *, compare: bool = False) 
     """
     network = checked(name, made)
     _make_lazy_layers(network, spec)
+    network.train()  # a module may freeze weights there
     network = apart(network)
     block = network[0]
     if not isinstance(block, Whole):
@@ -147,7 +148,7 @@ def checked(name: str, network: Any) -> nn.Sequential:
     A block without weights and buffers may occur twice; it is then two blocks.
 
     Raises:
-        ConfigError: it is no module, has no blocks, or is scripted.
+        ConfigError: it is no module, has no blocks, or is scripted, compiled or patched.
     """
     where = f"network {name!r}"
     if not isinstance(network, nn.Module):
@@ -164,6 +165,7 @@ def checked(name: str, network: Any) -> nn.Sequential:
                 f"{where}: {place} is scripted, and copies of it do not share its weights; "
                 "return the module itself"
             )
+    _refuse_patched(network, where)
     why = _why_one_block(network)
     if why:
         return whole(network, why)
@@ -172,6 +174,22 @@ def checked(name: str, network: Any) -> nn.Sequential:
         raise ConfigError(f"{where} has no blocks")
     _part_repeated(network)
     return network
+
+
+def _refuse_patched(network: nn.Module, where: str) -> None:
+    """Refuse modules whose forward is an attribute: it stays bound to what a copy is made of."""
+    for place, part in network.named_modules():
+        if "forward" not in vars(part):
+            continue
+        kind = type(part).__name__
+        if hasattr(part, "_orig_mod"):
+            raise ConfigError(
+                f"{where} is compiled; return the module itself, and set compile: true"
+            )
+        raise ConfigError(
+            f"{where}: a forward was put into its layer {place or 'itself'} ({kind}), and copies "
+            f"of it would call the original; write a class that inherits from {kind} instead"
+        )
 
 
 def _why_one_block(network: nn.Module) -> str:

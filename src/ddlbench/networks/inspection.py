@@ -131,6 +131,7 @@ class _Step:
         gradients_within: whether a block computed gradients in its forward pass.
         backward_within: whether a forward pass gave weights a gradient.
         written: trained weights that the forward pass changed.
+        written_by_samples: those that other samples changed otherwise.
         made: weights that the forward pass made.
     """
 
@@ -143,6 +144,7 @@ class _Step:
     gradients_within: bool = False
     backward_within: bool = False
     written: list[str] = field(default_factory=list)
+    written_by_samples: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
 
 
@@ -186,9 +188,15 @@ def inspect(network: nn.Sequential, spec: DatasetSpec) -> NetworkTraits:
         mixed_types=tuple(name for name, block in network._modules.items() if _mixed(block)),
         trains=step.trains,
         borrowed=tuple(_borrowers(network)),
-        written=tuple(step.written),
+        written=tuple(dict.fromkeys([*step.written, *_renormalised(network)])),
+        written_by_samples=tuple(
+            dict.fromkeys([*step.written_by_samples, *_renormalised(network)])
+        ),
         backward_within=step.backward_within,
         gradients_within=step.gradients_within,
+        synchronised=tuple(
+            name for name, layer in network.named_modules() if isinstance(layer, nn.SyncBatchNorm)
+        ),
         batch_norm=normalises(network),
         needs_two_samples=_needs_two(network, spec),
         random=step.random or _draws_numbers(network),
@@ -265,19 +273,39 @@ def _step(network: nn.Sequential, spec: DatasetSpec, *, computes: bool) -> _Step
         step.made = [name for name, _ in double.named_parameters() if name not in known]
         step.random = computes and _random_states() != states
         step.backward_within = any(weight.grad is not None for weight in double.parameters())
-        step.written = [
-            name
-            for name, weight in double.named_parameters()
-            if weight.requires_grad
-            and name in kept
-            and not (weight.shape == kept[name].shape and torch.equal(weight.detach(), kept[name]))
-        ]
+        step.written = _changed(double, kept)
+        if step.written:
+            written = {name: w.detach().clone() for name, w in double.named_parameters()}
+            other = copy_of(network).train()
+            _forward(other, made_up_inputs(spec, _SAMPLES, "cpu"), _Step())
+            step.written_by_samples = _changed(
+                other, {name: written[name] for name in step.written}
+            )
         step.gradients = _backward(double, outputs, step)
         for _ in range(_FURTHER_STEPS):
             double.zero_grad()
             outputs = _forward(double, made_up_inputs(spec, _SAMPLES, "cpu"), _Step())
             _compare(step, _backward(double, outputs, _Step()))
     return step
+
+
+def _changed(network: nn.Module, before: Mapping[str, Tensor]) -> list[str]:
+    """Trained weights that differ from what they were."""
+    return [
+        name
+        for name, weight in network.named_parameters()
+        if weight.requires_grad
+        and name in before
+        and not (weight.shape == before[name].shape and torch.equal(weight.detach(), before[name]))
+    ]
+
+
+def _renormalised(network: nn.Module) -> Iterator[str]:
+    """Trained weights of embeddings whose rows have a largest norm: some pass will shorten one."""
+    for name, layer in network.named_modules():
+        shortens = isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None
+        if shortens and layer.weight.requires_grad:
+            yield f"{name}.weight"
 
 
 def _compare(step: _Step, gradients: dict[str, Tensor | None]) -> None:

@@ -177,9 +177,11 @@ class NetworkTraits(Form):
         trains: whether a gradient reaches any weight.
         borrowed: blocks that hold a weight or a layer of another block in a plain attribute.
         written: trained weights that a forward pass changes.
+        written_by_samples: those of them that other samples change otherwise (``max_norm``).
         backward_within: whether its forward pass calls ``backward``.
         gradients_within: whether its forward pass takes gradients itself, to be differentiated
             again.
+        synchronised: layers of batch norm over the samples of all ranks, which GPUs have only.
         batch_norm: whether a layer normalises over the samples of a pass.
         needs_two_samples: whether training fails on a single sample.
         random: whether a layer draws random numbers (dropout).
@@ -201,8 +203,10 @@ class NetworkTraits(Form):
     trains: bool = True
     borrowed: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    written_by_samples: tuple[str, ...] = ()
     backward_within: bool = False
     gradients_within: bool = False
+    synchronised: tuple[str, ...] = ()
     batch_norm: bool = False
     needs_two_samples: bool = False
     random: bool = False

@@ -194,11 +194,22 @@ class Options(PlanDetails):
             ConfigError: an option is not of the kind of its default, as in a path that was edited.
         """
         defaults = cls.defaults()
-        named = {name: value for name, value in cell.options if name in defaults}
+        named = {name: value for name, value in cls.named(cell).items() if name in defaults}
         for name, value in named.items():
             if not _is_like(value, defaults[name]):
                 raise ConfigError(f"{cell.strategy}: option {name} cannot be {shown(value)}")
         return cls(**named)
+
+    @classmethod
+    def named(cls, cell: Cell) -> dict[str, OptionValue]:
+        """What a cell names; its path does not tell the text "1" from the number."""
+        texts = cls._texts()
+        return {name: str(value) if name in texts else value for name, value in cell.options}
+
+    @classmethod
+    def _texts(cls) -> frozenset[str]:
+        options: Any = cls  # a class has a hash, which mypy does not know of dataclasses
+        return _texts(options)
 
     @classmethod
     def defaults(cls) -> dict[str, OptionValue]:
@@ -215,6 +226,12 @@ class Options(PlanDetails):
 @cache
 def _defaults(options: Any) -> Mapping[str, OptionValue]:
     return {field.name: getattr(options, field.name) for field in fields(options)}
+
+
+@cache
+def _texts(options: Any) -> frozenset[str]:
+    """Options that are texts, and nothing else."""
+    return frozenset(n for n, schema in _schemas(options).items() if schema.get("type") == "string")
 
 
 @cache

@@ -277,7 +277,7 @@ class Strategy:
 
     def option_values(self, cell: Cell) -> dict[str, OptionValue]:
         """All options: the cell's own, and defaults for the others."""
-        return {**self.options.defaults(), **dict(cell.options)}
+        return {**self.options.defaults(), **self.options.named(cell)}
 
     def check_options(self, options: Mapping[str, Any], where: str) -> dict[str, OptionValue]:
         """Validates options and keeps those that differ from their defaults.

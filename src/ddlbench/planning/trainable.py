@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.status import Reason
-from ddlbench.planning.network_tables import NetworkTraits
+from ddlbench.planning.network_tables import NetworkTraits, named
 from ddlbench.planning.pipeline_stages import StageOptions
 from ddlbench.planning.planner import StrategyPlan
 from ddlbench.planning.strategy import strategy_of
@@ -15,7 +15,9 @@ def samples_per_pass(plan: StrategyPlan) -> int:
     return max(1, plan.cell.batch_size // plan.parts)
 
 
-def why_not_trained(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
+def why_not_trained(
+    traits: NetworkTraits, plan: StrategyPlan, device_kind: str = "cpu"
+) -> Reason | None:
     """Why a plan's strategy cannot train a network with these traits; None if it can."""
     if (why := why_not_cut(traits, plan.cell)) is not None:
         return why
@@ -31,13 +33,32 @@ def why_not_trained(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
             "the network calls backward() in its forward pass, whose gradients no other rank "
             "knows; add its loss to the outputs' by a torch.autograd.Function",
         )
+    if traits.synchronised and plan.world_size > 1 and device_kind == "cpu":
+        return Reason(
+            "device_unsupported",
+            f"SyncBatchNorm ({named(traits.synchronised)}) works on GPUs only; take nn.BatchNorm2d "
+            "on CPUs",
+        )
+    return _why_not_parted(traits, plan) or plan.strategy.why_not_network(traits, plan)
+
+
+def _why_not_parted(traits: NetworkTraits, plan: StrategyPlan) -> Reason | None:
+    """Why the network cannot see a mini-batch in parts."""
     if traits.needs_two_samples and samples_per_pass(plan) == 1:
         return Reason(
             "one_sample_normalised",
             f"with {plan.cell.strategy} each pass sees one sample, and batch norm needs two or "
             f"more; raise batch_size to {2 * plan.cell.batch_size} or more",
         )
-    return plan.strategy.why_not_network(traits, plan)
+    if traits.written_by_samples and plan.parts > 1:
+        names = named(traits.written_by_samples)
+        return Reason(
+            "weights_unsupported",
+            f"forward changes weights by the samples that it sees ({names}), and with "
+            f"{plan.cell.strategy} a pass sees a part of the batch; leave that out (max_norm), or "
+            "train on one device",
+        )
+    return None
 
 
 def has_stages(cell: Cell) -> bool:

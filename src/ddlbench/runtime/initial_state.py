@@ -66,7 +66,9 @@ class InitialState:
         }
 
 
-def initial_state(plan: StrategyPlan, store: dist.Store | None, rank: int) -> InitialState:
+def initial_state(
+    plan: StrategyPlan, store: dist.Store | None, rank: int, device_kind: str = "cpu"
+) -> InitialState:
     """Build the network, check that the plan can train it, and seed the rank's random numbers.
 
     Raises:
@@ -79,7 +81,7 @@ def initial_state(plan: StrategyPlan, store: dist.Store | None, rank: int) -> In
     network, traits = build_with_traits(cell.network, spec, cell.seed)
     if traits.batch_norm and not traits.blocks and samples_per_pass(plan) == 1:
         traits = inspect(network, spec)  # a built-in network, too, may have too few samples
-    if (why := why_not_trained(traits, plan)) is not None:
+    if (why := why_not_trained(traits, plan, device_kind)) is not None:
         raise Unsupported(why)
     digest = state_digest(network)
     _check_alike(digest, store, rank)

@@ -176,7 +176,7 @@ class _Rank:
     def run(self) -> RankReport:
         """Train, and measure it."""
         job, cell, devices = self.job, self.cell, self.devices
-        initial = initial_state(job.plan, self.store, self.rank)
+        initial = initial_state(job.plan, self.store, self.rank, job.device_kind)
         network = with_precision(initial.network, cell.precision, job.device_kind)
         stream, extent, dataset_samples = self._data()
         reporter = Reporter(extent.total_steps, cell.batch_size)

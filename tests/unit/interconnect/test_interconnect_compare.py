@@ -1,6 +1,7 @@
 """`ddlbench links compare` on nccl-tests' text, nvbandwidth's JSON and links.json."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -59,8 +60,20 @@ def test_wrong_geometries_are_named(tmp_path):
     file.write_text(nccl_text())
     with pytest.raises(ConfigError, match="give --fabric"):
         compare(file, fabric=None)
-    with pytest.raises(ConfigError, match="16 ranks are not 3 nodes"):
+    with pytest.raises(ConfigError, match=r"ranks are on 2 node\(s\) \(node-0, node-1\), not on 3"):
         compare(file, "--nodes", "3")
+    with pytest.raises(ConfigError, match="16 ranks are not 2 nodes of 4"):
+        compare(file, "--devices-per-node", "4")
+
+
+def test_what_the_file_says_of_its_devices_is_compared_with_the_option(tmp_path):
+    file = tmp_path / "out.txt"
+    file.write_text(nccl_text(nodes=1))
+    words = ["compare", str(file), "--hardware"]
+    other = CliRunner().invoke(links_command, [*words, "v100-sxm-32gb"], catch_exceptions=False)
+    assert "its devices are NVIDIA H100 80GB HBM3, and --hardware is NVIDIA V100" in other.output
+    alike = CliRunner().invoke(links_command, [*words, "H100"], catch_exceptions=False)
+    assert "its devices are" not in alike.output
 
 
 def test_copies_of_nvbandwidth(tmp_path):
@@ -95,9 +108,11 @@ def test_our_own_links(tmp_path):
                   notes=(), provenance={})  # fmt: skip
     write_links(file, links)
     assert "Normal for 2 nodes of 8" in compare(file, "--nodes", "2").output
+    # As a site file that names the program of nvbandwidth has it.
+    write_links(file, replace(links, provenance={"settings": {"nvbandwidth": None}}))
     both = json.loads(compare(file, "--json").output)
     assert [entry["nodes"] for entry in both["sweeps"]] == [2, 1]
-    with pytest.raises(ConfigError, match="no sweep of NCCL with 4 node"):
+    with pytest.raises(ConfigError, match="no sweep of NCCL of 4 nodes"):
         compare(file, "--nodes", "4")
 
 
@@ -106,3 +121,6 @@ def test_copies_of_p2p_bandwidth_latency_test(tmp_path):
     file.write_text(printed(2))
     output = compare(file, fabric=None).output
     assert "write, median" in output and "for one node of 2 x NVIDIA H100" in output
+    for option, sentence in (("--nodes", "within one node"), ("--devices-per-node", "is of 2 dev")):
+        with pytest.raises(ConfigError, match=f"{sentence}.*leave {option} out"):
+            compare(file, option, "4")

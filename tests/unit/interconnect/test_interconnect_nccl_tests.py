@@ -125,6 +125,22 @@ def test_large_counts_failed_checks_and_broken_rows_are_remarks():
     assert "1 row is left out" in test.remarks[0]
 
 
+def test_a_row_that_was_cut_off_gives_no_other_time():
+    *whole, last = ROWS.splitlines()
+    times = [point.time_s for point in parse_nccl_tests(text(), "out").points]
+    for end in range(1, len(last)):
+        test = parse_nccl_tests(text("\n".join([*whole, last[:end]]), end=""), "out")
+        assert [point.time_s for point in test.points] in (times[:1], times)
+    for rows in (ROWS.replace("4607.6", "-4607.6"), ROWS.replace("4607.6", "N/A")):
+        test = parse_nccl_tests(text(rows), "out")
+        assert len(test.points) + len(test.remarks) == 2
+
+
+def test_an_operation_that_the_text_denies_is_refused():
+    with pytest.raises(ConfigError, match="names all_reduce_perf, and --operation broadcast"):
+        parse_nccl_tests(text(name=NAMED.format("all_reduce")), "out", "broadcast")
+
+
 def test_rows_of_other_programs_are_not_recognised():
     for line in ("10 20 shards of data are ready", "1 50 train 2.31 4.5 lr 0.1 ok"):
         assert not is_nccl_tests(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import prod
 from types import ModuleType
 
 import pytest
@@ -205,3 +206,38 @@ def test_large_images_have_three_channels(network: str) -> None:
     gray = DatasetSpec("gray", "Gray", 10, 1, 224, 224, 10, 10, "raw")
     with pytest.raises(ConfigError, match="read 3 channels, but dataset 'gray' has 1"):
         build(network, gray, seed=1)
+
+
+class FrozenWhileTraining(nn.Module):
+    """Freezes its first layer when it is told to train."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(prod(spec.shape), 4), nn.Linear(4, spec.num_classes)
+
+    def train(self, mode: bool = True) -> FrozenWhileTraining:
+        super().train(mode)
+        self.body.requires_grad_(False)
+        return self
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(images.flatten(1)))
+
+
+def patched(spec: DatasetSpec) -> nn.Module:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(prod(spec.shape), spec.num_classes))
+    forward = network[1].forward
+    network[1].forward = lambda values: 2 * forward(values)
+    return network
+
+
+def test_a_module_may_freeze_weights_where_it_is_told_to_train() -> None:
+    network = build(f"{__name__}:FrozenWhileTraining", DATASETS["mnist"], 1)
+    trained = [name for name, weight in network.named_parameters() if weight.requires_grad]
+    assert len(trained) == 2
+    assert all("head" in name for name in trained)
+
+
+def test_a_forward_that_copies_would_lose_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"put into its layer 1 \(Linear\)"):
+        build(f"{__name__}:patched", DATASETS["mnist"], 1)

@@ -12,10 +12,14 @@ from cases import strangers_networks
 from torch import nn
 
 from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import inspection
 from ddlbench.networks.factory import build_with_traits, try_network
+from ddlbench.networks.inspection import inspect
 from ddlbench.planning.network_tables import NetworkTraits
+from ddlbench.planning.planner import make_plan
+from ddlbench.planning.trainable import why_not_trained
 
 SPEC = DATASETS["cifar10"]
 TRAITS = {
@@ -239,3 +243,44 @@ def test_a_network_of_another_type_is_refused_before_a_job(tmp_path, monkeypatch
     with pytest.raises(ConfigError, match="block '1' fails on an input of shape"):
         try_network("of_doubles:net", SPEC)
     assert torch.get_default_dtype() == torch.float32
+
+
+def cell_of(strategy: str, devices: int = 4) -> Cell:
+    return Cell("mnist", "vgg11", strategy, batch_size=12, devices_per_node=devices)
+
+
+class Clamped(nn.Linear):
+    """Its weights are clamped in each pass, whatever the samples."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.01, 0.01)
+        return super().forward(inputs)
+
+
+def test_weights_that_samples_change_are_told_from_others() -> None:
+    images = DATASETS["mnist"]
+    clamped = inspect(nn.Sequential(nn.Flatten(), Clamped(784, 10)), images)
+    assert clamped.written == ("1.weight",)
+    assert clamped.written_by_samples == ()
+    tokens = DATASETS["tokens"]
+    far = nn.Embedding(256, 4, max_norm=100.0)  # which no row has before it is trained
+    shortened = inspect(nn.Sequential(far, nn.Linear(4, 256)), tokens)
+    assert shortened.written == shortened.written_by_samples == ("0.weight",)
+    assert inspect(nn.Sequential(nn.SyncBatchNorm(1)), images).synchronised == ("0",)
+
+
+def test_a_pass_over_a_part_of_the_batch_does_not_write_weights() -> None:
+    traits = NetworkTraits(written=("a",), written_by_samples=("a",))
+    for strategy in ("ddp", "horovod", "local-sgd", "parameter-server"):
+        why = why_not_trained(traits, make_plan(cell_of(strategy)))
+        assert "by the samples that it sees (a)" in str(why)
+    assert why_not_trained(traits, make_plan(cell_of("sequential", 1))) is None
+    assert why_not_trained(NetworkTraits(written=("a",)), make_plan(cell_of("ddp"))) is None
+
+
+def test_layers_for_gpus_only_are_refused_on_cpus() -> None:
+    traits = NetworkTraits(synchronised=("bn",))
+    assert "GPUs only" in str(why_not_trained(traits, make_plan(cell_of("ddp"))))
+    assert why_not_trained(traits, make_plan(cell_of("ddp")), "cuda") is None
+    assert why_not_trained(traits, make_plan(cell_of("sequential", 1))) is None

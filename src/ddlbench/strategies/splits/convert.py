@@ -145,7 +145,7 @@ def split_rows(
         if block.mixing:
             raise _refused(
                 f"block {block.name} calls {block.mixing} between its layers, which does not treat "
-                f"every row alike; write until: {block.name} to gather before it"
+                f'every row alike; write until: "{block.name}" to gather before it'
             )
         for name in block.layers:
             layer = layers[name]
@@ -215,8 +215,8 @@ def _split_layer(
     make = next((make for kinds, make in _MAKERS if kind in kinds), None)
     if make is None or not calls:
         raise _refused(
-            f"layer {name} ({kind.__name__}) cannot be split into rows; write until: {block} to "
-            "gather before its block"
+            f"layer {name} ({kind.__name__}) cannot be split into rows; write until: "
+            f'"{block}" to gather before its block'
         )
     if len(set(calls)) > 1:
         raise _refused(f"layer {name} is called with inputs of two sizes; rows want one")
