@@ -56,10 +56,17 @@ def read(file: Path) -> None:
     """
     text = text_of(file)
     refuse_other_forms(text, str(file))
+    if '"schema_version"' in text:
+        raise ConfigError(
+            f"{file}: is a file of ddlbench, not what a test printed; `ddlbench links show` reads "
+            "a links.json"
+        )
     if is_nccl_tests(text):
         parsed = asdict(parse_nccl_tests(text, str(file)))
     else:
         is_json = _is_nvbandwidth(text) or text.lstrip().startswith("{")
+        if not (is_json or is_p2p(text)):
+            raise ConfigError(f"{file}: {_NO_TEST}")
         parse = parse_nvbandwidth if is_json else parse_p2p
         parsed = parse(text, str(file))
         pairs = [with_slow_pairs(PairMatrix.from_dict(pair)) for pair in parsed["pairs"]]
@@ -67,6 +74,12 @@ def read(file: Path) -> None:
     for remark in parsed.get("remarks", ()):
         click.echo(f"{file}: {remark}", err=True)
     click.echo(json.dumps(parsed, indent=1, allow_nan=False))
+
+
+_NO_TEST = (
+    "is neither the text of nccl-tests or p2pBandwidthLatencyTest nor nvbandwidth's JSON; capture "
+    "all that one of them prints"
+)
 
 
 def _is_nvbandwidth(text: str) -> bool:
@@ -333,9 +346,7 @@ def _content(
         names = tuple(dict.fromkeys(parsed["devices"]))
         return _Content((), list(_rates(matrices)), devices, names, parsed.get("remarks", ()))
     if str(path) == "-":
-        raise ConfigError(
-            "-: neither the text of nccl-tests or p2pBandwidthLatencyTest nor nvbandwidth's JSON"
-        )
+        raise ConfigError(f"-: {_NO_TEST}")
     links = read_links(path)
     of_nodes = [len(pair.endpoints) for pair in links.pairs if pair.scope == "node"]
     return _Content(

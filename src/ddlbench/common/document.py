@@ -32,7 +32,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from ddlbench.common.errors import ConfigError, file_fault, printable, shown
-from ddlbench.common.form import UnknownKey, WrongForm, adapter_of, read_form
+from ddlbench.common.form import UnknownKey, WrongForm, adapter_of, read_form, required_keys
 
 MOST_BYTES = 256 * 2**20  # of a JSON file
 _LONGEST_MESSAGE = 200
@@ -296,6 +296,9 @@ def digest_of(value: Any) -> str:
     return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()
 
 
+_FEW_KEYS = 3
+
+
 class Document(Generic[_Form]):
     """One kind of file.
 
@@ -338,11 +341,19 @@ class Document(Generic[_Form]):
         except UnknownKey as error:
             raise self._of_newer(where, f"{error}; this checkout reads schema") from error
         except WrongForm as error:
-            raise self._error(f"{where}: {error}") from error
+            raise self._error(f"{where}: {self._of_other_kind(value) or error}") from error
         if type(version) is not int or version != self._version:
             given = "is missing" if version is None else f"{shown(version)} is not {self._version}"
             raise self._error(f"{where}: schema_version: {given}")
         return read
+
+    def _of_other_kind(self, value: object) -> str:
+        """What a file lacks that is of another kind; empty if it has all keys but one or two."""
+        needed = required_keys(self._form)
+        missing = [key for key in needed if not isinstance(value, dict) or key not in value]
+        if len(missing) < _FEW_KEYS:
+            return ""
+        return f"is no {self._noun}, as {', '.join(missing[:_FEW_KEYS])} are missing; give one"
 
     def _of_newer(self, where: str, sign: str) -> Exception:
         return self._newer(

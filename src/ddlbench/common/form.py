@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
@@ -181,6 +181,17 @@ def _tidied(schema: Any) -> Any:
             del tidy["anyOf"]
             return {**known, **tidy, "type": [kind, "null"]}
     return tidy
+
+
+def required_keys(kind: type) -> list[str]:
+    """Keys that the JSON form of a dataclass or typed dictionary must have."""
+    if is_dataclass(kind):
+        return [
+            field.name
+            for field in fields(kind)
+            if field.default is MISSING and field.default_factory is MISSING
+        ]
+    return sorted(getattr(kind, "__required_keys__", ()))
 
 
 def read_form(kind: type[_Form], values: object, *, checked: bool = False) -> _Form:

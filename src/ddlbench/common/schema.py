@@ -259,8 +259,6 @@ def _spelling(kinds: Sequence[str], value: object, key: str) -> str:
     numeric = {"integer", "number"} & set(kinds)
     if "string" in kinds and isinstance(value, bool):
         return ", as YAML reads on, off, yes and no; write it in quotes"
-    if kinds == ["string"] and isinstance(value, int | float):
-        return f'; write "{value}"'
     if "array" in kinds and not numeric and isinstance(value, str | int | float):
         return f"; write [{str(value)[:_LONGEST_WORD]}]"
     number = _number(value, key) if numeric and isinstance(value, str | float) else None

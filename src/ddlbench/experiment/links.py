@@ -252,9 +252,12 @@ def read_links(path: Path) -> Links:
     Raises:
         InvalidLinks: there is none, or it is not of its form.
     """
+    if path.is_dir():
+        raise InvalidLinks(f"{path}: is a folder; give its links.json")
     if not path.is_file():
         raise InvalidLinks(
-            f"{path}: no such links file; measure it with `snakemake --profile ... links`"
+            f"{path}: no such links file; `snakemake --profile profiles/local links` measures it "
+            "(or profiles/slurm)"
         )
     links = _DOCUMENT.read(path)
     _check_shapes(links, str(path))

