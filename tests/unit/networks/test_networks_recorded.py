@@ -324,7 +324,7 @@ class TwoPaths(nn.Module):
         (DropsLayers, "reads a value of its data"),
         (Counts, "it keeps what it counts in attributes"),
         (WritesItsBuffer, "sum is changed by the forward pass"),
-        (NewBuffer, "its blocks and the network differ"),
+        (NewBuffer, "it keeps what it counts in attributes"),
         (FromNumpy, "uses a tensor that no function of torch made"),
         (AutocastsItself, "it turns autocast on"),
         (TwoPaths, "several of its tensors are alive wherever it could be cut"),
