@@ -177,28 +177,44 @@ class _Recorder(TorchFunctionMode):
             raise CannotRecord("hooks are set for all modules")
         self._note(inputs, Entry("input", "inputs", of_data=True))
         self._generators = generators_of_host()
+        before = self._states()
         trained = [weight.requires_grad for weight in self._module.parameters()]
         with self._calls_seen(), self._autograd_functions_seen(), self:
             returned = call(inputs)
         if trained != [weight.requires_grad for weight in self._module.parameters()]:
             raise CannotRecord("its forward pass says which weights are trained")
-        self._check_modes_kept()
+        self._check_kept(before)
         if not isinstance(returned, Tensor) or id(returned) not in self._of:
             raise CannotRecord("what it returns does not come from its layers")
         return Recording(self.entries, self._of[id(returned)], self._opaque)
 
-    def _check_modes_kept(self) -> None:
-        """Check that whatever sets modes in its own way is a layer, or within one.
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """Of all modules whose inside may be recorded."""
+        return {
+            name: state_of(child)
+            for name, child in self._module.named_modules()
+            if not _is_layer(child)
+        }
+
+    def _check_kept(self, before: Mapping[str, dict[str, Any]]) -> None:
+        """Check that whatever keeps something, or sets modes, is a layer or within one.
+
+        Those that are not called may be used all the same (``self.part.forward(x)``).
 
         Raises:
             CannotRecord: no block would have it.
         """
         layers = {entry.target for entry in self.entries if entry.kind == "layer"}
+        now = self._states()
         for name, child in self._module.named_modules():
             parts = name.split(".")
             owners = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
-            if _sets_modes(child) and not layers & owners:
+            if layers & owners:
+                continue
+            if _sets_modes(child):
                 raise CannotRecord(f"{name or 'it'} has a train() or eval() of its own")
+            if name in now and now[name] != before.get(name):
+                raise CannotRecord(f"{name or 'it'} keeps something from call to call")
 
     # Modules -------------------------------------------------------------------------------------
 
@@ -223,7 +239,7 @@ class _Recorder(TorchFunctionMode):
             finally:
                 self._stack.pop()
             if state_of(module) != before:
-                raise _Blamed(path, f"{path or 'it'} keeps what it counts in attributes")
+                raise _Blamed(path, f"{path or 'it'} keeps something from call to call")
             return returned
 
         nn.Module.__call__ = called  # type: ignore[method-assign]
@@ -499,13 +515,9 @@ def _what_blocks_lose(module: nn.Module) -> str:
 
 
 def _sets_modes(module: nn.Module) -> bool:
-    kind, own = type(module), vars(module)
-    return (
-        kind.train is not nn.Module.train
-        or kind.eval is not nn.Module.eval
-        or "train" in own
-        or "eval" in own
-    )
+    kind = type(module)
+    methods_of_torch = kind.train is nn.Module.train and kind.eval is nn.Module.eval
+    return not methods_of_torch or bool({"train", "eval"} & vars(module).keys())
 
 
 def _has_own_modes(layer: nn.Module) -> bool:
