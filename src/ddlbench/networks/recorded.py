@@ -80,10 +80,12 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
         CannotRecord: it cannot be recorded, has no cut, or blocks compute something else.
     """
     try:
-        entries, returned = _recorded(network, spec)
+        entries, returned, double = _recorded(network, spec)
         blocks = _blocks_of(network.module, entries, returned)
-        if compare:
+        if compare and _can_be_compared(network):
             _check(network, spec, entries, returned)
+        elif compare or any(tensor.is_meta for tensor in tensors_of(network)):
+            _try(_blocks_of(double.module, entries, returned), double, spec)
     except CannotRecord:
         raise
     except Exception as error:  # whatever it is, the module itself may well train
@@ -91,16 +93,17 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
     return blocks
 
 
-def _recorded(network: Whole, spec: DatasetSpec) -> tuple[list[Entry], int]:
-    """One recording of all three runs, on the device "meta" where that can run the module."""
+def _recorded(network: Whole, spec: DatasetSpec) -> tuple[list[Entry], int, Whole]:
+    """One recording of all runs, and the copy that ran, on "meta" where that can run the module."""
     try:
         with torch.no_grad():
-            without_numbers = copy_without_data(network, "meta")
-        return _recorded_of(without_numbers, spec)
+            double = copy_without_data(network, "meta")
+        return *_recorded_of(double, spec), double
     except _CannotRun:
         if any(tensor.is_meta for tensor in tensors_of(network)):
             raise
-        return _recorded_of(copy_of(network), spec)
+        double = copy_of(network)
+        return *_recorded_of(double, spec), double
 
 
 def _recorded_of(double: Whole, spec: DatasetSpec) -> tuple[list[Entry], int]:
@@ -186,22 +189,23 @@ class _Runs:
             _Differs: for some number, or in evaluation, it calls other functions.
             _MoreOpaque: the runs have to begin again.
         """
-        meta = any(tensor.is_meta for tensor in tensors_of(double))
-        device = "meta" if meta else "cpu"
-        evaluated = _EVALUATED_SAMPLES[device]
-        training = (*_SAMPLES, _MORE_SAMPLES[device])
-        recordings: list[Recording] = []
-        for number in (*training, evaluated):
-            in_training = len(recordings) < len(training)
-            recording = _run(double, spec, number, opaque, train=in_training)
+        device = "meta" if any(tensor.is_meta for tensor in tensors_of(double)) else "cpu"
+        few, more = _SAMPLES
+        many, evaluated = _MORE_SAMPLES[device], _EVALUATED_SAMPLES[device]
+        recordings: dict[int, Recording] = {}
+        for number in (few, evaluated, more, many):  # evaluation differs more often than a number
+            recording = _run(double, spec, number, opaque, train=number != evaluated)
             if recording.opaque.keys() != opaque.keys():
                 raise _MoreOpaque(recording.opaque)
-            recordings.append(recording)
-            other = _first_difference(recordings[0], recording)
+            recordings[number] = recording
+            other = _first_difference(recordings[few], recording)
             if other is not None:
-                few = f"calls other functions for {number} samples than for {_SAMPLES[0]}"
-                raise _Differs(other, few if in_training else "calls other functions in evaluation")
-        return cls((*training, evaluated), tuple(recordings))
+                mode = " in evaluation" if number == evaluated else ""
+                raise _Differs(
+                    other, f"calls other functions for {number} samples{mode} than for {few}"
+                )
+        samples = (few, more, many, evaluated)
+        return cls(samples, tuple(recordings[number] for number in samples))
 
     @property
     def first(self) -> Recording:
@@ -514,11 +518,23 @@ def _within(
 # The check ---------------------------------------------------------------------------------------
 
 
+def _try(blocks: nn.Sequential, double: Whole, spec: DatasetSpec) -> None:
+    """Run blocks of a copy, whose code may call what there is not."""
+    device = next((tensor.device for tensor in tensors_of(double)), torch.device("cpu"))
+    with seeded(1), torch.enable_grad():
+        blocks.train()(made_up_inputs(spec, _SAMPLES[0], device))
+
+
+def _can_be_compared(network: Whole) -> bool:
+    weights = list(tensors_of(network))
+    return (
+        not any(weight.is_meta for weight in weights)
+        and sum(weight.nbytes for weight in weights) <= _CHECKED_BYTES
+    )
+
+
 def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: int) -> None:
     """Compare blocks with the module on numbers that were not recorded, in two calls."""
-    weights = list(tensors_of(network))
-    if any(w.is_meta for w in weights) or sum(w.nbytes for w in weights) > _CHECKED_BYTES:
-        return
     whole, other = copy_of(network).train(), copy_of(network).train()
     blocks = _blocks_of(other.module, entries, returned).train()
     with seeded(1):

@@ -17,6 +17,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from ddlbench.experiment.dataset_spec import DATASETS
+from ddlbench.networks import recorded
 from ddlbench.networks.foreign import whole
 from ddlbench.networks.inspection import copy_of
 from ddlbench.networks.recorded import cut_by_recording
@@ -254,9 +255,9 @@ class FreezesInItsForward(Middle):
 
 
 KINDS = [
-    (NormalisesGroups, "calls other functions for 1031 samples than for 2"),
+    (NormalisesGroups, "calls other functions for 64 samples in evaluation than for 2"),
     (SplitsLargeBatches, "calls other functions for 1031 samples than for 2"),
-    (CentresManySamples, "calls other functions for 1031 samples than for 2"),
+    (CentresManySamples, "calls other functions for 64 samples in evaluation than for 2"),
     (LimitsItsCount, "has constants that differ from run to run"),
     (CountsPowersOfTwo, "has constants that differ from run to run"),
     (EvenGroups, "calls other functions"),
@@ -315,3 +316,17 @@ def test_within_another_module_it_is_a_layer(kind) -> None:
         assert torch.equal(*results)
     weights = (network.module.a.weight.grad for network in (module, other))
     assert torch.allclose(*weights)
+
+
+class Fails(nn.Module):
+    def forward(self, x):
+        raise AttributeError("module 'torch' has no attribute 'nowhere'")
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_blocks_that_fail_in_any_way_make_one_block(device, monkeypatch) -> None:
+    monkeypatch.setattr(recorded, "_blocks_of", lambda *_: nn.Sequential(Fails()))
+    with torch.device(device):
+        network = whole(Outer(Middle(), inner=True), "")[0]
+    with pytest.raises(CannotRecord, match="its blocks fail .AttributeError: .* 'nowhere'"):
+        cut_by_recording(network, CIFAR10)
