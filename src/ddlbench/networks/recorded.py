@@ -84,8 +84,11 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
         blocks = _blocks_of(network.module, entries, returned)
         if compare and _can_be_compared(network):
             _check(network, spec, entries, returned)
-        elif compare or any(tensor.is_meta for tensor in tensors_of(network)):
-            _try(_blocks_of(double.module, entries, returned), double, spec)
+        elif any(tensor.is_meta for tensor in tensors_of(network)):
+            _try(blocks, spec, "meta")
+        elif compare:
+            device = next(tensors_of(double)).device
+            _try(_blocks_of(double.module, entries, returned), spec, device)
     except CannotRecord:
         raise
     except Exception as error:  # whatever it is, the module itself may well train
@@ -518,11 +521,10 @@ def _within(
 # The check ---------------------------------------------------------------------------------------
 
 
-def _try(blocks: nn.Sequential, double: Whole, spec: DatasetSpec) -> None:
-    """Run blocks of a copy, whose code may call what there is not."""
-    device = next((tensor.device for tensor in tensors_of(double)), torch.device("cpu"))
+def _try(blocks: nn.Sequential, spec: DatasetSpec, device: torch.device | str) -> None:
+    """Run blocks, whose code may call what there is not."""
     with seeded(1), torch.enable_grad():
-        blocks.train()(made_up_inputs(spec, _SAMPLES[0], device))
+        blocks(made_up_inputs(spec, _SAMPLES[0], device))
 
 
 def _can_be_compared(network: Whole) -> bool:
