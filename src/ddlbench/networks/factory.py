@@ -30,7 +30,7 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flat import LARGEST_SMALL_SIDE, out_of_place
 from ddlbench.networks.flops import FlopCounter, step_flops
-from ddlbench.networks.foreign import Whole, seeded, unchanged, whole
+from ddlbench.networks.foreign import Whole, required_inputs, seeded, unchanged, whole
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import (
     has_hooks,
@@ -165,6 +165,9 @@ def checked(name: str, network: Any) -> nn.Sequential:
                 "return the module itself"
             )
     why = _why_one_block(network)
+    called = [network] if why else list(network.children())
+    for module in called:
+        _check_inputs(where, module)
     if why:
         return whole(network, why)
     assert isinstance(network, nn.Sequential)
@@ -172,6 +175,21 @@ def checked(name: str, network: Any) -> nn.Sequential:
         raise ConfigError(f"{where} has no blocks")
     _part_repeated(network)
     return network
+
+
+def _check_inputs(where: str, module: nn.Module) -> None:
+    """Check that a module can be called with one input.
+
+    Raises:
+        ConfigError: its forward wants more.
+    """
+    names = required_inputs(module)
+    if len(names) > 1:
+        raise ConfigError(
+            f"{where}: the forward of {type(module).__name__} wants {len(names)} inputs "
+            f"({', '.join(names)}), and only one is given; give the others defaults, or wrap the "
+            "module in one that makes them"
+        )
 
 
 def _why_one_block(network: nn.Module) -> str:
