@@ -22,6 +22,7 @@ blocks are then compared with the module on other numbers, another batch size, a
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -39,15 +40,14 @@ from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.foreign import Whole, seeded
 from ddlbench.networks.inputs import made_up_inputs
 from ddlbench.networks.inspection import copy_of, copy_without_data, tensors_of
-from ddlbench.networks.recorded_state import generators_of_host
+from ddlbench.networks.recorded_comparison import can_be_compared, check
 from ddlbench.networks.recording import CannotRecord, Entry, Recording, Ref, alike, record
 
 _SAMPLES = (2, 3)
-_MORE_SAMPLES = {"meta": 1031, "cpu": 11}  # many, where that costs neither time nor memory
+_MANY_SAMPLES = 1031  # where that costs neither time nor memory
 _EVALUATED_SAMPLES = {"meta": 64, "cpu": 8}
-_CHECKED_SAMPLES = (5, 4)  # of two calls
-_CHECKED_BYTES = 2**28  # of the weights of the largest networks that are compared
-_TOLERANCE = 1e-3
+_LEAST, _MOST = 11, 257  # many samples where numbers are computed
+_COMPUTED_VALUES, _COMPUTED_PRODUCTS = 2**18, 2**28  # of the inputs, and of weights with samples
 
 
 class _CannotRun(CannotRecord):
@@ -79,11 +79,13 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
     Raises:
         CannotRecord: it cannot be recorded, has no cut, or blocks compute something else.
     """
+    if any(_is_compiled(part) for part in network.module.modules()):
+        raise CannotRecord("a part of it is compiled")
     try:
         entries, returned, double = _recorded(network, spec)
         blocks = _blocks_of(network.module, entries, returned)
-        if compare and _can_be_compared(network):
-            _check(network, spec, entries, returned)
+        if compare and can_be_compared(network):
+            check(network, spec, lambda module: _blocks_of(module, entries, returned))
         elif any(tensor.is_meta for tensor in tensors_of(network)):
             _try(blocks, spec, "meta")
         elif compare:
@@ -94,6 +96,11 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
     except Exception as error:  # whatever it is, the module itself may well train
         raise CannotRecord(f"its blocks fail ({_first_line(error)})") from error
     return blocks
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile or its ``compile`` was called for it, which copies may forget."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def _recorded(network: Whole, spec: DatasetSpec) -> tuple[list[Entry], int, Whole]:
@@ -161,6 +168,17 @@ def _first_difference(recording: Recording, other: Recording) -> str | None:
     return None if same else ""
 
 
+def _many(double: Whole, spec: DatasetSpec) -> int:
+    """A number of samples that few modules treat as they treat three; the same in all processes."""
+    tensors = list(tensors_of(double))
+    if any(tensor.is_meta for tensor in tensors):
+        return _MANY_SAMPLES
+    values = math.prod(spec.shape)
+    weights = sum(tensor.numel() for tensor in tensors) * math.prod(spec.target_shape)
+    bounds = (_MOST, _COMPUTED_VALUES // values, _COMPUTED_PRODUCTS // max(1, weights))
+    return max(_LEAST, min(bounds))
+
+
 class _Differs(Exception):  # noqa: N818 - what happened
     """Runs differ in what a module does, so that no recording stands for all; says what it does."""
 
@@ -194,7 +212,7 @@ class _Runs:
         """
         device = "meta" if any(tensor.is_meta for tensor in tensors_of(double)) else "cpu"
         few, more = _SAMPLES
-        many, evaluated = _MORE_SAMPLES[device], _EVALUATED_SAMPLES[device]
+        many, evaluated = _many(double, spec), _EVALUATED_SAMPLES[device]
         recordings: dict[int, Recording] = {}
         for number in (few, evaluated, more, many):  # evaluation differs more often than a number
             recording = _run(double, spec, number, opaque, train=number != evaluated)
@@ -518,70 +536,10 @@ def _within(
     return called
 
 
-# The check ---------------------------------------------------------------------------------------
+# The trial ---------------------------------------------------------------------------------------
 
 
 def _try(blocks: nn.Sequential, spec: DatasetSpec, device: torch.device | str) -> None:
     """Run blocks, whose code may call what there is not."""
     with seeded(1), torch.enable_grad():
         blocks(made_up_inputs(spec, _SAMPLES[0], device))
-
-
-def _can_be_compared(network: Whole) -> bool:
-    weights = list(tensors_of(network))
-    return (
-        not any(weight.is_meta for weight in weights)
-        and sum(weight.nbytes for weight in weights) <= _CHECKED_BYTES
-    )
-
-
-def _check(network: Whole, spec: DatasetSpec, entries: list[Entry], returned: int) -> None:
-    """Compare blocks with the module on numbers that were not recorded, in two calls."""
-    whole, other = copy_of(network).train(), copy_of(network).train()
-    blocks = _blocks_of(other.module, entries, returned).train()
-    with seeded(1):
-        batches = [made_up_inputs(spec, samples, "cpu") for samples in _CHECKED_SAMPLES]
-    (expected, drawn), (computed, drawn_by_blocks) = (
-        _outputs(call, batches) for call in (whole, blocks)
-    )
-    for mine, theirs in zip(expected, computed, strict=True):
-        _compare("its output", mine, theirs)
-    if drawn != drawn_by_blocks:
-        raise CannotRecord("its blocks draw other random numbers than it does")
-    weights_of_both = zip(whole.module.named_parameters(), other.module.parameters(), strict=True)
-    for (name, weight), theirs in weights_of_both:
-        _compare(f"the gradient of {name}", weight.grad, theirs.grad)
-    buffers_of_both = zip(whole.module.named_buffers(), other.module.buffers(), strict=True)
-    for (name, buffer), theirs in buffers_of_both:
-        _compare(name, buffer, theirs)
-
-
-def _outputs(
-    call: Callable[[Tensor], Tensor], batches: Sequence[Tensor]
-) -> tuple[list[Tensor], tuple[object, ...]]:
-    """Of each batch, after which its gradients are there; and the states of all generators."""
-    with seeded(2), torch.enable_grad():
-        outputs = []
-        for batch in batches:
-            output = call(batch.clone())
-            if output.requires_grad:
-                output.square().mean().backward()
-            outputs.append(output.detach())
-        return outputs, (torch.get_rng_state().numpy().tobytes(), *generators_of_host())
-
-
-def _compare(what: str, mine: Tensor | None, other: Tensor | None) -> None:
-    mine, other = (
-        tensor.to_dense() if tensor is not None and tensor.layout != torch.strided else tensor
-        for tensor in (mine, other)
-    )
-    if mine is None or other is None:
-        same = mine is other
-    elif not mine.is_floating_point():
-        same = torch.equal(mine, other)
-    else:
-        reach = _TOLERANCE * (float(mine.abs().max()) if mine.numel() else 0.0)
-        same = mine.shape == other.shape
-        same = same and torch.allclose(mine, other, rtol=_TOLERANCE, atol=reach)
-    if not same:
-        raise CannotRecord(f"its blocks and the network differ ({what})")

@@ -170,6 +170,7 @@ class _Recorder(TorchFunctionMode):
         self._stack: list[str] = []
         self._within_layer = 0
         self._autocasts: list[bool] = []  # whether each context that the module entered is on
+        self._kernels = _kernels()
         self._generators: tuple[object, ...] = ()  # of the host, when a layer last used them
 
     def run(self, inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Recording:
@@ -381,8 +382,11 @@ class _Recorder(TorchFunctionMode):
         """Note in which contexts an entry runs, as far as they change what it does.
 
         Raises:
-            _Blamed: the module turns autocast on, which a cell does by its precision.
+            _Blamed: the module turns autocast on, which a cell does by its precision, or chooses
+                other kernels.
         """
+        if _kernels() != self._kernels:
+            raise self._blamed("chooses kernels of torch in its forward pass")
         if any(self._autocasts[-1:]):
             raise self._blamed("turns autocast on")
         entry.full_precision = bool(self._autocasts)
@@ -505,6 +509,20 @@ def _is_layer(module: nn.Module) -> bool:
         return True
     of_torch = type(module).__module__.startswith("torch.nn.modules.")
     return of_torch and not any(True for _ in module.children())
+
+
+def _kernels() -> tuple[bool, ...]:
+    """Torch's settings that contexts change (``sdpa_kernel``, ``cudnn.flags``)."""
+    attention = torch.backends.cuda
+    return (
+        attention.flash_sdp_enabled(),
+        attention.mem_efficient_sdp_enabled(),
+        attention.math_sdp_enabled(),
+        attention.cudnn_sdp_enabled(),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def _what_blocks_lose(module: nn.Module) -> str:

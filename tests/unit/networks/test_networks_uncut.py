@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from ddlbench.experiment.dataset_spec import DATASETS
@@ -134,6 +136,12 @@ class KeepsActivationsOnTheHost(Middle):
             return torch.relu(self.b(x))
 
 
+class ChoosesItsKernel(Middle):
+    def forward(self, x):
+        with sdpa_kernel(SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(x, self.b(x), x)
+
+
 # Random numbers of Python ------------------------------------------------------------------------
 
 
@@ -235,6 +243,14 @@ class CountsInAGlobalList(Middle):
         return self.b(x) if CALLS[0] < 20_000 else x
 
 
+class CountsWithNumbers(Middle):
+    """The device meta cannot run it, as numpy cannot read such a tensor."""
+
+    def forward(self, x):
+        scale = float(torch.ones(2).add_(1).numpy().sum())
+        return self.b(x) * (scale if len(x) < 40 else 1)
+
+
 # Modes -------------------------------------------------------------------------------------------
 
 
@@ -266,6 +282,8 @@ KINDS = [
     (Recomputes, "keeps or recomputes activations in a way of its own"),
     (RecomputesByItsFunction, "gives a Linear to a layer or function"),
     (KeepsActivationsOnTheHost, "keeps or recomputes activations in a way of its own"),
+    (ChoosesItsKernel, "chooses kernels of torch in its forward pass"),
+    (CountsWithNumbers, "has constants that differ from run to run"),
     (DropsByPython, "draws random numbers in Python"),
     (DropsByNumpy, "draws random numbers in Python"),
     (DropsByTorch, "reads a value of its data"),
@@ -316,6 +334,15 @@ def test_within_another_module_it_is_a_layer(kind) -> None:
         assert torch.equal(*results)
     weights = (network.module.a.weight.grad for network in (module, other))
     assert torch.allclose(*weights)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_network_with_a_compiled_part_is_one_block(in_place) -> None:
+    part = Middle()
+    part.compile() if in_place else None
+    network = Outer(part if in_place else torch.compile(part), inner=True)
+    with pytest.raises(CannotRecord, match="a part of it is compiled"):
+        cut_by_recording(whole(network, "")[0], CIFAR10)
 
 
 class Fails(nn.Module):
