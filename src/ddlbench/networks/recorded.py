@@ -46,6 +46,7 @@ from ddlbench.networks.recording import CannotRecord, Entry, Recording, Ref, ali
 _SAMPLES = (2, 3)
 _MANY_SAMPLES = 1031  # where that costs neither time nor memory
 _EVALUATED_SAMPLES = {"meta": 64, "cpu": 8}
+_FURTHER_SAMPLES = (4, 8, 16, 32, 128, 256)  # where Python is told sizes, and nobody waits
 _LEAST, _MOST = 11, 257  # many samples where numbers are computed
 _COMPUTED_VALUES, _COMPUTED_PRODUCTS = 2**18, 2**28  # of the inputs, and of weights with samples
 
@@ -82,7 +83,7 @@ def cut_by_recording(network: Whole, spec: DatasetSpec, *, compare: bool = True)
     if any(_is_compiled(part) for part in network.module.modules()):
         raise CannotRecord("a part of it is compiled")
     try:
-        entries, returned, double = _recorded(network, spec)
+        entries, returned, double = _recorded(network, spec, compare=compare)
         blocks = _blocks_of(network.module, entries, returned)
         if compare and can_be_compared(network):
             check(network, spec, lambda module: _blocks_of(module, entries, returned))
@@ -103,26 +104,31 @@ def _is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
-def _recorded(network: Whole, spec: DatasetSpec) -> tuple[list[Entry], int, Whole]:
+def _recorded(
+    network: Whole, spec: DatasetSpec, *, compare: bool
+) -> tuple[list[Entry], int, Whole]:
     """One recording of all runs, and the copy that ran, on "meta" where that can run the module."""
     try:
         with torch.no_grad():
             double = copy_without_data(network, "meta")
-        return *_recorded_of(double, spec), double
+        return *_recorded_of(double, spec, compare=compare), double
     except _CannotRun:
         if any(tensor.is_meta for tensor in tensors_of(network)):
             raise
         double = copy_of(network)
-        return *_recorded_of(double, spec), double
+        return *_recorded_of(double, spec, compare=compare), double
 
 
-def _recorded_of(double: Whole, spec: DatasetSpec) -> tuple[list[Entry], int]:
+def _recorded_of(double: Whole, spec: DatasetSpec, *, compare: bool) -> tuple[list[Entry], int]:
     """The merged recording; what differs from run to run by more than a number is opaque."""
     opaque: dict[str, str] = {}
     for _ in range(_MOST_ROUNDS):
         try:
             runs = _Runs.of(double, spec, opaque)
-            return runs.merged(), runs.first.returned
+            entries = runs.merged()
+            if compare and any(recording.reads_sizes for recording in runs.recordings):
+                _check_further(double, spec, runs)
+            return entries, runs.first.returned
         except _Differs as error:
             if not error.path:
                 raise CannotRecord(f"it {error.why}") from None
@@ -133,6 +139,32 @@ def _recorded_of(double: Whole, spec: DatasetSpec) -> tuple[list[Entry], int]:
 
 
 _MOST_ROUNDS = 20
+
+
+def _check_further(double: Whole, spec: DatasetSpec, runs: _Runs) -> None:
+    """Compare recordings of the sizes of batches that programs tell apart (``if len(x) == 32``).
+
+    Who finds a difference leaves the network whole: ranks, which trust a comparison, would cut it
+    otherwise.
+
+    Raises:
+        CannotRecord: for one of them it does something else.
+    """
+    if not any(tensor.is_meta for tensor in tensors_of(double)):
+        return  # computing them would take long
+    first, second, _, evaluated = runs.recordings
+    few, more, _, in_evaluation = runs.samples
+    for number in _FURTHER_SAMPLES:
+        recording = _run(double, spec, number, first.opaque, train=True)
+        same_layers = recording.opaque.keys() == first.opaque.keys()
+        if not same_layers or _first_difference(first, recording) is not None:
+            raise CannotRecord(f"it calls other functions for {number} samples than for {few}")
+        try:
+            _Runs(
+                (few, more, number, in_evaluation), (first, second, recording, evaluated)
+            ).merged()
+        except _Differs as error:
+            raise CannotRecord(f"{error.path or 'it'} {error.why}") from None
 
 
 def _run(

@@ -45,6 +45,7 @@ _READS = frozenset(
     }
 )  # fmt: skip
 _SHAPES = frozenset({"size", "dim", "numel", "stride", "__len__", "element_size", "ndimension"})
+_SIZES = frozenset({"size", "numel", "__len__"})
 _TENSORS = frozenset({"__iter__", "__contains__"})  # reads that the device "meta" can do
 _DRAWS = frozenset(
     {
@@ -118,11 +119,15 @@ class Entry:
 
 @dataclass
 class Recording:
-    """Everything that a run called, in order; the last entry is what it returned."""
+    """Everything that a run called, in order; the last entry is what it returned.
+
+    ``reads_sizes``: Python was told the size of a tensor, so that it may decide by it.
+    """
 
     entries: list[Entry]
     returned: int
     opaque: dict[str, str]
+    reads_sizes: bool
 
 
 def record(
@@ -171,6 +176,7 @@ class _Recorder(TorchFunctionMode):
         self._within_layer = 0
         self._autocasts: list[bool] = []  # whether each context that the module entered is on
         self._kernels = _kernels()
+        self._reads_sizes = False
         self._generators: tuple[object, ...] = ()  # of the host, when a layer last used them
 
     def run(self, inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Recording:
@@ -187,7 +193,7 @@ class _Recorder(TorchFunctionMode):
         self._check_kept(before)
         if not isinstance(returned, Tensor) or id(returned) not in self._of:
             raise CannotRecord("what it returns does not come from its layers")
-        return Recording(self.entries, self._of[id(returned)], self._opaque)
+        return Recording(self.entries, self._of[id(returned)], self._opaque, self._reads_sizes)
 
     def _states(self) -> dict[str, dict[str, Any]]:
         """Of all modules whose inside may be recorded."""
@@ -366,6 +372,7 @@ class _Recorder(TorchFunctionMode):
         made = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
         writes = any(t._version != v for t, v in zip(tensors, versions, strict=True))
         if not made and not writes:
+            self._reads_sizes |= name in _SIZES or isinstance(returned, torch.Size)
             return returned  # a shape, a type, a device
         entry = self._entry("function", func, args, named)
         entry.writes = writes
@@ -468,7 +475,7 @@ class _Recorder(TorchFunctionMode):
         return self._of[id(tensor)]
 
     def _note(self, tensor: Tensor, entry: Entry) -> None:
-        entry.shape = tuple(tensor.shape)
+        entry.shape = _shape_of(tensor)
         self.entries.append(entry)
         self._of[id(tensor)] = len(self.entries) - 1
         self._alive[id(tensor)] = tensor
@@ -478,7 +485,7 @@ class _Recorder(TorchFunctionMode):
         self.entries.append(entry)
         whole = len(self.entries) - 1
         if isinstance(returned, Tensor):
-            entry.shape = tuple(returned.shape)
+            entry.shape = _shape_of(returned)
             self._of[id(returned)] = whole
             self._alive[id(returned)] = returned
             return
@@ -509,6 +516,12 @@ def _is_layer(module: nn.Module) -> bool:
         return True
     of_torch = type(module).__module__.startswith("torch.nn.modules.")
     return of_torch and not any(True for _ in module.children())
+
+
+def _shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Read by the recorder, and so not recorded as if the module had read it."""
+    with torch._C.DisableTorchFunction():
+        return tuple(tensor.shape)
 
 
 def _kernels() -> tuple[bool, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import threading
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -182,7 +181,6 @@ class DropsByItsNumpyGenerator(Middle):
 @dataclass
 class Tracker:
     history: dict[str, list[int]] = field(default_factory=lambda: {"calls": [0]})
-    lock: object = field(default_factory=threading.Lock)
 
 
 class CountsInADictionary(Middle):
@@ -343,6 +341,24 @@ def test_a_network_with_a_compiled_part_is_one_block(in_place) -> None:
     network = Outer(part if in_place else torch.compile(part), inner=True)
     with pytest.raises(CannotRecord, match="a part of it is compiled"):
         cut_by_recording(whole(network, "")[0], CIFAR10)
+
+
+class KnowsItsBatch(Middle):
+    def forward(self, x):
+        return self.b(x).relu() if len(x) == 32 else self.b(x)
+
+
+class KnowsAPower(Middle):
+    def forward(self, x):
+        return self.b(x) * (2 if x.shape[0] in (128, 512) else 1)
+
+
+@pytest.mark.parametrize("inner", [True, False])
+@pytest.mark.parametrize("kind", [KnowsItsBatch, KnowsAPower])
+def test_usual_sizes_of_batches_are_told_apart_by_the_comparison(kind, inner) -> None:
+    why = "calls other functions for 32 samples|has constants that differ"
+    with pytest.raises(CannotRecord, match=why):
+        cut_by_recording(whole(Outer(kind(), inner=inner), "")[0], CIFAR10)
 
 
 class Fails(nn.Module):
