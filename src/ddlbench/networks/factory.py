@@ -30,7 +30,7 @@ from ddlbench.experiment.site import Accelerator
 from ddlbench.networks.emulated import emulated_network
 from ddlbench.networks.flat import LARGEST_SMALL_SIDE, out_of_place
 from ddlbench.networks.flops import FlopCounter, step_flops
-from ddlbench.networks.foreign import Whole, seeded, unchanged, whole
+from ddlbench.networks.foreign import Whole, required_inputs, seeded, unchanged, whole
 from ddlbench.networks.inputs import input_dtype
 from ddlbench.networks.inspection import (
     has_hooks,
@@ -148,7 +148,7 @@ def checked(name: str, network: Any) -> nn.Sequential:
     A block without weights and buffers may occur twice; it is then two blocks.
 
     Raises:
-        ConfigError: it is no module, has no blocks, or is scripted, compiled or patched.
+        ConfigError: it is no module, has no blocks, or is scripted or patched, or wants several inputs.
     """
     where = f"network {name!r}"
     if not isinstance(network, nn.Module):
@@ -167,6 +167,9 @@ def checked(name: str, network: Any) -> nn.Sequential:
             )
     _refuse_patched(network, where)
     why = _why_one_block(network)
+    called = [network] if why else list(network.children())
+    for module in called:
+        _check_inputs(where, module)
     if why:
         return whole(network, why)
     assert isinstance(network, nn.Sequential)
@@ -179,16 +182,27 @@ def checked(name: str, network: Any) -> nn.Sequential:
 def _refuse_patched(network: nn.Module, where: str) -> None:
     """Refuse modules whose forward is an attribute: it stays bound to what a copy is made of."""
     for place, part in network.named_modules():
-        if "forward" not in vars(part):
+        if "forward" not in vars(part) or hasattr(part, "_orig_mod"):  # compiled: copies know
             continue
         kind = type(part).__name__
-        if hasattr(part, "_orig_mod"):
-            raise ConfigError(
-                f"{where} is compiled; return the module itself, and set compile: true"
-            )
         raise ConfigError(
             f"{where}: a forward was put into its layer {place or 'itself'} ({kind}), and copies "
             f"of it would call the original; write a class that inherits from {kind} instead"
+        )
+
+
+def _check_inputs(where: str, module: nn.Module) -> None:
+    """Check that a module can be called with one input.
+
+    Raises:
+        ConfigError: its forward wants more.
+    """
+    names = required_inputs(module)
+    if len(names) > 1:
+        raise ConfigError(
+            f"{where}: the forward of {type(module).__name__} wants {len(names)} inputs "
+            f"({', '.join(names)}), and only one is given; give the others defaults, or wrap the "
+            "module in one that makes them"
         )
 
 

@@ -119,6 +119,22 @@ def _keyword_of(module: nn.Module) -> str | None:
     return first if first in _KEYWORDS else None
 
 
+def required_inputs(module: nn.Module) -> list[str]:
+    """Names of what ``forward`` cannot be called without, as far as Python can look into it."""
+    if module._forward_pre_hooks or type(module).__call__ is not nn.Module.__call__:
+        return []  # which may add inputs
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    of_any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in of_any_number
+    ]
+
+
 Factory = Callable[[DatasetSpec], nn.Module]
 
 _WEIGHTS = frozenset(

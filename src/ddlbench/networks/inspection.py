@@ -24,13 +24,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -40,6 +38,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.dataset_spec import DatasetSpec
 from ddlbench.networks.foreign import seeded, why_uncut
 from ddlbench.networks.inputs import made_up_inputs
+from ddlbench.networks.recorded_state import generators_of_host
 from ddlbench.planning.network_tables import NetworkTraits
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -376,9 +375,7 @@ def _computing(computes: bool) -> AbstractContextManager[object]:
 
 def _random_states() -> tuple[object, ...]:
     """States of all generators of the host, to be compared."""
-    kind, keys, place, *_ = np.random.get_state()
-    numbers = (kind, np.asarray(keys).tobytes(), place)
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers
+    return torch.get_rng_state().numpy().tobytes(), *generators_of_host()
 
 
 def _needs_two(network: nn.Sequential, spec: DatasetSpec) -> bool:

@@ -12,7 +12,10 @@
 A layer is a module of ``torch.nn`` without children; its inner functions are not recorded. Python
 itself runs as always, so keyword arguments, dictionaries and loops cost nothing. Whoever reads a
 number of the data in Python (``if x.sum() > 0``) makes its module opaque: it becomes a layer, and
-the recording begins again. Of contexts those are noted in which no gradient passes
+the recording begins again. So does whoever does what a list of functions cannot repeat: keep
+something in Python from call to call (:mod:`ddlbench.networks.recorded_state`), draw numbers from
+Python's or numpy's generator, hook gradients, compute activations again in the backward pass, or
+have a ``train`` of its own. Of contexts those are noted in which no gradient passes
 (``torch.no_grad``) and in which autocast is off.
 """
 
@@ -25,10 +28,15 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
+
+from ddlbench.networks.inspection import has_hooks
+from ddlbench.networks.recorded_state import generators_of_host, state_of
 
 _READS = frozenset(
     {
@@ -37,12 +45,25 @@ _READS = frozenset(
     }
 )  # fmt: skip
 _SHAPES = frozenset({"size", "dim", "numel", "stride", "__len__", "element_size", "ndimension"})
+_SIZES = frozenset({"size", "numel", "__len__"})
 _TENSORS = frozenset({"__iter__", "__contains__"})  # reads that the device "meta" can do
 _DRAWS = frozenset(
     {
         "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
-        "bernoulli", "multinomial", "normal",
+        "bernoulli", "multinomial", "normal", "poisson", "binomial", "rrelu", "rrelu_",
+        "dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
+        "feature_dropout", "feature_alpha_dropout", "gumbel_softmax",
+        "bernoulli_", "uniform_", "normal_", "random_", "exponential_", "log_normal_", "cauchy_",
+        "geometric_",
     }
+)  # fmt: skip
+_HOOKS = frozenset(
+    {"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward"}
+)
+_GRAPH = vars(torch._C.TensorBase)["grad_fn"].__get__  # who reads it can hook it
+_LITERALS = (
+    bool, int, float, complex, str, type(None), type(...), slice, range, torch.Size, torch.dtype,
+    torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
 
 
@@ -98,11 +119,15 @@ class Entry:
 
 @dataclass
 class Recording:
-    """Everything that a run called, in order; the last entry is what it returned."""
+    """Everything that a run called, in order; the last entry is what it returned.
+
+    ``reads_sizes``: Python was told the size of a tensor, so that it may decide by it.
+    """
 
     entries: list[Entry]
     returned: int
     opaque: dict[str, str]
+    reads_sizes: bool
 
 
 def record(
@@ -150,14 +175,53 @@ class _Recorder(TorchFunctionMode):
         self._stack: list[str] = []
         self._within_layer = 0
         self._autocasts: list[bool] = []  # whether each context that the module entered is on
+        self._kernels = _kernels()
+        self._reads_sizes = False
+        self._generators: tuple[object, ...] = ()  # of the host, when a layer last used them
 
     def run(self, inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Recording:
+        if _has_any_global_hook():
+            raise CannotRecord("hooks are set for all modules")
         self._note(inputs, Entry("input", "inputs", of_data=True))
+        self._generators = generators_of_host()
+        before = self._states()
+        trained = [weight.requires_grad for weight in self._module.parameters()]
         with self._calls_seen(), self._autograd_functions_seen(), self:
             returned = call(inputs)
+        if trained != [weight.requires_grad for weight in self._module.parameters()]:
+            raise CannotRecord("its forward pass says which weights are trained")
+        self._check_kept(before)
         if not isinstance(returned, Tensor) or id(returned) not in self._of:
             raise CannotRecord("what it returns does not come from its layers")
-        return Recording(self.entries, self._of[id(returned)], self._opaque)
+        return Recording(self.entries, self._of[id(returned)], self._opaque, self._reads_sizes)
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """Of all modules whose inside may be recorded."""
+        return {
+            name: state_of(child)
+            for name, child in self._module.named_modules()
+            if not _is_layer(child)
+        }
+
+    def _check_kept(self, before: Mapping[str, dict[str, Any]]) -> None:
+        """Check that whatever keeps something, or sets modes, is a layer or within one.
+
+        Those that are not called may be used all the same (``self.part.forward(x)``).
+
+        Raises:
+            CannotRecord: no block would have it.
+        """
+        layers = {entry.target for entry in self.entries if entry.kind == "layer"}
+        now = self._states()
+        for name, child in self._module.named_modules():
+            parts = name.split(".")
+            owners = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+            if layers & owners:
+                continue
+            if _sets_modes(child):
+                raise CannotRecord(f"{name or 'it'} has a train() or eval() of its own")
+            if name in now and now[name] != before.get(name):
+                raise CannotRecord(f"{name or 'it'} keeps something from call to call")
 
     # Modules -------------------------------------------------------------------------------------
 
@@ -171,22 +235,51 @@ class _Recorder(TorchFunctionMode):
                 return original(module, *arguments, **named)
             if path and (path in self._opaque or _is_layer(module)):
                 return self._layer(path, original, module, arguments, named)
-            before = _plain(module)
+            if why := _what_blocks_lose(module):
+                raise _Blamed(path, f"{path or 'it'} {why}")
+            before = state_of(module)
+            self._blame_draws()
             self._stack.append(path)
             try:
                 returned = original(module, *arguments, **named)
+                self._blame_draws()
             finally:
                 self._stack.pop()
-            if _plain(module) != before:
-                raise _Blamed(path, f"{path or 'it'} keeps what it counts in attributes")
+            if state_of(module) != before:
+                raise _Blamed(path, f"{path or 'it'} keeps something from call to call")
             return returned
 
         nn.Module.__call__ = called  # type: ignore[method-assign]
         try:
-            with self._autocasts_seen():
+            with self._autocasts_seen(), self._hooks_of_memory_seen():
                 yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    def _blame_draws(self) -> None:
+        """Blame the module that runs if Python's or numpy's generator has moved."""
+        if generators_of_host() != self._generators:
+            raise self._blamed("draws random numbers in Python")
+
+    def _blamed(self, why: str) -> _Blamed:
+        where = self._stack[-1] if self._stack else ""
+        return _Blamed(where, f"{where or 'it'} {why}")
+
+    @contextmanager
+    def _hooks_of_memory_seen(self) -> Iterator[None]:
+        """Blame whoever has activations kept in another way (checkpoints, memory of the host)."""
+        enter = torch.autograd.graph.saved_tensors_hooks.__enter__
+
+        def entered(context: torch.autograd.graph.saved_tensors_hooks) -> None:
+            if not self._within_layer:
+                raise self._blamed("keeps or recomputes activations in a way of its own")
+            enter(context)
+
+        torch.autograd.graph.saved_tensors_hooks.__enter__ = entered  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autograd.graph.saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
 
     @contextmanager
     def _autocasts_seen(self) -> Iterator[None]:
@@ -238,6 +331,9 @@ class _Recorder(TorchFunctionMode):
         arguments: tuple[Any, ...],
         named: dict[str, Any],
     ) -> Any:
+        self._blame_draws()
+        if module.training != self._module.training and not _has_own_modes(module):
+            raise self._blamed("changes between training and evaluation in its forward pass")
         entry = self._entry("layer", path, arguments, named)
         entry.of_data = True  # its dropout or statistics may be
         self._note_contexts(entry, [*module.parameters(), *_tensors_in(arguments, named)])
@@ -246,6 +342,7 @@ class _Recorder(TorchFunctionMode):
             returned = call(module, *arguments, **named)
         finally:
             self._within_layer -= 1
+        self._generators = generators_of_host()  # a layer of a block draws as it does here
         self._note_returned(returned, entry)
         return returned
 
@@ -262,10 +359,11 @@ class _Recorder(TorchFunctionMode):
         if self._within_layer:
             return func(*args, **named)
         name = _name_of(func)
+        if name in _HOOKS or func == _GRAPH:
+            raise self._blamed("hooks or computes gradients in its forward pass")
         tensors = _tensors_in(args, named)
         if name in _READS and name not in _SHAPES and any(map(self._is_data, tensors)):
-            where = self._stack[-1] if self._stack else ""
-            raise _Blamed(where, f"{where or 'it'} reads a value of its data (Tensor.{name})")
+            raise self._blamed(f"reads a value of its data (Tensor.{name})")
         if name in _READS - _SHAPES - _TENSORS and any(tensor.is_meta for tensor in tensors):
             args, named = tree_map(self._number_on_cpu, (args, dict(named)))
             return func(*args, **named)
@@ -274,6 +372,7 @@ class _Recorder(TorchFunctionMode):
         made = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
         writes = any(t._version != v for t, v in zip(tensors, versions, strict=True))
         if not made and not writes:
+            self._reads_sizes |= name in _SIZES or isinstance(returned, torch.Size)
             return returned  # a shape, a type, a device
         entry = self._entry("function", func, args, named)
         entry.writes = writes
@@ -290,11 +389,13 @@ class _Recorder(TorchFunctionMode):
         """Note in which contexts an entry runs, as far as they change what it does.
 
         Raises:
-            _Blamed: the module turns autocast on, which a cell does by its precision.
+            _Blamed: the module turns autocast on, which a cell does by its precision, or chooses
+                other kernels.
         """
+        if _kernels() != self._kernels:
+            raise self._blamed("chooses kernels of torch in its forward pass")
         if any(self._autocasts[-1:]):
-            where = self._stack[-1] if self._stack else ""
-            raise _Blamed(where, f"{where or 'it'} turns autocast on")
+            raise self._blamed("turns autocast on")
         entry.full_precision = bool(self._autocasts)
         entry.stops_gradients = not torch.is_grad_enabled() and any(
             tensor.requires_grad for tensor in read
@@ -345,7 +446,12 @@ class _Recorder(TorchFunctionMode):
 
         def reference(value: Any) -> Any:
             nonlocal of_data
+            if isinstance(value, np.generic):
+                return value.item()
             if not isinstance(value, Tensor):
+                if not isinstance(value, _LITERALS):
+                    kind = type(value).__name__
+                    raise self._blamed(f"gives a {kind} to a layer or function")
                 return value
             number = self._number_of(value)
             of_data |= self.entries[number].of_data
@@ -359,11 +465,7 @@ class _Recorder(TorchFunctionMode):
         if id(tensor) not in self._of:
             name = self._named.get(id(tensor))
             if name is None:
-                raise _Blamed(
-                    self._stack[-1] if self._stack else "",
-                    f"{(self._stack or ['it'])[-1] or 'it'} uses a tensor that no function of "
-                    "torch made",
-                )
+                raise self._blamed("uses a tensor that no function of torch made")
             self._note(tensor, Entry("attribute", name))
         written = self._written.pop(id(tensor), None)
         if written is not None:
@@ -373,7 +475,7 @@ class _Recorder(TorchFunctionMode):
         return self._of[id(tensor)]
 
     def _note(self, tensor: Tensor, entry: Entry) -> None:
-        entry.shape = tuple(tensor.shape)
+        entry.shape = _shape_of(tensor)
         self.entries.append(entry)
         self._of[id(tensor)] = len(self.entries) - 1
         self._alive[id(tensor)] = tensor
@@ -383,7 +485,7 @@ class _Recorder(TorchFunctionMode):
         self.entries.append(entry)
         whole = len(self.entries) - 1
         if isinstance(returned, Tensor):
-            entry.shape = tuple(returned.shape)
+            entry.shape = _shape_of(returned)
             self._of[id(returned)] = whole
             self._alive[id(returned)] = returned
             return
@@ -416,13 +518,41 @@ def _is_layer(module: nn.Module) -> bool:
     return of_torch and not any(True for _ in module.children())
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """Plain attributes whose change a recording would not repeat."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, bool | int | float | str | None)
-    }
+def _shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Read by the recorder, and so not recorded as if the module had read it."""
+    with torch._C.DisableTorchFunction():
+        return tuple(tensor.shape)
+
+
+def _kernels() -> tuple[bool, ...]:
+    """Torch's settings that contexts change (``sdpa_kernel``, ``cudnn.flags``)."""
+    attention = torch.backends.cuda
+    return (
+        attention.flash_sdp_enabled(),
+        attention.mem_efficient_sdp_enabled(),
+        attention.math_sdp_enabled(),
+        attention.cudnn_sdp_enabled(),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _what_blocks_lose(module: nn.Module) -> str:
+    """What a module does beside its forward pass, as a verb; empty if blocks lose nothing."""
+    if has_hooks(module):
+        return "has hooks"
+    return "has a train() or eval() of its own" if _sets_modes(module) else ""
+
+
+def _sets_modes(module: nn.Module) -> bool:
+    kind = type(module)
+    methods_of_torch = kind.train is nn.Module.train and kind.eval is nn.Module.eval
+    return not methods_of_torch or bool({"train", "eval"} & vars(module).keys())
+
+
+def _has_own_modes(layer: nn.Module) -> bool:
+    return any(_sets_modes(module) for module in layer.modules())
 
 
 def _name_of(func: Any) -> str:

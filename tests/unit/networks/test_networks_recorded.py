@@ -182,6 +182,18 @@ class HasItsOwnBackward(Base):
         return self.norm(Rounded.apply(self.b(x) * 10))
 
 
+class Powers(Base):
+    def middle(self, x):
+        x = torch.sigmoid(self.b(x)) ** 2
+        x **= 3
+        return self.norm(2**x + x * self.norm.weight[:, None, None] ** 2)
+
+
+class ScalesByNumpy(Base):
+    def middle(self, x):
+        return self.norm(self.b(x) * np.sqrt(2) + np.float32(0.5))
+
+
 class FullPrecision(Base):
     def middle(self, x):
         with torch.autocast("cpu", enabled=False):
@@ -209,6 +221,8 @@ class FullPrecision(Base):
         (Two, ["a", "b", "c", "fc"]),
         (WithoutGradients, ["a", "b", "norm", "c", "fc"]),
         (StopsAFunction, ["a", "b", "c", "fc"]),
+        (Powers, ["a", "b", "norm", "c", "fc"]),
+        (ScalesByNumpy, ["a", "b", "norm", "c", "fc"]),
         (FullPrecision, ["a", "b", "norm", "c", "fc"]),
         (HasItsOwnBackward, ["a", "b", "norm", "c", "fc"]),
     ],
@@ -248,6 +262,25 @@ def test_what_a_module_computes_in_full_precision_stays_so() -> None:
     images = torch.randn(3, 3, 32, 32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(module(images), blocks(images))
+
+
+class Reader(nn.Module):
+    """Of tokens, with a sparse gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, 8, sparse=True)
+        self.bag = nn.EmbeddingBag(256, 8, mode="sum", sparse=True)
+        self.fc = nn.Linear(8, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        bags = self.bag(tokens.reshape(-1, 1)).reshape(*tokens.shape, 8)
+        return self.fc(self.embed(tokens) + bags)
+
+
+def test_a_module_with_sparse_gradients_is_compared() -> None:
+    blocks = cut_by_recording(whole(Reader(), "it is one block")[0], DATASETS["tokens"])
+    assert list(blocks._modules) == ["embed", "fc"]
 
 
 class AutocastsItself(Base):
@@ -322,9 +355,9 @@ class TwoPaths(nn.Module):
         (ReadsItem, r"it reads a value of its data \(Tensor.item\)"),
         (ReadsTheBatch, "calls other functions for 3 samples than for 2"),
         (DropsLayers, "reads a value of its data"),
-        (Counts, "it keeps what it counts in attributes"),
+        (Counts, "it keeps something from call to call"),
         (WritesItsBuffer, "sum is changed by the forward pass"),
-        (NewBuffer, "its blocks and the network differ"),
+        (NewBuffer, "it keeps something from call to call"),
         (FromNumpy, "uses a tensor that no function of torch made"),
         (AutocastsItself, "it turns autocast on"),
         (TwoPaths, "several of its tensors are alive wherever it could be cut"),

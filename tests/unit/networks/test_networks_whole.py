@@ -14,7 +14,7 @@ from ddlbench.common.errors import ConfigError
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.registry import SHIPPED_STRATEGIES, load
-from ddlbench.networks.factory import build, skeleton, try_network
+from ddlbench.networks.factory import build, checked, skeleton, try_network
 from ddlbench.networks.foreign import tensor_of, whole, why_uncut
 from ddlbench.planning.labels import network_label
 from ddlbench.planning.network_tables import NetworkTraits
@@ -42,6 +42,36 @@ class ByKeyword(nn.Module):
     def forward(self, input_ids: Any = None, labels: Any = None) -> torch.Tensor:
         assert labels is None
         return input_ids + 1
+
+
+class WantsTwo(nn.Module):
+    def forward(self, images: Any, labels: Any, *rest: Any, scale: float = 1.0) -> Any:
+        return images + labels
+
+
+class WantsAKeyword(nn.Module):
+    def forward(self, images: Any, *, mask: Any) -> Any:
+        return images * mask
+
+
+@pytest.mark.parametrize(
+    ("network", "sentence"),
+    [
+        (WantsTwo(), r"forward of WantsTwo wants 2 inputs \(images, labels\), and only one"),
+        (nn.Sequential(nn.ReLU(), WantsAKeyword()), r"WantsAKeyword wants 2 inputs \(images, mask"),
+        (nn.Bilinear(2, 2, 2), r"Bilinear wants 2 inputs \(input1, input2\)"),
+    ],
+)
+def test_more_inputs_than_a_dataset_gives_are_refused(network, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        checked("mynets:net", network)
+
+
+def test_inputs_that_a_hook_or_a_default_gives_are_not_missing() -> None:
+    network = nn.Bilinear(2, 2, 2)
+    network.register_forward_pre_hook(lambda _, inputs: (inputs[0], inputs[0]))
+    assert why_uncut(checked("mynets:net", network))
+    assert why_uncut(checked("mynets:net", ByKeyword()))
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.networks import build
 from ddlbench.strategies.executor import Unsupported
-from ddlbench.strategies.pipelining.stage import check_split_backward
+from ddlbench.strategies.pipelining.stage import check_split_backward, store_expanded_gradients
 
 CELL = Cell("mnist", "net", "pipe-zb", 8)
 STAGES = (range(3), range(3, 5), range(5, 7))
@@ -54,3 +55,33 @@ def test_what_differs_is_refused(name, sentence):
     assert sentence in str(caught.value)
     assert "take pipe-1f1b" in str(caught.value)
     assert caught.value.args[0].code == "split_backward_differs"
+
+
+class Scale(nn.Module):
+    """Its weight's gradient is one number expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(2, 4))
+
+    def forward(self, x):
+        return x * self.weight.sum()
+
+
+def test_expanded_gradients_of_micro_batches_add_up():
+    stage = nn.Sequential(nn.Linear(3, 3), Scale())
+    micro_batches = [torch.rand(2, 3), torch.rand(2, 3)]
+    for inputs in micro_batches:
+        received = inputs.clone().requires_grad_()
+        outputs = stage(received)
+        weights = list(stage.parameters())
+        _, groups = stage_backward_input([outputs], [outputs.detach()], [received], iter(weights))
+        stage_backward_weight(iter(weights), groups)
+        store_expanded_gradients(stage)
+    split = [weight.grad for weight in stage.parameters()]
+    stage.zero_grad()
+    for inputs in micro_batches:
+        outputs = stage(inputs)
+        outputs.backward(outputs.detach())
+    for gradient, weight in zip(split, stage.parameters(), strict=True):
+        assert torch.allclose(gradient, weight.grad)

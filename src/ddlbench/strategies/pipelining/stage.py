@@ -119,7 +119,9 @@ class WatchedStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **named: Any) -> Any:
         with self._passing("backward_weight", bwd_chunk_id):
-            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **named)
+            returned = super().backward_weight_one_chunk(bwd_chunk_id, *args, **named)
+            store_expanded_gradients(self.submod)
+            return returned
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """Torch's first messages to the neighbours, but for those to a stage of this process.
@@ -135,6 +137,23 @@ class WatchedStage(PipelineStage):
         self.passes.append(Action(kind, self.stage_index, micro_batch))
         with self.spans.span(f"{kind} {micro_batch}.{self.stage_index}"):
             yield
+
+
+def store_expanded_gradients(module: nn.Module) -> None:
+    """Give each number of a gradient a memory of its own, as a whole backward pass does.
+
+    The gradient of ``weight.sum()`` is one number expanded; torch adds that of the next micro-batch
+    in place, which needs all of them.
+    """
+    for weight in module.parameters():
+        gradient = weight.grad
+        if gradient is None or gradient.layout != torch.strided:
+            continue
+        if any(
+            size > 1 and stride == 0
+            for size, stride in zip(gradient.shape, gradient.stride(), strict=True)
+        ):
+            weight.grad = gradient.clone(memory_format=torch.contiguous_format)
 
 
 def make_stage(

@@ -1,0 +1,124 @@
+"""What a module keeps in Python between calls, which blocks of a recording would not.
+
+::
+
+    vars(module)          self.n, self.state["n"], self.rng, self.last = y
+    its class             Counter.calls
+    names of forward      a global list, or a variable of the function that made the class
+
+A copy of it before a call is compared with one after. Containers and plain objects are looked into,
+as far as some depth; a tensor counts as another if it was written. Its own children, weights and
+generators of torch are not looked for here: whoever records sees their calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_DEPTH = 4  # self.tracker.history["loss"][0]
+_MOST_ITEMS = 1000  # of a container; of a longer one only the ends
+_COMPARED_BYTES = 2**20  # bytes of an array; of a larger one only the shape
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, property)
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """All that a call of the module itself may change, to be compared."""
+    values = {**vars(module), **dict(_of_class(type(module))), **dict(_of_forward(module))}
+    return {name: _state(value, _DEPTH) for name, value in values.items()}
+
+
+def generators_of_host() -> tuple[object, ...]:
+    """States of Python's and numpy's generators, to be compared."""
+    kind, keys, place, *_ = np.random.get_state()
+    return random.getstate(), kind, np.asarray(keys).tobytes(), place
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    for owner in kind.__mro__:
+        if owner.__module__.partition(".")[0] in ("torch", "builtins"):
+            continue
+        for name, value in vars(owner).items():
+            if not name.startswith("__"):
+                yield f"{owner.__qualname__}.{name}", value
+
+
+def _of_forward(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Values of the global and enclosing names that a module's forward uses."""
+    function = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
+    if not isinstance(function, FunctionType):
+        return
+    if function.__module__.partition(".")[0] == "torch":
+        return
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield f"global {name}", function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell
+            yield f"outer {name}", cell.cell_contents
+
+
+def _state(value: Any, depth: int) -> Any:
+    """Something that equals the state of the same value later only if nothing changed."""
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if isinstance(value, (nn.Module, *_CODE)):
+        return id(value)
+    generator = _generator(value)
+    if generator is not None:
+        return generator
+    if isinstance(value, Iterator):
+        return object()  # who keeps one takes its next value: never the same
+    return (type(value).__qualname__, _contents(value, depth - 1)) if depth else id(value)
+
+
+def _generator(value: Any) -> Any:
+    """The state of what draws random numbers; None of anything else."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.RandomState):
+        return str(value.get_state(legacy=False))
+    if isinstance(value, np.random.Generator):
+        return str(value.bit_generator.state)
+    return None
+
+
+def _contents(value: Any, depth: int) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.shape, value.tobytes() if value.nbytes < _COMPARED_BYTES else ()
+    if isinstance(value, Mapping):
+        items = _ends(list(value.items()))
+        return len(value), [(_state(key, depth), _state(item, depth)) for key, item in items]
+    if isinstance(value, list | tuple | deque):
+        return len(value), [_state(item, depth) for item in _ends(list(value))]
+    if isinstance(value, set | frozenset):
+        return len(value), hash(frozenset(value))
+    slots = [name for kind in type(value).__mro__ for name in _slots_of(kind)]
+    attributes = {name: getattr(value, name, None) for name in slots}
+    attributes |= getattr(value, "__dict__", {})
+    return {name: _state(attribute, depth) for name, attribute in attributes.items()}
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if not name.startswith("__"))
+
+
+def _ends(items: list[Any]) -> list[Any]:
+    half = _MOST_ITEMS // 2
+    return items if len(items) <= _MOST_ITEMS else [*items[:half], *items[-half:]]
