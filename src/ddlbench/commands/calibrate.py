@@ -313,19 +313,26 @@ def _constant_lines(fitted: _Calibrated) -> list[str]:
     """Every fitted constant with its interval."""
     parts = [f"{fit.rows:,} rows fit {len(fit.constants)} constants" for fit in fitted.fits]
     rows, meanings, loose = [], [], []
+    unknown = [name for fit in fitted.fits for name in fit.unknown]
     for fit in fitted.fits:
         for name, value in fit.constants.items():
             (low, high), constant = fit.intervals[name], fitted.model.constants[name]
             ends = f"{low:.2g} to {high:.2g}"
+            ends = "unknown" if name in fit.unknown else ends
             rows.append((name, f"{value:.3g}", ends, f"{constant.prior:.3g}", constant.unit))
             meanings.append((name, constant.meaning))
-            if fit.relative_errors[name] > _LOOSE:
+            if fit.relative_errors[name] > _LOOSE and name not in unknown:
                 loose.append(name)
     lines = paragraph(f"{fitted.model.description}; {', '.join(parts)}")
     lines += table("constant | > fitted | > 90 % | > prior | unit /1", rows)
     if loose:
         lines += paragraph(
             f"Hardly known from these rows, over {_LOOSE:.0%} uncertain: {', '.join(loose)}.",
+            hanging="  ",
+        )
+    if unknown:
+        lines += paragraph(
+            f"Unknown, as no row depends on it, and left as before the fit: {', '.join(unknown)}.",
             hanging="  ",
         )
     return lines + (named_lines(meanings) if len(meanings) <= _FEW_MEANINGS else [])
