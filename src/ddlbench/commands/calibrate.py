@@ -54,6 +54,7 @@ _OF_RUNS = {
     name: f"--{name.replace('_', '-')}"
     for name in ("software", "hardware", "fabric", "platform", "campaign", "hold_out", "output")
 }
+_OF_CNNS = {name: _OF_RUNS[name] for name in ("campaign", "hold_out")}
 
 
 @click.command(
@@ -117,6 +118,15 @@ def calibrate(
     ]
     if wrong:
         raise ConfigError(f"calibrate: {', '.join(wrong)}: only for {what}; leave it out")
+    of_cnns = [
+        option
+        for name, option in _OF_CNNS.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if of_cnns and any(kind_of(path).name != CNN for path in runs):
+        raise ConfigError(
+            f"calibrate: {', '.join(of_cnns)}: only for a table of iterations of CNNs; leave it out"
+        )
     if geometry:
         _propose(geometry, as_json=as_json)
     if runs:

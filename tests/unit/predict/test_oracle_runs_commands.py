@@ -80,6 +80,12 @@ def test_what_no_row_depends_on_is_called_unknown(tmp_path):
     assert "Unknown, as no row depends on it" in run("calibrate", path)
 
 
+@pytest.mark.parametrize("option", [("--campaign", "main"), ("--hold-out", "network")])
+def test_options_of_cnns_are_refused_for_decoders(runs, option):
+    with pytest.raises(ConfigError, match=f"{option[0]}: only for a table of iterations of CNNs"):
+        run("calibrate", runs, *option)
+
+
 def test_rows_of_another_device_are_refused(tmp_path):
     path = tmp_path / "runs.csv"
     playbook().head(6).to_csv(path, index=False)

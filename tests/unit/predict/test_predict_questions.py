@@ -307,3 +307,21 @@ def test_a_network_that_does_not_exist_is_refused_before_its_profile_is_asked_fo
         questions_with(network="mynets:cnn")
     assert questions_with(network="vgg16").single.network == "vgg16"  # built in, without a profile
     assert tried == ["mynets:cnn"]
+
+
+def test_a_label_is_answered_with_the_name():
+    words = ["predict", "--strategy", "zero bubble", "--network", "vgg11", "--dataset", "mnist"]
+    words += ["--geometry", "1x2", "--batch-size", "16"]
+    with pytest.raises(ConfigError, match="label of strategy pipe-zb; write pipe-zb"):
+        CliRunner().invoke(commands, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentence"),
+    [("100", "of 100 bytes."), ("500000000000000", "of 500,000 GB predicted")],
+)
+def test_odd_memories_are_shown_in_a_unit_that_suits(memory, sentence):
+    words = ["recommend", "largest-batch", "--strategy", "ddp", "--network", "vgg11", "--dataset"]
+    words += ["mnist", "--geometry", "1x2", "--dry-run", "--device-memory-bytes", memory]
+    ended = CliRunner().invoke(commands, words, catch_exceptions=False)
+    assert sentence in " ".join(ended.output.split())
