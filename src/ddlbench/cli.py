@@ -155,8 +155,21 @@ class _LazyCommands(click.Group):
         if not args[0].startswith("-") and args[0] not in names:
             from ddlbench.experiment.registry import unknown  # noqa: PLC0415 - of a mistake only
 
+            below = [name for name in self._every_name_below(ctx) if name.split()[1] == args[0]]
+            if below:
+                right = " or ".join(map(repr, below))
+                raise ConfigError(f"unknown command {args[0]!r}; did you mean {right}?")
             raise ConfigError(unknown(GROUP, args[0], [*names, *_names_below()]))
         return super().resolve_command(ctx, args)
+
+    def _every_name_below(self, ctx: click.Context) -> list[str]:
+        """Commands below all built-in ones, whose modules it imports: for a mistake only."""
+        return [
+            f"{name} {below}"
+            for name in sorted(_BUILT_IN)
+            if isinstance(group := self.get_command(ctx, name), click.Group)
+            for below in group.list_commands(ctx)
+        ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands; no command is imported for it."""

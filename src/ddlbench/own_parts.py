@@ -281,6 +281,16 @@ def _why_not(cell: Cell, traits: NetworkTraits, site: Site) -> str | None:
         return None
 
 
+def try_network(network: str, dataset: str, site: Site) -> None:
+    """Try a user's or a library's network, where this machine can tell.
+
+    Raises:
+        ConfigError: it does not exist or cannot be built; the sentence says why.
+    """
+    if network not in NETWORKS.built_in:
+        _try_networks([(network, dataset)], site, {})
+
+
 def _try_networks(
     pairs: list[_Pair], site: Site, remarks: dict[str, None]
 ) -> dict[_Pair, dict[str, Any]]:

@@ -54,6 +54,7 @@ _OF_RUNS = {
     name: f"--{name.replace('_', '-')}"
     for name in ("software", "hardware", "fabric", "platform", "campaign", "hold_out", "output")
 }
+_OF_CNNS = {name: _OF_RUNS[name] for name in ("campaign", "hold_out")}
 
 
 @click.command(
@@ -117,6 +118,15 @@ def calibrate(
     ]
     if wrong:
         raise ConfigError(f"calibrate: {', '.join(wrong)}: only for {what}; leave it out")
+    of_cnns = [
+        option
+        for name, option in _OF_CNNS.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if of_cnns and any(kind_of(path).name != CNN for path in runs):
+        raise ConfigError(
+            f"calibrate: {', '.join(of_cnns)}: only for a table of iterations of CNNs; leave it out"
+        )
     if geometry:
         _propose(geometry, as_json=as_json)
     if runs:
@@ -313,19 +323,26 @@ def _constant_lines(fitted: _Calibrated) -> list[str]:
     """Every fitted constant with its interval."""
     parts = [f"{fit.rows:,} rows fit {len(fit.constants)} constants" for fit in fitted.fits]
     rows, meanings, loose = [], [], []
+    unknown = [name for fit in fitted.fits for name in fit.unknown]
     for fit in fitted.fits:
         for name, value in fit.constants.items():
             (low, high), constant = fit.intervals[name], fitted.model.constants[name]
             ends = f"{low:.2g} to {high:.2g}"
+            ends = "unknown" if name in fit.unknown else ends
             rows.append((name, f"{value:.3g}", ends, f"{constant.prior:.3g}", constant.unit))
             meanings.append((name, constant.meaning))
-            if fit.relative_errors[name] > _LOOSE:
+            if fit.relative_errors[name] > _LOOSE and name not in unknown:
                 loose.append(name)
     lines = paragraph(f"{fitted.model.description}; {', '.join(parts)}")
     lines += table("constant | > fitted | > 90 % | > prior | unit /1", rows)
     if loose:
         lines += paragraph(
             f"Hardly known from these rows, over {_LOOSE:.0%} uncertain: {', '.join(loose)}.",
+            hanging="  ",
+        )
+    if unknown:
+        lines += paragraph(
+            f"Unknown, as no row depends on it, and left as before the fit: {', '.join(unknown)}.",
             hanging="  ",
         )
     return lines + (named_lines(meanings) if len(meanings) <= _FEW_MEANINGS else [])

@@ -176,7 +176,11 @@ def limits_command(question: cnn.Question, strategy: tuple[str, ...]) -> tuple[A
 @MAX_DEVICES
 @of_network(GROUP_SAMPLES)
 def target_command(question: cnn.Question, epoch_s: float) -> tuple[Any, list[str]]:
-    """Say with how many devices each strategy ends an epoch of NETWORK in time."""
+    """Say with how many devices each strategy ends an epoch of NETWORK in time.
+
+    The answer is the smallest number; every number is tried, of hybrids every number of whole
+    nodes.
+    """
     answers = cnn.fewest(question, epoch_s)
     values = {
         name: {"why": answer} if isinstance(answer, str) else display.answer(answer)

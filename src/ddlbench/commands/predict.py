@@ -186,7 +186,9 @@ def largest_batch(
     largest = batches.largest_batch(
         memory, None if dry_run else measure, lambda each: result_of(each, site.name), trials
     )
-    lines = [part for line in batches.batch_advice(largest, memory) for part in paragraph(line)]
+    sentences = batches.batch_advice(largest, memory)
+    sentences += [candidate.beyond_sentence] if candidate.beyond else []
+    lines = [part for sentence in sentences for part in paragraph(sentence)]
     show(asdict(largest), lines, as_json=as_json)
 
 
@@ -344,7 +346,7 @@ def _speedup_line(candidate: Candidate, alone: Candidate, first: Prediction) -> 
         repeats = counted(len(steps_s), "repeat")
         sentences.append(f"Measured here: {duration_text(median(steps_s))} ({repeats}).")
     if candidate.beyond:
-        sentences.append(f"Predicted beyond what can be measured: {candidate.beyond}.")
+        sentences.append(candidate.beyond_sentence)
     return paragraph(" ".join(sentences))
 
 

@@ -30,10 +30,14 @@ from ddlbench.experiment.paths import (
     check_results,
     enter_project,
     links_file,
+    profile_file,
     project_root,
     result_file,
 )
+from ddlbench.experiment.profile import ProfileKey
+from ddlbench.experiment.registry import BASE, NETWORKS
 from ddlbench.experiment.site import load_site
+from ddlbench.own_parts import try_network
 from ddlbench.planning.expected_time import finished_of, put_aside_invalid
 from ddlbench.planning.labels import dataset_label, network_label
 from ddlbench.predict.advice import range_text
@@ -109,7 +113,20 @@ def questions_of(values: dict[str, Any], batch_size: int | None = None) -> Quest
     for question in questions:
         question.check_names()
         _check_fabric(question, site)
+    _check_network(questions[0], site)
     return Questions(tuple(questions), site, configfile)
+
+
+def _check_network(question: Question, site: Site) -> None:
+    """Refuse a library's or a user's network that does not exist, as no profile can be made of it.
+
+    What has a profile was there when it was made, so that its package need not be on this machine.
+    """
+    network, dataset = question.network, question.dataset
+    if network not in NETWORKS.built_in:
+        key = ProfileKey.of(question.cell(BASE))
+        if not profile_file(site.name, key.id).is_file():
+            try_network(network, dataset, site)
 
 
 def check_given(values: dict[str, Any], names: Sequence[str]) -> None:

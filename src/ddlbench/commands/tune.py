@@ -97,10 +97,11 @@ def tune(
     values = varied(strategy, _varied(varied_texts), question.written_options(strategy))
     candidates = configurations(question, strategy, values, here)
     beyond = next(
-        (candidate.candidate.beyond for candidate in candidates if candidate.candidate.beyond), ""
+        (configuration.candidate for configuration in candidates if configuration.candidate.beyond),
+        None,
     )
     if beyond and not dry_run:
-        raise ConfigError(f"{beyond}; --dry-run predicts it")
+        raise ConfigError(f"{beyond.beyond}; --dry-run predicts it")
 
     def history() -> History:
         return questions.knowledge().history
@@ -130,6 +131,7 @@ def tune(
         cost = None
     lines = tuning_lines(question, site, strategy, tuning, every_row=every_row)
     lines += cost_lines(tuning, cost, trials)
+    lines += paragraph(beyond.beyond_sentence) if beyond else []
     show(tuning.to_dict(site.name, case), lines, as_json=as_json)
 
 

@@ -37,6 +37,7 @@ from ddlbench.experiment.status import Reason
 from ddlbench.planning.memory import why_cell_too_large
 from ddlbench.planning.strategy import (
     Strategy,
+    check_label,
     cut_by_profile,
     known_strategy,
     normalise,
@@ -362,6 +363,8 @@ def _memory_check(site: Site) -> Callable[[Cell], str | None]:
 def check_name(group: str, name: str, where: str) -> None:
     """Raises ConfigError unless ``name`` is registered, or names an attribute of a module."""
     if name not in known(group) and ":" not in name:
+        if group == "ddlbench.strategies":
+            check_label(name)
         raise ConfigError(f"{where}: {unknown(group, name, known(group))}")
 
 

@@ -16,7 +16,7 @@ from ddlbench.common.errors import ConfigError, shown
 from ddlbench.common.schema import check
 from ddlbench.experiment.cell import Cell, OptionValue
 from ddlbench.experiment.dataset_spec import DATASETS
-from ddlbench.experiment.registry import BASE, STRATEGIES, check_class, load
+from ddlbench.experiment.registry import BASE, STRATEGIES, check_class, known, load
 from ddlbench.experiment.site import Accelerator, ComputeKind
 from ddlbench.experiment.status import Reason, code_of
 from ddlbench.planning.block_costs import BlockCost, blocks_of
@@ -310,7 +310,23 @@ def _built_in(name: str, _target: str) -> type[Strategy]:
     return _class_of(name)
 
 
+def check_label(name: str) -> None:
+    """Refuse a label, which tables show, in place of the strategy's name.
+
+    Raises:
+        ConfigError: with the name to write.
+    """
+    names = known("ddlbench.strategies")
+    if ":" in name or name in names:
+        return
+    for each in names:
+        label = known_strategy(each).label
+        if label.casefold() == name.strip().casefold():
+            raise ConfigError(f"{shown(name)} is the label of strategy {each}; write {each}")
+
+
 def _class_of(name: str) -> type[Strategy]:
+    check_label(name)
     loaded = load("ddlbench.strategies", name)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
         raise ConfigError(f"{shown(name)} is not a strategy: it must name a subclass of Strategy")

@@ -101,8 +101,7 @@ def advise(question: Question, ranking: Ranking, known: Knowledge) -> Advice:
         ]
     why_not = _why_not(ranking, recommended)
     sentences += _highest(ranking, why_not, [c.strategy for c in named])
-    if beyond := next((c.beyond for c in others if c.beyond), ""):
-        sentences.append(f"Predicted beyond what can be measured: {beyond}.")
+    sentences += [c.beyond_sentence for c in others if c.beyond][:1]
     return Advice(recommended, tuple(sentences), why_not).extended(notes)
 
 

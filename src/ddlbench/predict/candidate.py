@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.statistics import GB
+from ddlbench.common.screen import size_text
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.site import Site
 from ddlbench.experiment.status import Reason, code_of
@@ -185,8 +185,8 @@ def _with_prediction(
         assert room.capacity_bytes is not None
         reason = Reason(
             "too_large",
-            f"does not fit: {GB.text(room.needed_bytes, ',.1f')} needed, a device has "
-            f"{GB.text(room.capacity_bytes, ',.1f')}",
+            f"does not fit: {size_text(room.needed_bytes)} needed, a device has "
+            f"{size_text(room.capacity_bytes)}",
         )
     return replace(
         candidate,

@@ -183,6 +183,9 @@ class WithConstants(Described):
             raise ConfigError(file_fault(error, path) or error) from None
 
 
+_NO_SLOPE = 1e-9
+"""Change of a residual with a constant's logarithm that is none, but for rounding."""
+
 _Model = TypeVar("_Model", bound=WithConstants)
 
 TRUST = 1.645
@@ -200,18 +203,24 @@ class Fit:
         relative_errors: standard errors of their logarithms.
         intervals: of 90 %, cut off at what the hardware can do.
         rows: number of fitted steps.
+        unknown: constants on which no step depends; they stay at their priors, and their intervals
+            are those of the priors.
     """
 
     constants: Mapping[str, float]
     relative_errors: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
     rows: int
+    unknown: tuple[str, ...] = ()
 
-    def of(self, name: str) -> dict[str, float]:
+    def of(self, name: str) -> dict[str, float | bool]:
         """What is known of one constant, as JSON values."""
         low, high = self.intervals[name]
         error = self.relative_errors[name]
-        return {"value": self.constants[name], "relative_error": error, "low": low, "high": high}
+        values: dict[str, float | bool] = {
+            "value": self.constants[name], "relative_error": error, "low": low, "high": high,
+        }  # fmt: skip
+        return {**values, "unknown": True} if name in self.unknown else values
 
 
 def soft_l1(errors: Array, soft: float) -> Array:
@@ -287,15 +296,19 @@ def fit(
         errors = _independent_errors(solved.jac, solved.fun, count, soft)
     else:
         errors = _errors_of_groups(solved.jac[:count], solved.fun[:count], solved.jac, groups)
-    low, high = solved.x - TRUST * errors, np.minimum(solved.x + TRUST * errors, most)
+    # No step depends on them, so that their errors would be 0: what is known is the prior.
+    unknown = np.abs(solved.jac[:count]).max(axis=0) <= _NO_SLOPE
+    errors, logs = np.where(unknown, spreads, errors), np.where(unknown, priors, solved.x)
+    low, high = logs - TRUST * errors, np.minimum(logs + TRUST * errors, most)
     # The bound leaves room for the solver; what the hardware cannot do is not written.
-    constants = np.minimum(np.exp(solved.x), [constant.limit for constant in fitted])
+    constants = np.minimum(np.exp(logs), [constant.limit for constant in fitted])
     ends = zip(np.exp(low).tolist(), np.exp(high).tolist(), strict=True)
     return Fit(
         constants=dict(zip(names, constants.tolist(), strict=True)),
         relative_errors=dict(zip(names, errors.tolist(), strict=True)),
         intervals=dict(zip(names, ends, strict=True)),
         rows=count,
+        unknown=tuple(name for name, each in zip(names, unknown, strict=True) if each),
     )
 
 

@@ -28,7 +28,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddlbench.common.errors import ConfigError
-from ddlbench.common.statistics import GB, HOURS
+from ddlbench.common.screen import size_text
+from ddlbench.common.statistics import HOURS
 from ddlbench.experiment.cell import Cell
 from ddlbench.experiment.dataset_spec import DATASETS
 from ddlbench.experiment.result import Glance
@@ -176,9 +177,9 @@ def largest_batch(
 
 def batch_advice(largest: LargestBatch, memory: MemoryOfBatches) -> list[str]:
     """What was found, in sentences."""
-    capacity = GB.text(memory.capacity_bytes)
+    capacity = size_text(memory.capacity_bytes)
     if not largest.predicted:
-        needed = GB.text(memory.needed(largest.unit))
+        needed = size_text(memory.needed(largest.unit))
         return [f"No batch fits: {largest.unit} samples, the fewest, need {needed} of {capacity}."]
     tried = [
         f"{Cell.from_id(trial.cell_id).batch_size} samples: {trial.status}"
@@ -194,7 +195,7 @@ def batch_advice(largest: LargestBatch, memory: MemoryOfBatches) -> list[str]:
     how = "confirmed by a cell" if largest.confirmed else "predicted, not measured"
     return [
         f"Largest batch: {largest.batch_size} samples a step ({how}); "
-        f"{GB.text(largest.needed_bytes)} of {capacity} predicted, limited by {largest.limit}.",
+        f"{size_text(largest.needed_bytes)} of {capacity} predicted, limited by {largest.limit}.",
         *measured,
     ]
 

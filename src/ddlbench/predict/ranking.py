@@ -265,6 +265,11 @@ class Candidate:
         return self.cell.strategy
 
     @property
+    def beyond_sentence(self) -> str:
+        """The remark on ``beyond``."""
+        return f"Predicted beyond what can be measured: {self.beyond}."
+
+    @property
     def ranked(self) -> bool:
         """Whether it may be recommended: its step is known, and nothing speaks against it."""
         return self.belief is not None and not self.reason

@@ -79,6 +79,7 @@ def test_replicas_say_how_many_stages_there_are(tmp_path):
         (("--schedule", "gpipe", "--durations", "1,0"), "--durations 1,0: write numbers above 0"),
         (("--schedule", "gpipe", "--durations", "1,x"), "--durations 1,x: write numbers above 0"),
         (("--schedule", "gpipe", "--stages", 3, "--durations", "1,2"), "gpipe has 3 stages here"),
+        (("--schedule", "gpipe", "--mini-batches", 100_000), "400,000 forward passes of gpipe are"),
         (("--schedule", "1f1b", "--stage-all-reduce", "ddp"), "1f1b has no replicas of a stage"),
     ],
 )

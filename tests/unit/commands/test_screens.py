@@ -291,3 +291,13 @@ def test_a_shortened_name_keeps_its_strategy_and_geometry(room):
     brief = shortened(name, room)
     assert len(brief) <= room
     assert " pipe-1f1b 1x2 " in brief
+
+
+@pytest.mark.parametrize(
+    ("word", "right"),
+    [("tune", "recommend tune"), ("doctor", "site doctor"), ("partition", "oracle partition"),
+     ("export", "report export"), ("show", "links show")],
+)  # fmt: skip
+def test_the_last_word_of_a_command_is_answered_with_all_of_it(word, right):
+    with pytest.raises(ConfigError, match=f"did you mean .{right}.[?]"):
+        CliRunner().invoke(cli.commands, [word], catch_exceptions=False)

@@ -197,9 +197,14 @@ def test_target_gives_the_fewest_devices():
     arguments = ("resnet50", "--batch-size", "64", "--epoch-s", "120")
     actual = json_of("target", *arguments)["strategies"]
     assert actual["data"]["epoch_s"] <= 120
-    halved = json_of("limits", "resnet50", "--batch-size", "64", "--strategy", "data")[0]["sizes"]
-    before = [size for size in halved if size["devices"] == actual["data"]["devices"] // 2]
-    assert before[0]["epoch_s"] > 120
+    fewest = actual["data"]["devices"]
+    assert fewest & (fewest - 1)  # no power of two
+    for devices, in_time in ((fewest, True), (fewest - 1, False)):
+        batch = str(64 * devices)
+        ranking = json_of("best", "resnet50", "--devices", str(devices), "--batch-size", batch)
+        (data,) = (each for each in ranking["ranking"] if each["strategy"] == "data")
+        assert (data["epoch_s"] <= 120) == in_time
+    assert actual["data+filter"]["devices"] % 4 == 0  # whole nodes
     assert "at best, on 2 devices" in actual["filter"]["why"]
     assert "Not in time" in run("target", *arguments)
     with pytest.raises(ConfigError, match="write a time above 0"):

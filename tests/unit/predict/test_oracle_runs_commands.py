@@ -69,6 +69,31 @@ def test_few_rows_calibrate_three_constants(runs, tmp_path):
     assert yaml.safe_load(output.read_text())["fitted_on"] == "8 steps of few.csv"
 
 
+def test_what_no_row_depends_on_is_called_unknown(tmp_path):
+    rows = playbook(120)
+    path = tmp_path / "one_node.csv"
+    rows[(rows["nodes"] == 1) & rows["step_s"].notna()].to_csv(path, index=False)
+    values = json.loads(run("calibrate", path, "--json"))["constants"]
+    assert [name for name in values if values[name].get("unknown")] == ["node_latency_factor"]
+    node = values["node_latency_factor"]
+    assert node["low"] < node["value"] < node["high"]
+    assert "Unknown, as no row depends on it" in run("calibrate", path)
+
+
+@pytest.mark.parametrize("option", [("--campaign", "main"), ("--hold-out", "network")])
+def test_options_of_cnns_are_refused_for_decoders(runs, option):
+    with pytest.raises(ConfigError, match=f"{option[0]}: only for a table of iterations of CNNs"):
+        run("calibrate", runs, *option)
+
+
+def test_rows_of_another_device_are_refused(tmp_path):
+    path = tmp_path / "runs.csv"
+    playbook().head(6).to_csv(path, index=False)
+    with pytest.raises(ConfigError, match="runs.csv line 2: accelerator is 'H100.*another device"):
+        run("calibrate", path, "--hardware", "a100-sxm-80gb")
+    assert json.loads(run("calibrate", path, "--hardware", "h100-sxm", "--json"))["rows"] > 0
+
+
 @pytest.mark.parametrize("path", [horovod_scaling.PUBLISHED, collective_points.PUBLISHED])
 def test_calibrate_finds_the_shipped_constants(path, tmp_path):
     output = tmp_path / "mine.yaml"

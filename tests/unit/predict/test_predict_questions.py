@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import predict_factory as make
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from ddlbench.cli import commands
 from ddlbench.commands.questions import case_id, questions_of
 from ddlbench.common.errors import ConfigError
+from ddlbench.experiment.site import load_site
 
 GIVEN = {
     "configfile": None, "site_name": None, "network": "vgg11", "dataset": "mnist",
@@ -273,3 +275,53 @@ def test_the_largest_batch_of_a_dry_run():
     answer = json.loads(ended.stdout)
     assert 0 < answer["needed_bytes"] <= 200_000_000
     assert answer["batch_size"] % 2 == 0
+
+
+@pytest.mark.parametrize("command", ["predict", "tune", "largest-batch"])
+def test_more_devices_than_the_site_has_are_remarked_on(monkeypatch, command):
+    site = replace(load_site("local"), launcher="slurm", devices_per_node=2)
+    monkeypatch.setattr("ddlbench.commands.questions.load_site", lambda name: site)
+    words = ["--strategy", "ddp", "--network", "vgg11", "--dataset", "mnist", "--geometry", "1x4"]
+    words += [] if command == "largest-batch" else ["--batch-size", "16"]
+    if command == "largest-batch":
+        words += ["--device-memory-bytes", "200000000"]
+    if command != "predict":
+        words = ["recommend", command, "--dry-run", *words]
+    else:
+        words = ["predict", *words]
+    ended = CliRunner().invoke(commands, words, catch_exceptions=False)
+    assert "Predicted beyond what can be measured: site local has 1 node(s)" in " ".join(
+        ended.output.split()
+    )
+
+
+def test_a_network_that_does_not_exist_is_refused_before_its_profile_is_asked_for(monkeypatch):
+    tried = []
+
+    def refuse(network, dataset, site):
+        tried.append(network)
+        raise ConfigError("there is no module mynets")
+
+    monkeypatch.setattr("ddlbench.commands.questions.try_network", refuse)
+    with pytest.raises(ConfigError, match="no module mynets"):
+        questions_with(network="mynets:cnn")
+    assert questions_with(network="vgg16").single.network == "vgg16"  # built in, without a profile
+    assert tried == ["mynets:cnn"]
+
+
+def test_a_label_is_answered_with_the_name():
+    words = ["predict", "--strategy", "zero bubble", "--network", "vgg11", "--dataset", "mnist"]
+    words += ["--geometry", "1x2", "--batch-size", "16"]
+    with pytest.raises(ConfigError, match="label of strategy pipe-zb; write pipe-zb"):
+        CliRunner().invoke(commands, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentence"),
+    [("100", "of 100 bytes."), ("500000000000000", "of 500,000 GB predicted")],
+)
+def test_odd_memories_are_shown_in_a_unit_that_suits(memory, sentence):
+    words = ["recommend", "largest-batch", "--strategy", "ddp", "--network", "vgg11", "--dataset"]
+    words += ["mnist", "--geometry", "1x2", "--dry-run", "--device-memory-bytes", memory]
+    ended = CliRunner().invoke(commands, words, catch_exceptions=False)
+    assert sentence in " ".join(ended.output.split())

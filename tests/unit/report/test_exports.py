@@ -153,6 +153,59 @@ def test_a_second_export_replaces_the_first_and_nothing_else(results, tmp_path, 
     assert [path.name for path in theirs.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize(
+    ("name", "out", "file"),
+    [
+        ("openmetrics", "theirs/README.prom", "README.prom"),
+        ("parquet", "theirs", "cells.parquet"),
+        ("parquet", "theirs", "steps.parquet"),
+        ("duckdb", "theirs/results.duckdb", "results.duckdb"),
+    ],
+)
+def test_no_format_replaces_a_file_that_no_export_wrote(results, tmp_path, name, out, file):
+    if EXPORTS[name].imports:
+        pytest.importorskip(EXPORTS[name].imports)
+    theirs = tmp_path / "theirs" / file
+    theirs.parent.mkdir()
+    theirs.write_text("my thesis")
+    with pytest.raises(ConfigError, match=f"{file} is a file that no export"):
+        run("--to", name, results, "--out", tmp_path / out)
+    assert theirs.read_text() == "my thesis"
+    assert list(theirs.parent.iterdir()) == [theirs]
+
+
+def test_parquet_and_duckdb_files_of_others_stay(results, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    duckdb = pytest.importorskip("duckdb")
+    arrow = pytest.importorskip("pyarrow")
+    parquet.write_table(arrow.table({"mine": [1]}), tmp_path / "cells.parquet")
+    with duckdb.connect(tmp_path / "mine.duckdb") as database:
+        database.execute("CREATE TABLE cells (mine INTEGER)")
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.*") if path.is_file()}
+    for name, out in (("parquet", tmp_path), ("duckdb", tmp_path / "mine.duckdb")):
+        with pytest.raises(ConfigError, match="no export"):
+            run("--to", name, results, "--out", out)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["openmetrics", "parquet", "duckdb"])
+def test_an_export_replaces_an_earlier_one_of_its_format(results, name):
+    if EXPORTS[name].imports:
+        pytest.importorskip(EXPORTS[name].imports)
+    for _ in range(2):
+        assert "2 cells" in run("--to", name, results)
+
+
+def test_openmetrics_asks_for_a_name_that_node_exporter_reads(results, tmp_path):
+    with pytest.raises(ConfigError, match=r"write --out .*metrics\.prom, or"):
+        run("--to", "openmetrics", results, "--out", tmp_path / "metrics")
+    assert not (tmp_path / "metrics").exists()
+    for out in (tmp_path / "metrics.prom", tmp_path / "metrics" / "ddlbench.prom"):
+        printed = run("--to", "openmetrics", results, "--out", out)
+        assert f"directory={out.parent}\n" in printed
+        assert out.is_file()
+
+
 def test_a_folder_that_is_not_finished_leaves_the_old_one(tmp_path):
     out = tmp_path / "out"
     with whole_folder(out) as folder:

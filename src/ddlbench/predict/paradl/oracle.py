@@ -22,7 +22,7 @@ with all micro-batches in flight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -287,7 +287,7 @@ def best(question: Question, devices: int) -> list[Answer]:
 
 def reach(question: Question, strategy: str) -> Reach:
     """One strategy at 1, 2, 4, ... devices, up to its limit, the platform's or ``max_devices``."""
-    sizes = tuple(_scaling(question, strategy))
+    sizes = tuple(_scaling(question, strategy, doubled(1, question.most_devices)))
     regimes: list[tuple[int, str]] = []
     outweighed = []
     for answer in sizes:
@@ -334,7 +334,7 @@ def fewest(question: Question, epoch_s: float) -> dict[str, Answer | str]:
 
 def _fewest(question: Question, strategy: str, epoch_s: float) -> Answer | str:
     sizes = []
-    for answer in _scaling(question, strategy):
+    for answer in _scaling(question, strategy, range(1, question.most_devices + 1)):
         if not answer.why and answer.epoch_s <= epoch_s:
             return answer
         sizes.append(answer)
@@ -348,9 +348,10 @@ def _fewest(question: Question, strategy: str, epoch_s: float) -> Answer | str:
     return sizes[0].why
 
 
-def _scaling(question: Question, strategy: str) -> Iterator[Answer]:
+def _scaling(question: Question, strategy: str, counts: Iterable[int]) -> Iterator[Answer]:
+    """Answers on those of the rising numbers of devices that suit, up to the first too large."""
     platform = question.platform
-    for devices in doubled(1, question.most_devices):
+    for devices in counts:
         if not _suits(strategy, devices, platform):
             continue
         groups = groups_of(strategy, devices, platform.devices_per_node)

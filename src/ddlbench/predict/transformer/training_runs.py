@@ -168,6 +168,8 @@ def training_runs(
     if kind is None or kind.name not in ORIGINS:
         raise ConfigError(f"{where}: its columns are of no table of decoders' trainings")
     origin = ORIGINS[kind.name]
+    if question.device and "accelerator" in table:
+        _check_device(table["accelerator"], question.device, where)
     if origin.accelerator:
         table = _of_gpts(table, origin, where)
     check_columns(table, _NEEDED, where)
@@ -403,6 +405,18 @@ def _sheets(names: pd.Series[Any], device: str | None, where: str) -> list[Devic
         remark = nearest(name, known)
         refuse(unknown, names, where, f"accelerator is {{!r}}, which no data sheet names; {remark}")
     return [sheet for name in names if (sheet := sheets[name])]
+
+
+def _check_device(names: pd.Series[Any], device: str, where: str) -> None:
+    """Refuse rows of another known device; a name that no data sheet has may be of this one."""
+    sheet = DeviceSheet.named(device)
+    others = [
+        name
+        for name in names.dropna().astype(str).unique()
+        if name not in sheet.aliases and DeviceSheet.called(name) not in (None, sheet)
+    ]
+    remark = f"accelerator is {{!r}}, another device than --hardware {device}"
+    refuse(names.isin(others), names, where, f"{remark}; give only rows of {device}")
 
 
 def _measured(table: pd.DataFrame, name: str, where: str) -> Array:

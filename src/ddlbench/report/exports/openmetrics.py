@@ -15,13 +15,15 @@ and, there, no times of samples: gauges without times are valid in both.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ddlbench.common.document import write_text
-from ddlbench.report.exports.registry import Study
+from ddlbench.common.errors import ConfigError
+from ddlbench.report.exports.registry import Study, check_file
 from ddlbench.report.tables import CELLS, Column
 from ddlbench.report.tree_tables import TreeTables
 
@@ -37,14 +39,27 @@ _UNITS = {
     "J": ("_j", "joules"),
     "W": ("_w", "watts"),
 }
+_BEGIN = b"# HELP ddlbench_cell_status "
 _SAYS_WHY = ("disturbed", "departure")  # texts that make the numbers of a cell wrong
 Sample = tuple[dict[str, str], float]
 
 
 def write(tables: TreeTables, out: Path, study: Study) -> str:
     """Write the exposition whole, so that a collector never reads a part of it."""
+    if out.suffix != ".prom":
+        raise ConfigError(
+            f"{out}: node_exporter reads only files whose names end in .prom; "
+            f"write --out {out}.prom, or --out {out}/ddlbench.prom"
+        )
+    check_file(out, _is_export)
     write_text(out, exposition(tables))
-    return f"node_exporter --collector.textfile.directory={out.absolute().parent}"
+    return f"node_exporter --collector.textfile.directory={shlex.quote(str(out.absolute().parent))}"
+
+
+def _is_export(path: Path) -> bool:
+    """Whether the file begins with a metric of ours, as each exposition of ours does."""
+    with path.open("rb") as file:
+        return file.read(len(_BEGIN)) == _BEGIN
 
 
 def exposition(tables: TreeTables) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from ddlbench import __version__
 from ddlbench.common.document import whole_file
-from ddlbench.report.exports.registry import Study
+from ddlbench.common.errors import ConfigError
+from ddlbench.report.exports.registry import Study, check_file
 from ddlbench.report.tables import Kind
 from ddlbench.report.tree_tables import TreeTable, TreeTables
 
@@ -21,10 +22,27 @@ def write(tables: TreeTables, out: Path, study: Study) -> str:
     """Write ``cells.parquet`` and ``steps.parquet`` into the folder ``out``."""
     import pyarrow.parquet  # noqa: PLC0415 - an optional package
 
-    for table in (tables.cells, tables.steps):
-        with whole_file(out / f"{table.name}.parquet") as beside:
+    files = {out / f"{table.name}.parquet": table for table in (tables.cells, tables.steps)}
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder with --out")
+    for path in files:  # all of them before the first is replaced
+        check_file(path, _is_export)
+    for path, table in files.items():
+        with whole_file(path) as beside:
             pyarrow.parquet.write_table(arrow_table(table, study), beside)
     return f'pandas.read_parquet("{out}/cells.parquet")'
+
+
+def _is_export(path: Path) -> bool:
+    """Whether the metadata of the file says that ddlbench made it."""
+    import pyarrow as pa  # noqa: PLC0415 - an optional package
+    import pyarrow.parquet  # noqa: PLC0415
+
+    try:
+        about = pyarrow.parquet.read_schema(path).metadata or {}
+    except pa.ArrowInvalid:  # no Parquet
+        return False
+    return bool(about.get(b"creator", b"").startswith(b"ddlbench "))
 
 
 def arrow_table(table: TreeTable, study: Study) -> Any:

@@ -2,7 +2,7 @@
 
 A format is a module of this folder and a line of the table. Another package adds one by an entry
 point of the group ``ddlbench.exports``: an :class:`ExportFormat`. Formats that write a folder write
-it by :func:`whole_folder`.
+it by :func:`whole_folder`, the others ask :func:`check_file` before they replace a file.
 """
 
 from __future__ import annotations
@@ -160,3 +160,23 @@ def check_ours(out: Path) -> None:
         raise ConfigError(
             f"{out} holds files that no export of ddlbench wrote; name another folder with --out"
         )
+
+
+def check_file(out: Path, is_export: Callable[[Path], bool]) -> None:
+    """Refuse to replace a file that others wrote; an empty file holds nothing to lose.
+
+    Args:
+        out: the file to write.
+        is_export: whether a file is an earlier export of the same format.
+
+    Raises:
+        ConfigError: it is a folder, or a file that no export wrote.
+    """
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder; name a file with --out")
+    if not out.exists() or not out.stat().st_size or is_export(out):
+        return
+    raise ConfigError(
+        f"{out} is a file that no export of ddlbench in this format wrote; "
+        "name another one with --out"
+    )

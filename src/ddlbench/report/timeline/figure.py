@@ -77,6 +77,9 @@ WHOLE = ("data-parallel", "model-parallel", "pipedream")
 STAGE_ALL_REDUCES = ("sync", "async", "ddp")
 """When replicas of a stage wait for the sum of their gradients."""
 
+_MOST_PASSES = 20_000
+"""Their picture takes some 20 s."""
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -115,6 +118,16 @@ class Lesson:
     division: bool = False
 
     @property
+    def forward_passes(self) -> int:
+        """Of all stages, micro-batches, steps and copies."""
+        stages = 1 if self.schedule == "data-parallel" else self.stages
+        if self.schedule in ("interleaved", "zero-bubble"):
+            stages *= self.stages_per_device
+        # Replicas of a stage of pipedream share its mini-batches.
+        copies = 1 if self.schedule == "pipedream" else self.replicas[0]
+        return stages * self.batches * (self.steps or 1) * copies
+
+    @property
     def messaging(self) -> Messaging:
         return Messaging(late_sums=True) if self.stage_all_reduce == "async" else EAGER
 
@@ -146,6 +159,12 @@ def planned_lesson(lesson: Lesson) -> PlannedSchedule:
     if lesson.stage_all_reduce != "sync" and lesson.schedule != "pipedream":
         raise ConfigError(
             f"--stage-all-reduce: {lesson.schedule} has no replicas of a stage; only pipedream has"
+        )
+    if lesson.forward_passes > _MOST_PASSES:
+        raise ConfigError(
+            f"timeline: {lesson.forward_passes:,} forward passes of {lesson.schedule} are more "
+            f"than the {_MOST_PASSES:,} that can be drawn; write fewer --mini-batches, --stages, "
+            "--steps or --replicas"
         )
     return SCHEDULES[lesson.schedule](lesson)
 
