@@ -148,7 +148,7 @@ def checked(name: str, network: Any) -> nn.Sequential:
     A block without weights and buffers may occur twice; it is then two blocks.
 
     Raises:
-        ConfigError: it is no module, has no blocks, or is scripted or patched, or wants several inputs.
+        ConfigError: it is no module, has no blocks, is scripted or patched, or wants two inputs.
     """
     where = f"network {name!r}"
     if not isinstance(network, nn.Module):
