@@ -185,6 +185,8 @@ class WithConstants(Described):
 
 _NO_SLOPE = 1e-9
 """Change of a residual with a constant's logarithm that is none, but for rounding."""
+_NO_MOVE = 1e-4
+"""Distance of a constant's logarithm from its prior that is none, but for the solver."""
 
 _Model = TypeVar("_Model", bound=WithConstants)
 
@@ -296,8 +298,10 @@ def fit(
         errors = _independent_errors(solved.jac, solved.fun, count, soft)
     else:
         errors = _errors_of_groups(solved.jac[:count], solved.fun[:count], solved.jac, groups)
-    # No step depends on them, so that their errors would be 0: what is known is the prior.
-    unknown = np.abs(solved.jac[:count]).max(axis=0) <= _NO_SLOPE
+    # No step depends on them, so that their errors would be 0: what is known is the prior. Steps
+    # may have moved a constant up to where they depend on it no more.
+    unmoved = np.abs(solved.x - priors) <= _NO_MOVE
+    unknown = (np.abs(solved.jac[:count]).max(axis=0) <= _NO_SLOPE) & unmoved
     errors, logs = np.where(unknown, spreads, errors), np.where(unknown, priors, solved.x)
     low, high = logs - TRUST * errors, np.minimum(logs + TRUST * errors, most)
     # The bound leaves room for the solver; what the hardware cannot do is not written.

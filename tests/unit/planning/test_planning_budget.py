@@ -414,7 +414,7 @@ def test_the_yaml_that_lets_pipelines_of_own_networks_run_is_shown(tmp_path: Pat
     cell = GPIPE.with_(strategy="pipe-1f1b", network="studentnets.models:vit")
     reason = Reason("unknown_blocks", "its blocks are not known; write balance: profile")
     text = _shown([MatrixRow(cell, None, reason)], LOCAL, tmp_path)
-    assert "pipe-1f1b, 1 cell: its balance reads a table of the built-in networks" in text
+    assert "pipe-1f1b, 1 cell: its balance reads a table of built-in networks" in text
     assert "Write into config/config.yaml: strategies: pipe-1f1b: {balance: profile}" in text
 
 

@@ -257,7 +257,7 @@ def test_a_reference_file_takes_the_place_of_its_tree(tree, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("step_s:", "step:", "did you mean 'step_s'"),
+        ("step_s:", "step:", "or 'step_s'"),
         ("step_s: 0.1", "step_s: fast", "is not a number"),
         ("step_s: 0.1", "step_s: .nan", "is not a number"),
         ("step_s: 0.1", "step_s: -1", "is too small"),
